@@ -26,10 +26,11 @@ import repository  # noqa: E402
 
 NOTEBOOKS, DOCS, PACKAGE = ROOT / "nbs", ROOT / "docs", ROOT / "nbtrain"
 DOORS = {  # what the sidebar lists, in this order; pages of docs/ that no door names are in the last one
-    "Get started": ("docs/get_started.md", "docs/coming_from.md", "docs/elsewhere.md", "docs/faq.md"),
+    "Get started": ("docs/get_started.md", "docs/life_of_a_step.md", "docs/coming_from.md", "docs/elsewhere.md", "docs/faq.md"),
     "Tutorials": ("nbs/tutorials/index.ipynb", "nbs/examples/index.ipynb"),
     "How-to": ("nbs/howto/index.ipynb", "docs/recipes.md", "docs/resume.md"),
     "Reference": (
+        "docs/reference/index.md",
         "docs/reference/trainer.md",
         "docs/reference/runs.md",
         "docs/reference/loaders.md",
@@ -48,7 +49,7 @@ CARDS = """:::{container} doors
 - [**Get started**](docs/get_started.md): install, train a first model, and what you see.
 - [**Tutorials**](nbs/tutorials/index.ipynb): from a first run to several GPUs, 10 to 30 minutes each.
 - [**How-to**](nbs/howto/index.ipynb): one question a page, with a cell to copy.
-- [**Reference**](docs/reference/trainer.md): every argument, addon, hook and command.
+- [**Reference**](docs/reference/index.md): every argument, addon, hook and command, with examples.
 - [**Inside**](nbs/contents.ipynb): how nbtrain is built, chapter by chapter.
 :::
 """
@@ -176,10 +177,21 @@ def _add_contents(source: Path) -> None:
     _put(source / "index.ipynb", CARDS)
     _hide(source / "index.ipynb", source, [(caption, [source / page for page in pages]) for caption, pages in doors.items()])
     _hide(source / "docs" / "coming_from.md", source, [("", sorted((source / "docs" / "coming_from").glob("*.md")))])
+    for topic in ("trainer", "runs", "loaders", "schedules", "addons", "configuration", "errors"):
+        _hide_names(source / "docs" / ("errors.md" if topic == "errors" else f"reference/{topic}.md"), source)
     for index in indexes():
         pages = [source / path.relative_to(ROOT) for path in listed(index)]
         own = [path for path in pages if path != source / "nbs" / "examples" / "index.ipynb"]  # which the front page lists
         _hide(source / index.relative_to(ROOT), source, [("", own)])
+
+
+def _hide_names(page: Path, source: Path) -> None:
+    """Below a topic of the reference, the pages of its names."""
+    reference = source / "docs" / "reference"
+    linked = re.findall(r"\]\((?:reference/)?(\w+)\.md[)#]", page.read_text(encoding="utf-8"))
+    own = [reference / f"{name}.md" for name in dict.fromkeys(linked) if (reference / f"{name}.md").exists()]
+    topics = {f"docs/reference/{path.name}" for path in own} & {name for names in DOORS.values() for name in names}
+    _hide(page, source, [("", [path for path in own if f"docs/reference/{path.name}" not in topics])])
 
 
 def _hide(page: Path, source: Path, parts: list[tuple[str, list[Path]]]) -> None:

@@ -40,6 +40,8 @@ python_maximum_signature_line_length = 88
 autodoc_typehints_format = "short"
 autodoc_inherit_docstrings = False  # those of Lightning and torch belong to their own pages
 napoleon_google_docstring = True
+napoleon_custom_sections = ["Changes"]
+napoleon_use_ivar = True  # attributes as a list: many are properties, too, which have an entry
 suppress_warnings = ["ref.python"]  # one name in two modules, as an annotation
 
 html_theme = "furo"
@@ -77,9 +79,10 @@ def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
 
 def docstring_as_rst(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
     """Our docstrings have Markdown's `code`, and stars and bars that mean nothing."""
-    parts = _SPAN.split("\n".join(lines))  # text, ticks, code, text, ticks, code, …, text
+    end = next((i for i, line in enumerate(lines) if line == "Example:"), len(lines))  # code from there on
+    parts = _SPAN.split("\n".join(lines[:end]))  # text, ticks, code, text, ticks, code, …, text
     made = [_prose(part) if i % 3 == 0 else f"\\ ``{part}``\\ " for i, part in enumerate(parts) if i % 3 != 1]
-    lines[:] = "".join(made).split("\n")
+    lines[:end] = "".join(made).split("\n")
 
 
 def _prose(text: str) -> str:

@@ -11,12 +11,14 @@ import importlib
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+
+import nbtrain
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, TABLE = ROOT / "docs" / "private_parts.md", ROOT / "docs" / "private_parts.yaml"
@@ -189,7 +191,8 @@ class _Finder(ast.NodeVisitor):
 def uses() -> list[Use]:
     """Every use in nbtrain of a private name that another package has.
 
-    What is read from `self` is nbtrain's own where a class of nbtrain defines it; what is read from anything else, where its module does.
+    What is read from `self` is nbtrain's own where a class of nbtrain defines it; what is read from anything else, where its module does,
+    or where it is a member of a public class.
     """
     finders: list[_Finder] = []
     for path in sorted((ROOT / "nbtrain").rglob("*.py")):
@@ -198,14 +201,22 @@ def uses() -> list[Use]:
             finders.append(_Finder(".".join(part for part in parts if part != "__init__")))
             finders[-1].visit(ast.parse(path.read_text(encoding="utf-8")))
     own = set[str]().union(*(finder.own for finder in finders))
-    return [use for finder in finders for use in _foreign(finder, own)]
+    members = _members() - {entry.name for entry in entries()}
+    return [use for finder in finders for use in _foreign(finder, own, members)]
 
 
-def _foreign(finder: _Finder, own: set[str]) -> Iterator[Use]:
+def _foreign(finder: _Finder, own: set[str], members: Collection[str] = ()) -> Iterator[Use]:
     yield from finder.imports
     yield from finder.inherits
     yield from (use for use in finder.on_self if use.name not in own)
-    yield from (use for use in finder.others if use.name not in finder.own)
+    yield from (use for use in finder.others if use.name not in finder.own and use.name not in members)
+
+
+def _members() -> set[str]:
+    """The private members of nbtrain's public classes, which its modules use and its users don't."""
+    public = [thing for name in nbtrain.PUBLIC if inspect.isclass(thing := getattr(nbtrain, name))]
+    bases = {base for kind in public for base in kind.__mro__ if base.__module__.startswith("nbtrain.")}
+    return {name for base in bases for name in vars(base) if is_private(name)}
 
 
 # -- the page

@@ -485,7 +485,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if given[0] in _CONFIGURED:  # a module of the user failed to import another
             raise
-        print(f"nbtrain: {error.name} is not installed: pip install 'nbtrain[examples]'", file=sys.stderr)
+        print(f"nbtrain: {error.name} is not installed: pip install {error.name}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
         if _reports_errors():

@@ -29,7 +29,22 @@ __all__ = [
 
 # %% ../nbs/errors.ipynb #5ae921b1
 class NbtrainError(Exception):
-    """Base class of nbtrain's errors. The message has up to three lines: `what` happened, `where`, and the `remedy`."""
+    """Base class of nbtrain's errors. The message has up to three lines: `what` happened, `where`, and the `remedy`.
+
+    Args:
+        what: What happened.
+        where: Where: the class and method, epoch, batch, file.
+        remedy: What to do.
+
+    Attributes:
+        where: Where it happened; an empty string if that is not known.
+
+    Example:
+        >>> print(NbtrainError("The loader is empty.", where="epoch 1", remedy="Give a list of batches."))
+        The loader is empty.
+          epoch 1
+          Give a list of batches.
+    """
 
     def __init__(self, what: str, *, where: str = "", remedy: str = "") -> None:
         super().__init__("\n  ".join(part for part in (what, where, remedy) if part))
@@ -38,21 +53,45 @@ class NbtrainError(Exception):
 
 # %% ../nbs/errors.ipynb #baf61c01
 class ConfigError(NbtrainError, ValueError):
-    """An argument is invalid; raised before anything has run."""
+    """An argument is invalid; raised before anything has run.
+
+    Example:
+        >>> Line(net, "cpu")  # without an optimizer
+        Traceback (most recent call last):
+        ConfigError: ...
+    """
 
 
 class OptionError(ConfigError, TypeError):
-    """An argument is unknown, missing or given twice; the message names the nearest known argument."""
+    """An argument is unknown, missing or given twice; the message names the nearest known argument.
+
+    Example:
+        >>> Line(net, optimiser=SGD)
+        Traceback (most recent call last):
+        OptionError: ...
+    """
 
 
 class AddOnError(NbtrainError, TypeError):
-    """Addons can't be combined, or one is missing."""
+    """Addons can't be combined, or one is missing.
+
+    Example:
+        >>> trainer[EMAAddon]
+        Traceback (most recent call last):
+        AddOnError: ...
+    """
 
 
 class CheckpointError(NbtrainError):
     """A checkpoint is missing or damaged, or does not fit the model, loader or settings.
 
-    `rename`: if other names would make the weights fit, a mapping for `apply_weights(rename=)`.
+    Attributes:
+        rename: A mapping for `apply_weights(rename=)`, if other names would make the weights fit; else None.
+
+    Example:
+        >>> trainer.apply_weights("no-file.ckpt")
+        Traceback (most recent call last):
+        CheckpointError: ...
     """
 
     rename: Mapping[str, str] | None = None
@@ -61,22 +100,55 @@ class CheckpointError(NbtrainError):
 class StepError(NbtrainError):
     """`train_step`, `test_step` or `metric_on_epoch_end` returned an invalid value, or a loader yielded no batch.
 
-    `output`: what the step returned, if it returned.
+    Attributes:
+        output: What the step returned, if it returned; else None.
+
+    Example:
+        >>> Trainer(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader)  # without a step
+        Traceback (most recent call last):
+        StepError: ...
     """
 
     output: object = None
 
 
 class WorkerError(NbtrainError):
-    """A worker process failed or was killed, or data can't be sent to it."""
+    """A worker process failed or was killed, or data can't be sent to it.
+
+    Example:
+        >>> try:
+        ...     raise WorkerError("Rank 1 was killed.", remedy="Look at its memory.")
+        ... except NbtrainError as error:
+        ...     print(error)
+        Rank 1 was killed.
+          Look at its memory.
+    """
 
 
 class OutOfMemory(NbtrainError):
-    """The device has too little memory for a batch."""
+    """The device has too little memory for a batch.
+
+    Example:
+        >>> try:
+        ...     trainer.run(1, loader).status
+        ... except OutOfMemory:  # with smaller batches, or MicroBatchAddon
+        ...     trainer.run(1, DataLoader(data, batch_size=4)).status
+        'completed'
+    """
 
 
 class RunPaused(KeyboardInterrupt):
-    """A run is paused between two batches; `trainer.resume()` continues it. Raised to end the cell and the queue of "Run all"."""
+    """A run is paused between two batches; `trainer.resume()` continues it. Raised to end the cell and the queue of "Run all".
+
+    Example:
+        >>> handle = trainer.run(10**6, loader, background=True)
+        >>> trainer.pause()
+        >>> try:
+        ...     handle.wait()
+        ... except RunPaused:
+        ...     print(trainer.stop().status)
+        stopped
+    """
 
     def _render_traceback_(self) -> list[str]:
         return [f"‖ {self}"]  # IPython shows this line, and no traceback
@@ -86,6 +158,14 @@ class RunStopped(KeyboardInterrupt):
     """A second ■ or the Stop button ended the run of this cell; `trainer.result` has its result. Or ■ ended something else.
 
     Raised to end the cell and the queue of "Run all".
+
+    Example:
+        >>> try:
+        ...     result = trainer.run(2, loader)
+        ... except RunStopped:  # Ctrl-C in a script
+        ...     result = trainer.result
+        >>> result.status
+        'completed'
     """
 
     def _render_traceback_(self) -> list[str]:

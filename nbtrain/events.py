@@ -41,11 +41,15 @@ class Progress:
     """The position of a run. All counts are of finished units; `epoch`, `step` and `processed` count over all runs of a trainer.
 
     A step is an optimizer update. `processed` also counts the batches of validations: it puts into order what has the same step.
+
+    Example:
+        >>> Progress(epoch=2, batch=250, n_batches=500).place
+        'epoch 3, batch 251'
     """
 
     run: int = 1  # which run of the trainer, from 1
-    phase: Phase = "idle"
-    epoch: int = 0
+    phase: Phase = "idle"  # "train", "valid", "test", or "idle" between passes
+    epoch: int = 0  # finished epochs
     n_epochs: int = 0  # the value of `epoch` at which this run ends
     batch: int = 0  # in this pass over a loader
     n_batches: int | None = None  # in this pass; None: the loader has no length
@@ -189,7 +193,19 @@ def _is_placed(kind: str, p: Progress, time_s: Any) -> bool:
 # %% ../nbs/events.ipynb #9742f624
 @dataclass(frozen=True)
 class Event:
-    """An event in a run: its `kind`, the `progress` at that time, and the `data` for that kind."""
+    """An event in a run: its `kind`, the `progress` at that time, and the `data` for that kind.
+
+    Attributes:
+        kind: "start", "steps", "valid", "epoch", "test", "note", "mark", "state" or "end".
+        progress: The Progress at that time.
+        time_s: The time in seconds since 1970.
+        data: A dict; which keys it has depends on the kind. Of "epoch", "valid" and "test" it has the `row`.
+
+    Example:
+        >>> event = Event("note", Progress(epoch=2), data={"text": "hello"})
+        >>> Event.from_json(event.to_json()) == event
+        True
+    """
 
     kind: EventKind
     progress: Progress
@@ -197,7 +213,14 @@ class Event:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Encode the event as one line of JSON."""
+        """Encode the event as one line of JSON.
+
+        Returns:
+            The line, without its end.
+
+        Changes:
+            Nothing.
+        """
         fields = {"kind": self.kind, "progress": vars(self.progress), "time_s": self.time_s, "data": self.data}
         try:
             return _ENCODER.encode(fields)
@@ -206,7 +229,20 @@ class Event:
 
     @classmethod
     def from_json(cls, line: str) -> Event:
-        """Read an event that `to_json` wrote. Raises ValueError for a line that is incomplete or not a valid event."""
+        """Read an event that `to_json` wrote.
+
+        Args:
+            line: One line of `events.jsonl`.
+
+        Returns:
+            The Event.
+
+        Raises:
+            ValueError: the line is incomplete or not a valid event
+
+        Changes:
+            Nothing.
+        """
         try:
             fields, end = _DECODER.raw_decode(line)  # loads() looks for white space around it, which takes as long as a short line
             if line[end:].strip():
@@ -257,9 +293,14 @@ def steps_of(event: Event, before: int | None = None) -> Sequence[int]:
 # %% ../nbs/events.ipynb #76752b24
 @dataclass(frozen=True)
 class Plan:
-    """The length of a run, for a scheduler factory."""
+    """The length of a run, for a scheduler factory.
 
-    n_epochs: int
+    Example:
+        >>> Plan(n_epochs=3, batches_per_epoch=100, accumulate=4).total_steps
+        75
+    """
+
+    n_epochs: int  # of the run
     batches_per_epoch: int | None  # None: the loader has no length
     accumulate: int = 1  # batches for one optimizer update
     max_steps: int | None = None  # the run ends after this many optimizer updates at the latest

@@ -145,7 +145,15 @@ class TracebackKeeper:
     last_traceback: KeptTraceback | None = None
 
     def traceback(self) -> None:
-        """Print the whole traceback of the newest error, including the frames that a notebook hides."""
+        """Print the whole traceback of the newest error, including the frames that a notebook hides.
+
+        Changes:
+            Nothing; it prints.
+
+        Example:
+            >>> trainer.traceback()
+            No error so far.
+        """
         print(self.last_traceback.text.rstrip() if self.last_traceback is not None else "No error so far.")
 
 

@@ -16,6 +16,7 @@ import pytest
 from programs import script
 
 import nbtrain
+from nbtrain.views.terminal import LogView
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -56,6 +57,7 @@ def test_code_of_a_page_runs_and_prints_what_the_page_says(
 ) -> None:
     blocks = BLOCK.findall(path.read_text(encoding="utf-8"))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(LogView, "_line", lambda *args: None)  # what a run prints while it trains
     script = tmp_path / "page.py"
     script.write_text("\n\n".join(text for kind, text in blocks if kind == "python"))
     runpy.run_path(str(script), run_name="page")
@@ -95,13 +97,6 @@ def test_architecture_shows_the_packages_and_names_modules_that_exist() -> None:
     packages = "|".join(drawn.order())
     named = set(re.findall(r"`nbtrain\.([\w.]+)`", page)) | set(re.findall(rf"\b((?:{packages})\.[a-z_]+)\b", page))
     assert len(named) > 20 and not named - drawn.names() - {"events.jsonl", "run.yaml", "trainer.to_config"}
-
-
-def test_reference_is_that_of_the_docstrings_and_has_every_public_name() -> None:
-    make = script("make_reference")
-    made = make.pages()
-    assert {path: path.read_text(encoding="utf-8") for path in made} == made, "run `make names`"
-    assert not [name for name in nbtrain.PUBLIC if make.topic_of(name) is None and nbtrain.PUBLIC[name] != "errors"]
 
 
 def test_glossary_finds_what_the_style_leaves_out() -> None:
@@ -147,3 +142,24 @@ def test_every_library_has_a_table_of_names() -> None:
     make = script("make_coming_from")
     text = "".join(path.read_text(encoding="utf-8") for path in make.PAGES)
     assert sorted(re.findall(r"^<!-- names of (\w+),", text, re.M)) == sorted(make.LIBRARIES)
+
+
+def test_the_twenty_calls_are_twenty_and_are_there() -> None:
+    page = (DOCS / "life_of_a_step.md").read_text(encoding="utf-8").partition("## Twenty calls")[2]
+    calls = re.findall(r"^\| `([\w.]+)", page, re.M)
+    assert len(calls) == 20
+    known = {"trainer": nbtrain.Trainer, "Digits": nbtrain.Trainer}
+    names = [(known[owner], name.partition(".")[0]) for owner, _, name in (call.partition(".") for call in calls)]
+    assert not [name for kind, name in names if not hasattr(kind, name)]
+
+
+def test_every_tip_is_in_the_faq() -> None:
+    tips = ["has not improved since", "overfitting since", "has been constant since", "is not falling", "waits for data", "compiles ("]
+    tips += ["only the start is slow", "the loss jumped to", "shows why"]
+    code, faq = (ROOT / "nbtrain" / "views" / "advice.py").read_text(encoding="utf-8"), (DOCS / "faq.md").read_text(encoding="utf-8")
+    assert not [tip for tip in tips if tip not in code or tip not in faq] and len(tips) == faq.count("\n| ", *_tips_table(faq)) - 2
+
+
+def _tips_table(text: str) -> tuple[int, int]:
+    begin = text.index("## What do the tips")
+    return begin, text.index("\n## ", begin + 3)

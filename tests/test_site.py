@@ -108,7 +108,7 @@ QUERIES = {
     "colab": "docs/get_started",
     "kaggle": "docs/get_started",
     "keras": "docs/coming_from/keras",
-    "StateManagerAddon": "docs/reference/addons",
+    "StateManagerAddon": "docs/reference/StateManagerAddon",
 }
 
 
@@ -233,7 +233,7 @@ def test_landing_page_leads_through_the_five_doors(pages: dict[Path, _Page], sit
         "docs/get_started.html",
         "nbs/tutorials/index.html",
         "nbs/howto/index.html",
-        "docs/reference/trainer.html",
+        "docs/reference/index.html",
         "nbs/contents.html",
     ]
     cards = pages[site / "index.html"].text.partition('class="doors docutils container"')[2].partition("</div>")[0]
@@ -259,8 +259,8 @@ def test_sidebar_has_five_doors_in_their_order(pages: dict[Path, _Page], site: P
 
 def test_tutorials_reference_and_howto_pages_link_to_each_other(pages: dict[Path, _Page], site: Path) -> None:
     howto = pages[site / "nbs" / "howto" / "early_stopping.html"].links
-    assert {"../tutorials/classification.html", "../../docs/reference/addons.html#earlystoppingaddon"} <= set(howto)
+    assert {"../tutorials/classification.html", "../../docs/reference/EarlyStoppingAddon.html"} <= set(howto)
     assert "../howto/early_stopping.html" in pages[site / "nbs" / "tutorials" / "classification.html"].links
-    assert "../../nbs/howto/early_stopping.html" in pages[site / "docs" / "reference" / "addons.html"].links
+    assert "../../nbs/howto/early_stopping.html" in pages[site / "docs" / "reference" / "EarlyStoppingAddon.html"].links
     tutorials = [path for path in (site / "nbs" / "tutorials").glob("*.html") if path.stem != "index"]
     assert not [path.stem for path in tutorials if not any(link.startswith("../howto/") for link in pages[path].links)]

@@ -150,14 +150,22 @@ class _Parts(L.Callback):
 class MicroBatchAddon(AddOnBase):
     """When a training batch runs out of memory, compute it in smaller parts, with the gradient of the whole batch.
 
+    The size of the parts is halved until they fit, with a note, and saved in checkpoints. Numbers that the step returns are averaged over
+    the parts, weighted by their samples. With dropout or batch norm the result differs from that of the whole batch. Each step needs the
+    memory of one more gradient; the memory of the optimizer can't be reduced.
+
     Args:
         auto_micro_batch: False turns it off. `trainer[MicroBatchAddon].n_at_once` is the number of samples that fit; None for all.
         micro_reduction: How the step's loss is reduced over the samples: "mean" or "sum".
 
-    The size of the parts is halved until they fit, with a note, and saved in checkpoints. Numbers that the step returns are averaged over
-    the parts, weighted by their samples. With dropout or batch norm the result differs from that of the whole batch. Each step needs the
-    memory of one more gradient; the memory of the optimizer can't be reduced. Raises ConfigError for an unknown `micro_reduction`, and in
-    a run StepError for an output that is neither a number nor has a row for each sample.
+    Raises:
+        ConfigError: `micro_reduction` is unknown
+        StepError: in a run, an output is neither a number nor has a row for each sample
+
+    Example:
+        >>> trainer = Line.add_on(MicroBatchAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1))
+        >>> trainer.run(1, loader).status
+        'completed'
     """
 
     auto_micro_batch: bool = True
@@ -182,7 +190,18 @@ Reduction = Literal["mean", "sum", "per-token-mean"]
 class AggregatedOutputs:
     """The result of an `aggregate_outputs_fn`: sums over the outputs of a window, of all processes together.
 
-    `loss_sum` and `num_batches` are needed for `loss_reduction`, `num_tokens` for "per-token-mean".
+    Args:
+        loss_sum: The sum of the losses; needed for `loss_reduction`.
+        num_batches: The number of batches; needed for `loss_reduction`.
+        num_tokens: The number of tokens; needed for "per-token-mean".
+        aggregated_outputs: Anything else, for your hooks.
+
+    Example:
+        >>> def aggregate(outputs, group):
+        ...     return AggregatedOutputs(sum(output["loss"] for output in outputs), len(outputs))
+        >>> options = {"accumulate": 2, "aggregate_outputs_fn": aggregate}
+        >>> Line.add_on(AccumulationAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), **options).run(1, loader).status
+        'completed'
     """
 
     loss_sum: float | Tensor | None = None
@@ -332,7 +351,7 @@ class _Accumulate(PassCallback):
             self.on_validation_batch_end = self._notify_of_validation  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        wanted = self.addon.window(self.trainer, pl_trainer)
+        wanted = self.addon._window(self.trainer, pl_trainer)
         if wanted is None:
             return
         given = pl_trainer.accumulate_grad_batches
@@ -455,6 +474,8 @@ class AccumulationAddon(AddOnBase):
     Give the length of a window by one of `accumulate`, `global_batch_size` and `total_batch_size`, or by
     `lightning={"accumulate_grad_batches": ...}`.
 
+    A step raises StepError if `aggregate_outputs_fn` leaves out a number that is needed.
+
     Args:
         accumulate: Batches per update; or a dict from the first update to the number, `{0: 1, 1000: 4}`.
         global_batch_size: Samples per update, over all processes, in batches of `micro_batch_size`.
@@ -465,11 +486,16 @@ class AccumulationAddon(AddOnBase):
             of the gradients. "per-token-mean": the sum, divided by the `num_tokens` that `aggregate_outputs_fn` returns.
         loss_reduction: Record the loss of each update as `train_window_loss`, reduced in one of these ways.
         aggregate_outputs_fn: Called before each update with the outputs of the window's steps, detached, and the process group (None for a
-            single process); returns AggregatedOutputs. The outputs stay in memory until the update. With several processes the list
-            may be empty.
+            single process); returns AggregatedOutputs. The outputs stay in memory until the update. With several processes the list may be
+            empty.
 
-    Raises ConfigError for options that are invalid or contradict each other, and at the start of a run for sizes that the loader's
-    batches can't make. A step raises StepError if `aggregate_outputs_fn` leaves out a number that is needed.
+    Raises:
+        ConfigError: options are invalid or contradict each other; when a run starts, the loader's batches can't make the sizes
+
+    Example:
+        >>> trainer = Line.add_on(AccumulationAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), accumulate=2)
+        >>> trainer.run(1, loader).status, len(loader), trainer.current_step
+        ('completed', 4, 2)
     """
 
     accumulate: int | Mapping[int, int] | None = None
@@ -534,11 +560,11 @@ class AccumulationAddon(AddOnBase):
         given = {name: getattr(self, name) for name in names if name != "accumulate" or self.accumulate is not None}
         return {"accumulation": given}
 
-    def window_at(self, update: int) -> int | None:
+    def _window_at(self, update: int) -> int | None:
         """The number of batches in the window of `update`, if `accumulate` is a dict; else None."""
         return _at(self.accumulate, update) if isinstance(self.accumulate, Mapping) else None
 
-    def window(self, trainer: TrainerProtocol, pl_trainer: L.Trainer) -> int | None:
+    def _window(self, trainer: TrainerProtocol, pl_trainer: L.Trainer) -> int | None:
         """The number of batches in the current window; None if no option gives it."""
         if isinstance(self.accumulate, Mapping):
             return _at(self.accumulate, pl_trainer.global_step)

@@ -87,12 +87,21 @@ class _EarlyStop(Stopper):
 class EarlyStoppingAddon(AddOnBase):
     """Stop when the trainer's `monitor` has not improved `patience` times in a row.
 
+    A later `run` counts from 0 again, and compares with the best value of all previous runs.
+
     Args:
         patience: Stop after this number of validations without an improvement (epochs, for a training metric); at least 1.
         delta: The minimum improvement, in the unit of the metric; a smaller one does not count. At least 0.
         restore_best: Restore the weights of the best validation or epoch into the model at the end of every run, stopped or not.
 
-    A later `run` counts from 0 again, and compares with the best value of all previous runs. Raises ConfigError for an invalid option.
+    Raises:
+        ConfigError: an option is invalid
+
+    Example:
+        >>> trainer = Line.add_on(EarlyStoppingAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.0), patience=2)
+        >>> result = trainer.run(100, loader, loader)
+        >>> result.status, result.n_epochs
+        ('stopped', 3)
     """
 
     patience: int = 3

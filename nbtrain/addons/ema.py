@@ -87,12 +87,12 @@ class _Averaging(L.Callback):
             self.addon.average.add(self.trainer.model)
 
     def _lend(self, *args: Any, **kwargs: Any) -> None:
-        self._lent = self.addon.lend(self.trainer.model)
+        self._lent = self.addon._lend(self.trainer.model)
 
     def _take_back(self, *args: Any, **kwargs: Any) -> None:
         if self._lent:
             self._lent = False
-            self.addon.take_back(self.trainer.model)
+            self.addon._take_back(self.trainer.model)
 
     on_validation_start = on_test_start = on_predict_start = _lend
     on_validation_end = on_test_end = on_predict_end = teardown = on_exception = _take_back
@@ -114,13 +114,21 @@ class _Averaging(L.Callback):
 class EMAAddon(AddOnBase):
     """Keep an exponential moving average of the weights, which validations, tests, predictions and the best weights use.
 
+    After a run the model has its trained weights; `trainer.apply_average()` replaces them by the average. The weights in a checkpoint are
+    the average; it also has the trained weights, to resume. The average needs as much memory as the weights, and during validation there is
+    one more copy.
+
     Args:
         ema_decay: The decay of the average per optimizer update, in (0, 1).
         ema_warmup: Use a smaller decay in the first updates: (1 + n) / (10 + n) after n of them.
 
-    After a run the model has its trained weights; `trainer.apply_average()` replaces them by the average. The weights in a checkpoint are
-    the average; it also has the trained weights, to resume. The average needs as much memory as the weights, and during validation there
-    is one more copy. Raises ConfigError for an invalid `ema_decay`.
+    Raises:
+        ConfigError: `ema_decay` is not between 0 and 1
+
+    Example:
+        >>> trainer = Line.add_on(EMAAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), ema_decay=0.9)
+        >>> trainer.run(2, loader, loader).status
+        'completed'
     """
 
     ema_decay: float = 0.999
@@ -148,21 +156,34 @@ class EMAAddon(AddOnBase):
     def reset_weights(self, trainer: TrainerProtocol) -> None:
         self.average = Average(self.ema_decay, warmup=self.ema_warmup)
 
-    def lend(self, model: nn.Module) -> bool:
-        """Copy the average into the model until `take_back`. Returns False if there is none, or if the model has it already."""
+    def _lend(self, model: nn.Module) -> bool:
+        """Copy the average into the model until `_take_back`. Returns False if there is none, or if the model has it already."""
         if self._own is not None or self.average.n == 0:
             return False
         self._own = self.average.swap_into(model)
         return True
 
-    def take_back(self, model: nn.Module) -> None:
+    def _take_back(self, model: nn.Module) -> None:
         """Restore the trained weights of the model."""
         assert self._own is not None
         set_values(model, self._own)
         self._own = None
 
     def apply_average(self, trainer: TrainerProtocol) -> None:
-        """Replace the model's weights by the average, permanently. Raises CheckpointError if there is none yet."""
+        """Replace the model's weights by the average, permanently.
+
+        Raises:
+            CheckpointError: there is no average yet
+
+        Changes:
+            The weights of the model.
+
+        Example:
+            >>> trainer = Line.add_on(EMAAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), ema_decay=0.9)
+            >>> trainer.run(1, loader).status
+            'completed'
+            >>> trainer.apply_average()
+        """
         if self.average.n == 0:
             raise CheckpointError("There is no average yet.", remedy="Train first.")
         trainer.control.do(lambda at: set_values(trainer.model, self.average.values))

@@ -62,12 +62,21 @@ class _Freeze(Freezer):
 class FreezeAddon(AddOnBase):
     """Freeze parts of the model, for all epochs or for some.
 
+    Epochs are counted over all runs of the trainer. Batch norm in a frozen part keeps its statistics. Give the optimizer all parameters.
+
     Args:
         freeze: Names of parts, such as "backbone" for all parameters in it or "*.bias" for all biases; or a dict from names to epochs: n
             for the first n epochs, a range of epoch numbers from 0 (`range(3, 10)` is the fourth to the tenth epoch), or None for all.
 
-    Epochs are counted over all runs of the trainer. Batch norm in a frozen part keeps its statistics. Give the optimizer all parameters.
-    Raises ConfigError for epochs of another type, and in a run if a name matches no parameter or if all parameters are frozen.
+    Raises:
+        ConfigError: epochs have another type; in a run, a name matches no parameter, or all parameters are frozen
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1))
+        >>> trainer = Line.add_on(FreezeAddon)(model, "cpu", optimizer=SGD(model.parameters(), lr=0.1), freeze=["0"])
+        >>> before = model[0].weight.clone()
+        >>> trainer.run(1, loader).status, bool((model[0].weight == before).all())
+        ('completed', True)
     """
 
     freeze: str | Iterable[str] | Mapping[str, int | range | None] = ()

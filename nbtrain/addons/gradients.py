@@ -133,7 +133,13 @@ class GradientClipAddon(AddOnBase):
             {"muon": 1.0}.
         gradient_clip_algorithm: "norm" bounds the L2 norm of all gradients together, "value" the absolute value of each element.
 
-    Raises ConfigError for an invalid option.
+    Raises:
+        ConfigError: an option is invalid
+
+    Example:
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), gradient_clip=0.5)
+        >>> "train_grad_norm" in trainer.run(1, loader).last
+        True
     """
 
     gradient_clip: float | dict[str, float] = 0.0
@@ -215,13 +221,21 @@ class _Stats(L.Callback):
 class GradientStatsAddon(AddOnBase):
     """Record gradients, weights and activations of each layer, every `stats_every_n_steps` updates.
 
+    `train_grad_norm.<layer>` and `train_weight_norm.<layer>` are L2 norms. `train_act_mean.<layer>`, `train_act_std.<layer>` and
+    `train_act_zeros.<layer>` are the mean, the standard deviation and the fraction of zeros, in [0, 1], of the layer's output for the last
+    batch before the update. The row of each epoch has their means.
+
     Args:
         stats_every_n_steps: Measure every n optimizer updates, beginning with the first.
         stats_depth: The depth of the layers in the module tree: 1 for the children of the model.
 
-    `train_grad_norm.<layer>` and `train_weight_norm.<layer>` are L2 norms. `train_act_mean.<layer>`, `train_act_std.<layer>` and
-    `train_act_zeros.<layer>` are the mean, the standard deviation and the fraction of zeros, in [0, 1], of the layer's output for the last
-    batch before the update. The row of each epoch has their means. Raises ConfigError for an option that is not a positive integer.
+    Raises:
+        ConfigError: an option is not a positive integer
+
+    Example:
+        >>> trainer = Line.add_on(GradientStatsAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), stats_every_n_steps=2)
+        >>> trainer.run(1, loader).status
+        'completed'
     """
 
     stats_every_n_steps: int = 50

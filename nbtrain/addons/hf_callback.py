@@ -103,14 +103,22 @@ class HFCallback(Stopper):
         callback: An instance of a TrainerCallback.
         args: TrainingArguments for the callback, instead of the RunArguments of the run.
 
-    Raises ConfigError if transformers is missing or `callback` is not a TrainerCallback, and in a run for a request that can't be met.
+    Attributes:
+        callback: The callback of transformers.
+
+    Raises:
+        ConfigError: transformers is missing, `callback` is not a TrainerCallback, or in a run a request can't be met
+
+    Example:
+        >>> def with_callback(callback):  # needs transformers
+        ...     return Line(net, "cpu", optimizer=SGD, lightning={"callbacks": [HFCallback(callback)]})
     """
 
     def __init__(self, callback: Any, args: Any = None) -> None:
         try:
             from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState  # pyright: ignore[reportMissingImports]
         except ImportError as error:
-            raise ConfigError("transformers is not installed.", remedy="pip install 'nbtrain[transformers]'") from error
+            raise ConfigError("transformers is not installed.", remedy="pip install transformers") from error
         if not isinstance(callback, TrainerCallback):
             raise ConfigError(f"callback must be a TrainerCallback of transformers, got {callback!r}.", remedy="Give an instance.")
         self.callback, self.given_args = callback, args
@@ -139,7 +147,7 @@ class HFCallback(Stopper):
         for name, value in state_dict["callback"].items():
             setattr(self.callback, name, value)
 
-    def notify(self, event: str, pl_trainer: L.Trainer, module: L.LightningModule, **more: Any) -> None:
+    def _notify(self, event: str, pl_trainer: L.Trainer, module: L.LightningModule, **more: Any) -> None:
         """Call the callback's method `event`, and carry out what its control requests."""
         model = module.model if isinstance(module, StepModule) else module
         parts = {"model": model, "processing_class": None, "optimizer": pl_trainer.optimizers[0], "lr_scheduler": None}
@@ -181,7 +189,7 @@ class HFCallback(Stopper):
     def _log(self, pl_trainer: L.Trainer, module: L.LightningModule, logs: dict[str, float]) -> None:
         logs = {**logs, "epoch": self.state.epoch}
         self.state.log_history.append({**logs, "step": self.state.global_step})
-        self.notify("on_log", pl_trainer, module, logs=logs)
+        self._notify("on_log", pl_trainer, module, logs=logs)
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.args = self.given_args if self.given_args is not None else RunArguments.of(pl_trainer, _owner(pl_module))
@@ -192,20 +200,20 @@ class HFCallback(Stopper):
         self.control.should_training_stop = self._in_window = False
         self.reason = ""
         if is_whole_epoch(pl_module):
-            self.notify("on_train_begin", pl_trainer, pl_module)
+            self._notify("on_train_begin", pl_trainer, pl_module)
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if is_whole_epoch(pl_module):
-            self.notify("on_epoch_begin", pl_trainer, pl_module)
+            self._notify("on_epoch_begin", pl_trainer, pl_module)
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         if not self._in_window and is_whole_epoch(pl_module):
             self.control.should_log = False
-            self.notify("on_step_begin", pl_trainer, pl_module)
+            self._notify("on_step_begin", pl_trainer, pl_module)
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         if is_whole_epoch(pl_module):
-            self.notify("on_pre_optimizer_step", pl_trainer, pl_module)
+            self._notify("on_pre_optimizer_step", pl_trainer, pl_module)
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not is_whole_epoch(pl_module):
@@ -214,13 +222,13 @@ class HFCallback(Stopper):
             self._loss = self._loss + outputs["loss"].detach()
         self._in_window = pl_trainer.global_step == self.state.global_step
         if self._in_window:
-            self.notify("on_substep_end", pl_trainer, pl_module)
+            self._notify("on_substep_end", pl_trainer, pl_module)
             return
         self._n_updates += 1
         self.state.global_step = pl_trainer.global_step
         self.state.epoch = pl_trainer.current_epoch + (batch_idx + 1) / pl_trainer.num_training_batches
-        self.notify("on_optimizer_step", pl_trainer, pl_module)
-        self.notify("on_step_end", pl_trainer, pl_module)
+        self._notify("on_optimizer_step", pl_trainer, pl_module)
+        self._notify("on_step_end", pl_trainer, pl_module)
         if self.control.should_log or self.state.global_step % self.state.logging_steps == 0:
             group = pl_trainer.optimizers[0].param_groups[0]
             logs = {"loss": float(self._loss) / self._n_updates} | ({"learning_rate": float(group["lr"])} if "lr" in group else {})
@@ -234,21 +242,21 @@ class HFCallback(Stopper):
         found = pl_trainer.callback_metrics
         metrics = {_eval_name(name): float(value) for name, value in found.items() if name.startswith("val_")}
         self._log(pl_trainer, pl_module, metrics)
-        self.notify("on_evaluate", pl_trainer, pl_module, metrics=metrics)
+        self._notify("on_evaluate", pl_trainer, pl_module, metrics=metrics)
         value, best = metrics.get(_eval_name(self.args.metric_for_best_model)), self.state.best_metric
         if value is not None and (best is None or (value > best if self.args.greater_is_better else value < best)):
             self.state.best_metric, self.state.best_global_step = value, self.state.global_step  # after the call, as in transformers
         self._stop_if_requested(pl_trainer)
 
     def on_save_checkpoint(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self.notify("on_save", pl_trainer, pl_module)
+        self._notify("on_save", pl_trainer, pl_module)
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if is_whole_epoch(pl_module):
             self.state.epoch = pl_trainer.current_epoch + 1
-            self.notify("on_epoch_end", pl_trainer, pl_module)
+            self._notify("on_epoch_end", pl_trainer, pl_module)
             self._stop_if_requested(pl_trainer)
 
     def on_train_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if is_whole_epoch(pl_module):
-            self.notify("on_train_end", pl_trainer, pl_module)
+            self._notify("on_train_end", pl_trainer, pl_module)

@@ -316,14 +316,23 @@ class _Ends(L.Callback):
 class HooksAddon(AddOnBase):
     """Call functions and TrainHooks during a run.
 
+    Every trainer has this addon. A function is called with nbtrain's trainer and as many of the hook's arguments as it takes. An exception
+    in a hook ends the run. on_train_end and on_finalize are called at the end of every run, also after an error.
+
     Args:
         hooks: A dict of functions by hook name, such as `{"after_optimizer_step": fn}`; an object with methods of these names, of a
             subclass of TrainHook or of any other class; or a list of these. If the model, the optimizer or the scheduler is a TrainHook,
             its hooks are called first.
 
-    Every trainer has this addon. A function is called with nbtrain's trainer and as many of the hook's arguments as it takes. An exception
-    in a hook ends the run. on_train_end and on_finalize are called at the end of every run, also after an error. Raises ConfigError for an
-    unknown name and for a function whose arguments don't match.
+    Raises:
+        ConfigError: a name is unknown, or the arguments of a function don't match
+
+    Example:
+        >>> steps = []
+        >>> hooks = {"after_optimizer_step": lambda trainer: steps.append(trainer.current_step)}
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), hooks=hooks)
+        >>> trainer.run(1, loader).status, len(steps)
+        ('completed', 4)
     """
 
     hooks: Hooks | Sequence[Hooks] | None = None
@@ -331,7 +340,7 @@ class HooksAddon(AddOnBase):
     after = (GradientStatsAddon, EarlyStoppingAddon)  # and what these come after: gradients are clipped and the moving average is updated
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
-        hooks = self.gather(trainer)
+        hooks = self._gather(trainer)
         return [_Ends(trainer, hooks), *([_Dispatch(trainer, hooks)] if hooks else [])]
 
     def wrap_step(self, trainer: TrainerProtocol, step: TrainStep) -> TrainStep:
@@ -347,7 +356,7 @@ class HooksAddon(AddOnBase):
 
         return keeping
 
-    def gather(self, trainer: TrainerProtocol | None) -> dict[str, list[_Bound]]:
+    def _gather(self, trainer: TrainerProtocol | None) -> dict[str, list[_Bound]]:
         """The hooks of a trainer by name, in the order of their calls. Raises ConfigError for an invalid name or signature."""
         parts = [getattr(trainer, name, None) for name in ("model", "optimizer", "scheduler")]
         pairs = [pair for part in parts if isinstance(part, TrainHook) for pair in _bound(part, strict=False)]

@@ -86,15 +86,21 @@ class LimitsAddon(AddOnBase):
     Args:
         max_steps: End the run after this number of optimizer updates, including those of earlier runs of the trainer.
         max_time: End the run at the next batch after this time: a timedelta, or a string "days:hours:minutes:seconds".
-        steps_per_epoch: Batches per epoch. Each epoch starts the loader again; a stream without a length continues where the previous
-            epoch ended.
+        steps_per_epoch: Batches per epoch. Each epoch starts the loader again; a stream without a length continues where the previous epoch
+            ended.
         max_val_steps: Batches per validation.
         val_every_n_steps: Validate every n optimizer updates, counted across epochs, instead of after each epoch.
         val_every_n_epochs: Validate every n epochs; together with `val_every_n_steps`, the run validates at both intervals.
-        val_first: Also validate before the first training step. The result is epoch 0 in `history.validations`, may be the best, and is
-            in `history.tests` too.
+        val_first: Also validate before the first training step. The result is epoch 0 in `history.validations`, may be the best, and is in
+            `history.tests` too.
 
-    Raises ConfigError for a limit that is not a positive integer.
+    Raises:
+        ConfigError: a limit is not a positive integer
+
+    Example:
+        >>> trainer = Line.add_on(LimitsAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), max_steps=6)
+        >>> trainer.run(100, loader).status, trainer.current_step
+        ('stopped', 6)
     """
 
     max_steps: int | None = None

@@ -308,7 +308,7 @@ class _Measure(PassKeeper):
         monitor = self.trainer.train_state.history.monitor
         key, log = monitor.removeprefix(prefix), self.trainer.train_state.meters["train" if phase == "train" else "test"].log
         known = {*log, *self._measures(None), *(key for keys in self.addon.keys.values() for key in keys)}
-        if not monitor.startswith(prefix) or self.trainer.reads_tensors or key in known:
+        if not monitor.startswith(prefix) or self.trainer._reads_tensors or key in known:
             return (name,)
         return (key,) if name == "<lambda>" else tuple(dict.fromkeys([name, key]))
 
@@ -317,18 +317,29 @@ class _Measure(PassKeeper):
 class MetricsAddon(AddOnBase):
     """Compute metrics over whole passes from the `label` and `output` of the steps, and record them as `val_<name>` and `test_<name>`.
 
+    With several loaders in a pass, `<name>` is the metric of all samples together, and `<name>/<loader>` that of each loader; with a
+    TaskLoader, `<name>_<task>` is that of each task. If all labels of a pass are ignored, its metrics are nan, with a note. Functions need
+    the labels and outputs of a whole pass in CPU memory.
+
     Args:
         metrics: A metric, a list of them, or a dict by name. A metric is a function `fn(y_true, y_pred)` of NumPy arrays that returns a
             number or a dict of numbers, a `compute_metrics(eval_pred)` as for Hugging Face's trainer, or a torchmetrics object. For a
             TaskLoader, it may be a dict from tasks to lists or dicts of metrics.
         metrics_in_training: Also compute them for training passes, as `train_<name>`.
-        ignore_index: Ignore integer labels of this value. With torchmetrics on a GPU this waits for the device in each batch; None turns
-            it off.
+        ignore_index: Ignore integer labels of this value. With torchmetrics on a GPU this waits for the device in each batch; None turns it
+            off.
 
-    With several loaders in a pass, `<name>` is the metric of all samples together, and `<name>/<loader>` that of each loader; with a
-    TaskLoader, `<name>_<task>` is that of each task. If all labels of a pass are ignored, its metrics are nan, with a note. Functions
-    need the labels and outputs of a whole pass in CPU memory. Raises ConfigError for an invalid `metrics`, and in a run
-    StepError if a step returns no tensor `label` or `output`, and if a metric is not a number.
+    Raises:
+        ConfigError: `metrics` is invalid
+        StepError: in a run, a step returns no tensor `label` or `output`, or a metric is not a number
+
+    Example:
+        >>> def largest_error(y_true, y_pred):
+        ...     return abs(y_true - y_pred).max()
+        >>> options = {"metrics": {"largest": largest_error}}
+        >>> trainer = Line.add_on(MetricsAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), **options)
+        >>> "val_largest" in trainer.run(1, loader, loader).last
+        True
     """
 
     metrics: Any = ()
@@ -341,7 +352,7 @@ class MetricsAddon(AddOnBase):
         self.measures = _by_task(self.metrics)
         self.keys: dict[str, tuple[str, ...]] = {}  # the names of the values that each metric returned
 
-    def gathered(self, device: torch.device) -> Gathered:
+    def _gathered(self, device: torch.device) -> Gathered:
         """What gathers the labels and outputs of a pass in this process alone."""
         return Gathered(self.measures.get(None, {}), self.ignore_index, device, None)
 
@@ -355,7 +366,27 @@ class MetricsAddon(AddOnBase):
         """Write `metrics` to `<split>_results.json` in the run folder. Returns its path.
 
         The default is the metrics of the newest epoch for "train" and "eval", and of the newest test for "test". An existing file is
-        replaced. Raises ConfigError if there is no run folder, if there are no metrics, or if `split` can't be part of a file name.
+        replaced.
+
+        Args:
+            split: "train", "eval" or "test", or another name for the file.
+            metrics: The metrics to write. None: those of the newest epoch for "train" and "eval", of the newest test for "test".
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            ConfigError: there is no run folder, there are no metrics, or `split` can't be part of a file name
+
+        Changes:
+            Writes the file; an existing one is replaced.
+
+        Example:
+            >>> trainer = Line.add_on(MetricsAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
+            >>> trainer.run(1, loader, loader).status
+            'completed'
+            >>> trainer.save_metrics("eval").name
+            'eval_results.json'
         """
         if trainer.run_dir is None:
             raise ConfigError(

@@ -112,23 +112,33 @@ class MultiGPUAddon(Launcher):
     and sent to worker processes; your model is moved to the CPU during the run. After the run your trainer has the results. Workers are
     kept for the next run until your process ends.
 
+    Under torchrun, SLURM or a launcher that sets torchrun's variables, this process is one of the ranks, and `device` names the devices of
+    each machine. `lightning={"strategy": ...}` is the same as `strategy=...`. DeepSpeed works only there, in stages 1 and 2.
+    With a sharded model or "auto", each rank trains a replica, so trainer and loaders must be picklable. A LightningModule needs "ddp".
+
+    A run raises it too, the error of a rank that failed, and WorkerError for one that was killed.
+
     Args:
         init_method: The address where the processes meet, such as "tcp://localhost:12355". Default: `MASTER_PORT`, or a file if unset.
-        strategy: "ddp": each device has the whole model. "ddp_find_unused_parameters_true": for a model with parameters that a step may
-            not use. "fsdp2": the model is sharded over the devices. "tp": layers are split over the devices. "auto": the simplest of
-            these that fits into the devices' memory. Or a Lightning strategy, or a function that returns one.
+        strategy: "ddp": each device has the whole model. "ddp_find_unused_parameters_true": for a model with parameters that a step may not
+            use. "fsdp2": the model is sharded over the devices. "tp": layers are split over the devices. "auto": the simplest of these that
+            fits into the devices' memory. Or a Lightning strategy, or a function that returns one.
         shard_size: For "fsdp2": the number of devices that share one replica of the model. Default: all.
         tensor_parallel_size: For "tp": the number of devices that compute one batch together. Default: all.
         tensor_plan: For "tp": how layers are split, by name: {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}.
         parallelize: A function `(model, mesh)` that shards the model in place, instead of what "fsdp2" and "tp" do.
         memory_gb: For "auto": the memory of a device in GB (1e9 bytes). Default: the actual memory.
         num_nodes: The number of machines; torchrun and SLURM set it.
+        device: "cuda" for all GPUs of this machine, or a list: `["cuda:0", "cuda:1"]`; `["cpu", "cpu"]` for two processes on the CPU.
 
-    Under torchrun, SLURM or a launcher that sets torchrun's variables, this process is one of the ranks, and `device` names the devices of
-    each machine. `lightning={"strategy": ...}` is the same as `strategy=...`. DeepSpeed works only there, in stages 1 and 2.
-    With a sharded model or "auto", each rank trains a replica, so trainer and loaders must be picklable. A LightningModule needs "ddp".
+    Raises:
+        ConfigError: options are invalid or contradict each other
+        WorkerError: in a run, a process fails, or an object can't be sent to it
 
-    Raises ConfigError for invalid options. A run raises it too, the error of a rank that failed, and WorkerError for one that was killed.
+    Example:
+        >>> trainer = Line.add_on(MultiGPUAddon)(net, device=["cpu", "cpu"], optimizer=SGD(net.parameters(), lr=0.1))
+        >>> trainer.device, type(trainer.launcher).__name__  # run() trains in two processes
+        (device(type='cpu'), 'MultiGPUAddon')
     """
 
     device: Devices = "auto"

@@ -110,7 +110,7 @@ class _Skip(L.Callback):
 
     def _count(self, module: StepModule, *, is_bad: bool) -> None:
         """Record whether the update is skipped. The means are those of batches whose update is not."""
-        turn, meter = module.owner.turn, module.owner.train_state.meters["train"]
+        turn, meter = module.owner._turn, module.owner.train_state.meters["train"]
         self._is_bad = is_bad or (self._is_bad and not (turn is None or turn.is_first))
         self._skipped.append(("skipped" if turn is None else f"skipped_{turn.name}", float(is_bad)))
         if turn is None or turn.is_last:
@@ -136,16 +136,24 @@ NonFinite = Literal["raise", "skip", "stop", "ignore"]
 class NonFiniteAddon(AddOnBase):
     """Raise, stop or skip an update when a training loss or gradient is NaN or infinite.
 
+    Every trainer has this addon, with `nonfinite=` as an argument; to set `max_skipped=`, use `add_on(NonFiniteAddon)`.
+
     Args:
         nonfinite: "raise": raise a StepError that names the first such step, when its loss is recorded (a few times a second). Its update
             has been applied by then, but nothing is saved after it. "stop": end the run then, with status "stopped". "skip": check the
             gradients before each update, which waits for the device, and skip the update if one is not finite.
-            `trainer[NonFiniteAddon].n_skipped` counts skipped updates, `train_skipped` is their fraction; the losses of their batches
-            are in the steps of the history, and not in the means. "ignore": don't check.
+            `trainer[NonFiniteAddon].n_skipped` counts skipped updates, `train_skipped` is their fraction; the losses of their batches are
+            in the steps of the history, and not in the means. "ignore": don't check.
         max_skipped: The maximum number of updates skipped in a row; one more raises StepError.
 
-    Every trainer has this addon, with `nonfinite=` as an argument; to set `max_skipped=`, use `add_on(NonFiniteAddon)`. Raises ConfigError
-    for an invalid option.
+    Raises:
+        ConfigError: an option is invalid
+        StepError: in a run, a loss or gradient is NaN or infinite, with "raise"; or more than `max_skipped` updates in a row, with "skip"
+
+    Example:
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), nonfinite="skip")
+        >>> trainer.run(1, [(x, x), (x * float("nan"), x)]).status
+        'completed'
     """
 
     nonfinite: NonFinite = "raise"

@@ -78,12 +78,17 @@ class _Environment(L.Callback):
 class EnvironmentAddon(AddOnBase):
     """Use deterministic algorithms, and call a function in each process of a run.
 
+    `seed=` does not affect workers of a loader with `persistent_workers` that are already running, nor a model that was made before.
+
     Args:
-        deterministic: Use torch's deterministic algorithms during a run; torch raises RuntimeError for operations without one.
-            Sets the environment variable CUBLAS_WORKSPACE_CONFIG, unless it is already set.
+        deterministic: Use torch's deterministic algorithms during a run; torch raises RuntimeError for operations without one. Sets the
+            environment variable CUBLAS_WORKSPACE_CONFIG, unless it is already set.
         init_env_fn: A function that is called with the trainer, once in each process, after seeding and before the first batch.
 
-    `seed=` does not affect workers of a loader with `persistent_workers` that are already running, nor a model that was made before.
+    Example:
+        >>> trainer = Line.add_on(EnvironmentAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), deterministic=True)
+        >>> trainer.run(1, loader).status
+        'completed'
     """
 
     deterministic: bool = False
@@ -147,11 +152,20 @@ class _Compile(L.Callback):
 class CompileAddon(AddOnBase):
     """Compile the model in place with `torch.compile` when a run first uses it. Its weights keep their names.
 
+    The first batches are slow, because torch compiles for each new shape. A model that is already compiled is not changed. Methods other
+    than `forward` are not compiled.
+
     Args:
         compile: True, a mode of `torch.compile` such as "max-autotune", or a dict of its keyword arguments; False turns it off.
 
-    The first batches are slow, because torch compiles for each new shape. A model that is already compiled is not changed. Methods other
-    than `forward` are not compiled. Raises ConfigError for an unknown mode, and OptionError for an unknown keyword.
+    Raises:
+        ConfigError: the mode is unknown
+        OptionError: a keyword of `torch.compile` is unknown
+
+    Example:
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), compile="max-autotune")
+        >>> trainer[CompileAddon].compile
+        'max-autotune'
     """
 
     compile: bool | str | dict[str, Any] = True
@@ -380,7 +394,7 @@ class _Graphed(PassCallback):
         self.steps: GraphedTraining | None = None
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        graphs = self.addon.graphs(pl_trainer.strategy.root_device) if self.steps is None else self.steps.graphs
+        graphs = self.addon._graphs(pl_trainer.strategy.root_device) if self.steps is None else self.steps.graphs
         if reason := why_not_graphed(pl_trainer, graphs):
             self._end(pl_trainer)
             self._say(reason)
@@ -428,7 +442,14 @@ class CudaGraphAddon(AddOnBase):
     Args:
         graph_warmup: Eager steps before the capture, at least 1.
 
-    Raises ConfigError for an invalid `graph_warmup`, and in a run StepError for a `train_step` that can't be captured.
+    Raises:
+        ConfigError: `graph_warmup` is invalid
+        StepError: in a run, `train_step` can't be captured
+
+    Example:
+        >>> trainer = Line.add_on(CudaGraphAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1))
+        >>> trainer.run(1, loader).status  # without a CUDA device as without the addon
+        'completed'
     """
 
     graph_warmup: int = 3
@@ -442,7 +463,7 @@ class CudaGraphAddon(AddOnBase):
                 remedy="Give at least 1: the optimizer creates its state in the first step.",
             )
 
-    def graphs(self, device: torch.device) -> Graphs | None:
+    def _graphs(self, device: torch.device) -> Graphs | None:
         """The graphs of `device`; None for a device without them."""
         return CudaGraphs(device) if device.type == "cuda" else None
 
@@ -457,6 +478,14 @@ class PrefetchAddon(AddOnBase):
     This needs the memory of one more batch on the device. `prefetch=False` turns it off. Several loaders at once (a list or a dict) are
     not prefetched. A run resumed in mid-epoch is exact, unless both the loader in this process and the steps use the global random number
     generators of the CPU.
+
+    Args:
+        prefetch: False turns it off.
+
+    Example:
+        >>> trainer = Line.add_on(PrefetchAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1))
+        >>> trainer.run(1, loader).status
+        'completed'
     """
 
     after = (StateManagerAddon,)  # which must wrap the loader directly: a resumed pass begins after the finished batches

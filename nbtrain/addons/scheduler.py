@@ -39,7 +39,7 @@ _OF_FACTORY = "A factory gets the length of each run: scheduler=lambda optimizer
 
 def _n_updates(trainer: TrainerProtocol, pl_trainer: L.Trainer, epochs: range, first: int) -> int | None:
     """The number of updates in `epochs`, of which the first is `first`, if windows change in length; else None."""
-    windows = next((addon.window_at for addon in trainer.active_addons if isinstance(addon, AccumulationAddon)), None)
+    windows = next((addon._window_at for addon in trainer.active_addons if isinstance(addon, AccumulationAddon)), None)
     callback = next((c for c in pl_trainer.callbacks if isinstance(c, GradientAccumulationScheduler)), None)  # pyright: ignore[reportAttributeAccessIssue]
     update = first
     for epoch in epochs:
@@ -371,13 +371,20 @@ def set_next_lr(trainer: TrainerProtocol, lr: float) -> None:
 class SchedulerAddon(AddOnBase):
     """Step a learning-rate schedule during a run.
 
+    The state of an instance is saved in checkpoints and continues from run to run. The schedule of a factory begins from the optimizer's
+    initial learning rates in each run. If a run continues with another length, a note says so, and its schedule is that of the new length.
+
     Args:
         scheduler: An instance, which steps after each epoch; a factory `(optimizer, plan)`, called in each run, or a function `step -> lr`,
             which both step after each optimizer update.
         scheduler_step_on_batch: Step an instance after each batch instead.
 
-    The state of an instance is saved in checkpoints and continues from run to run. The schedule of a factory begins from the optimizer's
-    initial learning rates in each run. If a run continues with another length, a note says so, and its schedule is that of the new length.
+    Example:
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), scheduler=lambda step: 0.1 / (1 + step))
+        >>> trainer.run(1, loader).status
+        'completed'
+        >>> trainer.optimizer.param_groups[0]["lr"]
+        0.02
     """
 
     scheduler: Scheduler | None = None

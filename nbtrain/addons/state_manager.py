@@ -45,7 +45,7 @@ class StateManagerAddon(AddOnBase):
     """Save checkpoints during a run, and resume it exactly: `run(..., resume="auto")`.
 
     The folder `checkpoints/` in the run folder has a checkpoint for each save, and the links `last` and `best`. Files are written in a
-    background thread, from a copy in CPU memory. A run that is stopped is saved too. Raises ConfigError for an invalid option.
+    background thread, from a copy in CPU memory. A run that is stopped is saved too.
 
     Args:
         save_path: The folder in which each run gets a run folder. Required.
@@ -68,6 +68,17 @@ class StateManagerAddon(AddOnBase):
             epoch with another loader, starts again.
         stop_on_save_error: Raise the error of a failed save, which ends the run. By default it is noted and the run continues.
         save_on_error: If an error ends the run, save its state as `after-error` in the run folder. Resume from it by its path.
+
+    Raises:
+        ConfigError: an option is invalid, or `save_path` is missing
+        CheckpointError: in a run, the state that `resume` names can't be restored
+
+    Example:
+        >>> trainer = Line.add_on(StateManagerAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
+        >>> trainer.run(2, loader, resume="auto").status
+        'completed'
+        >>> sorted(path.name for path in (trainer.run_dir / "checkpoints").glob("*.ckpt"))
+        ['best.ckpt', 'epoch=1-step=4.ckpt', 'epoch=2-step=8.ckpt', 'last.ckpt']
     """
 
     save_path: str | Path | None = None
@@ -116,7 +127,7 @@ class StateManagerAddon(AddOnBase):
             self.every_n_epochs = 1
 
     @property
-    def saves_to(self) -> Path:
+    def _saves_to(self) -> Path:
         """The folder of the run folders."""
         return self.made_in / (self.save_path or "")
 
@@ -144,7 +155,23 @@ class StateManagerAddon(AddOnBase):
     def save_state(self, trainer: StatefulTrainer) -> Path | None:
         """Save a checkpoint now, or, during a run, between two batches. Returns its path after it is written.
 
-        In a step, a callback, or with worker processes it returns None, and the save follows. Raises CheckpointError if it fails.
+        In a step, a callback, or with worker processes it returns None, and the save follows.
+
+        Returns:
+            The path of the checkpoint; None in a step, a callback or with worker processes, where the save follows.
+
+        Raises:
+            CheckpointError: the save failed
+
+        Changes:
+            Writes a checkpoint.
+
+        Example:
+            >>> trainer = Line.add_on(StateManagerAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
+            >>> trainer.run(1, loader).status
+            'completed'
+            >>> trainer.save_state().name
+            'epoch=1-step=4.ckpt'
         """
         if trainer.control.request_elsewhere("save_state"):
             return None
@@ -167,9 +194,27 @@ class StateManagerAddon(AddOnBase):
         return path
 
     def load_state(self, trainer: StatefulTrainer, path: str | Path | None = None) -> Path:
-        """Restore the checkpoint at `path`, by default the newest complete one of the newest run; the next `run` continues from it.
+        """Restore a checkpoint; the next `run` continues from it.
 
-        Raises CheckpointError if there is none, or if it belongs to another model or optimizer, and ConfigError during a run.
+        Args:
+            path: The checkpoint. None: the newest complete one of the newest run.
+
+        Returns:
+            The path of the checkpoint.
+
+        Raises:
+            CheckpointError: there is none, or it belongs to another model or optimizer
+            ConfigError: a run is on
+
+        Changes:
+            All that a checkpoint has: weights, optimizer, schedule, random numbers, counts and history.
+
+        Example:
+            >>> trainer = Line.add_on(StateManagerAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
+            >>> trainer.run(1, loader).status
+            'completed'
+            >>> trainer.load_state().suffix
+            '.ckpt'
         """
         refuse_while_on(trainer.control)
         found = path if path is not None else self.find(trainer, "auto")
@@ -212,7 +257,7 @@ class StateManagerAddon(AddOnBase):
 
     def find(self, trainer: TrainerProtocol, resume: str | Path) -> str | Path | None:
         """Return the checkpoint that `resume` names: "last", "best", "auto", a path or a URL. None if there is none yet."""
-        return world_of(trainer).agree(partial(find_checkpoint, self.saves_to, resume, trainer.recorder.note))
+        return world_of(trainer).agree(partial(find_checkpoint, self._saves_to, resume, trainer.recorder.note))
 
     def restore(
         self, trainer: StatefulTrainer, checkpoint: str | Path, loader: Any = None, *, phase: int | None = None, continues: bool = False
@@ -233,7 +278,7 @@ class StateManagerAddon(AddOnBase):
                     where=str(path),
                     remedy="Give a save_path on a disk that all machines share.",
                 )
-            run_dir = own_run(self.saves_to, trainer.run_dir, path)
+            run_dir = own_run(self._saves_to, trainer.run_dir, path)
         if run_dir is not None and loader is not None:  # a run follows at once
             world_of(trainer).agree(RunLock(run_dir).check)
         state = read_state(trainer, checkpoint)

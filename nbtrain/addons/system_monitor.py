@@ -166,19 +166,26 @@ class _Monitor(PassCallback):
 class SystemMonitorAddon(AddOnBase):
     """Measure memory, waiting for data, speed, the gradient norm and the learning rates every `log_every_n_steps` updates.
 
-    It measures at most four times a second, and at the end of an epoch. The rows of the history and loggers get: `wait_share` (fraction
-    of time spent waiting for data, in [0, 1]), `samples_per_s`, `tokens_per_s` for token ids, `grad_norm` (unless gradients are clipped;
+    It measures at most four times a second, and at the end of an epoch. The rows of the history and loggers get: `wait_share` (fraction of
+    time spent waiting for data, in [0, 1]), `samples_per_s`, `tokens_per_s` for token ids, `grad_norm` (unless gradients are clipped;
     clipping records `train_grad_norm`), `lr_1`, `lr_2`, … with several parameter groups, `ram_gb`, and on a CUDA device `gpu_gb`
     (allocated), `gpu_held_gb` (reserved) and, with pynvml, `gpu_load` (in [0, 1]). GB are 1e9 bytes. Rows have the last measurement.
-    Raises AddOnError if psutil is not installed.
 
     Args:
         monitor_system: False turns these measurements off.
         throughput: Also record for each epoch, of this process and without validations: `train_samples_per_s`, `train_wait_share`,
-            `train_step_time_s` (without the wait for the loader), `train_tokens_per_s`, and on CUDA `train_memory_peak_gb` (the peak of
-            the memory that torch allocated in this epoch).
+            `train_step_time_s` (without the wait for the loader), `train_tokens_per_s`, and on CUDA `train_memory_peak_gb` (the peak of the
+            memory that torch allocated in this epoch).
         count_tokens: A function from a batch to its number of tokens. Default: the elements of the first integer tensor with two
             dimensions.
+
+    Raises:
+        AddOnError: psutil is not installed
+
+    Example:
+        >>> trainer = Line.add_on(SystemMonitorAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), throughput=True)
+        >>> [name for name in trainer.run(1, loader).last if name.endswith("_per_s")]
+        ['train_samples_per_s', 'samples_per_s']
     """
 
     monitor_system: bool = True

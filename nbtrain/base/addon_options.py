@@ -274,7 +274,14 @@ class AddonOptions(
 
 
 class TrainerOptions(AddonOptions, total=False):
-    """The keyword-only arguments of a trainer, with the options of its addons."""
+    """The keyword-only arguments of a trainer, with the options of its addons.
+
+    Example:
+        >>> options: TrainerOptions = {"gradient_clip": 1.0, "ema_decay": 0.99}
+        >>> trainer = Line.add_on(EMAAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), **options)
+        >>> trainer[EMAAddon].ema_decay
+        0.99
+    """
 
     log_bar: bool
     scheduler_step_on_batch: bool
@@ -327,7 +334,7 @@ class AddonCommands:
 
     @command_of("EMAAddon")
     def apply_average(self) -> None:
-        """Replace the model's weights by the average, permanently. Raises CheckpointError if there is none yet."""
+        """Replace the model's weights by the average, permanently."""
         ...
 
     @command_of("MetricsAddon")
@@ -342,7 +349,7 @@ class AddonCommands:
 
     @command_of("StateManagerAddon")
     def load_state(self, path: str | Path | None = None) -> Path:
-        """Restore the checkpoint at `path`, by default the newest complete one of the newest run; the next `run` continues from it."""
+        """Restore a checkpoint; the next `run` continues from it."""
         ...
 
     @command_of("StateManagerAddon")

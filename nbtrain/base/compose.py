@@ -95,7 +95,7 @@ def check_addon_options(kind: type[Any], given: Iterable[str]) -> None:
     for name in given:
         if name in known:
             continue
-        holder = next((addon.__name__ for addon in kind.addon_instances if name in options(addon)), None)
+        holder = next((addon.__name__ for addon in kind._addon_instances if name in options(addon)), None)
         if holder is not None:
             what = f"{name!r} is an option of {holder}, which {title} was given as an instance with its options."
             raise OptionError(what, remedy=f"Pass it there: {title}.add_on({holder}({name}=...)).")
@@ -108,7 +108,7 @@ def check_addon_options(kind: type[Any], given: Iterable[str]) -> None:
 
 def keywords(kind: type[Any]) -> set[str]:
     """The names of the keyword arguments of a trainer class."""
-    by_keyword = [addon for addon in kind.addons if addon not in kind.addon_instances]
+    by_keyword = [addon for addon in kind.addons if addon not in kind._addon_instances]
     return {name for addon in by_keyword for name in options(addon)} | {parameter.name for parameter in constructor_parameters(kind)}
 
 
@@ -132,10 +132,10 @@ def make_addons(
     ]
     shorthands += [AccumulationAddon] if accumulates else []
     usual = [addon for addon in (*shorthands, NonFiniteAddon, HooksAddon) if not any(issubclass(own, addon) for own in kind.addons)]
-    kinds = ordered((*kind.addons, *usual), apart=kind.addon_instances)
+    kinds = ordered((*kind.addons, *usual), apart=kind._addon_instances)
     return {
-        addon: copy_addon(kind.addon_instances[addon], **{n: v for n, v in shared.items() if n in options(addon)})
-        if addon in kind.addon_instances
+        addon: copy_addon(kind._addon_instances[addon], **{n: v for n, v in shared.items() if n in options(addon)})
+        if addon in kind._addon_instances
         else addon(**{n: v for n, v in {**shared, **given}.items() if n in options(addon)})
         for addon in kinds
     }
@@ -143,7 +143,7 @@ def make_addons(
 
 def take_strategy(kind: type[Any], lightning: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Move `lightning={"strategy": ...}` to the addon that distributes the run, unless the addon has a strategy already."""
-    launcher = next((a for a in kind.addons if a.decides_where_runs_execute and a not in kind.addon_instances), None)
+    launcher = next((a for a in kind.addons if a.decides_where_runs_execute and a not in kind._addon_instances), None)
     if launcher is None or "strategy" not in options(launcher) or "strategy" in given or "strategy" not in lightning:
         return {}
     strategy = lightning.pop("strategy")
@@ -154,7 +154,7 @@ def with_instances(kind: type[Any], given: Mapping[str, Any], shared: Collection
     """Join the arguments `given` to a trainer with the options of its addon instances, for options in `shared`."""
     constructors = [inspect.signature(vars(base)["__init__"]).parameters for base in kind.__mro__[:-1] if "__init__" in vars(base)]
     return join_options(
-        kind.addon_instances.values(),
+        kind._addon_instances.values(),
         given,
         shared=shared,
         taken=keywords(kind),
@@ -198,14 +198,14 @@ _composed: dict[tuple[type, tuple[type[AddOnBase], ...]], WeakSet[type[Any]]] = 
 def compose(cls: type[Any], addons: Iterable[type[AddOnBase] | AddOnBase]) -> type[Any]:
     """Return the class `cls` with `addons`, each a class or an instance. Raises AddOnError for addons that can't be combined."""
     base, addons = written_class(cls), tuple(addons)
-    instances = merge_instances(cls.addon_instances, addons, base.__name__)
+    instances = merge_instances(cls._addon_instances, addons, base.__name__)
     kinds = ordered((*cls.addons, *(type(a) if isinstance(a, AddOnBase) else a for a in addons)), apart=instances)
     known = _composed.setdefault((base, kinds), WeakSet())
-    found = next((kind for kind in known if is_same(kind.addon_instances, instances)), None)
+    found = next((kind for kind in known if is_same(kind._addon_instances, instances)), None)
     if found is None:
         name = f"{base.__name__}[{', '.join(kind.__name__ for kind in kinds)}]"
         own = {kind: copy_addon(instances[kind]) for kind in kinds if kind in instances}  # copies, because the user's instances may change
-        namespace = {"addons": kinds, "addon_instances": own, "base_class": base, "__module__": base.__module__, "__doc__": base.__doc__}
+        namespace = {"addons": kinds, "_addon_instances": own, "base_class": base, "__module__": base.__module__, "__doc__": base.__doc__}
         by_keyword = [kind for kind in kinds if kind not in instances]
         namespace |= {"__signature__": constructor_signature(base, by_keyword)} | addon_commands(base, kinds)
         found = type(name, (base,), namespace)
@@ -215,14 +215,14 @@ def compose(cls: type[Any], addons: Iterable[type[AddOnBase] | AddOnBase]) -> ty
 
 def given_addons(kind: type[Any]) -> tuple[type[AddOnBase] | AddOnBase, ...]:
     """The arguments of `add_on` that made the class `kind`."""
-    return tuple(kind.addon_instances.get(addon, addon) for addon in kind.addons)
+    return tuple(kind._addon_instances.get(addon, addon) for addon in kind.addons)
 
 
 class Composable(AddonCommands):
     """A class that addons can be added to."""
 
     addons: ClassVar[tuple[type[AddOnBase], ...]] = ()
-    addon_instances: ClassVar[Mapping[type[AddOnBase], AddOnBase]] = {}  # the addons that were given as instances
+    _addon_instances: ClassVar[Mapping[type[AddOnBase], AddOnBase]] = {}  # the addons that were given as instances
     _addons: dict[type[AddOnBase], AddOnBase]
 
     @overload
@@ -240,6 +240,25 @@ class Composable(AddonCommands):
 
         The options of an addon class become keyword arguments of the constructor: `Digits.add_on(EMAAddon)(net, ema_decay=0.99)`. An
         instance has its options already, and each trainer gets a copy of it: `Digits.add_on(EMAAddon(ema_decay=0.99))(net)`.
+
+        Args:
+            addons: Addon classes, whose options become keyword arguments of the constructor, or instances, which have their options
+                already.
+
+        Returns:
+            A subclass, the same for the same addons.
+
+        Raises:
+            AddOnError: something is not an addon, or addons can't be combined
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> Averaged = Line.add_on(EMAAddon)
+            >>> trainer = Averaged(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), ema_decay=0.9)
+            >>> EMAAddon in Averaged.addons, trainer[EMAAddon] in trainer.active_addons, trainer[EMAAddon].ema_decay
+            (True, True, 0.9)
         """
         return compose(cls, addons)
 
@@ -261,7 +280,7 @@ class Composable(AddonCommands):
         return list(self._addons.values())
 
     @contextmanager
-    def with_addon(self, addon: AddOnBase) -> Iterator[None]:
+    def _with_addon(self, addon: AddOnBase) -> Iterator[None]:
         """Use one more addon for a while."""
         before = self._addons
         self._addons = {**before, type(addon): addon}
@@ -270,7 +289,7 @@ class Composable(AddonCommands):
         finally:
             self._addons = before
 
-    def drop_addons(self, kinds: tuple[type[AddOnBase], ...]) -> None:
+    def _drop_addons(self, kinds: tuple[type[AddOnBase], ...]) -> None:
         """Remove the addons of these classes."""
         self._addons = {kind: addon for kind, addon in self._addons.items() if not isinstance(addon, kinds)}
 

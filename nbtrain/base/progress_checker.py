@@ -17,29 +17,85 @@ class ProgressChecker:
 
     A step is a processed batch, validation included; epochs count only in mode "train". `trainer.progress_checker` reads the trainer's
     `counts`. You can also make one without a trainer, to count in a custom loop.
+
+    Args:
+        counts: The counts to read and to change. None: new ones.
+
+    Example:
+        >>> progress = ProgressChecker()
+        >>> progress.update_step()
+        >>> progress
+        ProgressChecker(step=2, epoch=1)
     """
 
     def __init__(self, counts: Counts | None = None) -> None:
         self._counts = Counts() if counts is None else counts
 
     def get_step(self) -> int:
-        """The current step, from 1."""
+        """The current step, from 1.
+
+        Returns:
+            The number.
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> ProgressChecker().get_step()
+            1
+        """
         return self._counts.processed + 1
 
     def get_epoch(self) -> int:
-        """The current epoch, from 1."""
+        """The current epoch, from 1.
+
+        Returns:
+            The number.
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> trainer.progress_checker.get_epoch()
+            1
+        """
         return self._counts.epoch + 1
 
     def update_step(self) -> None:
-        """Count a processed batch."""
+        """Count a processed batch.
+
+        Changes:
+            The step.
+        """
         self._counts.processed += 1
 
     def update_epoch(self) -> None:
-        """Count a finished epoch."""
+        """Count a finished epoch.
+
+        Changes:
+            The epoch.
+
+        Example:
+            >>> progress = ProgressChecker()
+            >>> progress.update_epoch()
+            >>> progress.get_epoch()
+            2
+        """
         self._counts.epoch += 1
 
     def init_state(self) -> None:
-        """Reset to step 1 of epoch 1."""
+        """Reset to step 1 of epoch 1.
+
+        Changes:
+            Both counts.
+
+        Example:
+            >>> progress = ProgressChecker()
+            >>> progress.update_step()
+            >>> progress.init_state()
+            >>> progress.get_step()
+            1
+        """
         self._counts.processed = self._counts.epoch = 0
 
     def __repr__(self) -> str:

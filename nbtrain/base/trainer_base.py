@@ -90,9 +90,9 @@ class SessionProtocol(Protocol):
     begins: bool  # with the newest run
 
     @property
-    def joins(self) -> bool: ...  # whether its newest run follows another one
+    def _joins(self) -> bool: ...  # whether its newest run follows another one
     def run(self, n_epoch: int, loader: Any, valid_loader: Any, travel: Any, *, resume: Any, background: bool) -> Any: ...
-    def rest(self) -> None: ...  # a run has ended
+    def _rest(self) -> None: ...  # a run has ended
     def end(self, status: Status, reason: str = "") -> None: ...
 
 
@@ -122,7 +122,7 @@ class TrainerBase(Composable, TracebackKeeper):
     own_names: frozenset[str]  # attributes of nbtrain, not added by your class or steps
     lean_loops = True  # False: all epochs run on Lightning's own loops
     control = Control()  # without a run, until the constructor has finished
-    own_thread = True  # False: a run in a notebook uses the main thread, and can't be paused
+    _own_thread = True  # False: a run in a notebook uses the main thread, and can't be paused
     automatic_optimization = True  # False in your class: `train_step` calls `self.backward(loss)` and steps the optimizers
     configures_optimizers = False  # True: a LightningModule makes the optimizers when a run begins
 
@@ -130,26 +130,98 @@ class TrainerBase(Composable, TracebackKeeper):
     def train_step(self, batch: Any) -> dict[str, Any] | None:
         """Compute the loss of a batch, which is already on the device. Override it; return a dict with at least "loss".
 
-        None leaves the batch out: it has no part in the update and in the means, and alone it makes no update.
-
         With `automatic_optimization = False` in the class, it makes its updates: with `self.backward(loss)`, `self.optimizer.step()` and
         `self.optimizer.zero_grad()`. What it returns is recorded; a loss is not needed, and None records nothing.
+
+        Args:
+            batch: What the loader gives, with its tensors on the device.
+
+        Returns:
+            A dict: "loss", a scalar tensor with a graph; every other scalar is a metric; tensors such as "output" and "label" are kept for
+            what reads them. None leaves the batch out: it has no part in the update and in the means, and alone it makes no update.
+
+        Raises:
+            StepError: you have not written it
+
+        Changes:
+            What you change in it.
+
+        Example:
+            >>> class Mean(Trainer):
+            ...     def train_step(self, batch):
+            ...         return {"loss": self.model(batch[0]).mean()}
+            >>> Mean(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader).status
+            'completed'
         """
         raise StepError(f"{self.title} has no train_step.", remedy="Write train_step(self, batch), which returns a dict with 'loss'.")
 
     def test_step(self, batch: Any) -> dict[str, Any] | None:
-        """Compute the metrics of a batch in validation and test. Override it; return a dict, or None to leave the batch out."""
+        """Compute the metrics of a batch in validation and test. Override it; return a dict, or None to leave the batch out.
+
+        Args:
+            batch: What the loader gives, with its tensors on the device.
+
+        Returns:
+            A dict whose scalars are metrics; "output" is what `predict` and `inference` return. None leaves the batch out.
+
+        Raises:
+            StepError: you have not written it
+
+        Changes:
+            What you change in it. Gradients are off.
+
+        Example:
+            >>> class Measured(Line):
+            ...     def test_step(self, batch):
+            ...         return {"error": (self.model(batch[0]) - batch[1]).abs().mean()}
+            >>> list(Measured(net, "cpu", mode="test").evaluate(loader))
+            ['error']
+        """
         raise StepError(f"{self.title} has no test_step.", remedy="Write test_step(self, batch), which returns a dict of metrics.")
 
     def metric_on_epoch_end(self) -> dict[str, Any] | None:
         """Compute metrics of a whole pass, from `log_train` or `log_test`. Override it; return a dict or None.
 
         It is called after each pass; `self.mode` says whether that was "train" or "test".
+
+        Returns:
+            A dict of metrics, which becomes `train_metrics` or `test_metrics`, or None.
+
+        Changes:
+            What you change in it.
+
+        Example:
+            >>> class Lowest(Line):
+            ...     def metric_on_epoch_end(self):
+            ...         return {"lowest": min(self.log_test["loss"])} if self.mode == "test" else None
+            >>> Lowest(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader, loader).last.keys() >= {"val_lowest"}
+            True
         """
         return None
 
     def log(self, name: str, value: Any, **options: Any) -> None:
-        """Log a value under `name`, in addition to what the step returns; for steps taken from a LightningModule, with its options."""
+        """Log a value under `name`, in addition to what the step returns; for steps taken from a LightningModule, with its options.
+
+        Args:
+            name: The name of the metric in the history, as you give it: nothing is put before it.
+            value: A number or a scalar tensor.
+            options: Options of Lightning's `self.log`, for steps taken from a LightningModule.
+
+        Raises:
+            StepError: it was called outside of a run
+            ConfigError: the value is a torchmetrics object, which resets itself only in a LightningModule
+
+        Changes:
+            Adds the value to the metrics of the pass.
+
+        Example:
+            >>> class Logged(Line):
+            ...     def train_step(self, batch):
+            ...         self.log("n", len(batch[0]))
+            ...         return super().train_step(batch)
+            >>> Logged(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader).last["n"]
+            16.0
+        """
         if self.module is None:
             raise StepError(f"log({name!r}) was called outside of a run.", remedy="Call it in train_step or test_step.")
         if isinstance(value, Metric) and not self.configures_optimizers:
@@ -161,7 +233,30 @@ class TrainerBase(Composable, TracebackKeeper):
         self.module.log(name, value, **options)
 
     def backward(self, loss: Tensor, **options: Any) -> None:
-        """Compute the gradients of `loss` in a `train_step` that optimizes by hand: `loss.backward()`, in the precision of the run."""
+        """Compute the gradients of `loss` in a `train_step` that optimizes by hand: `loss.backward()`, in the precision of the run.
+
+        Args:
+            loss: A scalar tensor with a graph.
+            options: Arguments for `Tensor.backward`, such as `retain_graph=True`.
+
+        Raises:
+            StepError: the class optimizes automatically, or it was called outside of a run
+
+        Changes:
+            The gradients.
+
+        Example:
+            >>> class ByHand(Line):
+            ...     automatic_optimization = False
+            ...     def train_step(self, batch):
+            ...         loss = mse_loss(self.model(batch[0]), batch[1])
+            ...         self.optimizer.zero_grad()
+            ...         self.backward(loss)
+            ...         self.optimizer.step()
+            ...         return {"loss": loss}
+            >>> ByHand(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader).status
+            'completed'
+        """
         if self.automatic_optimization:
             what = f"{self.title}.train_step calls backward, which nbtrain does after it."
             raise StepError(what, remedy="Return the loss; or write automatic_optimization = False in the class, and step by hand.")
@@ -171,7 +266,12 @@ class TrainerBase(Composable, TracebackKeeper):
 
     @property
     def optimizers(self) -> dict[str, Any]:
-        """The optimizers by name: those given as a list by their classes, such as "adamw"; a single one too."""
+        """The optimizers by name: those given as a list by their classes, such as "adamw"; a single one too.
+
+        Example:
+            >>> list(trainer.optimizers), len(trainer.all_optimizers)
+            (['sgd'], 1)
+        """
         return {name or type(one).__name__.lower(): one for name, one in named_parts(self.optimizer).items()}
 
     if not TYPE_CHECKING:  # with it, a type checker would know every name
@@ -188,7 +288,18 @@ class TrainerBase(Composable, TracebackKeeper):
 
     @property
     def loader_name(self) -> str | None:
-        """The name of the loader of the current batch in `test_step`, if there are several: "hard" in `{"easy": a, "hard": b}`."""
+        """The name of the loader of the current batch in `test_step`, if there are several: "hard" in `{"easy": a, "hard": b}`.
+
+        Example:
+            >>> class Named(Line):
+            ...     def test_step(self, batch):
+            ...         seen.add(self.loader_name)
+            ...         return super().test_step(batch)
+            >>> seen = set()
+            >>> metrics = Named(net, "cpu", mode="test").evaluate({"easy": loader, "hard": loader})
+            >>> sorted(seen)
+            ['easy', 'hard']
+        """
         return None if self.module is None else self.module.loader_name
 
     @property
@@ -197,7 +308,7 @@ class TrainerBase(Composable, TracebackKeeper):
         return written_class(type(self)).__name__
 
     @property
-    def reads_tensors(self) -> bool:
+    def _reads_tensors(self) -> bool:
         """Whether this class overrides `metric_on_epoch_end`, which may read the tensors of a pass."""
         return type(self).metric_on_epoch_end is not TrainerBase.metric_on_epoch_end
 
@@ -213,6 +324,11 @@ class TrainerBase(Composable, TracebackKeeper):
 
     @mode.setter
     def mode(self, mode: Mode) -> None:
+        """Example:
+        >>> trainer.toggle()
+        >>> trainer.mode
+        'test'
+        """
         operation = self._operation
         if operation is not None and mode in ("train", "test"):  # its own passes switch it
             operation.mode = mode
@@ -231,7 +347,7 @@ class TrainerBase(Composable, TracebackKeeper):
         self._mode = mode
 
     @property
-    def step_method(self) -> tuple[Any, str]:
+    def _step_method(self) -> tuple[Any, str]:
         """The object and the name of its method that computes the loss of a batch in training."""
         return self, "train_step"
 
@@ -241,7 +357,7 @@ class TrainerBase(Composable, TracebackKeeper):
         return [self.optimizer] if self.optimizer is not None else []
 
     @checked
-    def step_alone(self, batch: Any, pl_trainer: L.Trainer) -> Any:
+    def _step_alone(self, batch: Any, pl_trainer: L.Trainer) -> Any:
         """Compute the loss of a batch after the run of `pl_trainer`."""
         if not self.automatic_optimization:
             what = f"{self.title} optimizes by hand, so its loss of one sample can't be computed."
@@ -256,7 +372,22 @@ class TrainerBase(Composable, TracebackKeeper):
 
     @checked
     def toggle(self, mode: Mode | None = None) -> None:
-        """Switch to `mode`, by default from "train" to "test" or back. Raises ConfigError during a run."""
+        """Switch to `mode`, by default from "train" to "test" or back.
+
+        Args:
+            mode: "train" or "test". None: the other one.
+
+        Raises:
+            ConfigError: a run is on
+
+        Changes:
+            `mode`.
+
+        Example:
+            >>> trainer.toggle("test")
+            >>> trainer.mode
+            'test'
+        """
         self._refuse_new_mode()
         self.mode = mode if mode is not None else ("test" if self.mode == "train" else "train")
 
@@ -298,10 +429,10 @@ class TrainerBase(Composable, TracebackKeeper):
         self.changed: tuple[tuple[int, int], StepCode, str] | None = (
             None  # where it has changed, what it was before, and the text of the mark
         )
-        self.holds_steps = newest(self.written_steps) is not None  # it keeps its class, although there is a newer one of that name
+        self.holds_steps = newest(self._written_steps) is not None  # it keeps its class, although there is a newer one of that name
 
     @property
-    def written_steps(self) -> type[Any]:
+    def _written_steps(self) -> type[Any]:
         """The class that has your steps."""
         return written_class(type(self))
 
@@ -355,11 +486,11 @@ class TrainerBase(Composable, TracebackKeeper):
             for addon in made.active_addons:
                 if isinstance(addon, StateManagerAddon):
                     addon.__post_init__()  # the checkpoints so far are not its own
-            made.begin_branch(self.run_dir.name, {})
+            made._begin_branch(self.run_dir.name, {})
         return made
 
     @checked
-    def begin_branch(self, parent: str, changes: Mapping[str, str]) -> None:
+    def _begin_branch(self, parent: str, changes: Mapping[str, str]) -> None:
         """This trainer is a copy of the run `parent` at its current place, with `changes`: it gets its own run folder."""
         counts = self.train_state.counts
         self.run_dir, self.fork = None, Fork(parent, counts.epoch, counts.step, counts.processed, changes)
@@ -370,7 +501,22 @@ class TrainerBase(Composable, TracebackKeeper):
         return [self.optimizer.state_dict()] if self.optimizer is not None else []
 
     def open_run_dir(self) -> Path:
-        """Return the run folder; create it in `save_path` if there is none yet. All ranks must call it."""
+        """Return the run folder; create it in `save_path` if there is none yet. All ranks must call it.
+
+        Returns:
+            The run folder.
+
+        Raises:
+            ConfigError: the trainer has no `save_path`
+
+        Changes:
+            Creates the folder.
+
+        Example:
+            >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
+            >>> trainer.open_run_dir().name
+            'run-001'
+        """
         if self.run_dir is None:
             if self.save_path is None:
                 raise ConfigError("The run needs a folder, and save_path is missing.", remedy='Give save_path="runs/my-run".')
@@ -380,7 +526,12 @@ class TrainerBase(Composable, TracebackKeeper):
 
     @property
     def launcher(self) -> Launcher | None:
-        """The addon that executes the runs in other processes, or None."""
+        """The addon that executes the runs in other processes, or None.
+
+        Example:
+            >>> trainer.launcher is None, trainer.world.size, trainer.is_main_process
+            (True, 1, True)
+        """
         return launcher_of(self)
 
     @property
@@ -395,19 +546,30 @@ class TrainerBase(Composable, TracebackKeeper):
         return (rank_zero_only.rank or 0) == 0  # pyright: ignore[reportFunctionMemberAccess]
 
     @property
-    def turn(self) -> Turn | None:
+    def _turn(self) -> Turn | None:
         """The current step, if a batch has several steps, as with several optimizers; else None."""
         return None
 
     @checked
-    def scale_schedules(self, factor: float) -> None:
+    def _scale_schedules(self, factor: float) -> None:
         """Multiply all later learning rates, after the current one was set by hand."""
         scale_schedules(self, factor)
         if self.module is None:
             self.states.scale_restored(factor)
 
     def callbacks(self) -> list[L.Callback]:
-        """The callbacks of a run. The recorder comes first, because schedules change what it reads."""
+        """The callbacks of a run. The recorder comes first, because schedules change what it reads.
+
+        Returns:
+            A list of Lightning callbacks, new ones.
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> type(trainer.callbacks()[0]).__name__
+            'RecorderCallback'
+        """
         own = [callback for addon in self.active_addons for callback in addon.callbacks(self)]
         memory = Memory(self) if self.keeps_states else None
         disk = next((Disk(addon, self) for addon in self.active_addons if isinstance(addon, StateManagerAddon)), None)
@@ -416,7 +578,18 @@ class TrainerBase(Composable, TracebackKeeper):
         return [RecorderCallback(self.recorder), *modes, *own, BestWeights(self), *keeper]
 
     def as_lightning_module(self) -> StepModule:
-        """Return the steps as a LightningModule, for your own `lightning.Trainer`. It includes the callbacks of the addons."""
+        """Return the steps as a LightningModule, for your own `lightning.Trainer`. It includes the callbacks of the addons.
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> import lightning as L
+            >>> arguments = trainer.lightning_args() | {"max_epochs": 1, "enable_progress_bar": False}
+            >>> L.Trainer(**arguments).fit(trainer.as_lightning_module(), loader, loader)
+            >>> trainer.current_step
+            4
+        """
         return self.step_module()
 
     def step_module(self, *, whole_epoch: bool = True) -> StepModule:
@@ -424,7 +597,15 @@ class TrainerBase(Composable, TracebackKeeper):
         return StepModule(self, whole_epoch=whole_epoch)
 
     def lightning_args(self) -> dict[str, Any]:
-        """Return the arguments for a `lightning.Trainer`: device, precision, loggers, and what the addons and `lightning=` add."""
+        """Return the arguments for a `lightning.Trainer`: device, precision, loggers, and what the addons and `lightning=` add.
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> trainer.lightning_args()["accelerator"]
+            'cpu'
+        """
         args: dict[str, Any] = {
             **device_args(self.device),
             "enable_progress_bar": False,
@@ -457,7 +638,7 @@ class TrainerBase(Composable, TracebackKeeper):
             return own or given or False
         return [*own, *(given if isinstance(given, Iterable) else [given] if given is not None else [])]
 
-    def read_loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
+    def _read_loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         """Return `loader` as a run reads it, wrapped by the addons."""
         if training and any(addon.steps_per_epoch for addon in self.active_addons if isinstance(addon, LimitsAddon)):
             loader = self.stream = continued(loader, self.stream)

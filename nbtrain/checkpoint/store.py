@@ -192,5 +192,5 @@ def _note_other_best(link: Path, note: Callable[[str], None]) -> None:
     if counts is None or best is None:
         return
     first, last = sorted((counts["processed"], best.get("processed", 0)))  # an open window, or the validation itself, may lie between them
-    if any(first <= row.get("processed", 0) <= last and row is not best for row in history.candidates):
+    if any(first <= row.get("processed", 0) <= last and row is not best for row in history._candidates):
         note(f"{link.name} holds the state after {counts['epoch']} epochs; the record says that epoch {best['epoch']} is the best.")

@@ -131,4 +131,12 @@ class TrainHook:
     HOOK_NAMES lists all names. Pass an instance to a trainer as `hooks=`. The hooks of a model, an optimizer and a scheduler that inherit
     from this class are called automatically, in this order, before others. `trainer` is nbtrain's. A hook may take only the first few of
     its arguments.
+
+    Example:
+        >>> class Steps(TrainHook):
+        ...     def after_optimizer_step(self, trainer):
+        ...         steps.append(trainer.current_step)
+        >>> steps = []
+        >>> Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), hooks=Steps()).run(1, loader).status, len(steps)
+        ('completed', 4)
     """

@@ -52,7 +52,7 @@ class RecordedTrainer(TrainerProtocol, Protocol):
     """A trainer whose runs can be written as a configuration."""
 
     addons: ClassVar[tuple[type[AddOnBase], ...]]
-    addon_instances: ClassVar[Mapping[type[AddOnBase], AddOnBase]]  # the addons that were given as instances
+    _addon_instances: ClassVar[Mapping[type[AddOnBase], AddOnBase]]  # the addons that were given as instances
     ran: Ran | None  # the arguments of the newest training run
     log_bar: bool
     save_path: str | Path | None
@@ -317,7 +317,7 @@ def _addons(read: Reader, trainer: RecordedTrainer) -> Any:
     found = []
     for i, addon in enumerate(kind for kind in type(trainer).addons if kind not in (StateManagerAddon, MultiGPUAddon)):
         at, known = ("addons", i, "args"), options(addon).keys() - {*_TRAINER, "save_path", "device"}
-        instance = type(trainer).addon_instances.get(addon)
+        instance = type(trainer)._addon_instances.get(addon)
         given = trainer.given if instance is None else chosen_options(instance)
         args = read.plain({n: v for n, v in given.items() if n in known}, at)
         found.append({"type": read.name(addon, ("addons", i, "type")), "args": args})

@@ -69,7 +69,7 @@ def _read(loader: Any) -> list[Any]:
         with borrowed(loader) as spare:
             return [next(iter(spare))]
     if kind is SeededLoader:
-        return [loader.collate_fn(_samples(loader.dataset, range(loader.first_length)))]
+        return [loader.collate_fn(_samples(loader.dataset, range(loader._first_length)))]
     return _of_dataset(loader) if isinstance(loader, DataLoader) else []
 
 

@@ -37,10 +37,29 @@ def _mixed_labels(y: Tensor, partner: Tensor, share: float, n_classes: int | Non
 
 @boundary
 def mixup(batch: tuple[Tensor, Tensor], alpha: float = 0.2, *, n_classes: int | None = None) -> tuple[Tensor, Tensor]:
-    """MixUp: mix each sample of `batch` with another one. `batch` is inputs (B, ...) and labels (B, ...). Zhang et al. 2018.
+    """MixUp: mix each sample of a batch with another one. Zhang et al. 2018.
 
-    Integer labels (B,) become probabilities of `n_classes` classes, (B, n_classes); float labels are mixed as they are. One ratio is drawn
-    from Beta(alpha, alpha) for all samples. Raises StepError for integer labels without `n_classes`, and if `alpha` is not positive.
+    One ratio is drawn from Beta(alpha, alpha) for all samples.
+
+    Args:
+        batch: Inputs (B, ...) and labels (B, ...).
+        alpha: Both parameters of the Beta distribution, above 0; small values leave most samples nearly as they are.
+        n_classes: The number of classes, for integer labels (B,), which become probabilities (B, n_classes). Float labels are mixed as they
+            are.
+
+    Returns:
+        New inputs and labels.
+
+    Raises:
+        StepError: integer labels without `n_classes`, or `alpha` is not positive
+
+    Changes:
+        Draws from torch's random numbers.
+
+    Example:
+        >>> mixed, labels = mixup((x, torch.zeros(64, dtype=torch.long)), n_classes=3)
+        >>> tuple(mixed.shape), tuple(labels.shape)
+        ((64, 1), (64, 3))
     """
     x, y = batch
     share, partner = _draw(len(x), alpha)
@@ -51,9 +70,28 @@ def mixup(batch: tuple[Tensor, Tensor], alpha: float = 0.2, *, n_classes: int | 
 # %% ../../nbs/data/mixup.ipynb #5fc16fb1
 @boundary
 def cutmix(batch: tuple[Tensor, Tensor], alpha: float = 1.0, *, n_classes: int | None = None) -> tuple[Tensor, Tensor]:
-    """CutMix: paste a box of another image into each image of `batch`. Inputs have shape (B, C, H, W). Yun et al. 2019.
+    """CutMix: paste a box of another image into each image of a batch. Yun et al. 2019.
 
-    Labels are mixed as in `mixup`, in proportion to the box's area. Raises StepError as `mixup` does.
+    Labels are mixed as in `mixup`, in proportion to the box's area.
+
+    Args:
+        batch: Images (B, C, H, W) and labels (B, ...).
+        alpha: Both parameters of the Beta distribution that the box's area is drawn from, above 0.
+        n_classes: The number of classes, for integer labels (B,), which become probabilities (B, n_classes).
+
+    Returns:
+        New images and labels.
+
+    Raises:
+        StepError: integer labels without `n_classes`, or `alpha` is not positive
+
+    Changes:
+        Draws from torch's random numbers.
+
+    Example:
+        >>> images, labels = cutmix((torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])), n_classes=3)
+        >>> tuple(images.shape), tuple(labels.shape)
+        ((4, 3, 8, 8), (4, 3))
     """
     x, y = batch
     share, partner = _draw(len(x), alpha)

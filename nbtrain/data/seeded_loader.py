@@ -75,11 +75,33 @@ class SeededLoader:
 
     It can begin at any batch without reading those before it, gives the same batches with any `num_workers`, and leaves the caller's
     random state untouched. For each sample and each call of `collate_fn` it seeds Python, torch on the CPU, and NumPy if it is
-    imported. `dataset` must be map-style, with a length. `options` are a DataLoader's worker options.
+    imported. Passes are numbered by epoch, from 0; `set_epoch` sets the number of the next one, and Lightning calls it.
 
-    Passes are numbered by epoch, from 0; `set_epoch` sets the number of the next one, and Lightning calls it. Raises ConfigError for a
-    dataset without a length and for persistent workers, OptionError for an unknown option, and CheckpointError for the state of a
-    loader with other settings.
+    Args:
+        dataset: A map-style dataset, with a length.
+        batch_size: The number of samples in a batch.
+        shuffle: Read the samples in a new order in each epoch.
+        seed: What order and augmentation depend on.
+        drop_last: Leave out the last batch if it is short.
+        num_workers: The number of processes that read; 0 reads in this one.
+        collate_fn: A function that makes a batch from a list of samples. None: torch's default.
+        options: A DataLoader's worker options: `pin_memory`, `prefetch_factor`, `timeout`, `worker_init_fn`, `multiprocessing_context`.
+
+    Attributes:
+        dataset: The dataset.
+        seed: The seed.
+
+    Raises:
+        ConfigError: the dataset has no length, or workers are persistent
+        OptionError: an option is unknown
+        CheckpointError: the state of a loader with other settings is loaded
+
+    Example:
+        >>> loader = SeededLoader(data, batch_size=16, seed=1)
+        >>> first = next(iter(loader))[0]
+        >>> loader.set_epoch(0)
+        >>> bool((next(iter(loader))[0] == first).all()), len(loader)
+        (True, 4)
     """
 
     batch_sampler = None  # Lightning reads it where it finds a sampler
@@ -117,7 +139,7 @@ class SeededLoader:
         return len(self._batching)
 
     @property
-    def first_length(self) -> int:
+    def _first_length(self) -> int:
         """The number of samples in the first batch of a pass."""
         return min(self._batching.batch_size, self._batching.n_samples)
 
@@ -147,7 +169,14 @@ class SeededLoader:
 
     @checked
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch number of the next pass. A restored pass keeps its place if it has this number."""
+        """Set the epoch number of the next pass. A restored pass keeps its place if it has this number.
+
+        Args:
+            epoch: The number of the next pass, from 0.
+
+        Changes:
+            The order of the next pass.
+        """
         if self._here.begun or epoch != self._here.epoch:
             self._here = _Pass(epoch)
 
@@ -156,12 +185,38 @@ class SeededLoader:
         return asdict(self._batching) | {"seed": self.seed}
 
     def state_dict(self) -> dict[str, Any]:
-        """The settings, the epoch, and the number of its batches yielded; after the last batch, the next epoch."""
+        """The settings, the epoch, and the number of its batches yielded; after the last batch, the next epoch.
+
+        Returns:
+            A dict for `load_state_dict`.
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> loader = SeededLoader(data, batch_size=16)
+            >>> iterator = iter(loader)
+            >>> batch = next(iterator)
+            >>> again = SeededLoader(data, batch_size=16)
+            >>> again.load_state_dict(loader.state_dict())
+            >>> len(list(again))
+            3
+        """
         here = self._here if self._here.position < len(self) else _Pass(self._here.epoch + 1)
         return self.settings() | {"epoch": here.epoch, "position": here.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next pass begin at the place of `state`; the batches before it are not read."""
+        """Let the next pass begin at the place of `state`; the batches before it are not read.
+
+        Args:
+            state: What `state_dict` returned.
+
+        Raises:
+            CheckpointError: it is the state of a loader with other settings
+
+        Changes:
+            Where the next pass begins.
+        """
         settings = self.settings()
         if not state["position"]:  # between two passes, between which the dataset may have grown
             state = state | {"n_samples": settings["n_samples"]}

@@ -36,7 +36,17 @@ _END = object()
 
 
 class Task(NamedTuple):
-    """A batch and the name of its task."""
+    """A batch and the name of its task.
+
+    Args:
+        name: The name of the loader that the batch is from.
+        batch: What that loader gave.
+
+    Example:
+        >>> task = Task("easy", (x, x))
+        >>> task.name, len(task.batch)
+        ('easy', 2)
+    """
 
     name: str
     batch: Any
@@ -45,12 +55,24 @@ class Task(NamedTuple):
 class TaskLoader:
     """Batches of several loaders as `Task(name, batch)`, each loader in proportion to its weight.
 
-    `weights` default to the loaders' lengths, so that an epoch reads each of them once. `n_batches` is the length of an epoch, by
-    default the sum of the loaders' lengths. A loader that ends within the epoch starts again, and each epoch restarts all of them.
-    A run resumes exactly, wherever the loaders draw their order from.
+    A loader that ends within the epoch starts again, and each epoch restarts all of them. A run resumes exactly, wherever the loaders draw
+    their order from.
 
-    Raises ConfigError if the names of weights and loaders differ, a weight or `n_batches` is not positive, or a
-    needed length is missing.
+    Args:
+        loaders: The loaders by name.
+        weights: How often each is read, in proportion; above 0. None: the loaders' lengths, so that an epoch reads each of them once.
+        n_batches: The length of an epoch in batches. None: the sum of the loaders' lengths.
+
+    Attributes:
+        loaders: The loaders by name.
+
+    Raises:
+        ConfigError: the names of weights and loaders differ, a number is not positive, or a needed length is missing
+
+    Example:
+        >>> tasks = TaskLoader({"a": loader, "b": loader}, weights={"a": 3, "b": 1}, n_batches=4)
+        >>> [task.name for task in tasks], tasks.weights
+        (['a', 'a', 'b', 'a'], {'a': 3, 'b': 1})
     """
 
     batch_sampler = None  # Lightning reads it if a validation loader has a sampler
@@ -106,7 +128,18 @@ class TaskLoader:
 
     @checked
     def set_epoch(self, epoch: int) -> None:
-        """Call each `set_epoch` in the loaders."""
+        """Call each `set_epoch` in the loaders.
+
+        Args:
+            epoch: The number of the next pass, from 0.
+
+        Changes:
+            The order in loaders that have a `set_epoch`.
+
+        Example:
+            >>> tasks = TaskLoader({"a": SeededLoader(data)})
+            >>> tasks.set_epoch(3)
+        """
         for loader in self.loaders.values():
             set_epoch(loader, epoch)
 

@@ -116,15 +116,31 @@ def _checked(given: tuple[Any, ...]) -> tuple[list[Any] | None, list[Tensor]]:
 class TensorLoader:
     """Batches of tensors in memory, bit for bit equal to those of a DataLoader over a TensorDataset of them.
 
-    `tensors`: tensors with a row for each sample, or one TensorDataset; each batch is a list. Or one dict of tensors; each batch is a dict.
-    NumPy arrays and pandas frames become tensors, their floats in torch's default dtype. Each batch is a copy.
-    Tensors on CUDA are indexed there, which is fastest if they fit. Otherwise `device` moves each batch, and `pin_memory` lets that copy
-    run in the background (it has no effect without CUDA).
+    A batch of tensors or of a TensorDataset is a list, and of a dict of tensors a dict; each batch is a copy. Tensors on CUDA are indexed
+    there, which is fastest if they fit.
 
     A state saved in the middle of a pass resumes the rest of that order, and restores `generator`. Without a `generator` the order comes
     from torch's global one, and a resumed pass draws nothing from it: restore the global one yourself before you resume. After the last
     batch the state is that of the next pass; in your own loop, save it after the loop has ended.
-    Raises ConfigError for anything that is not a set of samples, CheckpointError for the state of a loader with other settings.
+
+    Args:
+        tensors: Tensors with a row for each sample, or one TensorDataset, or one dict of tensors. NumPy arrays and pandas frames become
+            tensors, their floats in torch's default dtype.
+        batch_size: The number of samples in a batch.
+        shuffle: Read the samples in a new order in each pass.
+        drop_last: Leave out the last batch if it is short.
+        generator: Where the order comes from. None: torch's global random numbers.
+        device: Move each batch to this device.
+        pin_memory: Copy batches to `device` in the background; it has no effect without CUDA.
+
+    Raises:
+        ConfigError: it is given anything that is not a set of samples
+        CheckpointError: the state of a loader with other settings is loaded
+
+    Example:
+        >>> loader = TensorLoader(x, 2 * x + 1, batch_size=16, shuffle=True)
+        >>> len(loader), [tuple(part.shape) for part in next(iter(loader))]
+        (4, [(16, 1), (16, 1)])
     """
 
     @checked
@@ -181,7 +197,22 @@ class TensorLoader:
         return asdict(self._batching) | {"own_generator": self.generator is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """The settings, the number of batches of this pass yielded, and what the order was drawn from."""
+        """The settings, the number of batches of this pass yielded, and what the order was drawn from.
+
+        Returns:
+            A dict for `load_state_dict`.
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> loader = TensorLoader(x, batch_size=16)
+            >>> batch = next(iter(loader))
+            >>> again = TensorLoader(x, batch_size=16)
+            >>> again.load_state_dict(loader.state_dict())
+            >>> len(list(again))
+            3
+        """
         position, source = self._pass.position, self._pass.source
         if position == len(self):
             position, source = 0, None
@@ -190,7 +221,17 @@ class TensorLoader:
         return self.settings() | {"position": position, "source": source}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next pass begin at the place of `state`; the batches before it are not read."""
+        """Let the next pass begin at the place of `state`; the batches before it are not read.
+
+        Args:
+            state: What `state_dict` returned.
+
+        Raises:
+            CheckpointError: it is the state of a loader with other settings
+
+        Changes:
+            Where the next pass begins.
+        """
         check_same(self, self.settings(), state)
         self._pass = self._resumed = _Draws(self.generator, state["position"], state["source"])
 

@@ -101,8 +101,25 @@ class AddOnBase:
 
     Override the methods for what the addon contributes; `trainer` is the trainer it belongs to. `after` names addons that must come before
     this one, if both are used: in callbacks, loaders, wrapped steps, metrics and sinks. A subclass counts as the addon it inherits from.
-    `commands` names methods that the trainer gets, too: `trainer.freeze()` calls `addon.freeze(trainer)`. Raises AddOnError for an option
-    with the name of one of these methods.
+    `commands` names methods that the trainer gets, too: `trainer.freeze()` calls `addon.freeze(trainer)`.
+
+    Attributes:
+        after: The addons that must come before this one, if both are used.
+        commands: The names of methods that the trainer gets, too.
+        decides_where_runs_execute: True for an addon that executes runs in other processes; a trainer has at most one.
+
+    Raises:
+        AddOnError: an option has the name of a method, or a class defines `apply(cls, base)`
+        OptionError: an option is unknown
+
+    Example:
+        >>> class Scaled(AddOnBase):
+        ...     factor: float = 1.0
+        ...     def wrap_step(self, trainer, step):
+        ...         return lambda batch: {**(output := step(batch)), "loss": self.factor * output["loss"]}
+        >>> trainer = Line.add_on(Scaled)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), factor=10.0)
+        >>> trainer.run(1, loader).status
+        'completed'
     """
 
     after: ClassVar[tuple[type[AddOnBase], ...]] = ()
@@ -130,11 +147,19 @@ class AddOnBase:
         """Return `step` itself, or a function around it, which gets the training step's output before the backward pass.
 
         Called when training begins, after the callbacks' `setup`. The addons wrap in their order, the first one innermost.
+
+        Args:
+            step: Takes a batch on the device, and returns the checked output of `train_step` with its graph; None if it leaves the batch
+                out.
         """
         return step
 
     def pass_metrics(self, trainer: TrainerProtocol, phase: Phase) -> dict[str, float]:
-        """Return more metrics of a pass, by names without `train_`, `val_` or `test_`. Called after its last batch, in each process."""
+        """Return more metrics of a pass, by names without `train_`, `val_` or `test_`. Called after its last batch, in each process.
+
+        Args:
+            phase: "train", "valid" or "test".
+        """
         return {}
 
     def sink(self, trainer: TrainerProtocol) -> EventSink | None:
@@ -147,10 +172,19 @@ class AddOnBase:
         return None
 
     def configure_model(self, trainer: TrainerProtocol, module: L.LightningModule) -> None:
-        """Change `trainer.model` in place, during Lightning's `configure_model`; `module.device_mesh` is available."""
+        """Change `trainer.model` in place, during Lightning's `configure_model`; `module.device_mesh` is available.
+
+        Args:
+            module: The LightningModule of the run.
+        """
 
     def loader(self, trainer: TrainerProtocol, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
-        """Return the loader that runs read: `loader` itself, or a wrapper around it. Addons that override this must declare their order."""
+        """Return the loader that runs read: `loader` itself, or a wrapper around it. Addons that override this must declare their order.
+
+        Args:
+            loader: The loader that `run` was given, or what an addon before this one returned.
+            training: Whether it is the training loader.
+        """
         return loader
 
     def weights(self, trainer: TrainerProtocol) -> dict[str, Tensor] | None:
@@ -172,7 +206,14 @@ class AddOnBase:
         return {}
 
     def has_ended(self, state: Mapping[str, Any]) -> bool:
-        """Whether this addon had ended the run when the checkpoint `state` was saved, and would end it with its current options."""
+        """Whether this addon had ended the run when the checkpoint `state` was saved, and would end it with its current options.
+
+        Args:
+            state: What `state_dict` returned when the checkpoint was saved.
+
+        Returns:
+            True or False; the default is False.
+        """
         return False
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -180,7 +221,11 @@ class AddOnBase:
         return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned.
+
+        Args:
+            state: What `state_dict` returned.
+        """
 
     def lightning_loggers(self, trainer: TrainerProtocol) -> Sequence[Logger]:
         """Return Lightning loggers for each run."""

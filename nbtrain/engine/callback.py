@@ -50,6 +50,15 @@ class Callback(L.Callback):
 
     Use it like any callback: `lightning={"callbacks": [...]}`, in an addon, or with your own `lightning.Trainer`. `trainer` is Lightning's;
     nbtrain's is `pl_module.owner`. The overridden hooks are looked up when a run begins.
+
+    Example:
+        >>> class Norms(Callback):
+        ...     def on_after_optimizer_step(self, trainer, pl_module, optimizer):
+        ...         updates.append(pl_module.owner.current_step)
+        >>> updates = []
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), lightning={"callbacks": [Norms()]})
+        >>> trainer.run(1, loader).status, len(updates)
+        ('completed', 4)
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -57,33 +66,69 @@ class Callback(L.Callback):
         check_names(cls, [name for name in dir(Callback) if name.startswith("on_")], Callback)
 
     def on_outputs_aggregated(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, loss: float | Tensor | None) -> None:
-        """Called when AccumulationAddon has aggregated the outputs of an update's steps, or of a validation step."""
+        """Called when AccumulationAddon has aggregated the outputs of an update's steps, or of a validation step.
+
+        Args:
+            outputs: The AggregatedOutputs.
+            loss: The loss of the update, after its reduction.
+        """
 
     def on_before_clip(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Called before gradients are clipped."""
 
     def on_after_clip(self, trainer: L.Trainer, pl_module: L.LightningModule, norm: Tensor) -> None:
-        """Called after gradients are clipped; `norm` is their L2 norm before clipping, on their device."""
+        """Called after gradients are clipped; `norm` is their L2 norm before clipping, on their device.
+
+        Args:
+            norm: The L2 norm before clipping, a scalar tensor.
+        """
 
     def on_after_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        """Called after the weights are updated; the gradients still exist."""
+        """Called after the weights are updated; the gradients still exist.
+
+        Args:
+            optimizer: The optimizer that has stepped.
+        """
 
     def on_before_log_metrics(
         self, trainer: L.Trainer, pl_module: L.LightningModule, metrics: dict[str, Any], phase: Literal["train", "valid", "test"]
     ) -> None:
-        """Called with the metrics of a pass, such as `val_loss`, before history, loggers and monitor get them. You may change them."""
+        """Called with the metrics of a pass, such as `val_loss`, before history, loggers and monitor get them. You may change them.
+
+        Args:
+            metrics: The metrics by name, which you may change.
+            phase: "train", "valid" or "test".
+        """
 
     def on_best_changed(self, trainer: L.Trainer, pl_module: L.LightningModule, row: dict[str, Any]) -> None:
-        """Called when the epoch that has just ended is the best so far; `row` is its row in the history."""
+        """Called when the epoch that has just ended is the best so far; `row` is its row in the history.
+
+        Args:
+            row: The metrics of the epoch by name.
+        """
 
     def on_checkpoint_saved(self, trainer: L.Trainer, pl_module: L.LightningModule, path: Path) -> None:
-        """Called when a checkpoint is written to disk completely."""
+        """Called when a checkpoint is written to disk completely.
+
+        Args:
+            path: The checkpoint.
+        """
 
     def on_checkpoint_expired(self, trainer: L.Trainer, pl_module: L.LightningModule, path: Path) -> None:
-        """Called when a checkpoint was deleted, because newer ones are kept."""
+        """Called when a checkpoint was deleted, because newer ones are kept.
+
+        Args:
+            path: The checkpoint, which no longer exists.
+        """
 
     def on_setting_changed(self, trainer: L.Trainer, pl_module: L.LightningModule, name: str, before: Any, value: Any) -> None:
-        """Called when `set()` has changed an option of the optimizer during a run."""
+        """Called when `set()` has changed an option of the optimizer during a run.
+
+        Args:
+            name: The option, such as "lr".
+            before: Its old value.
+            value: Its new value.
+        """
 
     def on_paused(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Called when a pause begins."""

@@ -62,9 +62,9 @@ class StepsProtocol(TrainerProtocol, Protocol):
     @module.setter
     def module(self, module: PassModule | None) -> None: ...
     @property
-    def turn(self) -> Turn | None: ...  # the current step, if a batch has several
+    def _turn(self) -> Turn | None: ...  # the current step, if a batch has several
     @property
-    def reads_tensors(self) -> bool: ...  # whether to keep tensors that are not scalars for metric_on_epoch_end
+    def _reads_tensors(self) -> bool: ...  # whether to keep tensors that are not scalars for metric_on_epoch_end
     @property
     def active_addons(self) -> list[AddOnBase]: ...
 
@@ -198,7 +198,7 @@ class PassModule(L.LightningModule):
                 self.owner.recorder.note(self._doubts[mode], once=True)
                 self._doubts[mode] = ""
         meter.add(values, n)
-        ends = [f"_{batch.name}"] if type(batch) is Task and self.owner.turn is None else []
+        ends = [f"_{batch.name}"] if type(batch) is Task and self.owner._turn is None else []
         ends += [f"/{self.loader_name}"] if mode == "test" and self.loader_name is not None else []
         for end in ends:
             for name, value in named(output, end).items():
@@ -241,7 +241,7 @@ class PassModule(L.LightningModule):
 
     def record(self, name: str, value: Scalar) -> None:
         """Add a scalar to the training batch that is being processed: `train_<name>` in the history, if the name is free."""
-        turn = self.owner.turn
+        turn = self.owner._turn
         if self._measured is not None:
             self._measured[name] = value
             return
@@ -263,7 +263,7 @@ class PassModule(L.LightningModule):
         Raises StepError where that is not possible: in a further call for a batch that has counted, and for a sharded model.
         """
         vars(self)["leaves_out"] = True
-        turn, meter = self.owner.turn, self.owner.train_state.meters[mode]
+        turn, meter = self.owner._turn, self.owner.train_state.meters[mode]
         if mode == "test":
             if not self._sanity_check:
                 meter.leave_out()
@@ -293,7 +293,7 @@ class PassModule(L.LightningModule):
 
     def is_repeated(self) -> bool:
         """Whether this batch was counted already. LBFGS and SAM call their closure several times; the first call makes the row."""
-        turn, before = self.owner.turn, self._recorded
+        turn, before = self.owner._turn, self._recorded
         if self._batches is None:  # an epoch that Lightning restarts has no start
             self._batches = self.trainer.fit_loop.epoch_loop.batch_progress.total
         here = self._batches.ready, "" if turn is None else turn.name
@@ -378,7 +378,7 @@ class PassModule(L.LightningModule):
 
     # -- the metrics of a pass
     def _begin(self, mode: Mode) -> None:
-        self.owner.train_state.meters[mode].reset(keep_tensors=self.owner.reads_tensors)
+        self.owner.train_state.meters[mode].reset(keep_tensors=self.owner._reads_tensors)
 
     def _end(self, phase: Phase, mode: Mode) -> None:
         self.enter_loader(None)

@@ -46,7 +46,23 @@ class AddOnProtocol(Protocol):
 
 
 class TrainerProtocol(Protocol):
-    """The part of a trainer that addons, checkpoints and processes may use."""
+    """The part of a trainer that addons, checkpoints and processes may use.
+
+    Attributes:
+        model: The model.
+        optimizer: The optimizer; None if there is none.
+        device: The device of the model.
+        save_path: The folder in which each run gets a run folder; None: nothing is written.
+        seed: The seed; None: random numbers are not seeded.
+
+    Example:
+        >>> class Named(AddOnBase):
+        ...     def callbacks(self, trainer: TrainerProtocol):
+        ...         print("model:", type(trainer.model).__name__, "· mode:", trainer.mode)
+        ...         return []
+        >>> result = Line.add_on(Named)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader)
+        model: Linear · mode: train
+    """
 
     model: nn.Module
     optimizer: Optimizer | None
@@ -68,7 +84,7 @@ class TrainerProtocol(Protocol):
     count_samples: Callable[[Any], int] | None  # the number of samples in a batch, if the batch does not state it
 
     @property
-    def mode(self) -> Mode: ...
+    def mode(self) -> Mode: ...  # "train", or "test": that of the operation at work
     @mode.setter
     def mode(self, mode: Mode) -> None: ...
     @property
@@ -76,7 +92,7 @@ class TrainerProtocol(Protocol):
     @property
     def title(self) -> str: ...  # the name of the class that the user wrote
     @property
-    def reads_tensors(self) -> bool: ...  # whether the class has a `metric_on_epoch_end`
+    def _reads_tensors(self) -> bool: ...  # whether the class has a `metric_on_epoch_end`
     @property
     def keeps_states(self) -> bool: ...  # whether states are kept in memory, so that a step can be replayed
     @property

@@ -164,10 +164,10 @@ class StepModule(PassModule):
         if self.is_repeated():
             return output
         try:
-            if self.owner.turn is None:
+            if self.owner._turn is None:
                 self.add_output("train", output, batch)
             else:
-                self.add_turn(self.owner.turn, output, batch)
+                self.add_turn(self.owner._turn, output, batch)
         except StepError:
             self.forget_newest()
             raise

@@ -5,13 +5,13 @@
 # %% ../../nbs/tutorials/first_run.ipynb #1b371481
 from __future__ import annotations
 
+import gzip
 import shlex
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
@@ -26,14 +26,17 @@ __all__ = ["digits_loaders", "SmallCNN", "Digits", "one_cycle", "make_trainer", 
 
 # %% ../../nbs/tutorials/first_run.ipynb #31f6e46d
 def digits_loaders(batch_size: int = 32, seed: int = 0) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """Loaders for training (1,437 images) and validation (360). Batches are images (B, 1, 8, 8) in [0, 1] and labels (B,)."""
-    images, labels = load_digits(return_X_y=True)
-    split = train_test_split(images, labels, test_size=0.2, stratify=labels, random_state=seed)
-    x_train, x_valid = (torch.tensor(x, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16 for x in split[:2])
-    y_train, y_valid = (torch.tensor(y) for y in split[2:])
+    """Loaders for training (1,437 images) and validation (360). Batches are images (B, 1, 8, 8) in [0, 1] and labels (B,).
+
+    The split is always the same; `seed` draws the order of the training batches. The images come with nbtrain: the digits of the UCI
+    Machine Learning Repository that scikit-learn has too (Alpaydin & Kaynak 1998, CC BY 4.0).
+    """
+    packed = gzip.decompress((resources.files("nbtrain.examples") / "digits.bin.gz").read_bytes())
+    rows = torch.frombuffer(bytearray(packed), dtype=torch.uint8).reshape(-1, 65)  # a label and 64 pixels from 0 to 16
+    images, labels = rows[:, 1:].reshape(-1, 1, 8, 8) / 16, rows[:, 0].long()
     generator = torch.Generator().manual_seed(seed)
-    train_loader = DataLoader(TensorDataset(x_train, y_train), batch_size, shuffle=True, generator=generator)
-    return train_loader, DataLoader(TensorDataset(x_valid, y_valid), batch_size=256)
+    train_loader = DataLoader(TensorDataset(images[:1437], labels[:1437]), batch_size, shuffle=True, generator=generator)
+    return train_loader, DataLoader(TensorDataset(images[1437:], labels[1437:]), batch_size=256)
 
 
 # %% ../../nbs/tutorials/first_run.ipynb #a41bce14

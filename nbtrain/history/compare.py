@@ -125,8 +125,26 @@ def _forks(runs: Mapping[str, TreeRun]) -> dict[str, Fork]:
 def compare(*paths: str | Path | Trained) -> Comparison:
     """Compare the runs in these run folders; of a folder of runs, the newest. Shows how each differs from the first one.
 
-    You can give trainers instead of folders, such as a trainer and its branch; they are shown as one tree. Raises ConfigError if no run is
-    found, and for a mixture of both. Damaged lines of a record are left out, with a note.
+    Trainers, such as a trainer and its branch, are shown as one tree. Damaged lines of a record are left out, with a note.
+
+    Args:
+        paths: Run folders or folders of runs; or trainers.
+
+    Returns:
+        A Comparison, shown as a table and curves; it has `histories`, `table()`, `plot()`, `tree()` and `save(path)`.
+
+    Raises:
+        ConfigError: no run is found, or folders and trainers are mixed
+
+    Changes:
+        Nothing.
+
+    Example:
+        >>> other = Line(nn.Linear(1, 1), "cpu", optimizer=SGD)
+        >>> trainer.run(1, loader).status, other.run(1, loader).status
+        ('completed', 'completed')
+        >>> list(compare(trainer, other).histories)
+        ['Line', 'Line 2']
     """
     trainers: list[Any] = [path for path in paths if not isinstance(path, (str, Path))]
     if trainers and len(trainers) == len(paths):

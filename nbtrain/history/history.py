@@ -152,13 +152,23 @@ def validation_alone(row: Row) -> Row:
 class History:
     """The metrics of all runs of a trainer.
 
-    `epochs`: a row for each finished training epoch, with the metrics of its last validation; `validations`: a row for each validation,
-    also inside an epoch and before the first epoch (epoch 0); `tests`: a row for each pass in mode "test"; `steps["train"]`,
-    `steps["valid"]`, `steps["test"]`: metric values by batch, with the step of each; `marks`: what was changed by hand during a run, and
-    where.
     A step is an optimizer update. The batches of a window of accumulated gradients have the step of its update, and a validation stands
     at the newest one. `processed` in a row counts batches, validation included, and puts rows of one step into order.
-    `monitor` and `monitor_mode` define `best`: the best validation if `monitor` is a validation metric, else the best epoch.
+
+    Attributes:
+        epochs: A row for each finished training epoch, with the metrics of its last validation. A row is a dict by name.
+        validations: A row for each validation, also inside an epoch and before the first epoch (epoch 0).
+        tests: A row for each pass in mode "test".
+        steps: By phase, "train", "valid" and "test": the metric values by batch, with the step of each: `steps["train"]["train_loss"]`.
+        marks: What was changed by hand during a run, and where: pairs of Progress and text.
+        monitor: The metric that defines `best`: the best validation if it is a validation metric, else the best epoch.
+        monitor_mode: "min" or "max".
+
+    Example:
+        >>> trainer.run(3, loader, loader).status
+        'completed'
+        >>> trainer.history.best["epoch"], trainer.history.last["step"], len(trainer.history.steps["train"])
+        (3, 12, 12)
     """
 
     def __init__(self, monitor: str = "val_loss", monitor_mode: MonitorMode = "min") -> None:
@@ -245,14 +255,36 @@ class History:
         setattr(self, name, rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole history as plain data."""
+        """The whole history as plain data.
+
+        Returns:
+            A dict for `load_state_dict`.
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> trainer.run(1, loader).status
+            'completed'
+            >>> copy = History()
+            >>> copy.load_state_dict(trainer.history.state_dict())
+            >>> copy.last == trainer.history.last
+            True
+        """
         rows: dict[str, Any] = {name: [dict(row) for row in getattr(self, name)] for name in ("epochs", "validations", "tests")}
         rows["marks"] = [[asdict(progress), text] for progress, text in self.marks]
         rows["restarts"] = list(map(list, self.restarts.places))
         return {"monitor": self.monitor, "mode": self.monitor_mode, **rows, "steps": {p: t.state_dict() for p, t in self.steps.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a history from the state that `state_dict` returned."""
+        """Restore a history from the state that `state_dict` returned.
+
+        Args:
+            state: What `state_dict` returned.
+
+        Changes:
+            All that the history has.
+        """
         self.monitor, self.monitor_mode = state["monitor"], state["mode"]
         self.epochs, self.tests = [Row(row) for row in state["epochs"]], [Row(row) for row in state["tests"]]
         same = {row["processed"]: row for row in [*self.tests, *self.epochs] if "epoch" in row}
@@ -262,10 +294,10 @@ class History:
         self.restarts.places = [(processed, epoch) for processed, epoch in state.get("restarts", ())]  # not in an older version's state
         for phase, table in state["steps"].items():
             self.steps[phase].load_state_dict(table)
-        self.set_journal(state.get("saved"))
+        self._set_journal(state.get("saved"))
 
     @checked
-    def set_journal(self, journal: tuple[str, list[int]] | None) -> None:
+    def _set_journal(self, journal: tuple[str, list[int]] | None) -> None:
         """Note that the journal of this file and place has all rows; None: no journal has any."""
         self.journal = journal
         for name in self.n_saved:
@@ -274,14 +306,14 @@ class History:
             table.n_saved = len(table) if journal is not None else 0
 
     @property
-    def candidates(self) -> list[Row]:
+    def _candidates(self) -> list[Row]:
         """The rows to choose `best` from: validations if `monitor` is one of their metrics, else epochs; after a restart, newer ones."""
-        has_validations = self.compares_validations
+        has_validations = self._compares_validations
         rows = self.validations if has_validations else self.epochs
         return [row for row in rows if self.restarts.counts(row, is_epoch=not has_validations)]
 
     @property
-    def compares_validations(self) -> bool:
+    def _compares_validations(self) -> bool:
         """Whether the best is one of the validations, and not of the epochs."""
         return self._best.compares_validations(self.validations, self.monitor, self.monitor_mode)
 
@@ -301,14 +333,28 @@ class History:
 
     @checked
     def best_before(self, number: int) -> Row | Any:
-        """The best row before the code that computes the monitored value changed for the `number`th time, from 1; None if there is none."""
-        has_validations, restarts = self.compares_validations, self.restarts
+        """The best row before the code that computes the monitored value changed.
+
+        Args:
+            number: The number of the change, from 1.
+
+        Returns:
+            The row; None if there is none.
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> trainer.history.best_before(1) is None
+            True
+        """
+        has_validations, restarts = self._compares_validations, self.restarts
         rows = self.validations if has_validations else self.epochs
         earlier = [row for row in rows if restarts.n_before(row, is_epoch=not has_validations) == number - 1]
         place = restarts.places[number - 1] if 0 < number <= len(restarts.places) else (-1, -1)
         return best_row([row for row in earlier if row.get("processed", 0) <= place[0]], self.monitor, self.monitor_mode)
 
-    def short_state(self) -> dict[str, Any]:
+    def _short_state(self) -> dict[str, Any]:
         """As `state_dict`, but only with the last and the best rows, which a resumed run needs."""
         rows = {name: list(map(dict, self._best_and_last(getattr(self, name)))) for name in ("epochs", "validations", "tests")}
         steps = {phase: {"steps": b"", "processed": b"", "columns": {}, **table.thinning} for phase, table in self.steps.items()}
@@ -323,17 +369,17 @@ class History:
         return [best, *last] if at < len(rows) and rows[at] is best else last
 
     @checked
-    def ranked(self, rows: Iterable[Row], n: int) -> list[Row]:
+    def _ranked(self, rows: Iterable[Row], n: int) -> list[Row]:
         """The best `n` of `rows` by `monitor`, the best first; on a tie the earlier one, never a NaN."""
         return ranked(rows, self.monitor, self.monitor_mode)[:n]
 
     @property
-    def last_is_best(self) -> bool:
+    def _last_is_best(self) -> bool:
         """Whether the newest epoch is the best so far."""
         return self.best is not None and bool(self.epochs) and self.best is self.epochs[-1]
 
     @property
-    def last_validation_is_best(self) -> bool:
+    def _last_validation_is_best(self) -> bool:
         """Whether the newest validation is the best so far, if validations are compared."""
         return self.best is not None and bool(self.validations) and self.best is self.validations[-1]
 
@@ -343,7 +389,7 @@ class History:
         return text.with_best(self.epochs or self.tests, self.best, self.validations)
 
     @property
-    def under_way(self) -> Row | None:
+    def _under_way(self) -> Row | None:
         """The epoch that is not finished: the means over its training batches and its newest validation so far; None without a batch."""
         epoch, end = (self.epochs[-1]["epoch"], self.epochs[-1].get("processed", math.inf)) if self.epochs else (0, 0)
         table = self.steps["train"]
@@ -355,7 +401,17 @@ class History:
         return Row({"epoch": f"{epoch + 1} so far", "step": table.steps[-1], **means, **(validations[0].metrics if validations else {})})
 
     def plot(self) -> Figure:
-        """Plot the curves by epoch, with fewer than five epochs the loss by step; returns a matplotlib figure."""
+        """Plot the curves by epoch, with fewer than five epochs the loss by step; returns a matplotlib figure.
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> trainer.run(6, loader, loader).status
+            'completed'
+            >>> len(trainer.history.plot().axes) > 0
+            True
+        """
         table = self.steps["train"]
         losses = table.columns.get("train_loss", ()) if len(self.epochs) < FEW_EPOCHS else ()
         curve = measured_curve(table.steps, losses, self.validations, self.monitor)
@@ -363,13 +419,42 @@ class History:
 
     @checked
     def to_csv(self, path: str | Path) -> Path:
-        """Write a row for each epoch (without epochs, for each test) to the CSV file `path`; a missing metric is an empty cell."""
+        """Write a row for each epoch (without epochs, for each test) to the CSV file `path`; a missing metric is an empty cell.
+
+        Args:
+            path: The file; an existing one is replaced.
+
+        Returns:
+            The path.
+
+        Raises:
+            OSError: the file can't be written
+
+        Changes:
+            Writes the file.
+
+        Example:
+            >>> trainer.run(2, loader).status
+            'completed'
+            >>> trainer.history.to_csv("history.csv").read_text().splitlines()[0]
+            'epoch,step,train_loss,lr,time_s'
+        """
         Path(path).write_bytes(csv_text(self.epochs or self.tests))
         return Path(path)
 
     @property
     def df(self) -> DataFrame:
-        """The epochs (without epochs, the tests) as a pandas DataFrame. Raises ImportError if pandas is not installed."""
+        """The epochs (without epochs, the tests) as a pandas DataFrame.
+
+        Raises:
+            ImportError: pandas is not installed
+
+        Example:
+            >>> trainer.run(2, loader).status
+            'completed'
+            >>> list(trainer.history.df.columns)
+            ['epoch', 'step', 'train_loss', 'lr', 'time_s']
+        """
         return data_frame(self.epochs or self.tests)
 
     def __len__(self) -> int:
@@ -378,7 +463,7 @@ class History:
     @property
     def _shown(self) -> list[text.Row]:
         """The rows of the table, and the epoch that is under way."""
-        row = self.under_way
+        row = self._under_way
         return [*self.table, *([row] if row is not None else [])]
 
     def __repr__(self) -> str:
@@ -419,9 +504,21 @@ def short_path(path: Path) -> str:
 class RunResult:
     """The result of a run: how it ended, and its best and last metrics.
 
-    `best` and `last` are rows of metrics (with `.path` if weights were saved); `best` may be a validation inside an epoch.
-    `metrics` has the last row's metrics by name, and those of the whole run (`ResultMetrics`). `reason` says why a run ended that did not
-    complete. `n_epochs` is the number of epochs of this run, and `elapsed_s` its duration in seconds, without pauses.
+    Attributes:
+        status: "completed", "stopped", "paused" or "interrupted".
+        reason: Why a run ended that did not complete; else empty.
+        best: The row with the best monitored value, a dict with `.path` if weights were saved; it may be a validation inside an epoch.
+        last: The row of the newest epoch.
+        metrics: The metrics of the last row by name, and those of the whole run (`ResultMetrics`).
+        history: The History of all runs.
+        run_dir: The run folder; None without `save_path`.
+        n_epochs: The number of epochs of this run.
+        elapsed_s: The duration in seconds, without pauses.
+
+    Example:
+        >>> result = trainer.run(3, loader, loader)
+        >>> result.status, result.n_epochs, result.best["epoch"], sorted(result.metrics)[-1]
+        ('completed', 3, 3, 'val_loss')
     """
 
     status: Status

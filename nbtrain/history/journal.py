@@ -89,17 +89,17 @@ def save_history(history: History, checkpoint: Path) -> dict[str, Any]:
     folder = checkpoint.parent if checkpoint.parent.name == "checkpoints" else checkpoint.parent / "checkpoints"
     file = (folder / FILE).absolute()
     if history.journal is None or history.journal[0] != str(file) or not _is_there(file, history.journal[1]):
-        history.set_journal(None)
+        history._set_journal(None)
     try:
         inside(folder.parent, folder.name).mkdir(parents=True, exist_ok=True)
         place = _append(folder, history.journal[1] if history.journal is not None else None, _new(history))
     except (ConfigError, OSError, TypeError, ValueError):  # a link out of the run folder, no room, or a value that JSON does not have
-        history.set_journal(None)
+        history._set_journal(None)
         return history.state_dict()
-    history.set_journal((str(file), place))
+    history._set_journal((str(file), place))
     counts = {name: len(getattr(history, name)) for name in history.n_saved} | {"steps": sum(map(len, history.steps.values()))}
     name = file.relative_to(checkpoint.parent.absolute()).as_posix()
-    return history.short_state() | {"journal": {"file": name, "place": place, "rows": counts}}
+    return history._short_state() | {"journal": {"file": name, "place": place, "rows": counts}}
 
 
 def flush_journal(state: Mapping[str, Any], checkpoint: Path) -> None:

@@ -237,7 +237,26 @@ def read_history(folder: Path, note: Callable[[str], None] = lambda text: None) 
 def load_run(path: str | Path) -> History:
     """Load the history of a run folder, or of the newest `run-NNN` in a folder of them, as far as it was written.
 
-    Damaged lines are left out, with a warning. Raises ConfigError if no run is found.
+    Damaged lines are left out, with a warning.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        The History.
+
+    Raises:
+        ConfigError: no run is found
+
+    Changes:
+        Nothing.
+
+    Example:
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
+        >>> trainer.run(2, loader).status
+        'completed'
+        >>> len(load_run("runs").epochs)
+        2
     """
     notes: list[str] = []
     history = read_history(find_run(path), notes.append)

@@ -136,7 +136,7 @@ def _write(notebook: dict[str, Any], folder: Path, name: str, origin: str) -> Pa
     try:
         from nbdev.export import nb_export
     except ModuleNotFoundError as error:
-        raise ConfigError("nbtrain export needs nbdev, which is not installed.", remedy="pip install 'nbtrain[export]'") from error
+        raise ConfigError("nbtrain export needs nbdev, which is not installed.", remedy="pip install nbdev") from error
     with tempfile.TemporaryDirectory() as place:
         copy = Path(place) / f"{name}.ipynb"
         copy.write_text(json.dumps(notebook), encoding="utf-8")

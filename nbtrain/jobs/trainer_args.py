@@ -57,7 +57,17 @@ class ComputeArgs(NnScalerComputeFields, ComputeConfig):
 # %% ../../nbs/jobs/trainer_args.ipynb #527e1d08
 @dataclass(frozen=True)
 class TrainerArgs(NnScalerFields, Settings):
-    """The configuration of a run, with the fields of `Settings`: parts by name, their arguments, batches, limits, saving."""
+    """The configuration of a run, with the fields of `Settings`: parts by name, their arguments, batches, limits, saving.
+
+    Args:
+        document: What it was read from.
+
+    Example:
+        >>> model = {"type": "torch.nn.Linear", "args": {"in_features": 1, "out_features": 1}}
+        >>> args = TrainerArgs.from_dict({"model": model, "max_epochs": 2})
+        >>> args.max_epochs, args.model.type
+        (2, 'torch.nn.Linear')
+    """
 
     compute_config: ComputeArgs = described("devices", ComputeArgs)
     # The document that it was read from; in Python, code may name anything
@@ -66,21 +76,71 @@ class TrainerArgs(NnScalerFields, Settings):
     @classmethod
     @checked
     def from_yaml(cls, *paths: str | Path, trust: bool = False) -> TrainerArgs:
-        """Read YAML files; later ones override earlier ones. With `trust` they may run any code. Raises ConfigError with all problems."""
+        """Read YAML files; later ones override earlier ones.
+
+        Args:
+            paths: The files.
+            trust: Let them name any code; otherwise only what is known to be safe.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ConfigError: there are problems; the message lists all of them
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> path = TrainerArgs.from_dict({"max_epochs": 2}).to_yaml("run.yaml")
+            >>> TrainerArgs.from_yaml("run.yaml").max_epochs
+            2
+        """
         return cls.from_files(paths, trust=trust)
 
     @classmethod
     @checked
     def from_dict(cls, data: Mapping[str, Any], *, trust: bool = False) -> TrainerArgs:
-        """Read plain data, as returned by `to_dict`."""
+        """Read plain data, as returned by `to_dict`.
+
+        Args:
+            data: The fields by name.
+            trust: Let it name any code; otherwise only what is known to be safe.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ConfigError: there are problems; the message lists all of them
+
+        Changes:
+            Nothing.
+        """
         document = Document(trusted=trust)
         document.merge(Document(dict(data)))
-        return cls.from_document(document, Problems())
+        return cls._from_document(document, Problems())
 
     @classmethod
     @checked
     def from_cli(cls, arguments: Sequence[str]) -> TrainerArgs:
-        """Read command-line arguments: `-f run.yaml --max_epochs 2`."""
+        """Read command-line arguments: `-f run.yaml --max_epochs 2`.
+
+        Args:
+            arguments: The words of a command line, without the program: `["-f", "run.yaml", "--max_epochs", "2"]`.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ConfigError: there are problems; the message lists all of them
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> TrainerArgs.from_cli(["--max_epochs", "2"]).max_epochs
+            2
+        """
         line = read_command_line(arguments, {"-f": "file"}, {"--trust": "trust"})
         if line.rest:
             raise ConfigError(f"{line.rest[0]!r} is unexpected.", remedy="Put the name of a field before it: --max_epochs 2.")
@@ -89,15 +149,35 @@ class TrainerArgs(NnScalerFields, Settings):
     @classmethod
     @checked
     def from_files(cls, paths: Sequence[str | Path], overrides: Sequence[Override] = (), *, trust: bool = False) -> TrainerArgs:
-        """Read YAML files, of which later ones override earlier ones, and apply overrides."""
+        """Read YAML files, of which later ones override earlier ones, and apply overrides.
+
+        Args:
+            paths: The YAML files.
+            overrides: Fields with their values, as a command line gives them.
+            trust: Let them name any code; otherwise only what is known to be safe.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ConfigError: there are problems; the message lists all of them
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> text = TrainerArgs.from_dict({"max_epochs": 2}).to_yaml("run.yaml")
+            >>> TrainerArgs.from_files(["run.yaml"]).max_epochs
+            2
+        """
         document, problems = Document(trusted=trust), Problems()
         for path in paths:
             document.merge(read_yaml(path))
         apply_overrides(document, overrides, problems)
-        return cls.from_document(document, problems)
+        return cls._from_document(document, problems)
 
     @classmethod
-    def from_document(cls, document: Document, problems: Problems) -> TrainerArgs:
+    def _from_document(cls, document: Document, problems: Problems) -> TrainerArgs:
         """Read a document, after resolving its references; `problems` has those found before."""
         resolve_references(document, problems)
         translate_fields(document, problems)
@@ -108,15 +188,43 @@ class TrainerArgs(NnScalerFields, Settings):
 
     @checked
     def to_dict(self, *, defaults: bool = True) -> dict[str, Any]:
-        """Convert to plain data, from which `from_dict` makes an equal one; `defaults=False` leaves out fields with their default.
+        """Convert to plain data, from which `from_dict` makes an equal one.
 
-        Raises ConfigError for an object that can't be imported by name.
+        Args:
+            defaults: Include fields that have their default.
+
+        Returns:
+            A dict of numbers, strings, lists and dicts.
+
+        Raises:
+            ConfigError: an object can't be imported by name
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> TrainerArgs.from_dict({"max_epochs": 2}).to_dict(defaults=False)
+            {'max_epochs': 2}
         """
         return escape(named(to_plain(self, defaults=defaults)))
 
     @checked
     def to_yaml(self, path: str | Path | None = None, *, defaults: bool = False) -> str:
-        """Convert to YAML text, and write it to `path` if given."""
+        """Convert to YAML text, and write it to `path` if given.
+
+        Args:
+            path: The file to write. None: only return the text.
+            defaults: Include fields that have their default.
+
+        Returns:
+            The YAML text.
+
+        Raises:
+            ConfigError: an object can't be imported by name
+
+        Changes:
+            Writes `path`.
+        """
         text = yaml.safe_dump(self.to_dict(defaults=defaults), sort_keys=False, allow_unicode=True)
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
@@ -124,12 +232,39 @@ class TrainerArgs(NnScalerFields, Settings):
 
     @boundary
     def check(self) -> None:
-        """Import everything that is named, and raise one ConfigError with all problems. No data is read."""
+        """Import everything that is named, and look for problems. No data is read.
+
+        Raises:
+            ConfigError: there are problems; the message lists all of them
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> TrainerArgs.from_dict({"max_epochs": 2}).check()
+            Traceback (most recent call last):
+            ConfigError: ...
+        """
         check_settings(self, self._source, problems := Problems())
         problems.raise_any()
 
     def plan(self) -> str:
-        """Describe the run in a few lines."""
+        """Describe the run in a few lines.
+
+        Returns:
+            Lines of text: the parts, the devices, the samples of an update, the length.
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> parts = {"model": {"type": "torch.nn.Linear"}, "optimizer": {"type": "torch.optim.Adam"}}
+            >>> print(TrainerArgs.from_dict({**parts, "max_epochs": 2}).plan())
+            ModelTrainer, torch.nn.Linear, torch.optim.Adam
+            1 device
+            1 × 1 × 1 accumulated = 1 samples an update
+            at most 2 epochs
+        """
         compute = plan_compute(self, self.compute_config.runtime_ngpus, Problems(), self.document)
         n, micro, copies = accumulation(self, compute.n_copies, Problems()), self.micro_batch_size, compute.n_copies
         size = f"{micro} × {copies} × {n} accumulated = {micro * copies * n} samples an update"
@@ -140,11 +275,45 @@ class TrainerArgs(NnScalerFields, Settings):
 
     @checked
     def estimate(self, memory_gb: float | None = None) -> DevicePlan:
-        """Estimate the memory on each device, and the strategy that fits. `memory_gb`: the memory of a device; default: this machine's."""
+        """Estimate the memory on each device, and the strategy that fits.
+
+        Args:
+            memory_gb: The memory of a device in GB. None: that of this machine's.
+
+        Returns:
+            A DevicePlan, shown as a table; `choice` is the first way that fits.
+
+        Raises:
+            ConfigError: the model can't be made
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> model = {"type": "torch.nn.Linear", "args": {"in_features": 1000, "out_features": 1000}}
+            >>> optimizer = {"type": "torch.optim.Adam"}
+            >>> type(TrainerArgs.from_dict({"model": model, "optimizer": optimizer, "max_epochs": 2}).estimate(memory_gb=16)).__name__
+            'DevicePlan'
+        """
         return estimate_devices(self, self._source, memory_gb)
 
     def build(self) -> Job:
-        """Make the trainer and the loaders. Raises one ConfigError with all problems, before any data is read."""
+        """Make the trainer and the loaders.
+
+        Returns:
+            A Job, with `trainer` and a method `run()`.
+
+        Raises:
+            ConfigError: there are problems; the message lists all of them, before any data is read
+
+        Changes:
+            Moves the model to its device.
+
+        Example:
+            >>> TrainerArgs.from_dict({"max_epochs": 2}).build()
+            Traceback (most recent call last):
+            ConfigError: ...
+        """
         self.check()
         keeper = _KeepConfig()
         try:
@@ -157,7 +326,22 @@ class TrainerArgs(NnScalerFields, Settings):
 
     @boundary
     def run(self) -> RunResult | None:
-        """Train and return the result. With `run_mode: compile`, only check the configuration and print the plan."""
+        """Train and return the result. With `run_mode: compile`, only check the configuration and print the plan.
+
+        Returns:
+            The RunResult; None with `run_mode: compile`.
+
+        Raises:
+            ConfigError: there are problems; the message lists all of them
+
+        Changes:
+            Trains, and writes the run folder.
+
+        Example:
+            >>> TrainerArgs.from_dict({"max_epochs": 2}).run()
+            Traceback (most recent call last):
+            ConfigError: ...
+        """
         if self.run_mode == "compile":
             self.check()
             print(self.plan())

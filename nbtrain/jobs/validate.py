@@ -111,7 +111,7 @@ def _check_hook(hook: dict[str, Any], document: Document, problems: Problems) ->
     for name, value in hook.items():
         function = check_name(value, ("hook", name), document, problems) if value is not None else None
         try:
-            HooksAddon(hooks={name: function or print}).gather(None)
+            HooksAddon(hooks={name: function or print})._gather(None)
         except ConfigError as error:
             problems.add_error(error, document.place(("hook", name)))
 

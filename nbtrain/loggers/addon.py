@@ -141,6 +141,9 @@ class WebLoggerAddon(_LoggingAddon):
     """Base class of the addons for web services.
 
     Raises OptionError for an unknown service in `web_logger`, and AddOnError if the package of the service is not installed.
+
+    Attributes:
+        wait_s: How many seconds a run waits for the service when it ends.
     """
 
     service: ClassVar[str] = ""
@@ -170,7 +173,20 @@ class WebLoggerAddon(_LoggingAddon):
         return self._delivery.experiment
 
     def log_figure(self, name: str, figure: Any) -> None:
-        """Send a matplotlib figure to the service, under `name`. Does nothing before the first run."""
+        """Send a matplotlib figure to the service, under `name`. Does nothing before the first run.
+
+        Args:
+            name: The name of the picture in the service.
+            figure: A matplotlib figure.
+
+        Changes:
+            Sends the picture in the background.
+
+        Example:
+            >>> def send(trainer):  # after a run
+            ...     print("connected to", trainer[WandBLoggerAddon].experiment)
+            ...     trainer[WandBLoggerAddon].log_figure("curves", trainer.history.plot())
+        """
         picture = png(figure)
         if self._delivery is not None:
             self._delivery.put(lambda tracker: tracker.log_figure(name, picture))
@@ -179,7 +195,7 @@ class WebLoggerAddon(_LoggingAddon):
         """Start or continue the service's run for `trainer`."""
         raise NotImplementedError
 
-    def run_id(self, trainer: TrainerProtocol) -> str:
+    def _run_id(self, trainer: TrainerProtocol) -> str:
         """The id of the run in the service. It is saved in the run folder, if there is one, to resume the run."""
         return self._id if trainer.run_dir is None else kept_id(trainer.run_dir, _ID_FILE, self._id)
 
@@ -207,10 +223,17 @@ def _same(logger: Logger, note: Callable[[str], None]) -> Logger:
     return logger
 
 
-def _check_installed(package: str, user: str, extra: str | None = None) -> None:
-    """Raise AddOnError, with the line that installs `extra`, which is the package's name if it is None."""
+_TO_INSTALL = {
+    "comet_ml": "comet-ml",
+    "mlflow": "mlflow-skinny sqlalchemy alembic",
+    "neptune": "'neptune<2'",
+}  # of other names
+
+
+def _check_installed(package: str, user: str) -> None:
+    """Raise AddOnError, with the line that installs `package`, if it can't be imported."""
     if importlib.util.find_spec(package) is None:
-        raise AddOnError(f"{user} {package}, which is not installed.", remedy=f"pip install 'nbtrain[{extra or package}]'")
+        raise AddOnError(f"{user} {package}, which is not installed.", remedy=f"pip install {_TO_INSTALL.get(package, package)}")
 
 
 # %% ../../nbs/loggers/addon.ipynb #940cab8b
@@ -224,12 +247,21 @@ class WandBLoggerAddon(WebLoggerAddon):
         web_logger: {"wandb": {...}} with arguments of `wandb.init`, such as `project`.
         log_figures: Upload the curves when a run ends.
         log_checkpoints: Upload the best weights when a run ends, as `best.safetensors`.
+
+    Raises:
+        OptionError: a service in `web_logger` is unknown
+        AddOnError: wandb is not installed
+
+    Example:
+        >>> Tracked = Line.add_on(WandBLoggerAddon)  # needs wandb
+        >>> Tracked.__name__  # Tracked(net, optimizer=..., web_logger={"wandb": {"project": "lines"}})
+        'Line[WandBLoggerAddon]'
     """
 
     service: ClassVar[str] = "wandb"
 
     def connect(self, trainer: TrainerProtocol, note: Callable[[str], None]) -> Logger:
-        return connect_wandb({"project": trainer.title, **self.options}, self.run_id(trainer), trainer.run_dir, note)
+        return connect_wandb({"project": trainer.title, **self.options}, self._run_id(trainer), trainer.run_dir, note)
 
 
 class NeptuneLoggerAddon(WebLoggerAddon):
@@ -241,13 +273,22 @@ class NeptuneLoggerAddon(WebLoggerAddon):
         web_logger: {"neptune": {"project_name": ..., "api_tkn": ...}} and other arguments of `neptune.init_run`.
         log_figures: Log the curves when a run ends.
         log_checkpoints: Log the best weights when a run ends, as `best.safetensors`.
+
+    Raises:
+        OptionError: a service in `web_logger` is unknown
+        AddOnError: neptune is not installed
+
+    Example:
+        >>> Tracked = Line.add_on(NeptuneLoggerAddon)  # needs neptune
+        >>> Tracked.__name__  # Tracked(net, optimizer=..., web_logger={"neptune": {"project_name": "me/lines"}})
+        'Line[NeptuneLoggerAddon]'
     """
 
     service: ClassVar[str] = "neptune"
     wait_s: ClassVar[float] = _LOCAL_S
 
     def connect(self, trainer: TrainerProtocol, note: Callable[[str], None]) -> Logger:
-        return connect_neptune(self.options, self.run_id(trainer), trainer.run_dir, note)
+        return connect_neptune(self.options, self._run_id(trainer), trainer.run_dir, note)
 
 
 # %% ../../nbs/loggers/addon.ipynb #44bd9c5e
@@ -259,10 +300,18 @@ class LoggersAddon(_LoggingAddon):
 
     Args:
         loggers: "csv" (`training_log.csv`), "tensorboard", "mlflow" (a SQLite file next to the run folders), "trackio", "comet" and
-            "clearml" (online if their client has a key, else offline), or instances of Lightning's loggers. Trackers by name write to
-            the run folder, so they need `save_path`; they also get the hyper-parameters.
+            "clearml" (online if their client has a key, else offline), or instances of Lightning's loggers. Trackers by name write to the
+            run folder, so they need `save_path`; they also get the hyper-parameters.
 
-    Raises ConfigError for an unknown name or a value of another type, and AddOnError if the package of a tracker is not installed.
+    Raises:
+        ConfigError: a name is unknown, a value has another type, or there is no folder to write to
+        AddOnError: the package of a tracker is not installed
+
+    Example:
+        >>> options = {"save_path": "runs", "loggers": ["csv"]}
+        >>> trainer = Line.add_on(LoggersAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), **options)
+        >>> trainer.run(1, loader).status, (trainer.run_dir / "training_log.csv").exists()
+        ('completed', True)
     """
 
     loggers: str | Logger | Sequence[str | Logger] = ()
@@ -274,7 +323,7 @@ class LoggersAddon(_LoggingAddon):
             if isinstance(given, str) and given not in _PACKAGES:
                 raise ConfigError(f"loggers=[{given!r}] is unknown.", remedy=nearest(given, _PACKAGES))
             if isinstance(given, str) and (package := _PACKAGES[given]) is not None:
-                _check_installed(package, f"loggers=[{given!r}] needs", given)
+                _check_installed(package, f"loggers=[{given!r}] needs")
         self._deliveries: list[Delivery] = []
 
     def lightning_loggers(self, trainer: TrainerProtocol) -> list[Logger]:

@@ -60,9 +60,29 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Group the model's parameters for an optimizer: `AdamW(param_groups(net, lr=1e-3, lr_factors={"backbone": 0.1}))`.
 
-    Parameters with fewer than two dimensions, and those that match `no_decay`, get no weight decay. The learning rate is `lr` times the
-    factor of the first pattern in `lr_factors` that matches. Frozen parameters are included. Raises ConfigError for a pattern that
-    matches nothing.
+    Parameters with fewer than two dimensions get no weight decay. Frozen parameters are included.
+
+    Args:
+        model: The model.
+        lr: The learning rate.
+        weight_decay: The weight decay of the parameters that get one.
+        lr_factors: Factors of `lr` by pattern; the first pattern that matches counts. A pattern is the name of a parameter or of a module
+            above it; `*` matches anything.
+        no_decay: More patterns, of parameters that get no weight decay.
+
+    Returns:
+        A list of groups, each with "params", "lr" and "weight_decay".
+
+    Raises:
+        ConfigError: a pattern matches nothing
+
+    Changes:
+        Nothing.
+
+    Example:
+        >>> groups = param_groups(net, lr=0.1, lr_factors={"bias": 0.5})
+        >>> [(group["lr"], group["weight_decay"]) for group in groups]
+        [(0.1, 0.01), (0.05, 0.0)]
     """
     factors, no_decay = dict(lr_factors or {}), tuple(no_decay)
     check_patterns(model, (*factors, *no_decay))

@@ -399,8 +399,22 @@ def check_length(scheduler: Any, n_steps: int, remedy: str, *, on_batch: bool = 
 class SchedulerBase(LRScheduler, ABC):
     """Base class for a curve over `total_iters` steps, after which the last rate is held; a subclass defines `rate`.
 
-    `eta_min` is the lowest rate, for all groups. Raises ConfigError if `total_iters` is not positive or `eta_min` is
-    negative or infinite.
+    Args:
+        optimizer: The optimizer, whose learning rates are the base rates.
+        total_iters: The number of steps, from 1.
+        eta_min: The lowest rate, for all groups.
+        last_epoch: The number of steps taken before, minus one, as in torch; -1 for a new schedule.
+
+    Raises:
+        ConfigError: `total_iters` is not positive, or `eta_min` is negative or infinite
+
+    Example:
+        >>> class Halving(SchedulerBase):
+        ...     def rate(self, base, step):
+        ...         return base / 2**step
+        >>> schedule = Halving(SGD(net.parameters(), lr=0.8), total_iters=3)
+        >>> schedule.rate(0.8, 2), schedule.get_lr()
+        (0.2, [0.8])
     """
 
     @checked
@@ -414,17 +428,55 @@ class SchedulerBase(LRScheduler, ABC):
 
     @abstractmethod
     def rate(self, base: float | Tensor, step: int) -> float | Tensor:
-        """The learning rate after `step` steps, 0 to `total_iters`, for a group whose base rate is `base`."""
+        """The learning rate after `step` steps, 0 to `total_iters`, for a group whose base rate is `base`.
+
+        Args:
+            base: The base rate of a parameter group.
+            step: How many steps are done, 0 to `total_iters`.
+
+        Returns:
+            The learning rate.
+
+        Changes:
+            Nothing.
+        """
 
     def get_lr(self) -> list[float | Tensor]:
+        """The rate of each parameter group, at the current step.
+
+        Returns:
+            A list of numbers.
+
+        Changes:
+            Nothing.
+        """
         step = min(self.last_epoch, self.total_iters)
         return [self.rate(base, step) for base in self.base_lrs]
 
 
 class WarmUpScheduler(SchedulerBase):
-    """Increase the rate linearly from `eta_min` at step 0 to the optimizer's rate at step `total_iters`."""
+    """Increase the rate linearly from `eta_min` at step 0 to the optimizer's rate at step `total_iters`.
+
+    Example:
+        >>> optimizer = SGD(net.parameters(), lr=0.8)
+        >>> schedule = WarmUpScheduler(optimizer, total_iters=4)
+        >>> schedule.rate(0.8, 1), schedule.get_lr()
+        (0.2, [0.0])
+    """
 
     def rate(self, base: float | Tensor, step: int) -> float | Tensor:
+        """The learning rate after `step` steps.
+
+        Args:
+            base: The base rate of a parameter group.
+            step: How many steps are done, 0 to `total_iters`.
+
+        Returns:
+            The learning rate.
+
+        Changes:
+            Nothing.
+        """
         share = step / self.total_iters
         return (1 - share) * self.eta_min + share * base  # in this form both ends are exact
 
@@ -433,9 +485,26 @@ class CosineAnnealingScheduler(SchedulerBase):
     """Decrease the rate along half a cosine from the optimizer's rate to `eta_min`, which it reaches after `total_iters` steps.
 
     Loshchilov & Hutter 2017, eq. 5, one cycle.
+
+    Example:
+        >>> schedule = CosineAnnealingScheduler(SGD(net.parameters(), lr=0.8), total_iters=4)
+        >>> round(schedule.rate(0.8, 2), 6), schedule.get_lr()
+        (0.4, [0.8])
     """
 
     def rate(self, base: float | Tensor, step: int) -> float | Tensor:
+        """The learning rate after `step` steps.
+
+        Args:
+            base: The base rate of a parameter group.
+            step: How many steps are done, 0 to `total_iters`.
+
+        Returns:
+            The learning rate.
+
+        Changes:
+            Nothing.
+        """
         share = (1 + math.cos(math.pi * step / self.total_iters)) / 2
         return (1 - share) * self.eta_min + share * base
 
@@ -444,8 +513,23 @@ class CosineAnnealingScheduler(SchedulerBase):
 class SchedulerChain(SchedulerBase):
     """Run schedules one after another, each for its `total_iters` steps. Step only the chain.
 
-    `next_iters` are the steps at which the next schedule begins. Raises ConfigError for schedules of different optimizers, and for
-    anything but SchedulerBase (chain torch's schedulers with its SequentialLR).
+    Args:
+        schedulers: The schedules, all of one optimizer.
+
+    Attributes:
+        schedulers: The schedules.
+        next_iters: The steps at which the next schedule begins.
+
+    Raises:
+        ConfigError: the schedules have different optimizers, or there is none
+
+    Example:
+        >>> optimizer = SGD(net.parameters(), lr=0.8)
+        >>> chain = SchedulerChain(WarmUpScheduler(optimizer, 2), CosineAnnealingScheduler(optimizer, 4))
+        >>> chain.next_iters, [round(chain.rate(0.8, step), 3) for step in range(7)]
+        ([2], [0.0, 0.4, 0.8, 0.683, 0.4, 0.117, 0.0])
+        >>> chain.get_lr(), "schedulers" in chain.state_dict()
+        ([0.0], False)
     """
 
     @checked
@@ -466,20 +550,59 @@ class SchedulerChain(SchedulerBase):
         super().__init__(optimizer, sum(lengths), min(part.eta_min for part in schedulers))
 
     def rate(self, base: float | Tensor, step: int) -> float | Tensor:
+        """The learning rate after `step` steps of the chain.
+
+        Args:
+            base: The base rate of a parameter group.
+            step: How many steps are done, 0 to `total_iters`.
+
+        Returns:
+            The learning rate.
+
+        Changes:
+            Nothing.
+        """
         index = sum(step >= first for first in self.next_iters)
         return self.schedulers[index].rate(base, step - (self.next_iters[index - 1] if index else 0))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the chain; its schedules need none."""
+        """The state of the chain; its schedules need none.
+
+        Returns:
+            A dict for `load_state_dict`.
+
+        Changes:
+            Nothing.
+        """
         return {name: value for name, value in super().state_dict().items() if name != "schedulers"}
 
 
 # %% ../../nbs/optim/schedulers.ipynb #bb9cd7c0
 @checked
 def warmup_cosine(optimizer: Optimizer, plan: Plan, *, warmup: float = 0.1, eta_min: float = 0.0) -> SchedulerBase:
-    """A scheduler factory: warm up linearly from `eta_min` for the fraction `warmup` of the run, then decay to `eta_min` along a cosine.
+    """A scheduler factory: warm up linearly from `eta_min`, then decay to `eta_min` along a cosine. It steps per update.
 
-    Steps per update. Raises ConfigError if the length of the run is unknown, or `warmup` is not in [0, 1).
+    Args:
+        optimizer: The optimizer, whose learning rates are the highest rates.
+        plan: The length of the run.
+        warmup: The fraction of the run that warms up, in [0, 1).
+        eta_min: The first and the last rate.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ConfigError: the length of the run is unknown, or `warmup` is not in [0, 1)
+
+    Changes:
+        The rates of the optimizer.
+
+    Example:
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), scheduler=warmup_cosine)
+        >>> trainer.run(2, loader).status
+        'completed'
+        >>> trainer.optimizer.param_groups[0]["lr"]
+        0.0
     """
     if plan.total_steps is None:
         raise ConfigError(
@@ -532,8 +655,29 @@ def get_lr_scheduler(
 ) -> LearningRate:
     """Make a function `step -> lr`: linear warm-up to `max_lr`, decay to `min_lr` at step `max_steps`, then constant.
 
-    Step s of the warm-up has the rate `max_lr * (s + 1) / warmup_steps`. Instead of `min_lr` you can give `final_div_factor`: the last rate
-    is then `max_lr / final_div_factor`. Raises ConfigError for arguments that contradict each other.
+    Step s of the warm-up has the rate `max_lr * (s + 1) / warmup_steps`.
+
+    Args:
+        max_lr: The highest rate.
+        min_lr: The last rate; None with `final_div_factor`.
+        warmup_steps: How many updates warm up; 0 for none.
+        max_steps: The update at which the last rate is reached.
+        decay_type: The form of the decay.
+        final_div_factor: Instead of `min_lr`: the last rate is `max_lr / final_div_factor`.
+
+    Returns:
+        A function of the update, from 0.
+
+    Raises:
+        ConfigError: arguments contradict each other
+
+    Changes:
+        Nothing.
+
+    Example:
+        >>> rate = get_lr_scheduler(0.1, 0.01, warmup_steps=2, max_steps=10)
+        >>> rate(0), rate(1), rate(10)
+        (0.05, 0.1, 0.01)
     """
     _check_steps(warmup_steps, max_steps)
     low, decay = _final_lr(max_lr, min_lr, final_div_factor), _DECAYS[decay_type]
@@ -552,8 +696,25 @@ def get_lr_scheduler(
 def get_multi_step_lr_scheduler(max_lr: float, warmup_steps: int, max_steps: int, milestones: Mapping[float, float]) -> LearningRate:
     """Make a function `step -> lr`: warm-up as in `get_lr_scheduler`, then `max_lr` times the factor of the last milestone passed.
 
-    `milestones`: the factor by fraction of `max_steps`; `{0.8: 0.316, 0.9: 0.1}` are those of DeepSeek LLM (2024). Raises ConfigError for a
-    fraction that is not between 0 and 1.
+    Args:
+        max_lr: The highest rate.
+        warmup_steps: How many updates warm up; 0 for none.
+        max_steps: The update that the fractions of `milestones` refer to.
+        milestones: The factor by fraction of `max_steps`; `{0.8: 0.316, 0.9: 0.1}` are those of DeepSeek LLM (2024).
+
+    Returns:
+        A function of the update, from 0.
+
+    Raises:
+        ConfigError: a fraction is not between 0 and 1, or the warm-up is longer than `max_steps`
+
+    Changes:
+        Nothing.
+
+    Example:
+        >>> rate = get_multi_step_lr_scheduler(0.1, warmup_steps=2, max_steps=10, milestones={0.5: 0.1})
+        >>> rate(4), rate(5)
+        (0.1, 0.010000000000000002)
     """
     _check_steps(warmup_steps, max_steps)
     if any(not 0 < share < 1 for share in milestones):
@@ -571,10 +732,26 @@ def get_multi_step_lr_scheduler(max_lr: float, warmup_steps: int, max_steps: int
 # %% ../../nbs/optim/schedulers.ipynb #e6dca9f9
 @checked
 def get_combined_lr_scheduler(schedules: Mapping[tuple[int, int], LearningRate]) -> LearningRate:
-    """Make a function `step -> lr` of several: `{(first, end): function}`, each for the steps `first` to `end - 1`.
+    """Make a function `step -> lr` of several, each for a range of steps.
 
-    Each function gets steps counted from 0 at its `first`. After the last range its last value is held. Raises ConfigError if the ranges
-    leave a gap, overlap, or don't begin at 0.
+    Each function gets steps counted from 0 at its `first`. After the last range its last value is held.
+
+    Args:
+        schedules: `{(first, end): function}`, each for the steps `first` to `end - 1`.
+
+    Returns:
+        A function of the update, from 0.
+
+    Raises:
+        ConfigError: the ranges leave a gap, overlap, or don't begin at 0
+
+    Changes:
+        Nothing.
+
+    Example:
+        >>> rate = get_combined_lr_scheduler({(0, 5): lambda step: 0.1, (5, 10): lambda step: 0.01})
+        >>> rate(4), rate(5), rate(50)
+        (0.1, 0.01, 0.01)
     """
     ranges = sorted(schedules)
     expected = 0
@@ -615,7 +792,27 @@ def learning_rates(schedule: Scheduler, n_steps: int, lr: float = 1.0) -> list[f
 
 @checked
 def plot_schedules(schedules: Mapping[str, Scheduler], n_steps: int, lr: float = 1.0) -> Figure:
-    """Plot the learning rates of several schedules by update; returns a matplotlib figure. See `learning_rates`."""
+    """Plot the learning rates of several schedules by update; returns a matplotlib figure.
+
+    Args:
+        schedules: Functions `step -> lr` or factories `(optimizer, plan)`, by name.
+        n_steps: How many updates.
+        lr: The learning rate of the optimizer, which a factory begins from.
+
+    Returns:
+        A matplotlib figure.
+
+    Raises:
+        ConfigError: a schedule is an instance, which this would use up
+
+    Changes:
+        Nothing.
+
+    Example:
+        >>> figure = plot_schedules({"cosine": warmup_cosine, "constant": lambda step: 0.5}, n_steps=100)
+        >>> len(figure.axes[0].lines)
+        2
+    """
     figure = blank(4.5, 2.5)
     axes = figure.add_subplot()
     for name, schedule in schedules.items():
@@ -631,5 +828,24 @@ def plot_schedules(schedules: Mapping[str, Scheduler], n_steps: int, lr: float =
 
 @checked
 def plot_schedule(schedule: Scheduler, n_steps: int, lr: float = 1.0) -> Figure:
-    """Plot the learning rates of one schedule by update; returns a matplotlib figure. See `learning_rates`."""
+    """Plot the learning rates of one schedule by update; returns a matplotlib figure.
+
+    Args:
+        schedule: A function `step -> lr`, or a factory `(optimizer, plan)`.
+        n_steps: How many updates.
+        lr: The learning rate of the optimizer, which a factory begins from.
+
+    Returns:
+        A matplotlib figure.
+
+    Raises:
+        ConfigError: the schedule is an instance, which this would use up
+
+    Changes:
+        Nothing.
+
+    Example:
+        >>> len(plot_schedule(warmup_cosine, n_steps=100, lr=0.1).axes)
+        1
+    """
     return plot_schedules({"learning rate": schedule}, n_steps, lr)

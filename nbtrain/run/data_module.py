@@ -67,7 +67,7 @@ def read_evaluated(trainer: TrainerBase, module: StepModule, given: Any) -> Any:
     named = named_loaders(given)
     module.loader_names = () if named is None else tuple(named)
     if named is None:
-        return trainer.read_loader(as_loader(given), training=False)
+        return trainer._read_loader(as_loader(given), training=False)
     loaders = [as_loader(loader) for loader in named.values()]
     for addon in trainer.active_addons:
         if isinstance(addon, StateManagerAddon):  # saves the place of all loaders together
@@ -91,7 +91,7 @@ def _read(trainer: TrainerBase, module: StepModule, make: Callable[[], Any], *, 
         ignore_interrupts(loader)
         if not training:
             return read_evaluated(trainer, module, loader)
-        loader = trainer.read_loader(as_loader(loader), training=True)
+        loader = trainer._read_loader(as_loader(loader), training=True)
         set_first_epoch(loader, trainer, module.trainer)
         return loader
 

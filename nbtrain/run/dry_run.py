@@ -160,7 +160,7 @@ class _Trial:
     def _begin(self, mode: Mode) -> None:
         trainer = self.trainer
         trainer.mode = mode
-        trainer.train_state.meters[mode].reset(keep_tensors=trainer.reads_tensors)
+        trainer.train_state.meters[mode].reset(keep_tensors=trainer._reads_tensors)
 
     def try_train_step(self, batch: Any) -> _Names:
         """Try `train_step` and its backward pass on `batch`, and return the names of its metrics."""
@@ -203,7 +203,7 @@ class _Trial:
         names = _scalars(output, batch)
         of_train = names if type(trainer).test_step is type(trainer).train_step else set.union(*seen) if seen else None
         names |= {f"{name}/{loader_name}" for name in names} if loader_name is not None else set()
-        if isinstance(batch, Task) or type(trainer).turn is not TrainerBase.turn:  # these add suffixes to the names
+        if isinstance(batch, Task) or type(trainer)._turn is not TrainerBase._turn:  # these add suffixes to the names
             return _Names(None if isinstance(batch, Task) else names, None, self.module.names)
         return _Names(names, of_train, self.module.names)
 
@@ -305,7 +305,7 @@ class DryRun:
             addon for addon in trainer.active_addons if type(addon) in self.foreign and type(addon).wrap_step is not AddOnBase.wrap_step
         ]
         splits = any(getattr(addon, "auto_micro_batch", False) for addon in trainer.active_addons)  # a whole batch may not fit
-        is_one = trainer.step_method == (trainer, "train_step") and type(trainer).turn is TrainerBase.turn and not (wraps or splits)
+        is_one = trainer._step_method == (trainer, "train_step") and type(trainer)._turn is TrainerBase._turn and not (wraps or splits)
         is_read = self.loader is not None and not is_data_source(self.loader) and self._limit("limit_train_batches") != 0
         return is_one and is_read and self.n_epoch > 0 and not is_hooked and sum(p.nbytes for p in parameters) <= _COPIED_BYTES
 
@@ -321,7 +321,7 @@ class DryRun:
     def _hooks(self) -> set[str]:
         """The names of the user's hooks."""
         found = [addon for addon in self.trainer.active_addons if isinstance(addon, HooksAddon)]
-        return {name for addon in found for name in addon.gather(self.trainer)}
+        return {name for addon in found for name in addon._gather(self.trainer)}
 
     @property
     def _is_as_given(self) -> bool:
@@ -329,7 +329,7 @@ class DryRun:
         trainer, lightning, changes = self.trainer, self.trainer.lightning, (AddOnBase.configure_model, AddOnBase.loader)
         foreign = [kind for kind in self.foreign if issubclass(kind, AddOnBase)]
         by_addon = any(getattr(kind, change.__name__) is not change for kind in foreign for change in changes)
-        by_trainer = type(trainer).read_loader is not TrainerBase.read_loader
+        by_trainer = type(trainer)._read_loader is not TrainerBase._read_loader
         options = any(lightning.get(name, "auto") != "auto" for name in _ELSEWHERE)
         elsewhere = trainer.launcher is not None or trainer.world.size > 1 or options
         return not (by_addon or by_trainer or elsewhere) and lightning.get("num_sanity_val_steps") != 0

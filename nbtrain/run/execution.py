@@ -72,7 +72,7 @@ class LoaderModule(StepModule):
 
     def train_dataloader(self) -> Any:
         trainer = self._trainer_base
-        loader = trainer.read_loader(with_batch_size(self._loader, self.batch_size), training=True)
+        loader = trainer._read_loader(with_batch_size(self._loader, self.batch_size), training=True)
         set_first_epoch(loader, trainer, self._trainer)
         return loader
 
@@ -153,7 +153,7 @@ class Execution:
         trainer.states.begin(self.loader, self.valid_loader)
         if self.valid_loader is not None:
             valid = self._rereadable(read_evaluated(trainer, module, self.valid_loader))
-        loader = trainer.read_loader(as_loader(self.loader), training=True)
+        loader = trainer._read_loader(as_loader(self.loader), training=True)
         if trainer.keeps_states:
             loader = trainer.states.keep_in_memory(trainer, loader, valid)
         loader = self._rereadable(loader)

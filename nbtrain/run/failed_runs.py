@@ -29,13 +29,13 @@ def pauses_on_error(trainer: TrainerBase) -> bool:
     """Whether an error in the user's code pauses the run. By default it does so only in an interactive notebook."""
     if trainer.mode != "train" or trainer.launcher is not None or trainer.world.size > 1 or trainer.on_error == "raise":
         return False
-    return trainer.on_error == "pause" or (trainer.own_thread and in_shell() and is_watched())
+    return trainer.on_error == "pause" or (trainer._own_thread and in_shell() and is_watched())
 
 
 def needs_thread(trainer: TrainerBase) -> bool:
     """Whether a run needs a separate thread. One that can be paused does: the cell waits for it, and ends when it pauses."""
     in_main = threading.current_thread() is threading.main_thread()
-    return trainer.on_error == "pause" or (in_shell() and trainer.own_thread and in_main)
+    return trainer.on_error == "pause" or (in_shell() and trainer._own_thread and in_main)
 
 
 # %% ../../nbs/run/failed_runs.ipynb #64892399

@@ -128,7 +128,18 @@ class RunThread:
 
 # %% ../../nbs/run/handle.ipynb #e6161b80
 class RunHandle:
-    """A handle to a run in the background, returned by `run(..., background=True)`."""
+    """A handle to a run in the background, returned by `run(..., background=True)`.
+
+    Attributes:
+        is_waited_for: Whether a cell waits for the run.
+
+    Example:
+        >>> handle = trainer.run(3, loader, background=True)
+        >>> handle.wait().status
+        'completed'
+        >>> handle.status, handle.is_on, handle.error is None, handle.result is trainer.result
+        ('completed', False, True, True)
+    """
 
     def __init__(
         self,
@@ -183,14 +194,26 @@ class RunHandle:
 
     @checked
     def wait(self, timeout_s: float | None = None) -> RunResult:
-        """Wait for the end of the run and return its result. Raises the exception of the run, if it failed.
+        """Wait for the end of the run and return its result.
 
-        Raises RunPaused if the run is paused, RunStopped if a second ■ or the Stop button ends it, TimeoutError after `timeout_s` seconds,
-        and ConfigError if called in the thread of the run, as in a step.
+        Args:
+            timeout_s: How many seconds to wait. None: without limit.
+
+        Returns:
+            The RunResult.
+
+        Raises:
+            RunPaused: the run is paused
+            RunStopped: a second ■ or the Stop button ended it
+            TimeoutError: it is not over after `timeout_s`
+            ConfigError: it was called in the run's thread, as in a step
+
+        Changes:
+            Nothing. An error of the run is raised here.
         """
-        self.refuse_in_run("wait")
+        self._refuse_in_run("wait")
         try:
-            with self.listening():
+            with self._listening():
                 settled = self._control.wait_settled(timeout_s)
         finally:
             self._refresh()
@@ -204,7 +227,7 @@ class RunHandle:
         return self._thread.finish(self._place(), f"{self._name()}.result has what it reached")
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def _listening(self) -> Iterator[None]:
         """A context in which a cell waits for the run: ■ or Ctrl-C pauses it, and a second one ends it."""
         self.is_waited_for = True
         try:
@@ -215,28 +238,71 @@ class RunHandle:
 
     @boundary
     def join(self) -> None:
-        """Wait until the run has ended, successfully or not, or an error has paused it."""
-        self.refuse_in_run("join")
+        """Wait until the run has ended, successfully or not, or an error has paused it.
+
+        Raises:
+            ConfigError: it was called in the run's thread, as in a step
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> handle = trainer.run(3, loader, background=True)
+            >>> handle.join()
+            >>> handle.result.status
+            'completed'
+        """
+        self._refuse_in_run("join")
         self._control.wait_over()
         if self._control.failure is None:
             self._thread.join()
 
-    def refuse_in_run(self, name: str) -> None:
+    def _refuse_in_run(self, name: str) -> None:
         """Raise ConfigError in the thread of this run."""
         if self._thread.is_current:
             raise ConfigError(f"{name}() in a step or a callback would wait for its own run.", remedy="Call it in the cell or the script.")
 
     @boundary
     def pause(self) -> None:
-        """Request a pause at the end of the current batch."""
+        """Request a pause at the end of the current batch.
+
+        Raises:
+            ConfigError: the run can't be paused
+
+        Changes:
+            The run waits, soon, until `resume()` or `stop()`.
+
+        Example:
+            >>> handle = trainer.run(10**6, loader, background=True)
+            >>> handle.pause()
+            >>> handle.stop()
+            >>> handle.wait().status
+            'stopped'
+        """
         self._control.pause()
 
     def resume(self) -> None:
-        """Resume a paused run."""
+        """Resume a paused run.
+
+        Changes:
+            The run continues.
+
+        Example:
+            >>> handle = trainer.run(10**6, loader, background=True)
+            >>> trainer.pause()
+            >>> handle.resume()
+            >>> handle.stop()
+            >>> handle.wait().status
+            'stopped'
+        """
         self._control.proceed()
 
     def stop(self) -> None:
-        """Request the end of the run at the end of the current batch."""
+        """Request the end of the run at the end of the current batch.
+
+        Changes:
+            The run ends after the current batch.
+        """
         self._control.stop()
 
     def stop_by_hand(self) -> None:
@@ -244,6 +310,16 @@ class RunHandle:
         self._thread.stop_by_hand()
 
     def free(self) -> None:
-        """Release the objects that the frames of an error hold; its text stays."""
+        """Release the objects that the frames of an error hold; its text stays.
+
+        Changes:
+            The frames of the error lose their variables.
+
+        Example:
+            >>> handle = trainer.run(1, loader, background=True)
+            >>> handle.wait().status
+            'completed'
+            >>> handle.free()
+        """
         clear_frames(self.error)
         clear_frames(self._control.stopped_after)

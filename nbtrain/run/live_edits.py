@@ -160,7 +160,7 @@ def _set_lr(trainer: TrainerProtocol, before: float, lr: float) -> None:
         raise ConfigError("The learning rate is 0 here, so its schedule can't be scaled.", remedy=_LATER)
     assert trainer.optimizer is not None
     scale_lr(trainer.optimizer, lr / before)
-    trainer.scale_schedules(lr / before)
+    trainer._scale_schedules(lr / before)
 
 
 # %% ../../nbs/run/live_edits.ipynb #49cd10a8
@@ -208,7 +208,7 @@ def resume(
         return None
     handle = handle_of(trainer)
     if not background:
-        handle.refuse_in_run("resume")
+        handle._refuse_in_run("resume")
     if skip and trainer.control.failure is None:
         raise ConfigError("skip=True: no error has paused this run.", remedy="resume() continues it at its next batch.")
     if steps is not None:
@@ -216,7 +216,7 @@ def resume(
     if background:
         trainer.control.proceed("skip" if skip else "retry")
         return handle
-    with handle.listening():
+    with handle._listening():
         trainer.control.proceed("skip" if skip else "retry")
         if isinstance(trainer.view, NotebookView):
             trainer.view.show(once=True)

@@ -83,7 +83,7 @@ class RunOutcome:
                 trainer.recorder.note(f"The weights were not written: {first_line(error)}")
         if trainer.open_session is not None and trainer.mode == "train":
             trainer.recorder.rest()  # the session has the end
-            trainer.open_session.rest()
+            trainer.open_session._rest()
         else:
             trainer.recorder.end(status, reason)
         return self.conclude(status, reason)

@@ -141,7 +141,7 @@ def _monitored(trainer: TrainerBase, codes: Iterable[StepCode]) -> list[str]:
     mode, _, name = monitor.partition("_")
     if mode not in ("train", "val", "test"):
         return list(_ROOTS)
-    trains = mode == "train" or (monitor == "val_loss" and not history.compares_validations)
+    trains = mode == "train" or (monitor == "val_loss" and not history._compares_validations)
     return ["train" if trains else "test"] + ["pass"] * any(code.mentions(name, "pass") for code in codes)
 
 
@@ -200,7 +200,7 @@ def _give(trainer: TrainerBase, steps: type[Any]) -> None:
 
 
 def _take_newest(trainer: TrainerBase) -> None:
-    steps = newest(trainer.written_steps)
+    steps = newest(trainer._written_steps)
     if steps is not None and issubclass(steps, TrainerBase):
         change_class(trainer, steps)
 

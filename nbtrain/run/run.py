@@ -97,7 +97,7 @@ class Run:
         control.begin(partial(self.sinks.follow, self.outcome.follow), can_pause=self.operation.mode == "train")
         if background or needs_thread(trainer):
             handle = RunHandle(control, lambda: trainer.recorder.place, self._refresh_view, lambda: variable_name(trainer))
-            with nullcontext() if background else handle.listening():  # ■ pauses the run as soon as it is shown
+            with nullcontext() if background else handle._listening():  # ■ pauses the run as soon as it is shown
                 trainer.handle = handle  # for the Stop button
                 self._open()
                 handle.start(self._work)
@@ -209,7 +209,7 @@ class Run:
         """Show the run, and begin its record."""
         trainer, state = self.trainer, self.trainer.train_state
         session = trainer.open_session if trainer.mode == "train" else None
-        joins, begins = session is not None and session.joins, session is None or session.begins
+        joins, begins = session is not None and session._joins, session is None or session.begins
         try:
             self.sinks.open(validates=validates(self.loader, self.valid_loader))
             self.arguments = trainer.lightning_args()

@@ -240,9 +240,22 @@ class Session:
     """Rounds with runs of one trainer, which are one run in the view, the history and the schedule: `trainer.session(...)`.
 
     Attributes:
+        trainer: The trainer.
         round: The current round, from 0.
+        n_rounds: How many rounds there are; None without an end.
         state: What you keep from round to round, a dict. It is saved and restored as it is when a round begins.
         results: The results of the runs of this round so far.
+        is_left: Whether ■ or an error has left the loop: the next session of the trainer continues it.
+        begins: Whether the session begins with the newest run.
+
+    Example:
+        >>> with trainer.session(2, state={"seen": 0}) as session:
+        ...     for round in session:
+        ...         result = trainer.run(1, loader)
+        ...         session.state["seen"] += len(data)
+        ...         print(session.round, session.state, len(session.results))
+        0 {'seen': 64} 1
+        1 {'seen': 128} 1
     """
 
     def __init__(
@@ -275,10 +288,12 @@ class Session:
 
     @property
     def round(self) -> int:
+        """The current round, from 0."""
         return self._place["round"]
 
     @property
     def results(self) -> list[RunResult]:
+        """The results of the runs of this round so far."""
         return [result for result, _ in self._memory.ended]
 
     # -- begin
@@ -355,7 +370,7 @@ class Session:
 
     # -- runs
     @property
-    def joins(self) -> bool:
+    def _joins(self) -> bool:
         """Whether the newest run follows another one of the session in this record."""
         return bool(self.sinks)
 
@@ -401,7 +416,7 @@ class Session:
         trainer.resumed = trainer.states.restored is not None
         return Run(trainer, left, loader, valid_loader, travel).start()
 
-    def rest(self) -> None:
+    def _rest(self) -> None:
         """A run has ended, in its thread."""
         self._random_after = random_state()
 

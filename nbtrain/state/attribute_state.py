@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 def _is_shared_state(name: str, value: Any) -> bool:
     """Whether it is a collection in a class body, which the steps of an instance may change."""
-    return type(value) in (list, dict, set, deque) and not name.startswith("__") and name not in ("addon_instances", "addons")
+    return type(value) in (list, dict, set, deque) and not name.startswith("__") and name not in ("_addon_instances", "addons")
 
 
 def _own_attributes(trainer: TrainerProtocol) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class BestWeights(L.Callback):
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         history = self.trainer.train_state.history
-        if in_validation_of_run(pl_trainer, pl_module) and history.last_validation_is_best:
+        if in_validation_of_run(pl_trainer, pl_module) and history._last_validation_is_best:
             self._copy()
             if not pl_trainer.fit_loop.epoch_loop._num_ready_batches_reached():  # otherwise the end of the epoch reports it
                 notify(pl_trainer, "on_best_changed", history.best)
@@ -94,7 +94,7 @@ class BestWeights(L.Callback):
         """Copy the weights if the epoch that has just ended is the best."""
         self._check_monitor(pl_trainer)
         history = self.trainer.train_state.history
-        if history.last_is_best:
+        if history._last_is_best:
             if self._processed != self.trainer.train_state.counts.processed:  # not copied yet by a validation at the end of the epoch
                 self._copy()
             notify(pl_trainer, "on_best_changed", history.last)

@@ -78,7 +78,7 @@ class SaveOptions(SaveTimes, Protocol):
     base: FrozenBase | None
 
     @property
-    def saves_to(self) -> Path: ...  # the folder of the run folders
+    def _saves_to(self) -> Path: ...  # the folder of the run folders
 
 
 def _config(model: Any) -> Any:
@@ -109,7 +109,7 @@ class Disk:
             self.writer = Writer(ShardWriter(meet_ranks(), self.options.save_type == "deduped"))
         if pl_trainer.is_global_zero:
             folder, counts = open_folder(self.trainer.open_run_dir()), self.trainer.train_state.counts
-            clean_folders(folder, self.options.saves_to)
+            clean_folders(folder, self.options._saves_to)
             go_back(folder, counts.epoch, counts.step)
         self.triggers.open(self.trainer.train_state.history)
         self.trainer.states.note_unsaved(self.trainer, self.trainer.states.attributes.begin(self.trainer))
@@ -266,7 +266,7 @@ class Disk:
         self.writer.release({"end": rest | {"nbtrain": own}})
         self._finish(pl_trainer)
         self.writer.wait()
-        for old in self.options.store.adopt_best(path) if state.history.last_is_best else []:
+        for old in self.options.store.adopt_best(path) if state.history._last_is_best else []:
             notify(pl_trainer, "on_checkpoint_expired", old)
 
     def save_after_error(self, pl_trainer: L.Trainer, *, was_paused: bool = False) -> None:

@@ -141,7 +141,7 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
             return
         loop, history = pl_trainer.fit_loop.epoch_loop, self.trainer.train_state.history
         validation, is_open = history.validations[-1], loop._should_accumulate()
-        if history.compares_validations and self.disk.triggers.is_best(history, validation):
+        if history._compares_validations and self.disk.triggers.is_best(history, validation):
             self._owed = validation if is_open else None
             self._due |= not is_open and not loop._num_ready_batches_reached()
         self._validation = None if is_open else validation

@@ -43,7 +43,7 @@ class Triggers:
         """A run begins."""
         self._saved_s, n = self._clock(), self.options.keep_best_n
         known = {row["processed"]: row for row in (*history.validations, *history.epochs) if row.path is not None}
-        self.best_rows = history.ranked(known.values(), n) if n else []
+        self.best_rows = history._ranked(known.values(), n) if n else []
 
     def saved(self) -> None:
         """A checkpoint is saved now."""
@@ -71,6 +71,6 @@ class Triggers:
             return False
         n = self.options.keep_best_n or 0
         if n:  # by place, because the row of an epoch replaces that of a validation at its end
-            found = history.ranked({known["processed"]: known for known in (*self.best_rows, row)}.values(), n)
+            found = history._ranked({known["processed"]: known for known in (*self.best_rows, row)}.values(), n)
             self.best_rows = found
         return row is history.best or any(row is found for found in self.best_rows)

@@ -171,7 +171,7 @@ def measure(trainer: TrainerBase, loader: Any, metrics: Any = None) -> dict[str,
 
     `metrics`: as for `evaluate`.
     """
-    gathered = _Requested(metrics=metrics).gathered(trainer.device) if metrics is not None else None
+    gathered = _Requested(metrics=metrics)._gathered(trainer.device) if metrics is not None else None
     return operate(trainer, "evaluate", lambda operation: _measure(trainer, loader, gathered))
 
 
@@ -191,7 +191,7 @@ def _measure(trainer: TrainerBase, loader: Any, gathered: Gathered | None) -> di
     module.predict = step
     trainer.train_state = trainer.train_state.scratch()
     meter = trainer.train_state.meters["test"]
-    meter.reset(keep_tensors=trainer.reads_tensors)
+    meter.reset(keep_tensors=trainer._reads_tensors)
     for part, one in enumerate([loader] if named is None else named.values()):  # noqa: B007  # `step` reads it
         _predict(trainer, module, one)
     meter.close()
@@ -218,7 +218,7 @@ def evaluate(trainer: TrainerBase, loader: Any, metrics: Any = None) -> dict[str
         return measure(trainer, loader, metrics)
     result = trainer.result
     try:
-        with trainer.with_addon(_Requested(metrics=metrics)) if metrics is not None else nullcontext():
+        with trainer._with_addon(_Requested(metrics=metrics)) if metrics is not None else nullcontext():
             found = Run(trainer, 1, loader, name="evaluate", mode="test").evaluate().metrics
         return {name.removeprefix("test_"): value for name, value in found.items() if name.startswith("test_")}
     finally:

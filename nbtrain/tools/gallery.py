@@ -61,10 +61,23 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample on the CPU: `input` is its row of the batch's first tensor, `output` its row of the step's "output".
+    """A sample on the CPU, with what the step returned for it.
 
-    `output` and `label` are None if there are none, `loss` is None if it was not computed. `index` counts the samples of the pass, from 0.
-    `batch` is the sample with everything that the loader returned for it, as a batch of one. `classes` are the class names, by number.
+    Attributes:
+        index: Its number in the pass, from 0.
+        input: Its row of the batch's first tensor.
+        output: Its row of the step's "output"; None if there is none.
+        label: Its row of the step's "label", or else of the batch's second item; None if there is none.
+        loss: Its loss; None if it was not computed.
+        batch: The sample with everything that the loader returned for it, as a batch of one.
+        classes: The class names, by number; None if they were not given.
+
+    Example:
+        >>> sample = trainer.show_worst(loader, n=1).samples[0]
+        >>> type(sample.prediction).__name__, sample.is_wrong, list(sample.row)
+        ('float', False, ['sample', 'prediction', 'label', 'loss'])
+        >>> sample.words.startswith("predicted")
+        True
     """
 
     index: int
@@ -264,14 +277,36 @@ def _draw_row(axes: Axes, row: Tensor) -> None:
 # %% ../../nbs/tools/gallery.ipynb #ada84925
 @dataclass(frozen=True)
 class Gallery:
-    """Samples, shown as a figure in a notebook and as a table in a terminal. `samples` has their values."""
+    """Samples, shown as a figure in a notebook and as a table in a terminal.
+
+    Attributes:
+        samples: The samples, a list of Sample.
+        title: The title of the figure.
+        draw: `draw(axes, sample)` draws a sample on matplotlib axes.
+
+    Example:
+        >>> gallery = trainer.show_results(loader, n=2)
+        >>> [sample.index for sample in gallery.samples]
+        [0, 1]
+    """
 
     samples: list[Sample]
     title: str
     draw: Draw = draw_sample
 
     def plot(self) -> Figure:
-        """Draw the samples on a grid, four in a row, or two if a sample has two masks."""
+        """Draw the samples on a grid, four in a row, or two if a sample has two masks.
+
+        Returns:
+            A matplotlib figure.
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> len(trainer.show_results(loader, n=2).plot().axes)
+            2
+        """
         masks = [masks_of(sample) for sample in self.samples] if self.draw is draw_sample else []
         n_columns, width = min(4, len(self.samples)), 1.9
         if any(len(found) == 2 for found in masks):

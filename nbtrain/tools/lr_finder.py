@@ -46,9 +46,18 @@ __all__ = ["RangeTest", "update_args", "find_lr"]
 # %% ../../nbs/tools/lr_finder.ipynb #00c704d7
 @dataclass(frozen=True)
 class RangeTest:
-    """The result of a learning rate range test: `losses[i]` is the loss of a batch before the update with `rates[i]`.
+    """The result of a learning rate range test.
 
-    `smoothed`: the losses, averaged over a decade of the rates. `diverged`: the test ended early because the loss exploded.
+    Attributes:
+        rates: The learning rate of each batch.
+        losses: The loss of each batch, before the update with its rate.
+        smoothed: The losses, averaged over a decade of the rates.
+        diverged: Whether the test ended early because the loss exploded.
+
+    Example:
+        >>> found = trainer.lr_find(loader, n_batches=50)
+        >>> len(found.rates) == len(found.losses), found.suggestion is None or found.suggestion > 0
+        (True, True)
     """
 
     rates: list[float]
@@ -70,7 +79,18 @@ class RangeTest:
         return self.rates[steepest]
 
     def plot(self) -> Figure:
-        """Plot the loss by learning rate, with a line at the suggestion."""
+        """Plot the loss by learning rate, with a line at the suggestion.
+
+        Returns:
+            A matplotlib figure.
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> len(trainer.lr_find(loader, n_batches=20).plot().axes)
+            1
+        """
         return _plot(self)
 
     def __repr__(self) -> str:

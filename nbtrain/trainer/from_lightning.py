@@ -124,7 +124,7 @@ class LightningSteps(TrainerBase):
         return self.model
 
     @property
-    def written_steps(self) -> type[Any]:
+    def _written_steps(self) -> type[Any]:
         return type(self.model)
 
     def _begin_state(self) -> None:
@@ -140,10 +140,10 @@ class LightningSteps(TrainerBase):
         return WrappedModule(self, whole_epoch=whole_epoch)
 
     @property
-    def step_method(self) -> tuple[Any, str]:
+    def _step_method(self) -> tuple[Any, str]:
         return self.model, "training_step"
 
-    def step_alone(self, batch: Any, pl_trainer: L.Trainer) -> dict[str, Any]:
+    def _step_alone(self, batch: Any, pl_trainer: L.Trainer) -> dict[str, Any]:
         """Call `training_step` after a run, without logging. Raises ConfigError for a module that optimizes by hand."""
         return _step_alone(self.lightning_module, batch, pl_trainer)
 
@@ -170,7 +170,7 @@ class LightningSteps(TrainerBase):
     def all_optimizers(self) -> list[Any]:
         return list(self.configured.optimizers)
 
-    def scale_schedules(self, factor: float) -> None:
+    def _scale_schedules(self, factor: float) -> None:
         """Multiply all later rates of the first optimizer, after its learning rate was set by hand."""
         assert self.optimizer is not None
         saved = (self.restored() or {}).get("lr_schedulers", [])

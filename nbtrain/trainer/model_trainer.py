@@ -293,6 +293,8 @@ class ModelTrainer(DatasetTrainer):
     With `loss_fn(output, target)` the model returns only its output. A batch is then `(input, target)`, or a mapping in which the target
     is "labels", "label", "target" or "y". Override `prepare_batch` for other kinds of batches.
 
+    The other arguments are those of Trainer. The order of `train_dataset` depends only on the epoch and on `seed` (by default 0).
+
     Args:
         model, device, mode, optimizer, scheduler: As for Trainer, except that the optimizer is optional.
         loss_fn: `loss_fn(output, target)`, for a model that does not return its loss.
@@ -309,7 +311,15 @@ class ModelTrainer(DatasetTrainer):
         gradient_checkpointing: Recompute activations in the backward pass to save memory. The model must support it.
         perplexity: Also record the exponential of the mean loss of each pass. Batches are weighted by samples, not by tokens.
 
-    The other arguments are those of Trainer. The order of `train_dataset` depends only on the epoch and on `seed` (by default 0).
+    Raises:
+        ConfigError: an argument is invalid, or the model needs a `loss_fn` and has none
+
+    Example:
+        >>> trainer = ModelTrainer(net, "cpu", loss_fn=mse_loss, train_dataset=data, batch_size=16, learning_rate=0.1)
+        >>> trainer.run(3).status
+        'completed'
+        >>> tuple(trainer.predict(x).shape)
+        (64, 1)
     """
 
     @checked
@@ -349,7 +359,26 @@ class ModelTrainer(DatasetTrainer):
             enable_checkpointing(model)
 
     def prepare_batch(self, batch: Any) -> Any:
-        """Change a batch, which is already on the device, before the model gets it. Override it; the default returns `batch`."""
+        """Change a batch, which is already on the device, before the model gets it. Override it; the default returns `batch`.
+
+        Args:
+            batch: What the loader gives, with its tensors on the device.
+
+        Returns:
+            `(input, target)`, or a mapping as the model takes it.
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> class Swapped(ModelTrainer):
+            ...     def prepare_batch(self, batch):
+            ...         target, input = batch
+            ...         return input, target
+            >>> trainer = Swapped(net, "cpu", loss_fn=mse_loss)
+            >>> trainer.run(1, [(2 * x + 1, x)]).status
+            'completed'
+        """
         return batch
 
     def train_step(self, batch: Any) -> dict[str, Any]:
@@ -379,7 +408,28 @@ class ModelTrainer(DatasetTrainer):
 
     @checked
     def save_pretrained(self, folder: str | Path) -> Path:
-        """Save the model in `folder`, in the format that `from_pretrained` reads. During a run it is saved between two batches."""
+        """Save the model in `folder`, in the format that `from_pretrained` reads. During a run it is saved between two batches.
+
+        Args:
+            folder: The folder to write; it is created.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ConfigError: the model has no `save_pretrained`
+
+        Changes:
+            Writes the folder.
+
+        Example:
+            >>> import os
+            >>> class Saved(nn.Linear):  # as models of transformers
+            ...     def save_pretrained(self, folder, **options):
+            ...         os.makedirs(folder, exist_ok=True)
+            >>> ModelTrainer(Saved(1, 1), "cpu", loss_fn=mse_loss).save_pretrained("line").name
+            'line'
+        """
         model = as_pretrained(self.model)
         self.control.do(lambda at: model.save_pretrained(folder))
         return Path(folder)

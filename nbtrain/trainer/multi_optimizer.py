@@ -143,6 +143,8 @@ class MultiOptimizerTrainer(Trainer):
     updates its parameters; the parameters of the other optimizers get no gradient, so you need not detach anything. The scalars are
     recorded as `train_<key>_<name>`, and the sum of the losses as `train_loss`. Gradients are clipped in each step.
 
+    The other arguments are those of Trainer. Accumulation, loss-scaled fp16, several processes and `lr_find` raise ConfigError.
+
     Args:
         model: The model with all parts, such as `nn.ModuleDict({"generator": ..., "discriminator": ...})`.
         optimizers: A dict of optimizers, or of factories `parameters -> optimizer` for the part of the model that has the same name.
@@ -150,7 +152,19 @@ class MultiOptimizerTrainer(Trainer):
         every: How often an optimizer has its turn: `{"generator": 5}` updates the generator in each fifth batch that updates anything,
             counted over all epochs and after the others, as `if n % 5 == 0` does; by default in each. Its step is not called between.
 
-    The other arguments are those of Trainer. Accumulation, loss-scaled fp16, several processes and `lr_find` raise ConfigError.
+    Raises:
+        ConfigError: an optimizer has no step of its name, names differ, or a capability is used that several optimizers exclude
+
+    Example:
+        >>> class Two(MultiOptimizerTrainer):
+        ...     def train_step_first(self, batch):
+        ...         return {"loss": mse_loss(self.model["first"](batch[0]), batch[1])}
+        ...     def train_step_second(self, batch):
+        ...         return {"loss": mse_loss(self.model["second"](batch[0]), batch[1])}
+        >>> model = nn.ModuleDict({"first": nn.Linear(1, 1), "second": nn.Linear(1, 1)})
+        >>> trainer = Two(model, "cpu", optimizers={"first": SGD, "second": Adam})
+        >>> [name for name in trainer.run(1, loader).last.metrics if name.startswith("train_loss")]
+        ['train_loss_first', 'train_loss_second', 'train_loss']
     """
 
     @checked
@@ -208,7 +222,7 @@ class MultiOptimizerTrainer(Trainer):
         return [recorder, *([_Refusals()] if self.joint is not None else []), *others]
 
     @property
-    def turn(self) -> Turn | None:
+    def _turn(self) -> Turn | None:
         if self.joint is None or self.joint.turn is None:
             return None
         first, *_, last = [*self.joint.optimizers, *self.joint.optimizers]

@@ -127,8 +127,8 @@ class Trainer(TrainerBase):
         mode: What `run` does: "train", or "test" to evaluate.
         optimizer: An optimizer, or a factory `parameters -> optimizer`. Required in mode "train". Several on one loss: a list such as
             `[Muon(matrices), AdamW(rest)]`, a dict by name, or a factory that returns one.
-        scheduler: A torch scheduler (steps per epoch), a factory `(optimizer, plan)` or a function `step -> lr` (both step per update).
-            For several optimizers also a list or a dict of schedulers or factories.
+        scheduler: A torch scheduler (steps per epoch), a factory `(optimizer, plan)` or a function `step -> lr` (both step per update). For
+            several optimizers also a list or a dict of schedulers or factories.
         log_bar: Show a progress bar.
         scheduler_step_on_batch: Step a scheduler instance per batch instead of per epoch.
         gradient_clip: Clip gradients to this global norm, or those of each of several optimizers: {"muon": 1.0}. 0 disables clipping.
@@ -141,8 +141,8 @@ class Trainer(TrainerBase):
         save_path: The folder in which each run gets a run folder. Without it, nothing is written to disk.
         monitor: The metric that decides which epoch is best. Without validation, "val_loss" falls back to "train_loss".
         monitor_mode: "min" or "max"; inferred from well-known names.
-        keep_source: Save the provenance of a run in its folder: the source, versions, git, arguments. "names" saves hashes of the
-            source instead; False saves nothing.
+        keep_source: Save the provenance of a run in its folder: the source, versions, git, arguments. "names" saves hashes of the source
+            instead; False saves nothing.
         on_error: What happens to a training run when your code raises: "pause" the run at that batch, or "raise", which ends it. None:
             pause in an interactive notebook; raise in scripts, tests and programs that execute notebooks.
         advice: Show tips about the run, at most three lines: `tip: val_loss has not improved since epoch 17 of 205`.
@@ -153,7 +153,23 @@ class Trainer(TrainerBase):
             epochs as take 1% of the time, the best and the last three first. Others are trained again, exactly. "auto": in notebooks.
         lightning: Other arguments for `lightning.Trainer`, such as `callbacks` and `logger`.
 
-    Raises ConfigError for an invalid argument, and OptionError (a TypeError) for an unknown one.
+    Attributes:
+        result: The RunResult of the newest run; None before the first.
+        run_dir: The folder of the newest run; None without `save_path`.
+        progress_checker: Counts the current step and epoch from 1, see ProgressChecker.
+        addons: The addon classes of this class, in their order.
+        automatic_optimization: False in your class: `train_step` calls `self.backward(loss)` and steps the optimizers itself.
+        lean_loops: False in your class or on an object: all epochs run on Lightning's loops instead of nbtrain's faster ones.
+
+    Raises:
+        ConfigError: an argument is invalid, or mode "train" has no optimizer
+        OptionError: an argument is unknown (it is a TypeError, too)
+
+    Example:
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), seed=0)
+        >>> result = trainer.run(5, loader, loader)
+        >>> result.status, result.best["epoch"]
+        ('completed', 5)
     """
 
     @checked
@@ -214,7 +230,7 @@ class Trainer(TrainerBase):
         shared = {name: given[name] for name in _SHARED if given[name] is not None}
         addon_given = {**addon_options, **take_strategy(type(self), self.lightning, addon_options)}
         self._addons = make_addons(type(self), addon_given, shared, accumulates=accumulates(self.lightning))
-        self[HooksAddon].gather(self)  # for its errors
+        self[HooksAddon]._gather(self)  # for its errors
         check_by_hand(self, self._addons.values(), {"nonfinite": nonfinite, "on_error": on_error})
         self._begin_state()
         self.own_names = (frozenset(vars(self)) | {"own_names"}) - of_user
@@ -287,8 +303,35 @@ class Trainer(TrainerBase):
         resumes it after a crash, and does nothing in a new process once it is finished. Several such lines with one trainer are phases
         that follow each other, each with a separate `n_epoch`. If nothing has been saved yet, all but a path start a new run.
 
-        Raises ConfigError for invalid arguments, before anything else happens; StepError for an invalid return value of a step;
-        CheckpointError for a state that can't be restored; and the exceptions of your own code.
+        Args:
+            n_epoch: How many MORE epochs to train, from 1; with `resume`, how many from where the saved run began. In mode "test", how many
+                passes.
+            loader: What to train on: a DataLoader, a list of batches or any iterable that can be read again; or a LightningDataModule or
+                LightningModule, which provide both loaders.
+            valid_loader: What to validate on after each epoch: a loader, or several as a dict by name or as a list. None: no validation.
+            resume: "auto", "last", "best" or the path of a checkpoint; needs StateManagerAddon. None: start a new run.
+            background: Return a RunHandle at once, and train in a thread.
+
+        Returns:
+            The RunResult, or with `background=True` a RunHandle.
+
+        Raises:
+            ConfigError: an argument is invalid, or another run is on; before anything else happens
+            StepError: a step returned something invalid, or a loader gave no batch
+            CheckpointError: the state can't be restored
+            RunPaused: ■ paused the run (a KeyboardInterrupt)
+            RunStopped: a second ■, the Stop button or Ctrl-C ended it (a KeyboardInterrupt)
+
+        Changes:
+            The model, the optimizer, the schedule, `history`, `result` and the counts; writes the run folder if there is a `save_path`.
+
+        Example:
+            >>> trainer.run(2, loader, loader).best["epoch"]
+            2
+            >>> trainer.run(3, loader, loader).best["epoch"]  # continues
+            5
+            >>> len(trainer.history.epochs)
+            5
         """
         if self.open_session is not None and self.mode == "train":
             if not self.open_session.is_left:
@@ -307,7 +350,24 @@ class Trainer(TrainerBase):
 
     @checked
     def run_epoch(self, loader: Loaders | L.LightningDataModule) -> RunResult:
-        """Train one epoch on `loader`, or evaluate it in mode "test": the same as `run(1, loader)`."""
+        """Train one epoch on `loader`, or evaluate it in mode "test": the same as `run(1, loader)`.
+
+        Args:
+            loader: What to train on, or in mode "test" to evaluate.
+
+        Returns:
+            The RunResult.
+
+        Raises:
+            StepError: as `run` does
+
+        Changes:
+            As `run` does.
+
+        Example:
+            >>> trainer.run_epoch(loader).last["epoch"]
+            1
+        """
         return self.run(1, loader)
 
     @checked
@@ -334,9 +394,31 @@ class Trainer(TrainerBase):
         interrupted, with the weights, the random numbers and `session.state` of its start, so that your code makes the same data again;
         `run` then continues at the batch of the newest checkpoint. `seed` seeds when the session begins.
 
-        In a notebook ■ pauses the run and ends the cell; run the cell again to continue the session, also after an error; `stop()`
-        ends it. An evaluation in a session has no separate record. Raises ConfigError for a session in a session, `background=True` in
-        one, several processes, and a session in which this trainer never runs.
+        In a notebook ■ pauses the run and ends the cell; run the cell again to continue the session, also after an error; `stop()` ends it.
+        An evaluation in a session has no separate record.
+
+        Args:
+            rounds: How many rounds, from 1; or a sequence, of which each item is a round. None: until you `break`.
+            epochs: The number of epochs in each round, which the schedule of a factory is planned for.
+            steps: The number of updates in the whole session, for the schedule, if the rounds differ.
+            state: What you keep from round to round, by name. It becomes `session.state`.
+            resume: "auto", "last" or the path of a checkpoint; needs StateManagerAddon. None: begin a new session.
+
+        Returns:
+            The Session: a context manager, and an iterable of rounds.
+
+        Raises:
+            ConfigError: a session is open, `background=True` in one, several processes, or this trainer never ran in it
+
+        Changes:
+            Nothing until a run in it.
+
+        Example:
+            >>> with trainer.session(3, epochs=1) as session:
+            ...     for round in session:
+            ...         result = trainer.run(1, loader)
+            >>> [row["round"] for row in trainer.history.epochs]
+            [1, 2, 3]
         """
         return Session(self, rounds, epochs, steps, {} if state is None else state, resume)
 
@@ -345,7 +427,19 @@ class Trainer(TrainerBase):
     def pause(self) -> None:
         """Pause the run between two batches, and wait until it is paused. Called in a step or a callback, it returns at once.
 
-        Raises ConfigError for a run in the main thread, such as `run` in a script: nothing could resume it.
+        Raises:
+            ConfigError: no run is on, or it is in the main thread, as `run` in a script: nothing could resume it
+
+        Changes:
+            The run waits until `resume()` or `stop()`.
+
+        Example:
+            >>> handle = trainer.run(10**6, loader, background=True)
+            >>> trainer.pause()
+            >>> handle.status
+            'paused'
+            >>> trainer.stop().status
+            'stopped'
         """
         handle_of(self)
         self.control.pause()
@@ -372,6 +466,27 @@ class Trainer(TrainerBase):
         If an error paused the run, the failed batch is tried again. `skip=True` skips the batch, without an update. If no
         run is paused, it says so, and the next run uses `steps`.
         Returns the result, or the RunHandle with `background=True`.
+
+        Args:
+            steps: A class with other steps, for the rest of the run. None: the newest class of the trainer's name.
+            skip: Leave out the batch that failed, without an update.
+            background: Return a RunHandle at once.
+
+        Returns:
+            The RunResult, or the RunHandle with `background=True`; None if no run is paused.
+
+        Raises:
+            RunPaused: it is paused again
+
+        Changes:
+            The run continues.
+
+        Example:
+            >>> handle = trainer.run(10**6, loader, background=True)
+            >>> trainer.pause()
+            >>> handle = trainer.resume(background=True)
+            >>> trainer.stop().status
+            'stopped'
         """
         return resume(self, steps, skip=skip, background=background)
 
@@ -382,12 +497,34 @@ class Trainer(TrainerBase):
         You need it only for a class that is not the newest of its name, which each operation takes by itself: the trainer then holds that
         older class, until you give it the newest one. `Old = Digits` keeps a class when you run its cell again. For a trainer
         that `from_lightning` made, `steps` is a class of LightningModules.
+
+        Args:
+            steps: The class, a subclass of Trainer or of LightningModule.
+
+        Raises:
+            ConfigError: the class has other addons, or no `train_step`
+
+        Changes:
+            The class of the trainer, also of a run that is on.
+
+        Example:
+            >>> class Absolute(Line):
+            ...     def train_step(self, batch):
+            ...         return {"loss": (self.model(batch[0]) - batch[1]).abs().mean()}
+            >>> trainer.use(Absolute)
+            >>> type(trainer).__name__
+            'Absolute'
         """
         use_newest(self, steps=steps)
 
     @property
     def failure(self) -> Failure | None:
-        """The error that paused the run, with its place, the batch and the variables of the step; else None."""
+        """The error that paused the run, with its place, the batch and the variables of the step; else None.
+
+        Example:
+            >>> trainer.failure is None
+            True
+        """
         return self.control.failure
 
     @boundary
@@ -396,6 +533,17 @@ class Trainer(TrainerBase):
 
         The state is saved if the trainer has a StateManagerAddon. Called in a step or a callback, it returns at once. Does nothing if no
         run is in progress.
+
+        Returns:
+            The RunResult; None if the trainer has not run.
+
+        Changes:
+            The run ends after the current batch, and saves its state if there is a StateManagerAddon.
+
+        Example:
+            >>> handle = trainer.run(10**6, loader, background=True)
+            >>> trainer.stop().status
+            'stopped'
         """
         self.control.stop()
         if threading.current_thread() is not self.control.thread and self.handle is not None:
@@ -410,6 +558,21 @@ class Trainer(TrainerBase):
 
         Of several optimizers, `set(lr={"muon": 1e-2})` changes those that are named, and `set(lr=1e-4)` the first; the others keep their
         ratio to it.
+
+        Args:
+            options: Options of the optimizer's parameter groups by name, such as `lr` and `weight_decay`; for several optimizers a dict by
+                name.
+
+        Raises:
+            OptionError: the optimizer has no such option
+
+        Changes:
+            The options in all parameter groups, and all later rates of the schedule. A run that is on gets a mark.
+
+        Example:
+            >>> trainer.set(lr=0.01)
+            >>> trainer.optimizer.param_groups[0]["lr"]
+            0.01
         """
         check_options(self.optimizer, options)
         if not self.control.request_elsewhere("set", **options):
@@ -420,12 +583,37 @@ class Trainer(TrainerBase):
         """Validate between two batches, in a run with a `valid_loader`. Returns the metrics.
 
         Called in a step or a callback, it returns None, and the run validates after the batch.
+
+        Returns:
+            The metrics by name, such as `val_loss`; None in a step or a callback.
+
+        Raises:
+            ConfigError: no run is on, or it has no `valid_loader`
+
+        Changes:
+            Adds a row to `history.validations`.
+
+        Example:
+            >>> handle = trainer.run(10**6, loader, loader, background=True)
+            >>> trainer.pause()
+            >>> list(trainer.validate_now())
+            ['val_loss']
+            >>> trainer.stop().status
+            'stopped'
         """
         return None if self.control.request_elsewhere("validate_now") else validate_now(self)
 
     @boundary
     def show(self) -> None:
-        """Show the newest run in this cell; during a run, the view is live."""
+        """Show the newest run in this cell; during a run, the view is live.
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> trainer.show()
+            History(empty)
+        """
         if isinstance(self.view, NotebookView):
             self.view.show()
         else:
@@ -437,6 +625,12 @@ class Trainer(TrainerBase):
 
         During a run the gradients are kept, because the next update needs them. If an error paused the run, the batch is kept too,
         because `resume` tries it again.
+
+        Changes:
+            Gradients are None, and the frames of the newest error are cleared.
+
+        Example:
+            >>> trainer.free()
         """
         if isinstance(self.handle, RunHandle):
             self.handle.free()
@@ -448,7 +642,25 @@ class Trainer(TrainerBase):
     @checked
     @with_newest
     def run_batch(self, batch: Any) -> dict[str, Any]:
-        """Train on one batch, or evaluate it in mode "test". It counts as a step, but not as an epoch. Returns what the step returned."""
+        """Train on one batch, or evaluate it in mode "test". It counts as a step, but not as an epoch. Returns what the step returned.
+
+        Args:
+            batch: One batch, as a loader gives it; it is moved to the device.
+
+        Returns:
+            What the step returned.
+
+        Raises:
+            StepError: the step returned something invalid
+
+        Changes:
+            In mode "train" the weights, the optimizer and the step count; a row in `history.steps`.
+
+        Example:
+            >>> output = trainer.run_batch((x, 2 * x + 1))
+            >>> sorted(output), trainer.current_step
+            (['label', 'loss', 'output'], 1)
+        """
         return run_batch(self, batch)
 
     @checked
@@ -465,6 +677,26 @@ class Trainer(TrainerBase):
 
         `metrics`: metrics of all samples that this evaluation computes, too, such as `{"f1": f1_score}`, as those of MetricsAddon: the
         step returns "label" and "output".
+
+        Args:
+            data: A loader, a dataset, a LightningDataModule, or several loaders as a dict by name or a list.
+            batch_size: The number of samples in a batch, for a dataset.
+            metrics: Metrics of all samples that this evaluation computes, too: `{"f1": f1_score}`, as those of MetricsAddon.
+
+        Returns:
+            The mean of each metric by the step's own name.
+
+        Raises:
+            StepError: the step returned something invalid, or there was no batch
+
+        Changes:
+            Adds a row to `history.tests`, but not during a run. Weights, mode, `result` and random numbers stay.
+
+        Example:
+            >>> trainer.run(10, loader).status
+            'completed'
+            >>> trainer.evaluate(data)["loss"] < 0.1
+            True
         """
         return evaluate(self, self._batches(data, batch_size), metrics)
 
@@ -474,6 +706,19 @@ class Trainer(TrainerBase):
         """Validate once: return the mean of each metric of `test_step` over a loader, by the names that the step uses, as a run would now.
 
         The metrics are recorded in `history.tests` as `val_*`. Mode, `result` and the random number generators don't change.
+
+        Args:
+            loader: A loader, or several as a dict by name or a list, or a LightningDataModule.
+
+        Raises:
+            StepError: the step returned something invalid, or there was no batch
+
+        Changes:
+            Adds a row to `history.tests`, with the names `val_*`.
+
+        Example:
+            >>> sorted(trainer.validate(loader))
+            ['loss']
         """
         return {name.removeprefix("val_"): value for name, value in validate(self, loader).items()}
 
@@ -483,6 +728,24 @@ class Trainer(TrainerBase):
         """Return the "output" of `test_step` for each batch of `loader`, on the CPU. Mode, logs, metrics and history don't change.
 
         `batch_size` applies to a dataset; the default is 32.
+
+        Args:
+            loader: A loader, a dataset or a LightningDataModule.
+            batch_size: The number of samples in a batch, for a dataset. None: 32.
+
+        Returns:
+            A list with the "output" of each batch, on the CPU.
+
+        Raises:
+            StepError: `test_step` returned no "output"
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> outputs = trainer.inference(loader)
+            >>> len(outputs), tuple(outputs[0].shape)
+            (4, (16, 1))
         """
         return collect(self, "inference", self._batches(loader, batch_size), self._test_output)
 
@@ -494,6 +757,23 @@ class Trainer(TrainerBase):
         For a tensor, an array or a DataFrame it returns the output of the model; for a batch (a tuple, list, mapping or dataclass) the
         "output" of `test_step`; for a loader the outputs of its batches in its order, concatenated if they are tensors. A dataset is read
         in its order, in batches of `batch_size` (32). Inputs are moved to the device; the result is on the CPU. Nothing else changes.
+
+        Args:
+            x: A tensor (B, ...), an array, a DataFrame, a batch, a loader or a dataset.
+            batch_size: The number of samples in a batch, for a dataset. None: 32.
+
+        Returns:
+            The output of the model, the "output" of `test_step`, or for a loader those of its batches, concatenated if they are tensors.
+
+        Raises:
+            StepError: `test_step` returned no "output"
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> tuple(trainer.predict(x).shape), tuple(trainer.predict(loader).shape)
+            ((64, 1), (64, 1))
         """
         x = as_tensor(x) if is_array(x) else x
         if isinstance(x, Tensor):
@@ -525,7 +805,24 @@ class Trainer(TrainerBase):
     @checked
     @with_newest
     def check(self, batch: Batch) -> None:
-        """Try `train_step` (with a backward pass) and `test_step` on one batch, and print their inputs and outputs. Changes nothing."""
+        """Try `train_step` (with a backward pass) and `test_step` on one batch, and print their inputs and outputs. Changes nothing.
+
+        Args:
+            batch: A batch, as a loader gives it.
+
+        Raises:
+            StepError: a step returned something invalid
+            ConfigError: the class makes its updates by hand
+
+        Changes:
+            Nothing; it prints.
+
+        Example:
+            >>> trainer.check(next(iter(loader)))
+            batch: list of 2 ([0]: Tensor (16, 1) float32, [1]: Tensor (16, 1) float32)
+            train_step: loss 1.223, output Tensor (16, 1) float32, label Tensor (16, 1) float32
+            test_step: loss 1.223, output Tensor (16, 1) float32, label Tensor (16, 1) float32
+        """
         self._need_automatic("check", "run_batch(batch) calls it; a run tries it on one batch first.")
         print(check_steps(self, batch))
 
@@ -536,7 +833,24 @@ class Trainer(TrainerBase):
     @checked
     @with_newest
     def summary(self, batch: Batch) -> Summary:
-        """Summarize the layers of the model: output shapes and parameter counts, as found by calling `test_step` on `batch`."""
+        """Summarize the layers of the model: output shapes and parameter counts, as found by calling `test_step` on `batch`.
+
+        Args:
+            batch: A batch, as a loader gives it.
+
+        Returns:
+            A Summary, shown as a table: `rows`, one for each layer; `n_params`, `n_trainable` and `shared`.
+
+        Raises:
+            StepError: `test_step` returned something invalid
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> trainer.summary(next(iter(loader))).n_params
+            2
+        """
         return summarize(self, batch)
 
     @checked
@@ -545,9 +859,29 @@ class Trainer(TrainerBase):
         """Find a learning rate: train on `n_batches` batches while the rate grows from `start` to `end`, then restore everything.
 
         Returns the loss at each rate, with a `suggestion` and a `plot()`. Precision, accumulation and gradient clipping apply as in a run;
-        the schedule, other addons, and the callbacks and loggers of `lightning=` do not. The rate is set on the first parameter group;
-        the other groups keep their ratio to it. What the steps append to a list meanwhile is removed, also from a list that they reach
-        by a closure or a global name. Raises ConfigError for invalid arguments.
+        the schedule, other addons, and the callbacks and loggers of `lightning=` do not. The rate is set on the first parameter group; the
+        other groups keep their ratio to it. What the steps append to a list meanwhile is removed, also from a list that they reach by a
+        closure or a global name.
+
+        Args:
+            loader: What to train on; it is read again if it is shorter than `n_batches`.
+            start: The first learning rate.
+            end: The last learning rate.
+            n_batches: The number of batches to train on.
+
+        Returns:
+            A RangeTest: the loss at each rate, with a `suggestion` and a `plot()`.
+
+        Raises:
+            ConfigError: not 0 < start < end, or `n_batches` is not positive, or the class makes its updates by hand
+
+        Changes:
+            Nothing: weights, optimizer, schedule and random numbers are restored.
+
+        Example:
+            >>> found = trainer.lr_find(loader, n_batches=50)
+            >>> len(found.rates) > 10, found.suggestion is None or found.suggestion > 0
+            (True, True)
         """
         self._need_automatic("lr_find", "Try rates in short runs, with set(lr=...).")
         arguments = device_args(self.device) | update_args(self.precision, self.lightning)
@@ -563,6 +897,24 @@ class Trainer(TrainerBase):
         The label is the step's "label", or else the second item of the batch. `draw(axes, sample)` draws a sample on matplotlib axes.
         Without it, images, curves, short rows of features and segmentation masks are recognized and drawn. `classes` are the class
         names, by number.
+
+        Args:
+            loader: The loader with the samples.
+            n: How many samples.
+
+        Returns:
+            A Gallery, whose `samples` have the values.
+
+        Raises:
+            ConfigError: `n` is not positive
+            StepError: `test_step` returned no "output"
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> len(trainer.show_results(loader, n=4).samples)
+            4
         """
         return first_samples(self, loader, n, draw, classes)
 
@@ -573,6 +925,25 @@ class Trainer(TrainerBase):
 
         If `test_step` returns "losses", of shape (B,), they are used. Otherwise `test_step` is called once for each sample, in a batch of
         one.
+
+        Args:
+            loader: The loader with the samples.
+            n: How many samples, those with the highest loss.
+
+        Returns:
+            A Gallery, whose `samples` have the values.
+
+        Raises:
+            ConfigError: `n` is not positive
+            StepError: `test_step` returned no loss
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> worst = trainer.show_worst(loader, n=2).samples
+            >>> worst[0].loss >= worst[1].loss
+            True
         """
         return worst_samples(self, loader, n, draw, classes)
 
@@ -581,8 +952,25 @@ class Trainer(TrainerBase):
         """Describe the newest run as YAML, and write it to `path` if given; `nbtrain fit -f run.yaml` repeats the run.
 
         `fields` are fields of the configuration; they override what is read from the trainer. For a model that does not keep its arguments
-        under their names, give just those: `to_config("run.yaml", model={"args": {"width": 32}})`. Raises one ConfigError that lists
-        everything that can't be written: classes defined in cells, arguments that no object keeps, loaders other than a DataLoader.
+        under their names, give just those: `to_config("run.yaml", model={"args": {"width": 32}})`.
+
+        Args:
+            path: The YAML file to write. None: only return the text.
+            fields: Fields of the configuration, which override what is read from the trainer.
+
+        Returns:
+            The YAML text.
+
+        Raises:
+            ConfigError: something can't be written; the message lists all of it
+
+        Changes:
+            Writes `path`.
+
+        Example:
+            >>> trainer.to_config()  # its class was written in a cell
+            Traceback (most recent call last):
+            ConfigError: ...
         """
         kind = written_class(type(self))
         from nbtrain.config.from_trainer import configuration_text  # not needed by a first step
@@ -605,8 +993,31 @@ class Trainer(TrainerBase):
 
         If no state was kept at that place, a copy of the trainer trains to it from the nearest earlier state. The start is kept, and all
         epochs that take as long as 200 copies of a state and fit into the memory. Everything after the place is dropped; use `branch` to
-        keep it. A paused run is ended. Raises ConfigError during a run and for a place that does not exist,
-        and CheckpointError if no state leads to it.
+        keep it. A paused run is ended.
+
+        Args:
+            at: "best" for the best epoch.
+            epoch: How many epochs are then finished; 0 is the start.
+            step: How many updates are then done.
+
+        Returns:
+            A Rewound: the place, how many batches were trained again to get there, and what could not be restored.
+
+        Raises:
+            ConfigError: a run is on, or the place does not exist
+            CheckpointError: no state leads there
+
+        Changes:
+            Weights, optimizer, schedule, random numbers, the place in the data, and `history` up to there. What came after is dropped.
+
+        Example:
+            >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
+            >>> trainer.run(3, loader).status
+            'completed'
+            >>> trainer.rewind(epoch=2).step
+            8
+            >>> len(trainer.history.epochs)
+            2
         """
         return rewind(self, at, epoch, step)
 
@@ -627,7 +1038,33 @@ class Trainer(TrainerBase):
         its parent's, such as `run-001-b1`; `nbtrain show` prints the tree, and `nbtrain.compare(trainer, branch)` draws both.
 
         Both trainers may run at once in the background, but then they share the global random number generators, and neither run is
-        reproducible. Raises as `rewind` does, and OptionError for an option that the optimizer does not have.
+        reproducible.
+
+        Args:
+            at: "best" for the best epoch.
+            epoch: How many epochs are then finished; 0 is the start.
+            step: How many updates are then done.
+            steps: A class with other steps.
+            options: Options of the optimizer, such as `lr`.
+
+        Returns:
+            The second trainer.
+
+        Raises:
+            ConfigError: the place does not exist
+            CheckpointError: no state leads there
+            OptionError: the optimizer has no such option
+
+        Changes:
+            Nothing in this trainer.
+
+        Example:
+            >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
+            >>> trainer.run(2, loader).status
+            'completed'
+            >>> other = trainer.branch(epoch=1, lr=0.01)
+            >>> len(other.history.epochs), other.optimizer.param_groups[0]["lr"]
+            (1, 0.01)
         """
         return branch(self, at, epoch, step, steps, options)
 
@@ -635,11 +1072,30 @@ class Trainer(TrainerBase):
     def replay(self, step: int) -> Replay:
         """Repeat training step `step` and inspect it: the batch, what the step returned, and the outputs, gradients and updates by layer.
 
-        A copy of the trainer repeats the step from the nearest earlier state. The run itself does not change, and may be running or
-        paused; you can also replay a step that failed. `step` is an optimizer update, a number of `history.steps["train"]`, as views and
-        errors name it. With accumulated gradients, the gradients are those of its window, and the batch is the first one whose loss is
-        not finite, or else the last one. `replay(step).debug()` names the first module whose output is not finite. Raises ConfigError
-        if there is no such step, and CheckpointError if no state leads to it.
+        A copy of the trainer repeats the step from the nearest earlier state. The run itself does not change, and may be running or paused;
+        you can also replay a step that failed. `step` is an optimizer update, a number of `history.steps["train"]`, as views and errors
+        name it. With accumulated gradients, the gradients are those of its window, and the batch is the first one whose loss is not finite,
+        or else the last one. `replay(step).debug()` names the first module whose output is not finite.
+
+        Args:
+            step: The optimizer update, from 1.
+
+        Returns:
+            A Replay: the batch, what the step returned, and `layers`, `gradients` and `updates`.
+
+        Raises:
+            ConfigError: there is no such step
+            CheckpointError: no state leads there
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
+            >>> trainer.run(1, loader).status
+            'completed'
+            >>> trainer.replay(step=3).place
+            'epoch 1, batch 3'
         """
         return replay(self, step)
 
@@ -647,16 +1103,44 @@ class Trainer(TrainerBase):
     def blame(self, step: int, n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None) -> Gallery:
         """Show the `n` samples with the largest gradients in the batch of training step `step`, with the weights before its update.
 
-        With accumulated gradients, the samples are those of all batches of the step.
-        The step is called once for each sample, as a batch of one in eval mode. The title of each sample has its loss and the norm
-        of its gradient. `draw` and `classes` are as for `show_results`. The run does not change. Raises as `replay` does.
+        With accumulated gradients, the samples are those of all batches of the step. The step is called once for each sample, as a batch of
+        one in eval mode. The title of each sample has its loss and the norm of its gradient. `draw` and `classes` are as for
+        `show_results`. The run does not change.
+
+        Args:
+            step: The optimizer update, from 1.
+            n: How many samples, those with the largest gradients.
+
+        Returns:
+            A Gallery, whose `samples` have the values.
+
+        Raises:
+            ConfigError: there is no such step
+            CheckpointError: no state leads there
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
+            >>> trainer.run(1, loader).status
+            'completed'
+            >>> len(trainer.blame(step=2, n=3).samples)
+            3
         """
         return blame(self, step, n, draw, classes)
 
     # -- counts, logs and metrics
     @property
     def current_step(self) -> int:
-        """The number of steps over all runs: optimizer updates."""
+        """The number of steps over all runs: optimizer updates.
+
+        Example:
+            >>> trainer.run(2, loader).status
+            'completed'
+            >>> trainer.current_step, trainer.current_epoch
+            (8, 2)
+        """
         return self.train_state.counts.step
 
     @property
@@ -666,12 +1150,26 @@ class Trainer(TrainerBase):
 
     @property
     def counts(self) -> Counts:
-        """The numbers of finished epochs, steps (optimizer updates) and processed batches over all runs."""
+        """The numbers of finished epochs, steps (optimizer updates) and processed batches over all runs.
+
+        Example:
+            >>> trainer.run(1, loader, loader).status
+            'completed'
+            >>> trainer.counts
+            Counts(epoch=1, step=4, processed=8, left_out=0)
+        """
         return self.train_state.counts
 
     @property
     def history(self) -> History:
-        """The metrics of all runs."""
+        """The metrics of all runs.
+
+        Example:
+            >>> trainer.run(2, loader).status
+            'completed'
+            >>> [row["epoch"] for row in trainer.history.epochs]
+            [1, 2]
+        """
         return self.train_state.history
 
     @property
@@ -681,7 +1179,19 @@ class Trainer(TrainerBase):
 
     @property
     def train_metrics(self) -> dict[str, float]:
-        """What `metric_on_epoch_end` returned after the newest training pass."""
+        """What `metric_on_epoch_end` returned after the newest training pass.
+
+        Example:
+            >>> class Worst(Line):
+            ...     def metric_on_epoch_end(self):
+            ...         log = self.log_train if self.mode == "train" else self.log_test
+            ...         return {"worst": max(log["loss"])}
+            >>> trainer = Worst(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1))
+            >>> trainer.run(1, loader, loader).status
+            'completed'
+            >>> list(trainer.train_metrics), list(trainer.test_metrics)
+            (['worst'], ['worst'])
+        """
         return self.train_state.metrics["train"]
 
     @property
@@ -690,28 +1200,51 @@ class Trainer(TrainerBase):
         return self.train_state.metrics["test"]
 
     @property
-    def meters(self) -> dict[Mode, Meter]:
+    def _meters(self) -> dict[Mode, Meter]:
         """The values of the newest passes, by mode."""
         return self.train_state.meters
 
     @property
     def best_weights(self) -> Weights | None:
-        """A copy of the weights of the best epoch; None before the first."""
+        """A copy of the weights of the best epoch; None before the first.
+
+        Example:
+            >>> trainer.best_weights is None
+            True
+            >>> trainer.run(1, loader).status
+            'completed'
+            >>> sorted(trainer.best_weights)
+            ['bias', 'weight']
+        """
         return self.train_state.best_weights
 
     @property
     def log_train(self) -> EpochLog:
-        """The values of the newest training pass by name: a float per batch, or tensors if `metric_on_epoch_end` may read them."""
-        return self.meters["train"].log
+        """The values of the newest training pass by name: a float per batch, or tensors if `metric_on_epoch_end` may read them.
+
+        Example:
+            >>> trainer.run(1, loader, loader).status
+            'completed'
+            >>> len(trainer.log_train["loss"]), len(trainer.log_test["loss"])
+            (4, 4)
+        """
+        return self._meters["train"].log
 
     @property
     def log_test(self) -> EpochLog:
         """The values of the newest validation or test pass by name, as in `log_train`."""
-        return self.meters["test"].log
+        return self._meters["test"].log
 
     @property
     def loss_history_train(self) -> list[float]:
-        """The training loss of each batch over all runs (thinned past 100,000)."""
+        """The training loss of each batch over all runs (thinned past 100,000).
+
+        Example:
+            >>> trainer.run(2, loader, loader).status
+            'completed'
+            >>> len(trainer.loss_history_train), len(trainer.loss_history_test)
+            (8, 8)
+        """
         return _losses(self.history, "train", "train_loss")
 
     @property
@@ -721,7 +1254,20 @@ class Trainer(TrainerBase):
 
     @checked
     def get_loss_history(self, mode: Mode = "train") -> list[float]:
-        """Return `loss_history_train` or `loss_history_test`."""
+        """Return `loss_history_train` or `loss_history_test`.
+
+        Args:
+            mode: "train" or "test".
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> trainer.run(2, loader).status
+            'completed'
+            >>> len(trainer.get_loss_history("train"))
+            8
+        """
         return self.loss_history_train if mode == "train" else self.loss_history_test
 
     # -- weights
@@ -731,6 +1277,25 @@ class Trainer(TrainerBase):
 
         A name that ends in ".safetensors" is written in that format, any other as a torch file. Returns `filename`. Raises
         CheckpointError if the file exists, unless `overwrite` is True.
+
+        Args:
+            filename: A path, or a URL such as "s3://...". A name that ends in ".safetensors" is written in that format, any other as a
+                torch file.
+            overwrite: Replace a file that exists.
+
+        Returns:
+            `filename`.
+
+        Raises:
+            CheckpointError: the file exists, and `overwrite` is False
+
+        Changes:
+            Writes the file.
+
+        Example:
+            >>> trainer.save_model("line.safetensors").name
+            'line.safetensors'
+            >>> trainer.apply_weights("line.safetensors")
         """
         return self.control.do(lambda at: save_weights(self.model, filename, overwrite=overwrite))
 
@@ -746,15 +1311,29 @@ class Trainer(TrainerBase):
     ) -> None:
         """Load weights into the model, from a file or a URL. The default is the weights of the best epoch.
 
-        `filename`: a torch or safetensors file, or a folder of shards, of any tool; its weights may be below a key such as "model".
-        If there are several, it takes those that fit the model best, and of equals the trained ones before their average; `key` chooses
-        others, such as "model_ema". Prefixes such as "module." before the names don't matter. `rename`: other names, or the beginnings
-        of names, in the file, and what they are in the model: `{"backbone.": "encoder."}`. What was guessed is said in a note.
-
         If you change the code that computes the monitored value, the best starts again, and the mark of the change has a number: with
-        `before=1` it loads the best weights before that. With `strict=False`, the weights that fit are loaded, and a note names the others.
+        `before=1` it loads the best weights before that. What was guessed about a file is said in a note.
 
-        Raises CheckpointError if there are no weights, or if they don't fit the model; also with `strict=False` if none fits.
+        Args:
+            filename: A torch or safetensors file, or a folder of shards, of any tool; a path or a URL. Its weights may be below a key such
+                as "model": of several it takes those that fit best, and of equals the trained ones before their average. Prefixes such as
+                "module." don't matter. None: the weights of the best epoch.
+            strict: Raise if a weight is missing or does not fit. False: load those that fit, and name the others in a note.
+            key: The key in the file that has the weights, such as "model_ema". None: the ones that fit best.
+            rename: Names in the file, or their beginnings, and what they are in the model: `{"backbone.": "encoder."}`.
+            before: The number of a change of the code, from 1: load the best weights before it.
+
+        Raises:
+            CheckpointError: there are no weights, or they don't fit the model; with `strict=False`, if none fits
+            ConfigError: arguments contradict each other
+
+        Changes:
+            The weights of the model.
+
+        Example:
+            >>> trainer.run(2, loader).status
+            'completed'
+            >>> trainer.apply_weights()
         """
         if filename is not None:
             if before is not None:
@@ -781,9 +1360,23 @@ class Trainer(TrainerBase):
     def merge_checkpoint(files: str | Path | Iterable[str | Path], out: str | Path) -> Path:
         """Merge a sharded checkpoint (`save_type="sharded"` or `"deduped"`), which each rank wrote a part of, into one.
 
-        `files`: the folder of the checkpoint, or all files in it. `out`: a file such as "whole.ckpt", which Lightning alone can read too;
-        or, if the name has no suffix, a folder of safetensors. Returns the path. If a part is missing, raises a CheckpointError that
-        names it.
+        Args:
+            files: The folder of the checkpoint, or all files in it.
+            out: A file such as "whole.ckpt", which Lightning alone can read too; a name without a suffix is a folder of safetensors.
+
+        Returns:
+            The path `out`.
+
+        Raises:
+            CheckpointError: a part is missing; the message names it
+
+        Changes:
+            Writes `out`.
+
+        Example:
+            >>> Trainer.merge_checkpoint("no-folder", "whole.ckpt")
+            Traceback (most recent call last):
+            CheckpointError: ...
         """
         return merge_checkpoint(files, out)
 
@@ -795,7 +1388,26 @@ class Trainer(TrainerBase):
     ) -> AnyTrainer:
         """Make a trainer with `arguments`, and load the model's weights from a checkpoint or any file of weights (path or URL).
 
-        `key`, `rename`: as in `apply_weights`.
+        Args:
+            path: The file, as in `apply_weights`.
+            key: The key in the file that has the weights. None: the ones that fit best.
+            rename: Names in the file, or their beginnings, and what they are in the model.
+            arguments: The arguments of the class, such as `model=`. Without `optimizer=` the mode is "test".
+
+        Returns:
+            The trainer.
+
+        Raises:
+            CheckpointError: there are no weights, or they don't fit the model
+
+        Changes:
+            The weights of the model.
+
+        Example:
+            >>> trainer.save_model("line.ckpt").name
+            'line.ckpt'
+            >>> Line.load_from_checkpoint("line.ckpt", model=nn.Linear(1, 1), device="cpu").mode
+            'test'
         """
         if "optimizer" not in arguments:
             arguments.setdefault("mode", "test")
@@ -808,8 +1420,28 @@ class Trainer(TrainerBase):
     def from_lightning(cls: type[AnyTrainer], module: Any, mode: Mode = "train", **options: Any) -> AnyTrainer:
         """Make a trainer for an existing LightningModule; its steps, hooks, optimizers and `self.log` work as under Lightning.
 
-        `options` are the arguments of the trainer, except optimizer and scheduler, which the module configures. To use addons, call it on
-        the class that `add_on` returns: `Trainer.add_on(StateManagerAddon).from_lightning(module, save_path="runs/lit")`.
+        To use addons, call it on the class that `add_on` returns: `Trainer.add_on(StateManagerAddon).from_lightning(module,
+        save_path="runs/lit")`.
+
+        Args:
+            module: The LightningModule.
+            mode: What `run` does: "train", or "test" to evaluate.
+            options: The arguments of the trainer, except optimizer and scheduler, which the module configures.
+
+        Returns:
+            The trainer.
+
+        Raises:
+            ConfigError: `module` is not a LightningModule, or an option is one that the module configures
+
+        Changes:
+            Moves the module to the device.
+
+        Example:
+            >>> from lightning.pytorch.demos.boring_classes import BoringModel
+            >>> trainer = Trainer.from_lightning(BoringModel(), device="cpu")
+            >>> trainer.run(1, DataLoader(torch.randn(8, 32), batch_size=4)).status
+            'completed'
         """
         check_module(module, options)
         trainer = lightning_trainer(cls, type(module))(module, mode="test", **options)  # in mode "train" it would need an optimizer now
@@ -822,7 +1454,26 @@ class Trainer(TrainerBase):
     def from_steps(
         cls: type[AnyTrainer], train_step: Callable[..., Any], test_step: Callable[..., Any] | None = None, name: str = "StepsTrainer"
     ) -> type[AnyTrainer]:
-        """Make a trainer class from two functions `(self, batch) -> dict`. Without `test_step`, `train_step` serves as both."""
+        """Make a trainer class from two functions `(self, batch) -> dict`. Without `test_step`, `train_step` serves as both.
+
+        Args:
+            train_step: `(self, batch) -> dict` with "loss".
+            test_step: `(self, batch) -> dict`. None: `train_step`.
+            name: The name of the class.
+
+        Returns:
+            The class, a subclass of the one that it is called on.
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> def train_step(self, batch):
+            ...     return {"loss": mse_loss(self.model(batch[0]), batch[1])}
+            >>> Steps = Trainer.from_steps(train_step)
+            >>> Steps(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader).status
+            'completed'
+        """
         namespace = {"train_step": train_step, "test_step": test_step or train_step, "__module__": train_step.__module__}
         return type(name, (cls,), namespace)  # pyright: ignore[reportReturnType]
 

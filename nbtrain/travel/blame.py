@@ -52,11 +52,11 @@ def _rank(sample: BlamedSample) -> tuple[bool, float, int]:
 
 def _alone(trainer: TrainerBase, batch: Any, step: int, pl_trainer: L.Trainer) -> tuple[Mapping[str, Any], float, float]:
     """Return the output of the training step for a batch of one, its loss, and the norm of its gradient."""
-    where = f"{trainer.title}.{trainer.step_method[1]}, one sample of step {step}"
+    where = f"{trainer.title}.{trainer._step_method[1]}, one sample of step {step}"
     for parameter in trainer.model.parameters():
         parameter.grad = None
     with torch.enable_grad(), keep_random():
-        output = check_output(trainer.step_alone(batch, pl_trainer), "train_step", lambda: where)
+        output = check_output(trainer._step_alone(batch, pl_trainer), "train_step", lambda: where)
         output["loss"].backward()
     found = [p.grad.detach().double().norm() for p in trainer.model.parameters() if p.grad is not None]
     norm = float(torch.stack([value.cpu() for value in found]).norm()) if found else math.nan
@@ -74,7 +74,7 @@ def blame(trainer: TrainerBase, step: int, n: int, draw: Draw | None, classes: S
 def _blame(trainer: TrainerBase, step: int, n: int, draw: Draw | None, classes: Sequence[str] | None) -> Gallery:
     with watched_step(trainer, step, weights=True) as (copy, seen):
         copy.model.load_state_dict(seen.weights)
-        owner, name = copy.step_method
+        owner, name = copy._step_method
         vars(owner).pop(name, None)
         copy.model.eval()
         alone = [single(batch, i) for batch in seen.batches for i in range(batch_size(batch))]

@@ -82,6 +82,14 @@ class Replay:
         output: What the step returned, detached.
         loss: The loss.
         layers: What each layer did, in the order of the model.
+
+    Example:
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
+        >>> trainer.run(1, loader).status
+        'completed'
+        >>> seen = trainer.replay(step=2)
+        >>> seen.place, len(seen.layers), list(seen.gradients) == list(seen.updates)
+        ('epoch 1, batch 2', 1, True)
     """
 
     step: int
@@ -103,7 +111,21 @@ class Replay:
         return {layer.name: layer.update for layer in self.layers if layer.has_weights}
 
     def debug(self) -> Diagnosis:
-        """Repeat the step under torch's anomaly detection, and name the first module whose output is not finite."""
+        """Repeat the step under torch's anomaly detection, and name the first module whose output is not finite.
+
+        Returns:
+            A Diagnosis: its `text`, and the name of the `module`; empty if something else is not finite, or nothing.
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
+            >>> trainer.run(1, loader).status
+            'completed'
+            >>> trainer.replay(step=2).debug().module
+            ''
+        """
         return diagnose(self._trainer, self.step)
 
     @property
@@ -215,7 +237,7 @@ class StepWatcher(Checkpoint):
         self.called.watch(model)
         if self.keeps_weights:
             self.weights = deepcopy(model.state_dict())
-        owner, name = self.trainer.step_method
+        owner, name = self.trainer._step_method
         train_step = getattr(owner, name)
 
         @wraps(train_step)

@@ -100,8 +100,20 @@ def outside(trainer: TrainerBase) -> list[str]:
 class Rewound:
     """The place that a trainer was rewound to.
 
-    `batch`: finished batches of an open epoch; None between two epochs. `n_recomputed`: the number of batches that were trained again to
-    get there, and `called` the callbacks that were called again for it. `notes`: what could not be restored.
+    Attributes:
+        epoch: Finished epochs.
+        step: Finished updates.
+        batch: Finished batches of an open epoch; None between two epochs.
+        n_recomputed: How many batches were trained again to get there.
+        notes: What could not be restored.
+        called: The callbacks that were called again on the way.
+
+    Example:
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
+        >>> trainer.run(2, loader).status
+        'completed'
+        >>> trainer.rewind(step=3).place
+        'batch 3 of epoch 1, step 3'
     """
 
     epoch: int

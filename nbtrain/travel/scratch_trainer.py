@@ -90,7 +90,7 @@ class _Observer(L.Callback):
 def called_again(trainer: TrainerBase) -> list[str]:
     """The callbacks and hooks of the user that are called again where a copy is trained: they may change the training."""
     names = [type(callback).__name__ for callback in as_list(trainer.lightning.get("callbacks")) if not isinstance(callback, _OBSERVERS)]
-    return names + ["hooks"] * bool(trainer[HooksAddon].gather(trainer))
+    return names + ["hooks"] * bool(trainer[HooksAddon]._gather(trainer))
 
 
 def copy_trainer(trainer: TrainerBase) -> TrainerBase:
@@ -111,7 +111,7 @@ def scratch_trainer(trainer: TrainerBase) -> Iterator[TrainerBase]:
     """Yield a copy of `trainer` that shows, records and saves nothing. Objects that both share are restored afterwards."""
     with keep_random(), kept_objects(trainer):
         made = copy_trainer(trainer)
-        made.drop_addons(_SILENT)
+        made._drop_addons(_SILENT)
         made.operations = trainer.operations  # it is in these
         made.run_dir, made.save_path, made.log_bar, made.seed, made.on_error = None, None, False, None, "raise"
         made.lightning.pop("logger", None)

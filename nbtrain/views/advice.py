@@ -171,6 +171,7 @@ class Explosion:
     def update(self, event: Event) -> None:
         if event.kind == "start":
             self.is_on, self.name = bool(event.data.get("keeps_states")), event.data.get("variable", "trainer")
+            self.first = event.data.get("first_loss", math.nan)  # of the runs before
         elif event.kind == "steps" and event.progress.phase == "train" and self.is_on:
             losses = event.data["values"].get("train_loss", ())
             for step, loss in zip(steps_of(event), losses):
@@ -185,7 +186,7 @@ class Explosion:
             is_known = len(self.usual) == _N_USUAL
             self.limit = max(_JUMP * median(self.usual), _SMALL * abs(self.first), 1e-11) if is_known else math.inf
         self.n += 1
-        self.first = loss if self.n == 1 else self.first
+        self.first = loss if math.isnan(self.first) else self.first
         if loss > self.limit and "debug" not in self.line:
             self.line = (
                 f"the loss jumped to {loss:.3g} at step {step}: see {self.name}.replay(step={step}) and {self.name}.blame(step={step})"

@@ -71,7 +71,7 @@ def test_each_trainer_has_its_own_copy_and_the_users_object_is_not_kept() -> Non
     mine.level = 4
     one, two = make_trainer(kind), make_trainer(kind)
     one[Tilt].seen.append(1)
-    assert one[Tilt] is not two[Tilt] and two[Tilt].seen == [] == kind.addon_instances[Tilt].seen  # type: ignore[attr-defined]
+    assert one[Tilt] is not two[Tilt] and two[Tilt].seen == [] == kind._addon_instances[Tilt].seen  # type: ignore[attr-defined]
     assert one[Tilt].level == 3
 
 

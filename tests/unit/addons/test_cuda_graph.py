@@ -202,13 +202,13 @@ def test_both_loaders_are_read_ahead_and_the_weights_stay_the_same(monkeypatch: 
 
 def test_prefetching_leaves_alone_what_it_is_not_for(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, loader = make_trainer(Regress.add_on(PrefetchAddon)), make_loader()
-    assert trainer.read_loader(loader, training=True) is loader  # on the CPU
+    assert trainer._read_loader(loader, training=True) is loader  # on the CPU
     monkeypatch.setattr("nbtrain.addons.performance.prefetch", lambda loader, device: "ahead")
-    assert trainer.read_loader(loader, training=True) == "ahead" and trainer.read_loader([loader, loader], training=True) == [
+    assert trainer._read_loader(loader, training=True) == "ahead" and trainer._read_loader([loader, loader], training=True) == [
         loader,
         loader,
     ]
-    assert make_trainer(Regress.add_on(PrefetchAddon), prefetch=False).read_loader(loader, training=True) is loader
+    assert make_trainer(Regress.add_on(PrefetchAddon), prefetch=False)._read_loader(loader, training=True) is loader
 
 
 def test_a_run_resumed_in_mid_epoch_is_exact_with_batches_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ class Graphed(CudaGraphAddon):
         super().__post_init__()
         self.on_cpu = OnCpu()
 
-    def graphs(self, device: torch.device) -> Graphs | None:
+    def _graphs(self, device: torch.device) -> Graphs | None:
         return self.on_cpu
 
 
@@ -573,7 +573,7 @@ def test_cuda_is_called_in_the_order_that_pytorch_prescribes(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Named("graph"))
     monkeypatch.setattr(torch.cuda, "graph", graph)
-    graphs = CudaGraphAddon().graphs(torch.device("cuda"))
+    graphs = CudaGraphAddon()._graphs(torch.device("cuda"))
     assert isinstance(graphs, CudaGraphs)
     with graphs.warm_up():
         diary.append("step")

@@ -68,10 +68,10 @@ def test_early_stopping_of_transformers_stops_the_run_as_it_would_there() -> Non
     class Worse(HFCallback):
         """Shows the callback losses that get worse after the second epoch."""
 
-        def notify(self, event: str, *args: Any, **more: Any) -> None:
+        def _notify(self, event: str, *args: Any, **more: Any) -> None:
             if event == "on_evaluate":
                 more["metrics"]["eval_loss"] = [3.0, 2.0, 2.5, 2.1, 2.0][int(self.state.epoch) - 1]
-            super().notify(event, *args, **more)
+            super()._notify(event, *args, **more)
 
     callback = transformers.EarlyStoppingCallback(early_stopping_patience=2)
     trainer = make_trainer(lightning={"callbacks": [Worse(callback)]})

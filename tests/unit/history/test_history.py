@@ -93,13 +93,13 @@ def test_history_shows_the_epoch_that_is_under_way_with_what_is_there() -> None:
     assert repr(history) == "   epoch  train_loss\n1 so far           2"
     assert "1 so far" in history._repr_html_() and history.epochs == [] and history.best is None
     history.update(Event("valid", Progress(1, "train", 0, 3), 0.0, {"row": {"epoch": 1, "step": 2, "processed": 2, "val_loss": 1.5}}))
-    assert history.under_way == {"epoch": "1 so far", "step": 2, "train_loss": 2.0, "val_loss": 1.5}
+    assert history._under_way == {"epoch": "1 so far", "step": 2, "train_loss": 2.0, "val_loss": 1.5}
     steps(3, 0, 2.0)
     row = {"epoch": 1, "step": 3, "processed": 3, "train_loss": 2.0, "val_loss": 1.5}
     history.update(Event("epoch", Progress(1, "idle", 1, 3), 0.0, {"row": row}))
-    assert history.under_way is None and "so far" not in repr(history)
+    assert history._under_way is None and "so far" not in repr(history)
     steps(5, 1, 1.0, 0.5)
-    assert history.under_way == {"epoch": "2 so far", "step": 5, "train_loss": 0.75}
+    assert history._under_way == {"epoch": "2 so far", "step": 5, "train_loss": 0.75}
     assert repr(history).splitlines()[-1].split()[:3] == ["2", "so", "far"]
 
 
@@ -116,7 +116,7 @@ def test_the_best_that_is_kept_is_the_best_of_all_rows(mode: MonitorMode, valida
             resumed = {"monitor": "val_loss", "monitor_mode": mode, "resumed": True}
             history.update(Event("start", Progress(step=14, processed=14, epoch=14), data=resumed))
         best = best_row(history.epochs, "val_loss", mode)
-        assert history.best is best and history.last_is_best is (best is history.epochs[-1])
+        assert history.best is best and history._last_is_best is (best is history.epochs[-1])
     history.monitor = "train_loss"
     assert history.best is best_row(history.epochs, "train_loss", mode)
 
@@ -153,7 +153,7 @@ def test_history_becomes_what_its_state_was_made_of() -> None:
     one.update(Event("steps", Progress(phase="train", step=3, processed=3), data={"n": 3, "values": {"loss": [0.1, math.nan, 5e-324]}}))
     one.update(Event("epoch", Progress(), data={"row": {"epoch": 1, "step": 3, "processed": 3, "train_loss": 0.1}}))
     two.update(Event("epoch", Progress(), data={"row": {"epoch": 1, "step": 3, "processed": 3, "train_loss": 0.05}}))
-    assert two.last_is_best
+    assert two._last_is_best
     two.load_state_dict(one.state_dict())
     assert two.state_dict() == one.state_dict() and two.best is two.epochs[0]
     assert two.steps["train"]["loss"][::2] == [0.1, 5e-324] and list(two.steps["train"].steps) == [1, 2, 3]

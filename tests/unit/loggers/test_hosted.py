@@ -243,10 +243,11 @@ def test_a_client_that_fails_to_begin_is_free_for_the_next_run(name: str, monkey
 
 @pytest.mark.parametrize(("name", "package"), [("comet", "comet_ml"), ("clearml", "clearml")])
 def test_a_client_that_is_missing_is_named_with_the_line_that_installs_it(name: str, package: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None if module == package else find(module))
     with pytest.raises(AddOnError) as caught:
         make_trainer(Logged, loggers=[name])
-    assert f"needs {package}, which is not installed.\n  pip install 'nbtrain[{name}]'" in str(caught.value)
+    assert f"needs {package}, which is not installed.\n  pip install {package.replace('_', '-')}" in str(caught.value)
 
 
 def test_a_run_without_a_folder_names_what_it_needs() -> None:

@@ -130,9 +130,9 @@ def test_a_run_with_a_data_module_resumes_exactly_and_restores_its_state(tmp_pat
 
 def test_addons_wrap_the_loaders_of_a_data_module() -> None:
     class Watches(Regress):
-        def read_loader(self, loader: Any, *, training: bool) -> Any:
+        def _read_loader(self, loader: Any, *, training: bool) -> Any:
             found.append(training)
-            return super().read_loader(loader, training=training)
+            return super()._read_loader(loader, training=training)
 
     found: list[bool] = []
     make_trainer(Watches.add_on(PrefetchAddon)).run(1, Data())

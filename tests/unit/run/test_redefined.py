@@ -172,7 +172,7 @@ def test_epoch_with_both_losses_is_not_the_best() -> None:
     trainer = make_trainer(written(STEPS), model=model)
     model.action = lambda: trainer.use(written(TIMES_TEN))
     trainer.run(3, make_loader())
-    assert [row["epoch"] for row in trainer.history.candidates] == [3] and trainer.history.best["epoch"] == 3
+    assert [row["epoch"] for row in trainer.history._candidates] == [3] and trainer.history.best["epoch"] == 3
 
 
 def test_validation_after_the_change_counts_within_its_epoch() -> None:
@@ -180,7 +180,7 @@ def test_validation_after_the_change_counts_within_its_epoch() -> None:
     trainer = make_trainer(written(STEPS), model=model)
     model.action = lambda: trainer.use(written(TIMES_TEN))
     trainer.run(3, make_loader(), make_valid())
-    assert [row["epoch"] for row in trainer.history.candidates] == [2, 3]
+    assert [row["epoch"] for row in trainer.history._candidates] == [2, 3]
 
 
 def test_old_best_returns_if_the_fix_of_a_fix_computes_the_same_again() -> None:
@@ -251,7 +251,7 @@ def test_resumed_run_keeps_where_the_best_started_again(tmp_path: Path) -> None:
     again = make(written(TIMES_TEN))
     again.load_state()
     assert again.history.best == trainer.history.best and again.history.best["epoch"] == 3
-    assert [row["epoch"] for row in again.history.candidates] == [3]
+    assert [row["epoch"] for row in again.history._candidates] == [3]
 
 
 @pytest.mark.parametrize("new", [TIMES_TEN, COMMENTED])
@@ -324,7 +324,7 @@ def test_class_that_derives_from_its_predecessor_is_the_newest(notebook: Any) ->
     for n in (1, 2):
         kind = notebook(derived)["Noisy"]
         trainer.run(1, make_loader(), make_valid())
-        assert trainer.written_steps is kind and len(marks_of(trainer)) == n
+        assert trainer._written_steps is kind and len(marks_of(trainer)) == n
 
 
 @pytest.mark.parametrize("addons", [(), (EarlyStoppingAddon,)])
@@ -341,7 +341,7 @@ def test_trainer_holds_an_older_class_that_it_is_given(notebook: Any, addons: An
     trainer.use(new)
     newest = notebook(NOTEBOOK)["Noisy"]
     trainer.run(1, make_loader(), make_valid())
-    assert trainer.written_steps is newest
+    assert trainer._written_steps is newest
 
 
 def test_class_of_the_same_name_elsewhere_is_not_the_newest(notebook: Any) -> None:

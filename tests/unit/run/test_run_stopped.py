@@ -161,7 +161,7 @@ def test_the_button_is_counted_only_while_a_cell_waits() -> None:
     control = Control()
     handle = RunHandle(control, lambda: "epoch 1")
     assert not handle.is_waited_for
-    with handle.listening():
+    with handle._listening():
         assert handle.is_waited_for
         handle.stop_by_hand()
         assert not handle._thread.is_ended_by_hand  # no run is on

@@ -240,7 +240,7 @@ def test_the_row_of_a_cut_epoch_can_be_the_best_one(tmp_path: Path) -> None:
     trainer = build(tmp_path, case, seed=1)
     run(trainer, case)
     folder = trainer.run_dir / "checkpoints"
-    assert trainer.history.last_is_best and saved(trainer) == ["best.ckpt", "epoch=1-step=8.ckpt", "last.ckpt"]
+    assert trainer.history._last_is_best and saved(trainer) == ["best.ckpt", "epoch=1-step=8.ckpt", "last.ckpt"]
     assert (folder / "best.ckpt").resolve() == trainer.history.best.path == folder / "epoch=1-step=8.ckpt"
     state = read_checkpoint(folder / "best.ckpt")["state_dict"]
     assert numbers({name.removeprefix("model."): value for name, value in state.items()}) == numbers(trainer.best_weights)

@@ -238,10 +238,10 @@ def test_line_does_not_flicker_around_its_threshold() -> None:
     assert sum(a != b for a, b in zip(shown, shown[1:])) == 1 and shown[-1]
 
 
-def explosion(losses: list[float]) -> str:
+def explosion(losses: list[float], **header: float) -> str:
     """What is said after these losses, which come in blocks of 25 as those of a run do."""
     rule = Explosion()
-    rule.update(Event("start", Progress(), 0.0, {"keeps_states": True}))
+    rule.update(Event("start", Progress(), 0.0, {"keeps_states": True, **header}))
     for first in range(0, len(losses), 25):
         block = losses[first : first + 25]
         data = {"n": len(block), "values": {"train_loss": block}}
@@ -265,4 +265,6 @@ def test_loss_that_falls_or_is_young_has_not_jumped() -> None:
 
 def test_loss_that_jumps_far_below_the_first_one_has_not_jumped() -> None:
     assert explosion([2.4, *[0.0005] * 100, 0.08, *[0.0005] * 50]) == ""
+    assert explosion([*[0.001] * 60, 0.0153, *[0.001] * 50], first_loss=2.4) == ""  # a second run
+    assert explosion([*[0.001] * 60, 0.0153, *[0.001] * 50]).startswith("the loss jumped to 0.0153 at step 61")
     assert explosion([2.4, *[0.0005] * 100, 0.3, *[0.0005] * 50]).startswith("the loss jumped to 0.3 at step 102")
