@@ -45,6 +45,7 @@ PUBLIC = {
     "OutOfMemory": "errors",
     "Plan": "events",
     "PrefetchAddon": "addons.performance",
+    "PortCheck": "tools.port_check",
     "Progress": "events",
     "ProgressChecker": "base.progress_checker",
     "RangeTest": "tools.lr_finder",
@@ -74,6 +75,7 @@ PUBLIC = {
     "WandBLoggerAddon": "loggers.addon",
     "WarmUpScheduler": "optim.schedulers",
     "WorkerError": "errors",
+    "check_port": "tools.port_check",
     "compare": "history.compare",
     "cutmix": "data.mixup",
     "get_combined_lr_scheduler": "optim.schedulers",
@@ -115,6 +117,8 @@ if TYPE_CHECKING:
     from nbtrain.optim.param_groups import param_groups as param_groups
     from nbtrain.addons.gradients import GradientStatsAddon as GradientStatsAddon
     from nbtrain.history.compare import compare as compare
+    from nbtrain.tools.port_check import PortCheck as PortCheck
+    from nbtrain.tools.port_check import check_port as check_port
     from nbtrain.jobs.trainer_args import TrainerArgs as TrainerArgs
     from nbtrain.data.tensor_loader import TensorLoader as TensorLoader
     from nbtrain.errors import AddOnError as AddOnError
