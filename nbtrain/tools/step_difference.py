@@ -53,13 +53,14 @@ def _who_draws(loop: TracedStep, number: int, moved: list[bool], names: str) -> 
     return f"your loop and the trainer draw other random numbers ({names}) before step {number}: another loader, or number of workers"
 
 
-# %% ../../nbs/tools/step_difference.ipynb #diff6
+# %% ../../nbs/tools/step_difference.ipynb #diff10
 What = Literal[
     "weights", "batch", "random numbers", "mode", "precision", "output", "loss", "gradient", "rate", "optimizer", "number of steps"
 ]
 Found = tuple[What, str, str]  # what differs, in which layer, and why
 
 
+# %% ../../nbs/tools/step_difference.ipynb #diff6
 @dataclass(frozen=True)
 class StepPair:
     """A step of the loop and that of the trainer: number `number` of two traces."""
