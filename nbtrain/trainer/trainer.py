@@ -22,6 +22,7 @@ from typing_extensions import Unpack
 
 from ..addons.gradients import GradientClipAddon
 from ..addons.hooks import Hooks, HooksAddon
+from ..addons.metrics import save_metrics
 from ..addons.non_finite import NonFinite
 from ..annotations import Batch, Must, PositiveInt, checked
 from ..base.addon_options import AddonOptions
@@ -717,6 +718,15 @@ class Trainer(TrainerBase):
     def get_loss_history(self, mode: Mode = "train") -> list[float]:
         """Return `loss_history_train` or `loss_history_test`."""
         return self.loss_history_train if mode == "train" else self.loss_history_test
+
+    @checked
+    def save_metrics(self, split: str, metrics: Mapping[str, Any] | None = None) -> Path:
+        """Write `metrics` to `<split>_results.json` in the run folder. Returns its path.
+
+        The default is the metrics of the newest epoch for "train" and "eval", and of the newest test for "test". An existing file is
+        replaced. Raises ConfigError if there is no run folder, if there are no metrics, or if `split` can't be part of a file name.
+        """
+        return save_metrics(self, split, metrics)
 
     # -- weights
     @checked
