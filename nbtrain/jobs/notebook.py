@@ -118,7 +118,8 @@ def export_notebook(path: str | Path, folder: str | Path = ".", name: str | None
     """Write a notebook as a module in `folder`. Returns its path.
 
     It is named `name`, or by the notebook's `#| default_exp`, such as `project.train`, or else after the notebook, so that it can be
-    imported: `01 train.ipynb` gives `nb_01_train`. Raises ConfigError for a `default_exp` that is no module's name, if the notebook has nothing to export, or if nbdev is not installed.
+    imported: `01 train.ipynb` gives `nb_01_train`. Raises ConfigError for a `default_exp` that can't be imported, if the notebook has
+    nothing to export, or if nbdev is not installed.
     """
     notebook = _read(path)
     name = name or _default_name(notebook, Path(path))
