@@ -119,7 +119,7 @@ class Findings(Protocol):
 
 _THEIRS, _OURS = ("checkpoint", "format"), ("checkpoint", "save_format")
 _FORMATS = {"pt": "ckpt", "safetensors": "safetensor"}  # theirs: ours
-_DROPPED: tuple[At, ...] = (  # fields of newer versions, without effect here, that are no fields of nbtrain's sections
+_DROPPED: tuple[At, ...] = (  # fields of newer versions within sections of nbtrain's, without effect here
     ("checkpoint", "serializer"), ("checkpoint", "save_memory"), ("checkpoint", "slow_fs"), ("checkpoint", "resume_from", "with_merged"),
     ("checkpoint", "resume_from", "save_memory"), ("model", "parallel_modules"), ("log", "async_logging"), ("log", "max_workers"),
     ("optimizer", "grad_reduce_divisor"), ("precision", "grad"),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, overload
+from typing import Annotated, Any, Literal, TypeVar, cast, overload
 
 # Not deeper in the stack: Python 3.11 allocates memory for frames in pieces, and SciPy's import then takes 0.3 s longer at the end of one.
 # That holds where a script imports this module itself; through a lazy `from nbtrain import Trainer` the stack is deeper already
@@ -42,6 +42,7 @@ from ..base.operation import operate
 from ..base.trainer_base import TrainerBase
 from ..base.written_steps import check_written_steps, uncalled_methods
 from ..checkpoint.sharded import merge_checkpoint
+from ..compat.foreign_names import translate_arguments
 from ..checkpoint.pretrained import open_pretrained
 from ..checkpoint.weights import Weights, load_weights, save_weights
 from ..data.several_loaders import Loaders
@@ -109,7 +110,10 @@ _NOT_GIVEN = (
     "advice",
     "compare_with",
     "keep_states",
-)  # these don't affect the result of a run
+    "same",
+    "notes",
+)  # these don't affect the result of a run, or are no arguments
+_DEFAULTS = {"precision": None, "monitor": "val_loss"}
 
 
 def _losses(history: History, phase: str, name: str) -> list[float]:
@@ -185,6 +189,8 @@ class Trainer(TrainerBase):
         lightning: dict[str, Any] | None = None,
         **addon_options: Unpack[AddonOptions],
     ) -> None:
+        same, notes = translate_arguments(cast(dict[str, Any], addon_options), {"precision": precision, "monitor": monitor}, _DEFAULTS)
+        precision, monitor = same["precision"], same["monitor"]
         given = {name: value for name, value in locals().items() if name not in _NOT_GIVEN} | addon_options
         of_user = frozenset(vars(self))  # attributes that a subclass set before it called this constructor
         check_written_steps(type(self))
@@ -217,6 +223,8 @@ class Trainer(TrainerBase):
         self[HooksAddon].gather(self)  # for its errors
         check_by_hand(self, self._addons.values(), {"nonfinite": nonfinite, "on_error": on_error})
         self._begin_state()
+        for text in notes:
+            self.recorder.note(text, once=True)
         self.own_names = (frozenset(vars(self)) | {"own_names"}) - of_user
 
     def _begin_state(self) -> None:
