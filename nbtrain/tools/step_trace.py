@@ -58,7 +58,7 @@ def _measure(value: Tensor) -> Tensor:
     flat = (value + 0 if value.is_floating_point() and value.element_size() > 1 else value).reshape(-1).contiguous()  # -0.0 equals 0.0
     words = flat.view(_INTEGERS[flat.element_size()]).long()
     n, numbers = flat.numel(), flat.double()
-    odd = torch.arange(1, 2 * n, 2, device=flat.device)
+    odd = torch.arange(n, device=flat.device) * 2 + 1
     fixed = torch.arange(n, dtype=torch.double, device=flat.device).mul_(0.6180339887498949).remainder_(1).sub_(0.5)
     floats = torch.stack((torch.linalg.vector_norm(numbers), torch.dot(numbers, fixed)))
     return torch.cat(((words * odd).sum().reshape(1), floats.view(torch.long)))

@@ -112,7 +112,7 @@ _NOT_GIVEN = (
     "keep_states",
     "same",
     "notes",
-)  # these don't affect the result of a run, or are no arguments
+)  # these don't affect the result of a run, or belong to the constructor
 _DEFAULTS = {"precision": None, "monitor": "val_loss"}
 
 

@@ -23,6 +23,7 @@ from nbtrain import AccumulationAddon, ConfigError, check_port
 from nbtrain.data.order_check import same_random
 from nbtrain.rng import random_state
 from nbtrain.tools.port_check import PortCheck
+from nbtrain.tools.step_trace import _Measured
 
 LR = 1e-2
 
@@ -317,6 +318,18 @@ def test_loop_that_updates_without_an_optimizer_records_after_each_update() -> N
                 record(loss)
 
     assert check_port(trainer_of(optimizer=SGD()), by_hand, 2, make_loader(64), tolerance=1e-6)
+
+
+def test_tensors_of_any_kind_have_a_digest_that_differs_with_a_bit() -> None:
+    kinds = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex64]
+    values = [torch.tensor([0, 1, 1]).to(kind) for kind in kinds]
+    others = [torch.empty(0), torch.tensor(2.0), torch.eye(2).to_sparse(), torch.eye(3).T]
+    measured = _Measured()
+    measured.add(
+        [*values, *others, *(value.clone() for value in (*values, *others)), *(torch.tensor([1, 0, 1]).to(kind) for kind in kinds)]
+    )
+    found = measured.read()
+    assert found[:12] == found[12:24] and not any(one.bits == other.bits for one, other in zip(found[:8], found[24:]))
 
 
 def test_several_optimizers_are_compared_step_by_step() -> None:
