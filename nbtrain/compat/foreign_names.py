@@ -448,19 +448,19 @@ TRANSLATED: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-def translate_arguments(given: dict[str, Any], own: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Remove the arguments in `TRANSLATED` from `given`. Returns `own`, the arguments that they stand for, and a note for each.
+def translate_arguments(given: dict[str, Any], **own: tuple[Any, Any]) -> tuple[list[Any], list[str]]:
+    """Remove the arguments in `TRANSLATED` from `given`. Returns the values of `own`, those that they stand for, and a note for each.
 
-    Raises OptionError if an argument is given under both names: `own` differs from `defaults`.
+    `own`: by name, a value and the default. Raises OptionError if an argument is given under both names.
     """
-    found, notes = dict(own), list[str]()
+    found, notes = {name: value for name, (value, _) in own.items()}, list[str]()
     for name in TRANSLATED.keys() & given.keys():
         ours, convert = TRANSLATED[name]
-        if own[ours] != defaults[ours]:
+        if found[ours] != own[ours][1]:
             raise OptionError(f"{name} and {ours} are both given, and mean the same.", remedy=f"Leave {name} out.")
         found[ours] = convert(given.pop(name))
         notes.append(f"{name} is {ours} here: {ours}={found[ours]!r}")
-    return found, notes
+    return list(found.values()), notes
 
 
 def same_argument(name: str, free: Collection[str]) -> str:

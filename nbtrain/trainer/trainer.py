@@ -110,10 +110,8 @@ _NOT_GIVEN = (
     "advice",
     "compare_with",
     "keep_states",
-    "same",
     "notes",
 )  # these don't affect the result of a run, or belong to the constructor
-_DEFAULTS = {"precision": None, "monitor": "val_loss"}
 
 
 def _losses(history: History, phase: str, name: str) -> list[float]:
@@ -189,8 +187,9 @@ class Trainer(TrainerBase):
         lightning: dict[str, Any] | None = None,
         **addon_options: Unpack[AddonOptions],
     ) -> None:
-        same, notes = translate_arguments(cast(dict[str, Any], addon_options), {"precision": precision, "monitor": monitor}, _DEFAULTS)
-        precision, monitor = same["precision"], same["monitor"]
+        (precision, monitor), notes = translate_arguments(
+            cast(dict[str, Any], addon_options), precision=(precision, None), monitor=(monitor, "val_loss")
+        )
         given = {name: value for name, value in locals().items() if name not in _NOT_GIVEN} | addon_options
         of_user = frozenset(vars(self))  # attributes that a subclass set before it called this constructor
         check_written_steps(type(self))
@@ -214,23 +213,23 @@ class Trainer(TrainerBase):
         self.keep_source: bool | Literal["names"] = keep_source
         self.advice, self.compare_with = advice, find_run(compare_with).resolve() if compare_with is not None else None
         self.keep_states: Literal["auto"] | bool = keep_states
-        self.precision = resolve_precision(precision, self.device)
         self.monitor, self.monitor_mode = monitor, resolve_monitor(monitor, monitor_mode)
-        self.lightning = check_lightning(lightning or {}, wraps_module=self.configures_optimizers)
-        shared = {name: given[name] for name in _SHARED if given[name] is not None}
+        lightning = check_lightning(lightning or {}, wraps_module=self.configures_optimizers)
+        self.precision, self.lightning = resolve_precision(precision, self.device), lightning
         addon_given = {**addon_options, **take_strategy(type(self), self.lightning, addon_options)}
-        self._addons = make_addons(type(self), addon_given, shared, accumulates=accumulates(self.lightning))
+        self._addons = make_addons(
+            type(self),
+            addon_given,
+            {name: given[name] for name in _SHARED if given[name] is not None},
+            accumulates=accumulates(self.lightning),
+        )
         self[HooksAddon].gather(self)  # for its errors
         check_by_hand(self, self._addons.values(), {"nonfinite": nonfinite, "on_error": on_error})
-        self._begin_state()
-        for text in notes:
-            self.recorder.note(text, once=True)
+        self._begin_state(notes)
         self.own_names = (frozenset(vars(self)) | {"own_names"}) - of_user
 
-    def _begin_state(self) -> None:
-        super()._begin_state()
-        for text in uncalled_methods(type(self)):
-            self.recorder.note(text, once=True)
+    def _begin_state(self, notes: Sequence[str] = ()) -> None:
+        super()._begin_state((*notes, *uncalled_methods(type(self))))
 
     # -- start a run
     @overload
