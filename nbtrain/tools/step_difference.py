@@ -205,7 +205,7 @@ class StepPair:
         """Gradients that differ though the outputs and losses are equal."""
         a, b = self.loop.gradients, self.own.gradients
         names = self.differing(a, b)
-        if missing := sorted(a.keys() ^ b.keys()):
+        if missing := sorted(name for name in a.keys() ^ b.keys() if {**a, **b}[name].norm):  # zeros are as good as none
             who = "the trainer" if missing[0] in a else "your loop"
             return (
                 "gradient",
