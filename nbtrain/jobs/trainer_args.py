@@ -55,6 +55,22 @@ class ComputeArgs(NnScalerComputeFields, ComputeConfig):
     """The devices, with the accepted fields of nnScaler."""
 
 
+def _plain(data: Any) -> Any:
+    """`data` with dicts and lists in the place of other mappings and sequences."""
+    if isinstance(data, Mapping):
+        return {key: _plain(value) for key, value in data.items()}
+    if isinstance(data, Sequence) and not isinstance(data, (str, bytes, tuple)):
+        return [_plain(value) for value in data]
+    return data
+
+
+def _count_processes(document: Document) -> None:
+    """Under torchrun or SLURM, `runtime_ngpus` is the number of processes if it is left out."""
+    world, compute = find_world(), document.data.get("compute_config")
+    if world.size > 1 and (compute is None or (isinstance(compute, dict) and compute.get("runtime_ngpus") is None)):
+        document.set(("compute_config", "runtime_ngpus"), world.size, "the number of processes")
+
+
 # %% ../../nbs/jobs/trainer_args.ipynb #527e1d08
 @dataclass(frozen=True)
 class TrainerArgs(NnScalerFields, Settings):
@@ -175,21 +191,5 @@ class TrainerArgs(NnScalerFields, Settings):
 
 
 # %% ../../nbs/jobs/trainer_args.ipynb #964f8463
-def _plain(data: Any) -> Any:
-    """`data` with dicts and lists in the place of other mappings and sequences."""
-    if isinstance(data, Mapping):
-        return {key: _plain(value) for key, value in data.items()}
-    if isinstance(data, Sequence) and not isinstance(data, (str, bytes, tuple)):
-        return [_plain(value) for value in data]
-    return data
-
-
-def _count_processes(document: Document) -> None:
-    """Under torchrun or SLURM, `runtime_ngpus` is the number of processes if it is left out."""
-    world, compute = find_world(), document.data.get("compute_config")
-    if world.size > 1 and (compute is None or (isinstance(compute, dict) and compute.get("runtime_ngpus") is None)):
-        document.set(("compute_config", "runtime_ngpus"), world.size, "the number of processes")
-
-
 def _word(name: Any) -> str:
     return name if isinstance(name, str) else getattr(name, "__qualname__", "") if name is not None else ""
