@@ -45,6 +45,7 @@ PUBLIC = {
     "OutOfMemory": "errors",
     "Plan": "events",
     "PrefetchAddon": "addons.performance",
+    "PortCheck": "tools.port_check",
     "Progress": "events",
     "ProgressChecker": "base.progress_checker",
     "RangeTest": "tools.lr_finder",
@@ -75,6 +76,7 @@ PUBLIC = {
     "WarmUpScheduler": "optim.schedulers",
     "WorkerError": "errors",
     "Runs": "history.runs",
+    "check_port": "tools.port_check",
     "compare": "history.compare",
     "cutmix": "data.mixup",
     "get_combined_lr_scheduler": "optim.schedulers",
@@ -117,6 +119,8 @@ if TYPE_CHECKING:
     from nbtrain.optim.param_groups import param_groups as param_groups
     from nbtrain.addons.gradients import GradientStatsAddon as GradientStatsAddon
     from nbtrain.history.compare import compare as compare
+    from nbtrain.tools.port_check import PortCheck as PortCheck
+    from nbtrain.tools.port_check import check_port as check_port
     from nbtrain.jobs.trainer_args import TrainerArgs as TrainerArgs
     from nbtrain.data.tensor_loader import TensorLoader as TensorLoader
     from nbtrain.errors import AddOnError as AddOnError

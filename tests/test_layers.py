@@ -106,8 +106,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "addons",
         "base",
     ),
-    "tools": ("views", "data", "optim", "engine", "loops", "distributed", "addons", "base", "run"),
-    "travel": ("rng", "views", "source", "objects", "history", "data", "engine", "loggers", "state", "addons", "base", "run", "tools"),
+    "tools": ("rng", "views", "data", "optim", "engine", "loops", "loggers", "distributed", "state", "addons", "base", "run"),
+    "travel": ("rng", "views", "source", "objects", "history", "data", "engine", "state", "base", "run", "tools"),
 }
 ALLOWED["trainer"] = tuple(ALLOWED)
 ALLOWED["examples"] = tuple(ALLOWED)

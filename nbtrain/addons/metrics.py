@@ -33,7 +33,7 @@ from ..history.run_files import write_file
 from ..optim.schedulers import n_required
 
 # %% auto #0
-__all__ = ["Measure", "EvalPrediction", "without_ignored", "label_and_output", "Gathered", "MetricsAddon"]
+__all__ = ["Measure", "EvalPrediction", "without_ignored", "label_and_output", "Gathered", "save_metrics", "MetricsAddon"]
 
 # %% ../../nbs/addons/metrics.ipynb #54abd303
 Measure = Callable[..., Any] | Metric | MetricCollection
@@ -203,6 +203,17 @@ def _newest(trainer: TrainerProtocol, split: str) -> dict[str, float]:
     return found
 
 
+def save_metrics(trainer: TrainerProtocol, split: str, metrics: Mapping[str, Any] | None = None) -> Path:
+    """Write `metrics`, by default the newest of `split`, to `<split>_results.json` in the run folder. Returns its path."""
+    if trainer.run_dir is None:
+        raise ConfigError("There is no run folder to save metrics to.", remedy='Make the trainer with save_path="runs", and run it first.')
+    if not re.fullmatch(r"[\w.-]+", split):
+        raise ConfigError(f"split={split!r} can't be part of a file name.", remedy='Give "train", "eval" or "test".')
+    metrics = _newest(trainer, split) if metrics is None else metrics
+    path = Path(trainer.run_dir) / f"{split}_results.json"
+    return write_file(path.parent, path.name, json.dumps(dict(metrics), indent=2, sort_keys=True) + "\n")
+
+
 # %% ../../nbs/addons/metrics.ipynb #1f84540f
 _PASSES = {"train": "training", "valid": "validation", "test": "test"}
 _Group = int | str | None  # samples measured together: those of a loader, of a task, or all
@@ -346,8 +357,6 @@ class MetricsAddon(AddOnBase):
     metrics_in_training: bool = False
     ignore_index: int | None = -100
 
-    commands = ("save_metrics",)
-
     def __post_init__(self) -> None:
         self.measures = _by_task(self.metrics)
         self.keys: dict[str, tuple[str, ...]] = {}  # the names of the values that each metric returned
@@ -361,39 +370,3 @@ class MetricsAddon(AddOnBase):
 
     def pass_metrics(self, trainer: TrainerProtocol, phase: Phase) -> dict[str, float]:
         return {name: value for callback in active_callbacks(trainer, _Measure) for name, value in callback.compute(phase).items()}
-
-    def save_metrics(self, trainer: TrainerProtocol, split: str, metrics: Mapping[str, Any] | None = None) -> Path:
-        """Write `metrics` to `<split>_results.json` in the run folder. Returns its path.
-
-        The default is the metrics of the newest epoch for "train" and "eval", and of the newest test for "test". An existing file is
-        replaced.
-
-        Args:
-            split: "train", "eval" or "test", or another name for the file.
-            metrics: The metrics to write. None: those of the newest epoch for "train" and "eval", of the newest test for "test".
-
-        Returns:
-            The path of the file.
-
-        Raises:
-            ConfigError: there is no run folder, there are no metrics, or `split` can't be part of a file name
-
-        Changes:
-            Writes the file; an existing one is replaced.
-
-        Example:
-            >>> trainer = Line.add_on(MetricsAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
-            >>> trainer.run(1, loader, loader).status
-            'completed'
-            >>> trainer.save_metrics("eval").name
-            'eval_results.json'
-        """
-        if trainer.run_dir is None:
-            raise ConfigError(
-                "There is no run folder to save metrics to.", remedy='Make the trainer with save_path="runs", and run it first.'
-            )
-        if not re.fullmatch(r"[\w.-]+", split):
-            raise ConfigError(f"split={split!r} can't be part of a file name.", remedy='Give "train", "eval" or "test".')
-        metrics = _newest(trainer, split) if metrics is None else metrics
-        path = Path(trainer.run_dir) / f"{split}_results.json"
-        return write_file(path.parent, path.name, json.dumps(dict(metrics), indent=2, sort_keys=True) + "\n")

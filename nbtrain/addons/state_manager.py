@@ -248,7 +248,7 @@ class StateManagerAddon(AddOnBase):
         run = fit_run(trainer, found, rename, strict=self.strict)
         keys = [callback.state_key for callback in as_list(trainer.lightning.get("callbacks"))]
         world = world_of(trainer)
-        folder, checkpoint = world.agree(partial(write_run, run, self.saves_to, keys))
+        folder, checkpoint = world.agree(partial(write_run, run, self._saves_to, keys))
         assert checkpoint is not None
         self.restore(trainer, checkpoint, continues=True)
         if world.is_first:

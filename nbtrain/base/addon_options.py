@@ -337,11 +337,6 @@ class AddonCommands:
         """Replace the model's weights by the average, permanently."""
         ...
 
-    @command_of("MetricsAddon")
-    def save_metrics(self, split: str, metrics: Mapping[str, Any] | None = None) -> Path:
-        """Write `metrics` to `<split>_results.json` in the run folder. Returns its path."""
-        ...
-
     @command_of("StateManagerAddon")
     def save_state(self) -> Path | None:
         """Save a checkpoint now, or, during a run, between two batches. Returns its path after it is written."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -397,7 +397,7 @@ class TrainerBase(Composable, TracebackKeeper):
             raise ConfigError(what, remedy="Wait for its end or stop() it; evaluate(loader) measures between two of its batches.")
 
     # -- state between runs, and the part of it that is pickled for another process
-    def _begin_state(self) -> None:
+    def _begin_state(self, notes: Sequence[str] = ()) -> None:
         """Set the state of a trainer that has not run yet."""
         self.train_state = TrainState(History(self.monitor, self.monitor_mode))
         self.progress_checker = ProgressChecker(self.train_state.counts)
@@ -430,6 +430,8 @@ class TrainerBase(Composable, TracebackKeeper):
             None  # where it has changed, what it was before, and the text of the mark
         )
         self.holds_steps = newest(self._written_steps) is not None  # it keeps its class, although there is a newer one of that name
+        for text in notes:
+            self.recorder.note(text, once=True)
 
     @property
     def _written_steps(self) -> type[Any]:

@@ -23,6 +23,7 @@ __all__ = [
     "unsupported",
     "Fields",
     "Findings",
+    "drop_fields",
     "translate_fields",
     "describe_accepted",
     "current_name",
@@ -46,6 +47,9 @@ class NnScalerComputeFields:
     trace_strategy: str = _accepted("where to trace", "cuda_run_cpu_offload")
     inference_only: bool = _accepted("generate code for inference only", False)
     use_async_reducer: bool = _accepted("reduce gradients while the backward pass runs; DDP does", False)
+    reducer_bucket_cap_mb: float | None = _accepted("size of the buckets in which gradients are reduced")
+    max_bucket_size_bytes: int | None = _accepted("the same in bytes")
+    zero_use_reduce_scatter: bool = _accepted("reduce-scatter under ZeRO; FSDP2 does", False)
     pas_config: dict[str, Any] = _accepted("options of the policy", {})
     user_config: dict[str, Any] = _accepted("more that changes the generated code", {})
 
@@ -59,6 +63,9 @@ class NnScalerFields:
     broadcast_strategy: str = _accepted("how generated code is sent", "all")
     instance_name: str | None = _accepted("name of the generated code")
     tracing_from_weights: str | None = _accepted("weights to trace with")
+    dummy_sample_gen_fn: str | None = _accepted("makes the sample to trace with")
+    debug: dict[str, Any] = _accepted("checks of the generated code", {})
+    log_progress_every_n_train_steps: int | None = _accepted("lines without a progress bar; here one an epoch", 100)
 
 
 # Arguments that nbtrain passes to a loader and a sampler automatically; in a file they are ignored
@@ -112,10 +119,63 @@ class Findings(Protocol):
 
 _THEIRS, _OURS = ("checkpoint", "format"), ("checkpoint", "save_format")
 _FORMATS = {"pt": "ckpt", "safetensors": "safetensor"}  # theirs: ours
+_DROPPED: tuple[At, ...] = (  # fields of newer versions within sections of nbtrain's, without effect here
+    ("checkpoint", "serializer"), ("checkpoint", "save_memory"), ("checkpoint", "slow_fs"), ("checkpoint", "resume_from", "with_merged"),
+    ("checkpoint", "resume_from", "save_memory"), ("model", "parallel_modules"), ("log", "async_logging"), ("log", "max_workers"),
+    ("optimizer", "grad_reduce_divisor"), ("precision", "grad"),
+)  # fmt: skip
+
+
+def drop_fields(document: Fields) -> tuple[str, ...]:
+    """Remove nnScaler's fields that have no effect, within sections that nbtrain has too. Returns their names."""
+    given = [at for at in _DROPPED if _value(document, at)[1]]
+    for at in given:
+        document.delete(at)
+    return tuple(".".join(map(str, at)) for at in given)
 
 
 def translate_fields(document: Fields, problems: Findings) -> None:
     """Rename fields of `document` to nbtrain's names. Invalid values are added to `problems`."""
+    _translate_format(document, problems)
+    _translate_resume(document, problems)
+    logs, place = _value(document, ("log",))[0], document.place(("log",))
+    if isinstance(logs, dict) and isinstance(logs.get("logs"), list):
+        document.set(("log",), logs["logs"], place)
+    for i, part in enumerate(found if isinstance(found := _value(document, ("log",))[0], list) else []):
+        _translate_logger(document, ("log", i), part)
+
+
+def _translate_logger(document: Fields, at: At, part: Any) -> None:
+    """A logger of nnScaler's: Lightning's has its name, and `save_dir` for `root_dir`."""
+    name = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(name, str):
+        return
+    if name.startswith("nnscaler."):
+        document.set((*at, "type"), name.rpartition(".")[2], document.place((*at, "type")))
+    root = (*at, "args", "root_dir")
+    folder, given = _value(document, root)
+    if given and name.rpartition(".")[2] == "TensorBoardLogger":
+        place = document.place(root)
+        document.delete(root)
+        document.set((*at, "args", "save_dir"), folder, place)
+
+
+def _translate_resume(document: Fields, problems: Findings) -> None:
+    """`resume_from: {checkpoint: last}` is `resume_from: last`."""
+    at: At = ("checkpoint", "resume_from")
+    given = _value(document, at)[0]
+    if not isinstance(given, dict):
+        return
+    if given.get("convert_fn") is not None:
+        remedy = "Convert the checkpoint before, or load its weights by trainer.apply_weights(path, rename={...})."
+        problems.add("checkpoint.resume_from.convert_fn is not supported.", document.place((*at, "convert_fn")), remedy)
+    elif unknown := given.keys() - {"checkpoint", "convert_fn"}:
+        name = min(map(str, unknown))
+        problems.add(f"There is no field checkpoint.resume_from.{name}.", document.place((*at, name)), "Give checkpoint: last.")
+    document.set(at, given.get("checkpoint", "last"), document.place(at))
+
+
+def _translate_format(document: Fields, problems: Findings) -> None:
     value, given = _value(document, _THEIRS)
     if not given:
         return

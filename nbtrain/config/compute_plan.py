@@ -123,11 +123,14 @@ def _sizes(strategy: str, settings: Settings, problems: Problems) -> dict[str, i
 
 
 # %% ../../nbs/config/compute_plan.ipynb #482f4734
-def accumulation(settings: Settings, n_copies: int, problems: Problems) -> int:
-    """How many micro batches make an update. Numbers that don't agree are added to `problems`, all of them."""
+def accumulation(settings: Settings, n_copies: int, problems: Problems, n_sharing: int = 1) -> int:
+    """How many micro batches make an update. Numbers that don't agree are added to `problems`, all of them.
+
+    If only `micro_batch_size` is given, they are as many as `n_sharing` devices need, so that each has the same number of samples.
+    """
     micro, steps, whole = settings.micro_batch_size, settings.grad_accumulation_steps, settings.global_batch_size
     if whole is None:
-        return steps or 1
+        return steps or n_sharing // math.gcd(micro, n_sharing)
     product = f"micro_batch_size {micro} × {n_copies} {'copy' if n_copies == 1 else 'copies'} of the model"
     if steps is not None and micro * n_copies * steps != whole:
         problems.add(
@@ -145,7 +148,7 @@ def accumulation(settings: Settings, n_copies: int, problems: Problems) -> int:
 def device_batches(settings: Settings, plan: ComputePlan, problems: Problems) -> tuple[int, int]:
     """The samples of a batch on one device, and how many of these batches make an update. What can't be is added to `problems`."""
     micro, n_sharing = settings.micro_batch_size, plan.n_sharing
-    window = accumulation(settings, plan.n_copies, problems)
+    window = accumulation(settings, plan.n_copies, problems, n_sharing)
     share, rest = divmod(micro * window, n_sharing)
     if rest:
         problems.add(

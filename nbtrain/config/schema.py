@@ -306,8 +306,8 @@ class _SectionReader:
     def _one_of(self, options: tuple[Any, ...], value: Any, at: At) -> Any:
         if type(None) in options and (value is None or value in ("None", "null")):
             return None
-        words = []
-        for option in [o for o in options if get_origin(o) is dict or is_dataclass(o)] if isinstance(value, dict) else options:
+        words, mappings = [], [o for o in options if get_origin(o) is dict or is_dataclass(o)]
+        for option in (mappings if isinstance(value, dict) else ()) or options:
             try:
                 if option is not type(None):
                     return self.value(option, value, at)

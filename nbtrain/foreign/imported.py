@@ -63,7 +63,7 @@ def imported_state(run: ForeignRun, callbacks: Container[str] = ()) -> dict[str,
 
     `callbacks`: the keys of Lightning's callbacks whose states are taken. Random numbers that the run lacks are those of this process.
     """
-    best = run.weights if run.best is None and run.history.last_is_best else run.best
+    best = run.weights if run.best is None and run.history._last_is_best else run.best
     own = {
         "version": VERSION, "model": run.name or run.system, "world_size": 1, "finished": None, "others": [],
         "run": 1, "first_epoch": 0, "phase": 1,

@@ -15,13 +15,14 @@ import yaml
 
 from ..annotations import checked
 from ..tracebacks import boundary
-from ..compat.config_fields import NnScalerComputeFields, NnScalerFields, translate_addons, translate_fields
+from ..compat.config_fields import NnScalerComputeFields, NnScalerFields, drop_fields, translate_addons, translate_fields
 from ..config.compute_plan import accumulation, plan_compute
 from ..config.document import Document, Problems, read_yaml
 from ..config.instantiate import named
 from ..config.overrides import Override, apply_overrides, escape, read_command_line, resolve_references
 from ..config.schema import ComputeConfig, Settings, described, read_settings, to_plain
 from ..distributed.memory_estimate import DevicePlan
+from ..distributed.world import find_world
 from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError
 from ..history.history import RunResult
@@ -54,6 +55,22 @@ class ComputeArgs(NnScalerComputeFields, ComputeConfig):
     """The devices, with the accepted fields of nnScaler."""
 
 
+def _plain(data: Any) -> Any:
+    """`data` with dicts and lists in the place of other mappings and sequences."""
+    if isinstance(data, Mapping):
+        return {key: _plain(value) for key, value in data.items()}
+    if isinstance(data, Sequence) and not isinstance(data, (str, bytes, tuple)):
+        return [_plain(value) for value in data]
+    return data
+
+
+def _count_processes(document: Document) -> None:
+    """Under torchrun or SLURM, `runtime_ngpus` is the number of processes if it is left out."""
+    world, compute = find_world(), document.data.get("compute_config")
+    if world.size > 1 and (compute is None or (isinstance(compute, dict) and compute.get("runtime_ngpus") is None)):
+        document.set(("compute_config", "runtime_ngpus"), world.size, "the number of processes")
+
+
 # %% ../../nbs/jobs/trainer_args.ipynb #527e1d08
 @dataclass(frozen=True)
 class TrainerArgs(NnScalerFields, Settings):
@@ -72,6 +89,7 @@ class TrainerArgs(NnScalerFields, Settings):
     compute_config: ComputeArgs = described("devices", ComputeArgs)
     # The document that it was read from; in Python, code may name anything
     document: Document = field(default_factory=lambda: Document(trusted=True), repr=False, compare=False)
+    dropped: tuple[str, ...] = field(default=(), repr=False, compare=False)  # given fields without effect, in sections of nbtrain's
 
     @classmethod
     @checked
@@ -101,7 +119,7 @@ class TrainerArgs(NnScalerFields, Settings):
     @classmethod
     @checked
     def from_dict(cls, data: Mapping[str, Any], *, trust: bool = False) -> TrainerArgs:
-        """Read plain data, as returned by `to_dict`.
+        """Read plain data, as returned by `to_dict`, or any mapping, such as OmegaConf's.
 
         Args:
             data: The fields by name.
@@ -117,7 +135,7 @@ class TrainerArgs(NnScalerFields, Settings):
             Nothing.
         """
         document = Document(trusted=trust)
-        document.merge(Document(dict(data)))
+        document.merge(Document(_plain(data)))
         return cls._from_document(document, Problems())
 
     @classmethod
@@ -180,11 +198,13 @@ class TrainerArgs(NnScalerFields, Settings):
     def _from_document(cls, document: Document, problems: Problems) -> TrainerArgs:
         """Read a document, after resolving its references; `problems` has those found before."""
         resolve_references(document, problems)
+        dropped = drop_fields(document)
         translate_fields(document, problems)
         translate_addons(document)
+        _count_processes(document)
         args = read_settings(cls, document, problems)
         problems.raise_any()
-        return replace(args, document=document)
+        return replace(args, document=document, dropped=dropped)
 
     @checked
     def to_dict(self, *, defaults: bool = True) -> dict[str, Any]:
@@ -266,7 +286,8 @@ class TrainerArgs(NnScalerFields, Settings):
             at most 2 epochs
         """
         compute = plan_compute(self, self.compute_config.runtime_ngpus, Problems(), self.document)
-        n, micro, copies = accumulation(self, compute.n_copies, Problems()), self.micro_batch_size, compute.n_copies
+        copies, micro = compute.n_copies, self.micro_batch_size
+        n = accumulation(self, copies, Problems(), compute.n_sharing)
         size = f"{micro} × {copies} × {n} accumulated = {micro * copies * n} samples an update"
         length = [f"{self.max_epochs} epochs" if self.max_epochs else "", f"{self.max_train_steps} updates" if self.max_train_steps else ""]
         optimizer = ", ".join(_word(part.type) for part in self.optimizer.each or [self.optimizer])

@@ -14,7 +14,7 @@ import torch
 from ..addons.hooks import HooksAddon
 from ..checkpoint.weights import url_of
 from ..compat.config_fields import AUTOMATIC, ignored_fields, unsupported
-from ..config.compute_plan import ComputePlan, device_batches, plan_compute
+from ..config.compute_plan import ComputePlan, accumulation, device_batches, plan_compute
 from ..config.document import At, Document, Problems, dotted
 from ..config.instantiate import check_call, check_name, check_value, load_checked
 from ..config.schema import OptimizerConfig, PartConfig, Settings
@@ -248,18 +248,25 @@ def check_settings(settings: Settings, document: Document, problems: Problems) -
 
 # %% ../../nbs/jobs/validate.ipynb #6f5f11cb
 def notes(settings: Settings) -> list[str]:
-    """A line for each kind of setting that has no effect."""
+    """A line for each kind of setting that has no effect, or another one than in nnScaler."""
     lines = []
-    if names := ignored_fields(settings):
+    compute, given = settings.compute_config, (settings.global_batch_size, settings.grad_accumulation_steps)
+    plan = plan_compute(settings, compute.runtime_ngpus, Problems(), getattr(settings, "document", None))
+    if (n := accumulation(settings, plan.n_copies, Problems(), plan.n_sharing)) > 1 and given == (None, None):
+        size = n * settings.micro_batch_size
+        lines.append(f"{plan.n_sharing} devices share a copy of the model, and each needs a sample: an update has {size} per copy")
+    if settings.precision in ("bf16", "fp16") and compute != type(compute)():
+        lines.append(f"precision: {settings.precision} is mixed precision; with nnScaler it is {settings.precision}-true, for weights too")
+    if names := [*ignored_fields(settings), *getattr(settings, "dropped", ())]:
         lines.append(f"ignored, because no code is generated here: {', '.join(names)}")
     sections = {"dataloader": settings.dataloader, "dataset_sampler": settings.dataset_sampler}
-    given = [
+    automatic = [
         f"{section}.{stage}_args.{name}"
         for section, names in AUTOMATIC.items()
         for stage in STAGES
         for name in names
         if name in getattr(sections[section], f"{stage}_args") and name != "batch_size"
     ]
-    if given:
-        lines.append(f"ignored, because it is given automatically: {', '.join(given)}")
+    if automatic:
+        lines.append(f"ignored, because it is given automatically: {', '.join(automatic)}")
     return lines

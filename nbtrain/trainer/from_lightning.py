@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import lightning as L
@@ -127,8 +127,8 @@ class LightningSteps(TrainerBase):
     def _written_steps(self) -> type[Any]:
         return type(self.model)
 
-    def _begin_state(self) -> None:
-        super()._begin_state()
+    def _begin_state(self, notes: Sequence[str] = ()) -> None:
+        super()._begin_state(notes)
         self.configured = Configured()
 
     def __reduce__(self) -> tuple[Any, ...]:

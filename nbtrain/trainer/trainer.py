@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, overload
+from typing import Annotated, Any, Literal, TypeVar, cast, overload
 
 # Not deeper in the stack: Python 3.11 allocates memory for frames in pieces, and SciPy's import then takes 0.3 s longer at the end of one.
 # That holds where a script imports this module itself; through a lazy `from nbtrain import Trainer` the stack is deeper already
@@ -22,6 +22,7 @@ from typing_extensions import Unpack
 
 from ..addons.gradients import GradientClipAddon
 from ..addons.hooks import Hooks, HooksAddon
+from ..addons.metrics import save_metrics
 from ..addons.non_finite import NonFinite
 from ..annotations import Batch, Must, PositiveInt, checked
 from ..base.addon_options import AddonOptions
@@ -41,6 +42,7 @@ from ..base.operation import operate
 from ..base.trainer_base import TrainerBase
 from ..base.written_steps import check_written_steps, uncalled_methods
 from ..checkpoint.sharded import merge_checkpoint
+from ..compat.foreign_names import translate_arguments
 from ..checkpoint.pretrained import open_pretrained
 from ..checkpoint.weights import Weights, load_weights, save_weights
 from ..data.several_loaders import Loaders
@@ -109,7 +111,8 @@ _NOT_GIVEN = (
     "advice",
     "compare_with",
     "keep_states",
-)  # these don't affect the result of a run
+    "notes",
+)  # these don't affect the result of a run, or belong to the constructor
 
 
 def _losses(history: History, phase: str, name: str) -> list[float]:
@@ -201,6 +204,9 @@ class Trainer(TrainerBase):
         lightning: dict[str, Any] | None = None,
         **addon_options: Unpack[AddonOptions],
     ) -> None:
+        (precision, monitor), notes = translate_arguments(
+            cast(dict[str, Any], addon_options), precision=(precision, None), monitor=(monitor, "val_loss")
+        )
         given = {name: value for name, value in locals().items() if name not in _NOT_GIVEN} | addon_options
         of_user = frozenset(vars(self))  # attributes that a subclass set before it called this constructor
         check_written_steps(type(self))
@@ -224,21 +230,23 @@ class Trainer(TrainerBase):
         self.keep_source: bool | Literal["names"] = keep_source
         self.advice, self.compare_with = advice, find_run(compare_with).resolve() if compare_with is not None else None
         self.keep_states: Literal["auto"] | bool = keep_states
-        self.precision = resolve_precision(precision, self.device)
         self.monitor, self.monitor_mode = monitor, resolve_monitor(monitor, monitor_mode)
-        self.lightning = check_lightning(lightning or {}, wraps_module=self.configures_optimizers)
-        shared = {name: given[name] for name in _SHARED if given[name] is not None}
+        lightning = check_lightning(lightning or {}, wraps_module=self.configures_optimizers)
+        self.precision, self.lightning = resolve_precision(precision, self.device), lightning
         addon_given = {**addon_options, **take_strategy(type(self), self.lightning, addon_options)}
-        self._addons = make_addons(type(self), addon_given, shared, accumulates=accumulates(self.lightning))
+        self._addons = make_addons(
+            type(self),
+            addon_given,
+            {name: given[name] for name in _SHARED if given[name] is not None},
+            accumulates=accumulates(self.lightning),
+        )
         self[HooksAddon]._gather(self)  # for its errors
         check_by_hand(self, self._addons.values(), {"nonfinite": nonfinite, "on_error": on_error})
-        self._begin_state()
+        self._begin_state(notes)
         self.own_names = (frozenset(vars(self)) | {"own_names"}) - of_user
 
-    def _begin_state(self) -> None:
-        super()._begin_state()
-        for text in uncalled_methods(type(self)):
-            self.recorder.note(text, once=True)
+    def _begin_state(self, notes: Sequence[str] = ()) -> None:
+        super()._begin_state((*notes, *uncalled_methods(type(self))))
 
     # -- start a run
     @overload
@@ -1269,6 +1277,15 @@ class Trainer(TrainerBase):
             8
         """
         return self.loss_history_train if mode == "train" else self.loss_history_test
+
+    @checked
+    def save_metrics(self, split: str, metrics: Mapping[str, Any] | None = None) -> Path:
+        """Write `metrics` to `<split>_results.json` in the run folder. Returns its path.
+
+        The default is the metrics of the newest epoch for "train" and "eval", and of the newest test for "test". An existing file is
+        replaced. Raises ConfigError if there is no run folder, if there are no metrics, or if `split` can't be part of a file name.
+        """
+        return save_metrics(self, split, metrics)
 
     # -- weights
     @checked

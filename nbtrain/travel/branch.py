@@ -17,7 +17,8 @@ from ..run.live_edits import check_options, set_options
 from ..run.redefined import use_newest
 from ..state.restore import restore_kept
 from .rewind import nearest_state, place_of
-from .scratch_trainer import Place, copy_trainer, recompute
+from ..tools.scratch_trainer import copy_trainer
+from .recompute import Place, recompute
 from ..views.text import format_value
 
 BranchType = TypeVar("BranchType", bound=TrainerBase)

@@ -15,7 +15,7 @@ from ..state.kept_states import KeptState
 from ..errors import ConfigError
 from ..history.history import Row
 from ..state.disk import saved_states
-from .scratch_trainer import can_train
+from .recompute import can_train
 from ..tracebacks import variable_name
 from ..views.epoch_slider import ReachableEpoch, Travel
 from ..views.text import format_value

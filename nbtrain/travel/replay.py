@@ -29,7 +29,8 @@ from ..errors import ConfigError, first_line
 from ..base.operation import Operation, operate
 from ..base.trainer_base import TrainerBase
 from .rewind import nearest_state
-from .scratch_trainer import Place, scratch_trainer, train_from
+from ..tools.scratch_trainer import scratch_trainer
+from .recompute import Place, train_from
 from ..views.html import table_html
 from ..views.text import format_value, table_text
 

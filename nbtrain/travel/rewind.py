@@ -18,7 +18,8 @@ from ..base.trainer_base import TrainerBase
 from ..run.failed_runs import end_paused
 from ..state.restore import restore_kept
 from ..state.disk import nearest_saved
-from .scratch_trainer import Place, called_again, recompute
+from ..tools.scratch_trainer import called_again
+from .recompute import Place, recompute
 
 # %% auto #0
 __all__ = ["place_of", "nearest_state", "outside", "Rewound", "rewind"]

@@ -305,7 +305,7 @@ def test_result_answers_as_the_seed_does_and_lists_its_last_metrics_only() -> No
 
 
 def test_metrics_are_saved_by_split(tmp_path: Path) -> None:
-    trainer = make_trainer(Regress.add_on(MetricsAddon), save_path=tmp_path)
+    trainer = make_trainer(save_path=tmp_path)
     with pytest.raises(ConfigError, match="no run folder"):
         trainer.save_metrics("test", {"loss": 1.0})
     result = trainer.run(1, make_loader())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict, UserList
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,20 @@ import pytest
 from nbtrain import ConfigError, TrainerArgs
 from nbtrain.cli import main
 from nbtrain.compat.config_fields import describe_accepted
+from nbtrain.config.compute_plan import device_batches, plan_compute
+from nbtrain.config.document import Problems
 from nbtrain.config.schema import Settings, describe_fields, shown_fields
 
 IGNORED = {"gen_savedir": "./gen", "gen_reuse": "moo", "broadcast_strategy": "none", "instance_name": "a", "tracing_from_weights": "w.pt"}
+IGNORED |= {"dummy_sample_gen_fn": "a.make", "debug": {"profile": True}, "log_progress_every_n_train_steps": 10}
 IGNORED_COMPUTE = {
     "constant_folding": True,
     "trace_strategy": "cpu",
     "inference_only": True,
     "use_async_reducer": True,
+    "reducer_bucket_cap_mb": 25.0,
+    "max_bucket_size_bytes": 1000,
+    "zero_use_reduce_scatter": True,
     "pas_config": {"a": 1},
     "user_config": {"b": 2},
 }
@@ -36,6 +43,70 @@ def test_fields_about_generated_code_are_accepted_and_named() -> None:
     assert args.plan().splitlines()[-1] == f"ignored, because no code is generated here: {', '.join(names)}"
     assert args.compute_config.pas_config == {"a": 1} and TrainerArgs(gen_reuse="moo").gen_reuse == "moo"
     assert TrainerArgs.from_dict(args.to_dict()) == args
+
+
+def test_fields_of_newer_versions_within_a_section_are_named_too() -> None:
+    data = {
+        "checkpoint": {"serializer": "torch", "slow_fs": True, "resume_from": {"checkpoint": "last", "with_merged": True}},
+        "log": {"async_logging": True, "logs": [{"type": "CSVLogger", "args": {"save_dir": "logs"}}]},
+        "precision": {"param": "bf16", "grad": "none"},
+        "max_epochs": 1,
+    }
+    args = TrainerArgs.from_dict(data)
+    names = "checkpoint.serializer, checkpoint.slow_fs, checkpoint.resume_from.with_merged, log.async_logging, precision.grad"
+    assert args.plan().splitlines()[-1] == f"ignored, because no code is generated here: {names}"
+    assert args.checkpoint.resume_from == "last" and args.log[0].type == "CSVLogger" and args.precision == {"param": "bf16"}
+
+
+def test_a_checkpoint_to_convert_and_an_unknown_field_of_a_resume_are_refused() -> None:
+    text = checked({"checkpoint": {"resume_from": {"checkpoint": "a.pt", "convert_fn": "a.b"}}})
+    assert text.startswith("checkpoint.resume_from.convert_fn is not supported.\n  Convert the checkpoint before, or")
+    text = checked({"checkpoint": {"resume_from": {"chekpoint": "last"}}})
+    assert text == "There is no field checkpoint.resume_from.chekpoint.\n  Give checkpoint: last."
+
+
+@pytest.mark.parametrize("name", ["TensorBoardLogger", "nnscaler.cli.loggers.tensorboard.TensorBoardLogger"])
+def test_their_block_of_a_logger_is_that_of_lightnings(name: str) -> None:
+    args = TrainerArgs.from_dict({"log": [{"type": name, "args": {"name": "a", "root_dir": "runs"}}], "max_epochs": 1})
+    assert args.log[0].type == "TensorBoardLogger" and args.log[0].args == {"name": "a", "save_dir": "runs"}
+
+
+def test_number_of_devices_is_that_of_the_processes_where_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "4",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    read = lambda data: TrainerArgs.from_dict(data).compute_config.runtime_ngpus  # noqa: E731
+    assert [read({}), read({"compute_config": {"plan_ngpus": 2}}), read({"compute_config": {"runtime_ngpus": 2}})] == [4, 4, 2]
+
+
+def test_a_sample_for_each_device_that_shares_a_copy() -> None:
+    args = TrainerArgs.from_dict({"compute_config": {"plan_ngpus": 2, "runtime_ngpus": 2}, "max_epochs": 1, "precision": "bf16"})
+    assert device_batches(args, plan_compute(args, 2, Problems()), problems := Problems()) == (1, 1) and not problems.found
+    assert args.plan().splitlines()[-2:] == [
+        "2 devices share a copy of the model, and each needs a sample: an update has 2 per copy",
+        "precision: bf16 is mixed precision; with nnScaler it is bf16-true, for weights too",
+    ]
+    assert not TrainerArgs.from_dict({"max_epochs": 1, "precision": "bf16"}).plan().endswith("too")
+
+
+class Mapped(UserDict[str, Any]):
+    """A mapping that is not a dict, as OmegaConf's are."""
+
+
+def test_any_mapping_is_a_configuration() -> None:
+    plain = {"max_epochs": 2, "log": [{"type": "CSVLogger", "args": {"save_dir": "a"}}]}
+    given = Mapped({**plain, "log": UserList([Mapped(plain["log"][0])])})  # type: ignore[index]
+    assert TrainerArgs.from_dict(given) == TrainerArgs.from_dict(plain)
+
+
+def test_a_mapping_in_the_place_of_a_number_is_told_the_type() -> None:
+    assert checked({"max_epochs": {0: 8}}) == "max_epochs: expected a whole number, got {0: 8}."
 
 
 def test_the_core_knows_none_of_them() -> None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 import lightning as L
@@ -24,7 +25,7 @@ import nbtrain
 from nbtrain import AddOnBase, ConfigError, ModelTrainer, MultiOptimizerTrainer, OptionError, StateManagerAddon, StepError, Trainer
 from nbtrain.base.compose import keywords
 from nbtrain.base.written_steps import uncalled_methods
-from nbtrain.compat.foreign_names import ARGUMENTS, LIBRARIES, MEMBERS, STEPS, Row
+from nbtrain.compat.foreign_names import ARGUMENTS, LIBRARIES, MEMBERS, STEPS, TRANSLATED, Row
 from nbtrain.config.schema import Settings
 from nbtrain.engine.addon import options
 from nbtrain.errors import nearest
@@ -32,7 +33,7 @@ from nbtrain.errors import nearest
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "argument_names.yaml"
 LISTED = {name for names in yaml.safe_load(FIXTURE.read_text()).values() for name in names.split()}
 LIGHTNING = {*inspect.signature(L.Trainer.__init__).parameters, *inspect.signature(L.Trainer.fit).parameters} - {"self"}
-NAMES = sorted((LISTED | LIGHTNING) - keywords(Trainer))
+NAMES = sorted((LISTED | LIGHTNING) - keywords(Trainer) - TRANSLATED.keys())
 ADDONS = [item for name in nbtrain.PUBLIC if isinstance(item := getattr(nbtrain, name), type) and issubclass(item, AddOnBase)]
 
 
@@ -45,7 +46,6 @@ def said(kind: type[Trainer], name: str) -> str:
 
 # -- arguments
 SUGGESTED = {  # every other name gets a sentence
-    "autocast": "precision",
     "checkpoints_dir": "save_path",
     "clip_gnorm": "gradient_clip",
     "data_seed": "seed",
@@ -113,6 +113,35 @@ def test_argument_of_another_library_has_a_sentence_or_no_suggestion(name: str) 
     meant = re.fullmatch(r"Did you mean '(\w+)'\?", text)
     assert (meant and meant[1]) == SUGGESTED.get(name)
     assert text.startswith("Known are: ") == (name in UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "value"),
+    [
+        ({"autocast": "bfloat16"}, "precision", "bf16"),
+        ({"autocast": "float32"}, "precision", "fp32"),
+        ({"use_mixed_precision": True}, "precision", "bf16"),
+        ({"use_mixed_precision": False}, "precision", None),
+        ({"optimization_metric": "accuracy"}, "monitor", "val_accuracy"),
+        ({"optimization_metric": "eval_loss"}, "monitor", "val_loss"),
+    ],
+)
+def test_argument_of_the_same_meaning_is_taken_and_noted(given: dict[str, Any], name: str, value: Any) -> None:
+    for kind in (Regress, ModelTrainer):
+        trainer, ours = make_trainer(kind, **given), make_trainer(kind, **({name: value} if value is not None else {}))
+        assert getattr(trainer, name) == getattr(ours, name) and trainer.given[name] == ours.given[name]
+    trainer, noted = make_trainer(**given), list[str]()
+    trainer.sinks.append(SimpleNamespace(update=lambda event: noted.append(event.data.get("text", ""))))
+    trainer.toggle("test")
+    trainer.run(1, make_loader(16, shuffle=False))
+    assert f"{next(iter(given))} is {name} here: {name}={value!r}" in noted
+
+
+def test_argument_under_two_names_is_refused() -> None:
+    with pytest.raises(OptionError, match="autocast and precision are both given, and mean the same"):
+        make_trainer(autocast="bf16", precision="bf16")
+    with pytest.raises(ConfigError, match="precision"):
+        make_trainer(autocast="half")
 
 
 def test_argument_is_suggested_where_it_can_be_given() -> None:

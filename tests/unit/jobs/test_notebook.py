@@ -12,6 +12,7 @@ import pytest
 from samples import make_loader, make_trainer, make_valid, same_weights
 from torch.optim import SGD
 
+from nbtrain import Trainer
 from nbtrain.cli import main
 from nbtrain.errors import ConfigError
 from nbtrain.jobs.notebook import export_notebook, export_run
@@ -52,6 +53,26 @@ def test_marked_cells_are_the_module(folder: Path) -> None:
     write(folder / "marked.ipynb", ["a = 1", "b = 2"], "#| export\n")
     assert main(["export", "marked.ipynb"]) == 0
     assert importlib.import_module("marked").b == 2
+
+
+def test_module_has_the_name_of_default_exp_or_one_that_can_be_imported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(folder / "01 train-me.ipynb", ["a = 1"], "#| export\n")
+    write(folder / "class.ipynb", CELLS)
+    write(folder / "03.ipynb", ["#| default_exp project.train", "#| export\nb = 2"])
+    assert [main(["export", f"{name}.ipynb", "-o", "out"]) for name in ("01 train-me", "class", "03")] == [0, 0, 0]
+    assert capsys.readouterr().out.split() == ["out/nb_01_train_me.py", "out/nb_class.py", "out/project/train.py"]
+    assert importlib.import_module("out.project.train").b == 2
+    write(folder / "04.ipynb", ["#| default_exp 1st", "#| export\nb = 2"])
+    assert main(["export", "04.ipynb"]) == 2
+    assert capsys.readouterr().err.startswith("nbtrain: default_exp 1st can't be imported.\n  04.ipynb\n")
+
+
+def test_a_notebook_that_imports_everything_is_exported_and_fits(folder: Path) -> None:
+    cells = [CELLS[0].replace("from nbtrain import Trainer", "from nbtrain import *"), *CELLS[1:]]
+    write(folder / "starred.ipynb", [*cells[:5], "warmup_cosine\n" + cells[5], cells[6]])
+    assert main(["export", "starred.ipynb"]) == 0
+    assert issubclass(importlib.import_module("starred").Fit, Trainer)
+    assert main(["fit", "starred.ipynb"]) == 0
 
 
 def test_a_notebook_without_steps_says_how_to_mark_cells(folder: Path) -> None:

@@ -307,7 +307,6 @@ def test_option_of_an_addon_that_was_not_added_names_it() -> None:
         ("save_state", "StateManagerAddon"),
         ("load_state", "StateManagerAddon"),
         ("apply_average", "EMAAddon"),
-        ("save_metrics", "MetricsAddon"),
     ],
 )
 def test_command_of_an_addon_that_was_not_added_names_it(command: str, addon: str) -> None:

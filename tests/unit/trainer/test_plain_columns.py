@@ -10,10 +10,12 @@ from typing import Any
 import plain_loop as judge
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from samples import same_weights
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Subset
 
+from nbtrain import check_port
 from nbtrain.examples import digits
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -50,6 +52,27 @@ def test_plain_column_of_the_page_on_plain_pytorch(capsys: pytest.CaptureFixture
     trainer = run(ours, {})["trainer"]
     assert same_weights(trainer.model, by_hand["model"])
     assert trainer.history.best["val_loss"] == pytest.approx(by_hand["best_loss"], rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*log_every_n_steps")
+@pytest.mark.parametrize(
+    ("page", "equal", "reason"),
+    [("pytorch", 8, ""), ("lightning", 4, "your loop validates before step 5 without restoring the random numbers")],
+)
+def test_columns_of_a_page_are_equal_as_it_says(
+    page: str, equal: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The left column is the old loop: it makes its model by `SmallCNN()`."""
+    monkeypatch.chdir(tmp_path)
+    [ours], [theirs] = (blocks(f"docs/coming_from/{page}.md", language) for language in ("python", "py"))
+    names = run(ours.partition("result =")[0], {})
+    given = {"device": "cpu", "deepcopy": deepcopy, "n_valid": 50, "ModelCheckpoint": ModelCheckpoint, "Digits": names["Digits"]}
+
+    def loop(model: torch.nn.Module, loader: Any, valid_loader: Any) -> None:
+        run(theirs, given | {"SmallCNN": lambda: model, "loader": loader, "valid_loader": valid_loader})
+
+    found = check_port(names["trainer"], loop, 2, names["loader"], names["valid_loader"])
+    assert found.steps == equal and found.reason.startswith(reason) and bool(found) is not bool(reason)
 
 
 def test_example_of_the_readme_and_a_plain_loop_that_restores_the_random_numbers() -> None:

@@ -1,0 +1,393 @@
+"""An old loop and a trainer that are compared step by step: where they part, and why."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from samples import Regress, make_data, make_loader, make_trainer, make_valid, same_weights
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import DataLoader
+
+from nbtrain import AccumulationAddon, ConfigError, check_port
+from nbtrain.data.order_check import same_random
+from nbtrain.rng import random_state
+from nbtrain.tools.port_check import PortCheck
+from nbtrain.tools.step_trace import _Measured
+
+LR = 1e-2
+
+
+def make_net(*, norm: bool = False, dropout: bool = True) -> nn.Sequential:
+    torch.manual_seed(0)
+    between = [nn.BatchNorm1d(16)] if norm else [nn.Dropout(0.3)] if dropout else [nn.Identity()]
+    return nn.Sequential(nn.Linear(8, 16), *between, nn.Linear(16, 1))
+
+
+def plain(
+    model: nn.Module, loader: Any, valid_loader: Any = None, record: Any = None, *, epochs: int = 3, every: int = 1, divide: int = 1,
+    clip: float = 0.0, loss_of: Callable[..., torch.Tensor] = mse_loss, make: Any = None, schedule: Any = None, zero: bool = True,
+    restore: bool = True, evals: bool = True, trains: bool = True, change: Callable[[nn.Module, int], None] = lambda model, step: None,
+    preprocess: Callable[[Any], Any] = lambda x: x, record_of: Any = lambda loss: loss, each_epoch: bool = False, amp: bool = False,
+) -> None:  # fmt: skip
+    """A loop as it is written by hand; each argument is a way to write it wrong."""
+    make = make or (lambda parameters: torch.optim.Adam(parameters, lr=LR))
+    optimizer = make(model.parameters())
+    scheduler, step = schedule(optimizer) if schedule else None, 0
+    for _ in range(epochs):
+        optimizer = make(model.parameters()) if each_epoch else optimizer
+        if trains:
+            model.train()
+        for n, (x, y) in enumerate(loader, 1):
+            with torch.autocast("cpu", torch.bfloat16) if amp else nullcontext():
+                loss = loss_of(model(preprocess(x)), y)
+            (loss / divide).backward()
+            if record is not None:
+                record(record_of(loss))
+            if n % every:
+                continue
+            if clip:
+                clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            if zero:
+                optimizer.zero_grad()
+            if scheduler is not None:
+                scheduler.step()
+            step += 1
+            change(model, step)
+        if valid_loader is not None:
+            state = torch.get_rng_state()
+            if evals:
+                model.eval()
+            with torch.no_grad():
+                for x, _ in valid_loader:
+                    model(x)
+            if restore:
+                torch.set_rng_state(state)
+
+
+def check(model: nn.Module | None = None, n: int = 64, *, valid: bool = False, kind: Any = Regress, **faults: Any) -> PortCheck:
+    options = {name: faults.pop(name) for name in ("optimizer", "scheduler", "gradient_clip", "accumulate", "precision") if name in faults}
+    trainer = make_trainer(kind, device="cpu", model=make_net() if model is None else model, **options)
+    loop = lambda model, loader, valid_loader, record: plain(model, loader, valid_loader, record, **faults)  # noqa: E731
+    return check_port(trainer, loop, 3, make_loader(n), make_valid() if valid else None)
+
+
+def test_equal_loop_is_equal_and_true() -> None:
+    found = check(valid=True)
+    assert found and repr(found) == "PortCheck(equal, bit for bit, 12 steps)"
+    assert found._repr_html_() == "<div><code>PortCheck(equal, bit for bit, 12 steps)</code></div>"
+
+
+def other_seed(model: nn.Module, step: int) -> None:
+    if step == 5:
+        torch.rand(1)
+        random.random()
+
+
+def draws_twice(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return mse_loss(output, y) + 0 * torch.rand(())
+
+
+def scaled(model: nn.Module, step: int) -> None:
+    if step == 2:
+        model[2].bias.data.mul_(1.01)  # type: ignore[index]
+
+
+def freeze(model: nn.Module, step: int) -> None:
+    model[2].bias.requires_grad_(False)  # type: ignore[index]
+    model[2].bias.grad = None  # type: ignore[index]
+
+
+Accumulates = Regress.add_on(AccumulationAddon)
+SGD = lambda **options: lambda ps: torch.optim.SGD(ps, **{"lr": LR, **options})  # noqa: E731
+ADAMW = lambda **options: lambda ps: torch.optim.AdamW(ps, **{"lr": LR, **options})  # noqa: E731
+DECAY = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)  # noqa: E731
+BARE = {"dropout": False}
+
+FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, str, str, str]]] = {
+    "validates without restoring": (
+        {},
+        {"valid": True, "restore": False},
+        (
+            5,
+            "random numbers",
+            "",
+            "the batches differ, because your loop validates before step 5 without restoring the random numbers (torch's)",
+        ),
+    ),
+    "draws between two steps": (
+        {},
+        {"change": other_seed},
+        (6, "random numbers", "1 (Dropout)", "your loop draws random numbers (torch's, Python's) before step 6, and the trainer does not"),
+    ),
+    "draws within a step": (
+        {},
+        {"loss_of": draws_twice},
+        (2, "random numbers", "1 (Dropout)", "step 1 of your loop draws other random numbers (torch's)"),
+    ),
+    "does not call eval": (
+        {"norm": True},
+        {"valid": True, "evals": False},
+        (5, "mode", "1 (BatchNorm1d)", "your loop evaluates in training mode"),
+    ),
+    "does not call train": (
+        {},
+        {"valid": True, "trains": False},
+        (
+            5,
+            "mode",
+            "1 (Dropout)",
+            "it is in eval mode in your loop, in training mode in the trainer: call model.train() after a validation",
+        ),
+    ),
+    "other first weights": (
+        BARE,
+        {"make": lambda ps: [ps := list(ps), nn.init.zeros_(ps[1]), SGD()(ps)][-1]},
+        (1, "weights", "0 (Linear)", "0.bias is not the same when the step begins: the loop gets a copy"),
+    ),
+    "changes weights between": (BARE, {"change": scaled}, (3, "weights", "2 (Linear)", "they are changed between two steps")),
+    "other preprocessing": (
+        BARE,
+        {"preprocess": lambda x: x / 255},
+        (1, "batch", "", "other samples, another order, or another preprocessing"),
+    ),
+    "accumulates": (BARE, {"every": 2}, (1, "batch", "", "an update has 2 in your loop and 1 in the trainer")),
+    "autocast": (BARE, {"amp": True}, (1, "precision", "0 (Linear)", "its output is bfloat16 in your loop, float32 in the trainer")),
+    "sums the loss": (BARE, {"loss_of": lambda output, y: mse_loss(output, y, reduction="sum")}, (1, "loss", "", "16 times the")),
+    "averages what it records": (BARE, {"record_of": lambda loss: loss / 2}, (1, "loss", "", "though the gradients are equal: an average")),
+    "adds up in another order": (
+        BARE,
+        {"loss_of": lambda output, y: mse_loss(output * 3, y * 3) / 9},
+        (1, "gradient", "", "in the last digits alone"),
+    ),
+    "does not divide": (
+        BARE,
+        {"kind": Accumulates, "accumulate": 2, "every": 2},
+        (
+            1,
+            "gradient",
+            "",
+            "those of your loop are 2 times those of the trainer: it does not divide the loss by the 2 batches of an update",
+        ),
+    ),
+    "clips": (BARE, {"clip": 0.125}, (1, "gradient", "", "your loop clips the gradients to a norm of 0.125, the trainer does not")),
+    "does not clip": (
+        BARE,
+        {"gradient_clip": 0.125},
+        (1, "gradient", "", "the trainer clips the gradients to a norm of 0.125, your loop does not"),
+    ),
+    "scales the loss": (
+        BARE,
+        {"divide": 0.4},
+        (1, "gradient", "", "those of your loop are 2.5 times those of the trainer: clipping, a factor"),
+    ),
+    "no zero_grad": (
+        BARE,
+        {"zero": False},
+        (2, "gradient", "", "your loop adds those of step 1 to those of this step: optimizer.zero_grad() is missing"),
+    ),
+    "freezes": (BARE, {"change": freeze}, (2, "gradient", "2 (Linear)", "2.bias has none in your loop: it is frozen")),
+    "weight decay": (
+        BARE,
+        {"optimizer": ADAMW(weight_decay=0.1), "make": ADAMW(betas=(0.8, 0.999))},
+        (1, "optimizer", "", "betas is (0.8, 0.999) in your loop, (0.9, 0.999) in the trainer; weight_decay is 0.01 in your loop, 0.1"),
+    ),
+    "other class": (BARE, {"make": SGD()}, (1, "optimizer", "", "SGD in your loop, Adam in the trainer")),
+    "other rate": (
+        BARE,
+        {"make": lambda ps: torch.optim.Adam(ps, lr=0.02)},
+        (1, "rate", "", "lr is 0.02 in your loop, 0.01 in the trainer"),
+    ),
+    "other schedule": (
+        BARE,
+        {"schedule": DECAY},
+        (2, "rate", "", "lr is 0.009000000000000001 in your loop, 0.01 in the trainer: another schedule"),
+    ),
+    "new optimizer": (BARE, {"each_epoch": True}, (5, "optimizer", "", "it has made 0 steps before in your loop, 4 in the trainer")),
+    "fewer parameters": (
+        BARE,
+        {"make": lambda ps: SGD()(list(ps)[:3]), "optimizer": SGD()},
+        (1, "gradient", "2 (Linear)", "2.bias has none in your loop: it is frozen, not in the optimizer, or not in the loss"),
+    ),
+    "ends early": (BARE, {"epochs": 2}, (9, "number of steps", "", "your loop ends after 8 steps, the trainer makes more")),
+    "trains longer": (BARE, {"epochs": 4}, (13, "number of steps", "", "your loop makes more than the 12 steps of the trainer")),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_of_a_loop_is_found(name: str) -> None:
+    net, faults, (step, what, layer, reason) = FAULTS[name]
+    found = check(make_net(**net), **faults)
+    assert not found and (found.step, found.steps, found.what, found.layer) == (step, step - 1, what, layer)
+    assert reason in found.reason
+
+
+class _Ordered(torch.utils.data.Sampler[int]):
+    """Another order in each epoch, for loops that call `set_epoch`."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return 64
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Any:
+        return iter(torch.randperm(64, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+
+def ordered_loader() -> DataLoader[Any]:
+    return DataLoader(make_data(64), 16, sampler=_Ordered())
+
+
+def trainer_of(**options: Any) -> Any:
+    return make_trainer(device="cpu", model=make_net(dropout=False), **options)
+
+
+def test_loop_that_forgets_set_epoch_reads_its_first_batches_again() -> None:
+    loader = ordered_loader()
+    found = check_port(trainer_of(), plain, 3, loader)
+    assert repr(found) == (
+        "PortCheck(equal for 4 steps; step 5 differs in the batch: "
+        "your loop reads the batch of its step 1 again: another order, perhaps without set_epoch)"
+    )
+    assert loader.sampler.epoch == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("read", "reason"),
+    [
+        (lambda loader: list(loader)[::-1], "the same batches in another order"),
+        (lambda loader: make_loader(64, batch_size=8, shuffle=False), "float32[8, 8] in your loop, float32[16, 8] in the trainer"),
+    ],
+)
+def test_other_batches_are_described(read: Callable[[Any], Any], reason: str) -> None:
+    found = check_port(trainer_of(), lambda model, loader: plain(model, read(loader)), 1, make_loader(64, shuffle=False))
+    assert (found.step, found.what, found.reason) == (1, "batch", reason)
+
+
+class _Lit(L.LightningModule):
+    def __init__(self, net: nn.Module, lr: float) -> None:
+        super().__init__()
+        self.net, self.lr = net, lr
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return mse_loss(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=self.lr)
+
+
+def fit(model: nn.Module, loader: Any, record: Any, lr: float = LR, **options: Any) -> None:
+    silent = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    L.Trainer(max_epochs=3, accelerator="cpu", callbacks=[record], **silent, **options).fit(_Lit(model, lr), loader)
+
+
+@pytest.mark.filterwarnings("ignore:.*num_workers", "ignore:.*log_every_n_steps")
+def test_loop_of_a_lightning_trainer() -> None:
+    trainer = make_trainer(Accumulates, device="cpu", model=make_net(), accumulate=2)
+    assert (
+        repr(check_port(trainer, partial(fit, accumulate_grad_batches=2), 3, make_loader(64))) == "PortCheck(equal, bit for bit, 6 steps)"
+    )
+    found = check_port(trainer_of(), partial(fit, lr=0.5), 3, make_loader(64))
+    assert (found.step, found.what, found.reason) == (1, "rate", "lr is 0.5 in your loop, 0.01 in the trainer")
+
+
+def test_loop_that_updates_without_an_optimizer_records_after_each_update() -> None:
+    def by_hand(model: nn.Module, loader: Any, record: Any) -> None:
+        for _ in range(2):
+            for x, y in loader:
+                loss = mse_loss(model(x), y)
+                gradients = torch.autograd.grad(loss, list(model.parameters()))
+                with torch.no_grad():
+                    for parameter, gradient in zip(model.parameters(), gradients):
+                        parameter -= LR * gradient
+                record(loss)
+
+    assert check_port(trainer_of(optimizer=SGD()), by_hand, 2, make_loader(64), tolerance=1e-6)
+
+
+def test_tensors_of_any_kind_have_a_digest_that_differs_with_a_bit() -> None:
+    kinds = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex64]
+    values = [torch.tensor([0, 1, 1]).to(kind) for kind in kinds]
+    others = [torch.empty(0), torch.tensor(2.0), torch.eye(2).to_sparse(), torch.eye(3).T]
+    measured = _Measured()
+    measured.add(
+        [*values, *others, *(value.clone() for value in (*values, *others)), *(torch.tensor([1, 0, 1]).to(kind) for kind in kinds)]
+    )
+    found = measured.read()
+    assert found[:12] == found[12:24] and not any(one.bits == other.bits for one, other in zip(found[:8], found[24:]))
+
+
+def test_several_optimizers_are_compared_step_by_step() -> None:
+    halves = lambda model: [torch.optim.SGD(model[0].parameters(), 0.1), torch.optim.Adam(model[2].parameters(), LR)]  # noqa: E731
+
+    def loop(model: nn.Module, loader: Any, decay: float = 0.0) -> None:
+        optimizers = halves(model)
+        optimizers[1].param_groups[0]["weight_decay"] = decay
+        for x, y in loader:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            mse_loss(model(x), y).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    model = make_net()
+    trainer = make_trainer(device="cpu", model=model, optimizer=halves(model))
+    assert check_port(trainer, loop, 1, make_loader(64)).steps == 8
+    found = check_port(trainer, partial(loop, decay=0.1), 1, make_loader(64))
+    assert (found.step, found.what, found.layer) == (2, "optimizer", "2 (Linear)")
+
+
+def test_check_stops_after_so_many_steps_and_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    trainer = make_trainer(device="cpu", model=make_net(norm=True), save_path=tmp_path, seed=3)
+    loader, modes = make_loader(64, own_generator=True), [part.training for part in trainer.model.modules()]
+    before, random_before, order = deepcopy(trainer.model), random_state(), loader.generator.get_state()  # type: ignore[union-attr]
+    found = check_port(trainer, plain, 1000, loader, steps=7)
+    assert repr(found) == "PortCheck(equal, bit for bit, 7 steps)"
+    assert (
+        same_weights(trainer.model, before) and not trainer.optimizer.state and modes == [part.training for part in trainer.model.modules()]
+    )
+    assert same_random(random_before, random_state()) and torch.equal(order, loader.generator.get_state())  # type: ignore[union-attr]
+    assert (trainer.counts.step, trainer.history.epochs, trainer.result) == (0, [], None) and not list(tmp_path.iterdir())
+    assert not trainer.model[0]._forward_hooks
+
+
+def of_another_model(model: nn.Module, loader: Any) -> None:
+    plain(make_net(), loader)
+
+
+@pytest.mark.parametrize(
+    ("loop", "what"),
+    [
+        (of_another_model, "The loop has not updated the model that it got."),
+        (lambda model, loader, optimizer: None, "The loop needs optimizer: check_port calls it as loop(model, loader)"),
+        (lambda: None, "The loop takes no model and loader"),
+    ],
+)
+def test_loop_that_can_not_be_compared_is_refused(loop: Any, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_port(trainer_of(), loop, 1, make_loader(64))
+    assert str(caught.value).startswith(what)
+
+
+def test_trainer_that_has_trained_and_loader_that_is_read_once_are_refused() -> None:
+    trainer = trainer_of()
+    with pytest.raises(ConfigError, match="single loader that can be read twice"):
+        check_port(trainer, plain, 1, iter(make_loader()))
+    trainer.run(1, make_loader())
+    with pytest.raises(ConfigError, match="has trained already"):
+        check_port(trainer, plain, 1, make_loader())
