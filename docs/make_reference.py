@@ -66,6 +66,7 @@ TASKS = {  # the members of Trainer by what one wants, each on a page
         "Counts, logs and metrics",
         (
             "history", "current_epoch", "current_step", "counts", "progress_checker", "log_train", "log_test", "train_metrics",
+            "runs", "save_metrics",
             "test_metrics", "loss_history_train", "loss_history_test", "get_loss_history", "loader_name",
         ),
     ),

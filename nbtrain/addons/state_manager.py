@@ -236,12 +236,36 @@ class StateManagerAddon(AddOnBase):
     ) -> Path:
         """Take over a run of another system, as far as its files have it; the next `run` continues it. Returns its new run folder.
 
-        `path`: a checkpoint, or the folder of one, of Lightning, Hugging Face's Trainer, accelerate, zae-engine, OmniGenBench, tlama-core,
-        nnScaler (merged), or a dict that a script has saved. Weights, optimizer, schedule, counts, history, best and random numbers are
-        restored; it prints what was taken, and what was lost and why. `trust`: unpickle the Python objects in the files, which may run any
-        code. `key`, `rename`: as in `apply_weights`. `epoch`: how many epochs it had finished, if its files don't say.
+        Weights, optimizer, schedule, counts, history, best and random numbers are restored; it prints what was taken, and what was lost and
+        why.
 
-        Raises CheckpointError, and changes nothing, if the weights don't fit the model, or, with `strict`, the optimizer doesn't fit.
+        Args:
+            path: A checkpoint, or the folder of one, of Lightning, Hugging Face's Trainer, accelerate, zae-engine, OmniGenBench,
+                tlama-core, nnScaler (merged), or a dict that a script has saved.
+            trust: Unpickle the Python objects in the files, which may run any code.
+            key: Where the weights are in the file, as in `apply_weights`.
+            rename: Parts of the names of weights and what replaces them, as in `apply_weights`.
+            epoch: How many epochs it had finished, if its files don't say.
+
+        Returns:
+            The new run folder.
+
+        Raises:
+            CheckpointError: the weights don't fit the model, or, with `strict`, the optimizer doesn't fit; nothing is changed then
+
+        Changes:
+            Restores the trainer, and writes a run folder in `save_path`.
+
+        Example:
+            >>> optimizer = SGD(net.parameters(), lr=0.1)
+            >>> saved = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 2}
+            >>> torch.save(saved, "old.pt")
+            >>> trainer = Line.add_on(StateManagerAddon)(net, "cpu", optimizer=optimizer, save_path="imported", log_bar=False)
+            >>> folder = trainer.import_run("old.pt", epoch=2)  # doctest: +ELLIPSIS
+            a script: old.pt → imported/run-001
+            ...
+            >>> trainer.current_epoch
+            2
         """
         refuse_while_on(trainer.control)
         found = read_runs(path, trust=trust, key=key, fitness=fitness_of(trainer.model), epoch=epoch)

@@ -138,14 +138,27 @@ def _read(folder: Path, name: str) -> RunEntry:
 class Runs(Sequence[RunEntry]):
     """Several runs, shown as one picture and one table; a line of the table opens to the record of its run.
 
-    It is a sequence: `runs[0]`, `runs[-3:]`, `[run for run in runs if ...]`.
+    It is a sequence: `runs[0]`, `runs[-3:]`, `[run for run in runs if ...]`. Each run has `name`, `status`, `best`, `settings`, `history`,
+    `note` and `tags`, which you may set, and `delete()`.
+
+    Args:
+        entries: The runs.
+
+    Example:
+        >>> trainer.run(2, loader, loader).status
+        'completed'
+        >>> found = trainer.runs[-1:]
+        >>> found[0].note = "first try"
+        >>> found.best.best["epoch"], len(found.df), found.save("runs.html").name
+        (2, 1, 'runs.html')
     """
 
     def __init__(self, entries: Iterable[RunEntry]) -> None:
         self.entries = list(entries)
 
     @property
-    def cards(self) -> list[RunCard]:
+    def _cards(self) -> list[RunCard]:
+        """What each run is compared by."""
         return [entry.card for entry in self.entries]
 
     @overload
@@ -164,15 +177,19 @@ class Runs(Sequence[RunEntry]):
     @property
     def best(self) -> RunEntry | None:
         """The best of the runs; None if none has a value, or if they are compared by different metrics."""
-        best = best_of(self.cards)
+        best = best_of(self._cards)
         return next((entry for entry in self.entries if entry.card is best), None)
 
     @property
     def df(self) -> DataFrame:
-        """The table as a pandas DataFrame: a row for each run, with all settings that differ. Raises ImportError without pandas."""
+        """The table as a pandas DataFrame: a row for each run, with all settings that differ.
+
+        Raises:
+            ImportError: pandas is not installed
+        """
         import pandas
 
-        names = varying(self.cards)
+        names = varying(self._cards)
         rows = []
         for entry in self.entries:
             best = entry.best if entry.best is not None else {}
@@ -191,9 +208,21 @@ class Runs(Sequence[RunEntry]):
     def save(self, path: str | Path) -> Path:
         """Write one HTML file: the curves, the table, the record of each run, and how its source and settings differ from the first run's.
 
-        It needs no other host, and equal runs give equal files. Raises ConfigError if the file can't be written.
+        It needs no other host, and equal runs give equal files.
+
+        Args:
+            path: The file, such as "runs.html".
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            ConfigError: the file can't be written
+
+        Changes:
+            Writes the file; an existing one is replaced.
         """
-        page = _PAGE.format(body=runs_html(self.cards, "nbtrain-runs", self._differences()))
+        page = _PAGE.format(body=runs_html(self._cards, "nbtrain-runs", self._differences()))
         try:
             Path(path).write_text(page, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
@@ -215,12 +244,12 @@ class Runs(Sequence[RunEntry]):
         return found
 
     def __repr__(self) -> str:
-        return runs_text(self.cards) if self.entries else "Runs(none)"
+        return runs_text(self._cards) if self.entries else "Runs(none)"
 
     def _repr_html_(self) -> str:
         if not self.entries:
             return "<em>Runs: none so far</em>"
-        return runs_html(self.cards, f"nbtrain-{id(self):x}")
+        return runs_html(self._cards, f"nbtrain-{id(self):x}")
 
 
 _PAGE = """<!DOCTYPE html>
@@ -285,10 +314,27 @@ def session_runs(title: str | None = None) -> Runs:
 
 @checked
 def runs(path: str | Path | None = None) -> Runs:
-    """List runs: those of this session, or those recorded in the folder `path`, such as a `save_path` or the output of `nbtrain sweep`.
+    """List runs: those of this session, or those recorded in a folder. In a notebook they are one picture and a table.
 
-    In a notebook they are one picture and a table. `runs(...).best` is the best of them, `.df` a DataFrame, and `.save("runs.html")` writes
-    a page to send to others. Raises ConfigError if `path` has no recorded run.
+    Args:
+        path: A `save_path`, a run folder, or the folder that `nbtrain sweep` has written. None: the runs of this session.
+
+    Returns:
+        Runs, the oldest first.
+
+    Raises:
+        ConfigError: `path` has no recorded run
+
+    Changes:
+        Nothing.
+
+    Example:
+        >>> for lr in (0.1, 0.01):
+        ...     line = nn.Linear(1, 1)
+        ...     _ = Line(line, "cpu", optimizer=SGD(line.parameters(), lr=lr), save_path="rates").run(2, loader, loader)
+        >>> found = runs("rates")
+        >>> [run.settings["lr"] for run in found], found.best.settings["lr"]
+        (['0.1', '0.01'], '0.1')
     """
     if path is None:
         return session_runs()

@@ -49,6 +49,10 @@ class PortCheck:
         layer: The first layer that differs, if it is not all of them, such as "fc (Linear)".
         reason: Why, as far as it can be seen.
         tolerance: The relative difference that counts as equal; 0 means bit for bit.
+
+    Example:
+        >>> bool(PortCheck(equal=True, steps=8))
+        True
     """
 
     equal: bool
@@ -214,10 +218,32 @@ def check_port(
             makes its own optimizer. An argument named `valid_loader` gets that loader, and one named `record` a function that takes the
             loss of each batch, `record(loss)`. The loop may be that of any trainer: call its `fit` or `train` on the model. For Lightning,
             `record` is also a callback.
+        n_epoch: The number of epochs of the trainer's run.
+        loader: The training data of both.
+        valid_loader: The validation data of both; None: there is no validation.
         steps: At most so many updates are compared.
+        seed: Of the random numbers, set before each of both.
         tolerance: A relative difference that counts as equal; 0 means bit for bit.
 
-    Raises ConfigError if the trainer has trained, if the loader can't be read twice, or if the loop has not updated its model.
+    Returns:
+        A PortCheck.
+
+    Raises:
+        ConfigError: the trainer has trained, the loader can't be read twice, or the loop has not updated its model
+
+    Changes:
+        Nothing.
+
+    Example:
+        >>> def old_loop(model, loader):
+        ...     optimizer = SGD(model.parameters(), lr=0.1)
+        ...     for x, y in loader:
+        ...         loss = mse_loss(model(x), y)
+        ...         optimizer.zero_grad()
+        ...         loss.backward()
+        ...         optimizer.step()
+        >>> check_port(trainer, old_loop, 1, loader)
+        PortCheck(equal, bit for bit, 4 steps)
     """
     _check(trainer, n_epoch, loader, valid_loader)
     _named_arguments(loop)

@@ -1182,7 +1182,12 @@ class Trainer(TrainerBase):
 
     @property
     def runs(self) -> Runs:
-        """The runs in this trainer's `save_path`; without one, those of its class in this session. `nbtrain.runs()` lists all of both."""
+        """The runs in this trainer's `save_path`; without one, those of its class in this session.
+
+        Example:
+            >>> trainer.run(1, loader).status, len(trainer.runs) > 0
+            ('completed', True)
+        """
         return runs(self.made_in / self.save_path) if self.save_path is not None else session_runs(self.title)
 
     @property
@@ -1280,10 +1285,27 @@ class Trainer(TrainerBase):
 
     @checked
     def save_metrics(self, split: str, metrics: Mapping[str, Any] | None = None) -> Path:
-        """Write `metrics` to `<split>_results.json` in the run folder. Returns its path.
+        """Write metrics to `<split>_results.json` in the run folder.
 
-        The default is the metrics of the newest epoch for "train" and "eval", and of the newest test for "test". An existing file is
-        replaced. Raises ConfigError if there is no run folder, if there are no metrics, or if `split` can't be part of a file name.
+        Args:
+            split: "train", "eval" or "test", or another name for the file.
+            metrics: The metrics to write. None: those of the newest epoch for "train" and "eval", of the newest test for "test".
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            ConfigError: there is no run folder, there are no metrics, or `split` can't be part of a file name
+
+        Changes:
+            Writes the file; an existing one is replaced.
+
+        Example:
+            >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
+            >>> trainer.run(1, loader, loader).status
+            'completed'
+            >>> trainer.save_metrics("eval").name
+            'eval_results.json'
         """
         return save_metrics(self, split, metrics)
 
