@@ -22,8 +22,8 @@ from nbtrain.errors import NbtrainError
 from nbtrain.events import Event
 from nbtrain.history.follow import follow
 from nbtrain.history.provenance import diff, show
-from nbtrain.history.runs import Runs, runs
 from nbtrain.history.run_folder import read_events, read_history
+from nbtrain.history.runs import Runs, runs
 from nbtrain.views import html, text
 from nbtrain.views.terminal import LogView, TerminalView
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import math
 import re
-from typing import Any
 
 import pytest
 from drawn import Drawing
