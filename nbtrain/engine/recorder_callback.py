@@ -66,10 +66,14 @@ class RecorderCallback(PassCallback):
         if not getattr(pl_module, "leaves_out", False):
             state.meters["train"].place(step if step > state.counts.step else step + 1)  # a batch of an open window belongs to the next
         state.counts.step = step
-        recorder.lr = _rate(self._optimizer)
-        if self._several:
-            recorder.lrs = {name: _rate(optimizer) for name, optimizer in self._several.items()}
+        self.read_rates()
         self._count(pl_module)
+
+    def read_rates(self) -> None:
+        """Read the learning rates, behind the schedules that a batch steps: also where an epoch is known to be over only later."""
+        self.recorder.lr = _rate(self._optimizer)
+        if self._several:
+            self.recorder.lrs = {name: _rate(optimizer) for name, optimizer in self._several.items()}
 
     def on_validation_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not is_sanity_check(pl_trainer):

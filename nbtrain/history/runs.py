@@ -287,7 +287,7 @@ class TestedCard:
             self.card.tests = Row(event.data["row"]).metrics
 
 
-_session: deque[RunEntry] = deque(maxlen=1000)  # the training runs of this process, oldest first
+_session: deque[RunEntry] = deque(maxlen=200)  # the training runs of this process, oldest first
 
 
 def keep_entry(entry: RunEntry) -> None:

@@ -30,6 +30,7 @@ from .lean_pass import LeanPass, explain_full_memory, find_pass, is_own, pass_so
 from .lean_update import LeanUpdate, WholeStep
 from ..engine.recorder import DataWait
 from ..engine.pass_module import Round
+from ..engine.recorder_callback import RecorderCallback
 from ..engine.step_module import StepModule
 from ..engine.step_output import NoUpdate
 from ..optim.param_groups import scale_gradients
@@ -270,6 +271,8 @@ class LeanEpochLoop(_TrainingEpochLoop):
             self._batches_that_stepped += 1
             self._update_learning_rates("step", update_plateau_schedulers=False)
         self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        for recorder in callbacks_of(pl_trainer, RecorderCallback):
+            recorder.read_rates()
         if isinstance(module, StepModule):
             vars(module)["_current_fx_name"] = "on_train_batch_end"  # in which it ends otherwise
             module.end_train_pass()

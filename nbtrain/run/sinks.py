@@ -19,7 +19,7 @@ from ..history.ghost import ghost_of, run_before
 from ..history.history import short_path
 from ..history.run_folder import RunFolder, run_events
 from ..history.run_lock import RunLock
-from ..history.runs import KeptCard, RunEntry, TestedCard, keep_entry
+from ..history.runs import KeptCard, RunEntry, TestedCard, keep_entry, session_runs
 from ..views.curve import Ghost
 from ..views.epoch_slider import Travel
 from ..views.notebook import Controls, NotebookView, in_kernel, open_view
@@ -115,8 +115,7 @@ class RunSinks:
         trainer = self.trainer
         if trainer.mode == "test":
             return trainer.card
-        name = trainer.run_dir.name if trainer.run_dir is not None else trainer.title
-        return RunCard(f"{name} {trainer.train_state.run + 1}", settings=self.settings())
+        return RunCard(f"{trainer.title} {len(session_runs(trainer.title)) + 1}", settings=self.settings())
 
     def _of_card(self) -> list[EventSink]:
         """The sinks that keep the card of the run. A training run is added to the runs of this session."""
@@ -125,7 +124,7 @@ class RunSinks:
             return [TestedCard(trainer.card)] if trainer.card is not None else []
         card = self._card or self._new_card()
         assert card is not None
-        trainer.card = card
+        trainer.card, card.name = card, trainer.run_dir.name if trainer.run_dir is not None else card.name
         keep_entry(RunEntry(card, trainer.run_dir))
         if isinstance(view, (NotebookView, TerminalView, LogView)):
             card.board = view.board

@@ -31,8 +31,6 @@ class FoldingView(Protocol):
     """A view that can be folded after its run: it gives up its output, whose name it returns."""
 
     board: Board
-    card: RunCard | None
-    is_folded: bool
 
     def fold(self) -> str: ...
 
@@ -47,22 +45,19 @@ class CellRuns:
         self.cell, self.every_s = cell, every_s
         self.name = f"nbtrain-{os.urandom(4).hex()}"
         self.is_over = False  # the cell
-        self._views: list[FoldingView] = []
+        self.cards: list[RunCard] = []  # of the runs, in the order in which they began
+        self._views: list[FoldingView] = []  # those that are not folded: a view holds its trainer, which is to be freed
         self._output = ""  # the name of the output that shows them
         self._left: list[str] = []  # the outputs that are empty now
         self._sent_s = float("-inf")
         self._lock = threading.RLock()  # before that of a view
 
-    @property
-    def cards(self) -> list[RunCard]:
-        """The runs, in the order in which they began. An evaluation has the card of the run before it."""
-        cards = {id(view.card): view.card for view in self._views if view.card is not None}
-        return list(cards.values())
-
-    def add(self, view: FoldingView) -> None:
-        """A run begins in this cell, and `view` is about to show it."""
+    def add(self, view: FoldingView, card: RunCard) -> None:
+        """A run begins in this cell, and `view` is about to show it. An evaluation has the card of the run before it."""
         with self._lock:
             self._views.append(view)
+            if not any(card is other for other in self.cards):
+                self.cards.append(card)
             self.fold()
 
     def fold(self, *, at_once: bool = False) -> None:
@@ -70,23 +65,22 @@ class CellRuns:
         with self._lock:
             if len(self.cards) < 2:
                 return
-            for view in self._views:
-                if not view.board.is_on and not view.is_folded:
-                    self._fold(view)
+            for view in [view for view in self._views if not view.board.is_on]:
+                self._fold(view)
             if at_once or time.monotonic() - self._sent_s >= self.every_s:
                 self._send()
 
     def _fold(self, view: FoldingView) -> None:
         """The first view gives its output to the picture, and the others leave theirs empty."""
         name = view.fold()
+        self._views.remove(view)
         if self._output:
             self._left.append(name)
             show_output(_NOTHING, name, update=True)
         self._output = self._output or name
 
     def _send(self) -> None:
-        cards = self.cards
-        bundle = {"text/html": runs_html(cards, self.name), "text/plain": runs_text(cards)}
+        bundle = {"text/html": runs_html(self.cards, self.name), "text/plain": runs_text(self.cards)}
         show_output(bundle, self._output or self.name, update=bool(self._output))
         self._output, self._sent_s = self._output or self.name, time.monotonic()
 
@@ -101,7 +95,10 @@ class CellRuns:
         """The cell has ended."""
         self.is_over = True
         ipython_shell().events.unregister("post_run_cell", self.end)
-        self.fold(at_once=True)
+        if len(self.cards) > 1:
+            self.fold(at_once=True)
+        else:
+            self._views.clear()
 
     def ended(self) -> None:
         """A run has ended. While the cell is executed, its view stays until another run begins."""

@@ -295,7 +295,7 @@ class NotebookView:
     def update(self, event: Event) -> None:
         if event.kind == "start" and self.card is not None and self._runs is None:
             self._runs = runs_of_cell()
-            self._runs.add(self)
+            self._runs.add(self, self.card)
         with self._lock:
             is_shown = text.already_shown(event, self.board)
             self.board.update(event)
@@ -377,7 +377,7 @@ class NotebookView:
         """Give up the output to the picture of several runs; returns its name. `show` shows the record again."""
         with self._lock:
             self.is_folded = True
-            live, self._live = self._live, None
+            live, self._live, self.controls = self._live, None, None
             if live is not None:
                 live.fold()
             return self._record.name

@@ -29,7 +29,9 @@ def fit(lr):
 N_WIDGETS = "len(ipywidgets.widgets.widget._instances)"
 CELLS = {
     "one": "one = fit(0.1)\none.run(2, loader, loader)\nn_widgets = " + N_WIDGETS,
-    "loop": "for lr in (0.1, 0.01, 0.001):\n    trainer = fit(lr)\n    trainer.run(2, loader, loader)\n    trainer.evaluate(loader)",
+    "loop": "import weakref\nmade = []\nfor lr in (0.1, 0.01, 0.001):\n    trainer = fit(lr)\n    made.append(weakref.ref(trainer))\n    "
+    "trainer.run(2, loader, loader)\n    trainer.evaluate(loader)",
+    "alive": "import gc\ngc.collect()\nprint(sum(ref() is not None for ref in made))",
     "widgets": f"print({N_WIDGETS} - n_widgets)",
     "again": "trainer.show()",
     "fails": "BREAKS = 0.01\nfor lr in (0.1, 0.01):\n    fit(lr).run(2, loader, loader)",
@@ -65,6 +67,10 @@ def test_runs_of_a_loop_are_one_output_with_a_line_each(outputs: dict[str, Any])
 
 def test_their_widgets_are_closed(outputs: dict[str, Any], printed: Callable[[str], str]) -> None:
     assert int(printed("widgets")) <= 0
+
+
+def test_their_trainers_are_freed(outputs: dict[str, Any], printed: Callable[[str], str]) -> None:
+    assert printed("alive") == "1\n"  # the last one, which the cell has named
 
 
 def test_a_folded_run_can_be_shown_again(outputs: dict[str, Any]) -> None:

@@ -59,7 +59,7 @@ def test_runs_of_this_session_need_no_folder_and_an_evaluation_is_a_column() -> 
         "test_loss"
     ]
     assert [run.best["val_loss"] for run in found] == [trainer.history.best["val_loss"] for trainer in trainers]
-    assert [run.name for run in nbtrain.runs()][-2:] == ["Session 1", "Session 1"]
+    assert [run.name for run in nbtrain.runs()][-2:] == ["Session 1", "Session 2"]
     with pytest.raises(ConfigError, match="no run folder"):
         found[0].history
 
