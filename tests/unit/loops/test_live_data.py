@@ -482,7 +482,7 @@ def test_a_validation_within_an_epoch_counts_batches(options: dict[str, Any], ex
 @BOTH
 def test_the_row_of_an_epoch_has_the_rate_behind_its_schedule_also_where_its_end_is_known_late(lean: bool) -> None:
     def rates(says: int) -> list[float]:
-        trainer = make_trainer(scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
+        trainer = make_trainer(scheduler=lambda optimizer, plan: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
         trainer.lean_loops = lean
         trainer.run(3, DataLoader(Stream(says, 3), batch_size=None))
         return [row["lr"] for row in trainer.history.epochs]
