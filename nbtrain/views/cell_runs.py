@@ -46,7 +46,7 @@ class CellRuns:
         self.name = f"nbtrain-{os.urandom(4).hex()}"
         self.is_over = False  # the cell
         self.cards: list[RunCard] = []  # of the runs, in the order in which they began
-        self._views: list[FoldingView] = []  # those that are not folded: a view holds its trainer, which is to be freed
+        self._views: list[FoldingView] = []  # those that are not folded: a view holds its trainer, which must be freed
         self._output = ""  # the name of the output that shows them
         self._left: list[str] = []  # the outputs that are empty now
         self._sent_s = float("-inf")
