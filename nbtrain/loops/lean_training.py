@@ -271,8 +271,9 @@ class LeanEpochLoop(_TrainingEpochLoop):
             self._batches_that_stepped += 1
             self._update_learning_rates("step", update_plateau_schedulers=False)
         self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
-        for recorder in callbacks_of(pl_trainer, RecorderCallback):
-            recorder.read_rates()
+        if pl_trainer.lr_scheduler_configs:  # it reads the rates behind these schedules, as it does where the end is known
+            for recorder in callbacks_of(pl_trainer, RecorderCallback):
+                recorder.read_rates()
         if isinstance(module, StepModule):
             vars(module)["_current_fx_name"] = "on_train_batch_end"  # in which it ends otherwise
             module.end_train_pass()

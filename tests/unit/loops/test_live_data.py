@@ -479,12 +479,32 @@ def test_a_validation_within_an_epoch_counts_batches(options: dict[str, Any], ex
     assert seen == expected
 
 
+class Halves(L.LightningModule):
+    """Halves its rate after each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = make_model()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return mse_loss(self.model(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)}
+
+
 @BOTH
-def test_the_row_of_an_epoch_has_the_rate_behind_its_schedule_also_where_its_end_is_known_late(lean: bool) -> None:
-    def rates(says: int) -> list[float]:
-        trainer = make_trainer(scheduler=lambda optimizer, plan: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
+@pytest.mark.parametrize("who", ["Trainer", "LightningModule"])
+def test_the_row_of_an_epoch_has_the_same_rate_where_its_end_is_known_late(who: str, lean: bool) -> None:
+    def rates(loader: Any) -> list[float]:
+        if who == "LightningModule":
+            trainer: Any = Trainer.from_lightning(Halves(), device="cpu", log_bar=False)
+        else:
+            trainer = make_trainer(scheduler=lambda optimizer, plan: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
         trainer.lean_loops = lean
-        trainer.run(3, DataLoader(Stream(says, 3), batch_size=None))
+        trainer.run(3, loader)
         return [row["lr"] for row in trainer.history.epochs]
 
-    assert rates(9) == rates(3) and len(set(rates(3))) == 3
+    known = rates([(torch.randn(4, 8), torch.randn(4, 1))] * 3)
+    assert rates(DataLoader(Stream(9, 3), batch_size=None)) == known and len(set(known)) == 3
