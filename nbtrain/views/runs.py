@@ -9,6 +9,7 @@ import math
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from html import escape
 from statistics import mean, stdev
 from typing import Any
@@ -17,6 +18,7 @@ from .axes import axis_of, count_ticks, is_drawn, short
 from .html import record_html
 from .svg import Area, dots, drawing, fitting, label, path, picture, spread, text_width, value_axis
 from ..best import best_row
+from ..events import MonitorMode
 from .text import ICONS, Board, Row, format_time, format_value, visible
 
 # %% auto #0
@@ -37,6 +39,42 @@ __all__ = [
 
 
 # %% ../../nbs/views/runs.ipynb #d584d688
+@dataclass(frozen=True)
+class _Measured:
+    """What a run is compared by: a metric, the rows that have it, and the best of them."""
+
+    metric: str
+    mode: MonitorMode
+    rows: list[Row]
+
+    @staticmethod
+    def on(board: Board) -> _Measured:
+        """The monitor of the run, or the training loss if that was not measured.
+
+        The rows are validations if they have it, else epochs; after a change of the steps, those behind it.
+        """
+        metric, mode = board.header.get("monitor", "val_loss"), board.header.get("monitor_mode", "min")
+        if (board.epochs or board.validations) and not any(metric in row for row in (*board.epochs, *board.validations)):
+            metric, mode = "train_loss", "min"
+        has_validations, restarts = any(metric in row for row in board.validations), board.growing.restarts
+        rows = board.validations if has_validations else board.epochs
+        rows = [row for row in rows if isinstance(row.get(metric), (int, float)) and restarts.counts(row, is_epoch=not has_validations)]
+        return _Measured(metric, mode, rows)
+
+    @cached_property
+    def best(self) -> Row | None:
+        """The row with the best value. The board's own answer grows in the thread of the run."""
+        return best_row(self.rows, self.metric, self.mode)
+
+    @cached_property
+    def points(self) -> list[tuple[float, float]]:
+        """The metric by epoch; a validation inside an epoch has a part of one."""
+        epochs = [row.get("epoch", 0) for row in self.rows]
+        if len(set(epochs)) < len(epochs):
+            epochs = [epochs[-1] * row["step"] / max(1, self.rows[-1]["step"]) for row in self.rows]
+        return [(epoch, row[self.metric]) for epoch, row in zip(epochs, self.rows)]
+
+
 @dataclass
 class RunCard:
     """What is known of a run beside others. `settings`: what may differ between runs, by name, as text."""
@@ -47,31 +85,33 @@ class RunCard:
     tests: dict[str, float] = field(default_factory=dict)  # the metrics of its newest evaluation
     note: str = ""
     tags: tuple[str, ...] = ()
+    _known: tuple[Any, _Measured] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def _measured(self) -> _Measured:
+        """What was measured so far, found once for each new row: a table of 200 runs reads it often."""
+        board = self.board
+        header = [board.header.get(name) for name in ("monitor", "monitor_mode")]
+        newest = [(len(rows), id(rows[-1]) if rows else 0) for rows in (board.epochs, board.validations)]
+        now = header, newest, len(board.growing.restarts.places), id(board)
+        if self._known is None or self._known[0] != now:
+            self._known = now, _Measured.on(board)
+        return self._known[1]
 
     @property
     def metric(self) -> str:
         """The metric that it is compared by: its monitor, or the training loss if that was not measured."""
-        monitor, board = self.board.header.get("monitor", "val_loss"), self.board
-        rows = [*board.epochs, *board.validations]
-        return monitor if not rows or any(monitor in row for row in rows) else "train_loss"
+        return self._measured.metric
 
     @property
-    def rows(self) -> list[Row]:
-        """The rows with a value of `metric`: validations if they have it, else epochs; after a change of the steps, those behind it."""
-        board, metric, restarts = self.board, self.metric, self.board.growing.restarts
-        has_validations = any(metric in row for row in board.validations)
-        rows = [row for row in (board.validations if has_validations else board.epochs) if isinstance(row.get(metric), (int, float))]
-        return [row for row in rows if restarts.counts(row, is_epoch=not has_validations)]
+    def mode(self) -> MonitorMode:
+        """Whether lower ("min") or higher ("max") values of `metric` are better."""
+        return self._measured.mode
 
     @property
     def best(self) -> Row | None:
-        """The row with the best value of `metric`; None before the first. The board's own answer grows in the thread of the run."""
-        return best_row(self.rows, self.metric, self.mode)
-
-    @property
-    def mode(self) -> Any:
-        """Whether lower ("min") or higher ("max") values of `metric` are better."""
-        return self.board.header.get("monitor_mode", "min") if self.metric != "train_loss" else "min"
+        """The row with the best value of `metric`; None before the first."""
+        return self._measured.best
 
     @property
     def value(self) -> float:
@@ -81,11 +121,7 @@ class RunCard:
     @property
     def points(self) -> list[tuple[float, float]]:
         """`metric` by epoch; a validation inside an epoch has a part of one."""
-        rows = self.rows
-        epochs = [row.get("epoch", 0) for row in rows]
-        if len(set(epochs)) < len(rows):
-            epochs = [epochs[-1] * row["step"] / max(1, rows[-1]["step"]) for row in rows]
-        return [(epoch, row[self.metric]) for epoch, row in zip(epochs, rows)]
+        return self._measured.points
 
 
 # %% ../../nbs/views/runs.ipynb #688d053c
