@@ -295,12 +295,16 @@ def _neptune_run(files: Files, name: str, rows: Sequence[Mapping[str, Any]]) -> 
 # %% ../../nbs/foreign/readers.ipynb #3c775810
 @dataclass(frozen=True)
 class Reader:
-    """How the runs of a system are read: `knows` says whether files are its, `files` in words what they are."""
+    """How the runs of a system are read: `knows` says whether files are its, `files` in words what they are.
+
+    `is_folder`: whether a run of it is a folder of its own.
+    """
 
     system: str
     files: str
     knows: Callable[[Files], bool]
     read: Callable[[Files, Choose], ForeignRun | list[ForeignRun]]
+    is_folder: bool = False
 
 
 def _has(*patterns: str) -> Callable[[Files], bool]:
@@ -316,10 +320,10 @@ def _is_of_tlama(files: Files) -> bool:
 
 
 READERS = (
-    Reader("Hugging Face Trainer", "`checkpoint-N/` with `trainer_state.json`", _has("trainer_state.json"), _hf_trainer),
-    Reader("zae-engine", "`model.ckpt` or `model.safetensor`, `optimizer.zae`, `scheduler.zae`", _has("*.zae"), _zae),
-    Reader("accelerate", "the folder of `save_state`", _has("random_states_*.pkl"), _accelerate),
-    Reader("OmniGenBench", "the folder of `save_model`", _has("metadata.json"), _omnigenbench),
+    Reader("Hugging Face Trainer", "`checkpoint-N/` with `trainer_state.json`", _has("trainer_state.json"), _hf_trainer, is_folder=True),
+    Reader("zae-engine", "`model.ckpt` or `model.safetensor`, `optimizer.zae`, `scheduler.zae`", _has("*.zae"), _zae, is_folder=True),
+    Reader("accelerate", "the folder of `save_state`", _has("random_states_*.pkl"), _accelerate, is_folder=True),
+    Reader("OmniGenBench", "the folder of `save_model`", _has("metadata.json"), _omnigenbench, is_folder=True),
     Reader("Neptune", "CSV or parquet", lambda files: any(name.endswith((".csv", ".parquet")) for name in files.names), _neptune),
     Reader("Lightning", "`.ckpt`, and `metrics.csv` of a CSVLogger beside", _keys("pytorch-lightning_version"), _lightning),
     Reader("nnScaler", "a merged checkpoint", _keys("model", "train_status"), partial(_plain, system="nnScaler")),
@@ -331,7 +335,7 @@ READERS = (
 # %% ../../nbs/foreign/readers.ipynb #f41644f2
 def _newest(path: Path) -> Path:
     """The newest checkpoint in the output folder of Hugging Face's Trainer or of Lightning; else the path itself."""
-    if not path.is_dir() or any(reader.knows(Files(path)) for reader in READERS[:4]):  # those of folders
+    if not path.is_dir() or any(reader.is_folder and reader.knows(Files(path)) for reader in READERS):
         return path
     numbered = [(int(n[1]), file) for file in path.iterdir() if (n := re.search(r"(?:^checkpoint-|step[=_])(\d+)", file.name))]
     last = [file for file in (path / "last.ckpt", path / "checkpoints") if file.exists()]

@@ -5,13 +5,13 @@
 # %% ../../nbs/optim/schedulers.ipynb #fb734fe7
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from weakref import ref
 
@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
 
 from ..annotations import checked
-from ..errors import ConfigError
+from ..errors import ConfigError, add_note
 from ..events import Plan
 from ..rng import keep_random
 from ..views.plots import blank
@@ -83,10 +83,24 @@ def _needed_by_step(scheduler: Any) -> str:
     return list(inspect.signature(step).parameters)[given]
 
 
+def _call_of_class(scheduler: Any) -> str:
+    """The call that makes a schedule of a class of torch's, or of a partial of one; an empty string for anything else."""
+    part = scheduler if isinstance(scheduler, functools.partial) else functools.partial(scheduler) if callable(scheduler) else None
+    if part is None or not isinstance(part.func, type) or not issubclass(part.func, (LRScheduler, ReduceLROnPlateau)):
+        return ""
+    options = [*map(repr, part.args), *(f"{name}={value!r}" for name, value in part.keywords.items())]
+    return f"{part.func.__name__}({', '.join(['optimizer', *(options or ['...'])])})"
+
+
 def stepping_remedy(scheduler: Any) -> str:
     """What to give instead of a name, or how to wrap a scheduler whose `step` needs arguments, such as timm's; else an empty string."""
     if isinstance(scheduler, str):
         return "Give a factory: scheduler=lambda optimizer, plan: OneCycleLR(optimizer, 3e-3, total_steps=plan.total_steps)."
+    if call := _call_of_class(scheduler):
+        return (
+            f"Give scheduler={call}, which steps after each epoch; or a factory, scheduler=lambda optimizer, plan: {call}, "
+            "which steps after each update."
+        )
     if not (needed := _needed_by_step(scheduler)):
         return ""
     if is_counted(scheduler):
@@ -176,7 +190,11 @@ class FunctionSchedule:
         self._set()
 
     def _set(self) -> None:
-        lr = self.function(self.update)
+        try:
+            lr = self.function(self.update)
+        except Exception as error:
+            add_note(error, "scheduler= with one argument is a function step -> lr; a factory takes two, (optimizer, plan).")
+            raise
         if not isinstance(lr, (int, float)):
             raise ConfigError(
                 f"scheduler({self.update}) returned {type(lr).__name__}, not a number.",
@@ -226,7 +244,7 @@ def mark_step(optimizer: Any) -> None:
     """Wrap the step of a copied optimizer as torch's schedulers do: a copy loses it, and their first step would warn."""
     step, weak = type(optimizer).step, ref(optimizer)
 
-    @wraps(step)
+    @functools.wraps(step)
     def marked(*args: Any, **options: Any) -> Any:
         return step(weak(), *args, **options)
 

@@ -241,7 +241,7 @@ class Session:
 
     Attributes:
         trainer: The trainer.
-        round: The current round, from 0.
+        round: The current round, from 0; after the session, how many rounds were completed.
         n_rounds: How many rounds there are; None without an end.
         state: What you keep from round to round, a dict. It is saved and restored as it is when a round begins.
         results: The results of the runs of this round so far.
@@ -279,6 +279,7 @@ class Session:
         self._random_after: dict[str, Any] = {}  # at the end of the newest run
         self._loader: Any = None  # of the newest run
         self._top = 0  # the highest number of a run
+        self._n_completed = 0  # rounds, when it was closed
 
     @property
     def _place(self) -> dict[str, Any]:
@@ -288,8 +289,8 @@ class Session:
 
     @property
     def round(self) -> int:
-        """The current round, from 0."""
-        return self._place["round"]
+        """The current round, from 0; after the session, how many rounds were completed."""
+        return self._place["round"] if self.trainer.open_session is self else self._n_completed
 
     @property
     def results(self) -> list[RunResult]:
@@ -461,7 +462,7 @@ class Session:
 
     def _close(self, status: Status, reason: str) -> None:
         """Record the end, and close the record."""
-        trainer = self.trainer
+        trainer, self._n_completed = self.trainer, self._place["round"]
         if self.sinks:
             trainer.sinks += [sink for sink in self.sinks if sink not in trainer.sinks]
             trainer.train_state.run = self._place["number"]

@@ -12,7 +12,7 @@ import torch
 from IPython.core.formatters import DisplayFormatter
 from lightning import Callback
 from samples import Regress, make_loader, make_trainer, make_valid
-from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 from nbtrain import StateManagerAddon
 from nbtrain.errors import ConfigError
@@ -218,6 +218,9 @@ def test_rate_that_is_a_tensor_stays_the_same_tensor() -> None:
 
 
 def test_function_that_returns_no_rate_is_told_what_it_should_be() -> None:
+    with pytest.raises(TypeError, match="int is not an Optimizer") as raised:
+        FunctionSchedule(make_optimizer(), lambda optimizer: StepLR(optimizer, 1))  # type: ignore[arg-type, return-value]
+    assert "a factory takes two, (optimizer, plan)" in raised.value.__notes__[0]
     with pytest.raises(ConfigError) as caught:
         FunctionSchedule(make_optimizer(), lambda step: None)  # type: ignore[arg-type, return-value]
     assert str(caught.value) == (

@@ -27,6 +27,7 @@ def train(trainer: Any, rounds: Any, epochs: int | None = None, *, n: int = 2, *
             seen.append(item)
             trainer.evaluate(make_valid())
             trainer.run(n, make_loader(), make_valid())
+    assert not isinstance(rounds, int) or session.round == rounds
     return seen
 
 

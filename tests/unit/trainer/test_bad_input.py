@@ -7,6 +7,7 @@ import logging
 import pickle
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -327,7 +328,12 @@ def test_own_step_of_an_object_is_one() -> None:
 
 SCHEDULES = {
     "no schedule": (3, "scheduler must be an LRScheduler, a ReduceLROnPlateau, a function, a list, a dict or None, got 3."),
-    "a class": (torch.optim.lr_scheduler.StepLR, "scheduler=<class 'torch.optim.lr_scheduler.StepLR'> is not a schedule."),
+    "a class": (torch.optim.lr_scheduler.StepLR, "type can't step in a run.\n  Give scheduler=StepLR(optimizer, ...), which steps after"),
+    "a partial": (
+        partial(torch.optim.lr_scheduler.StepLR, step_size=1),
+        "partial can't step in a run.\n  Give scheduler=StepLR(optimizer, step_size=1),",
+    ),
+    "another class": (Half, "scheduler=<class 'test_bad_input.Half'> is not a schedule."),
     "an optimizer": (lambda optimizer, plan: optimizer, "The scheduler factory returned Adam, which is an optimizer."),
     "nothing": (lambda optimizer, plan: None, "The scheduler factory returned NoneType, which has no step()."),
     "no number": (lambda step: "fast", "scheduler(0) returned str, not a number."),
