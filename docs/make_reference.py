@@ -59,7 +59,7 @@ TASKS = {  # the members of Trainer by what one wants, each on a page
     "session": ("Runs in a loop", ("session",)),
     "change": ("Pause and change a run", ("pause", "resume", "stop", "set", "use", "validate_now", "failure", "traceback", "free")),
     "evaluate": ("Evaluate and predict", ("evaluate", "validate", "predict", "inference", "show_results", "show_worst")),
-    "inspect": ("Inspect before training", ("check", "summary", "lr_find")),
+    "inspect": ("Inspect before training", ("check", "summary", "lr_find", "profile")),
     "travel": ("Go back in a run", ("rewind", "branch", "replay", "blame")),
     "weights": ("Weights and checkpoints", ("save_model", "apply_weights", "best_weights", "load_from_checkpoint", "merge_checkpoint")),
     "measured": (
@@ -444,8 +444,8 @@ def _helps(kind: type) -> dict[str, str]:
 
 # Made by nbtrain, not by you: their fields are attributes, and their constructors are not shown
 MADE_BY = {
-    "Event", "Gallery", "History", "Plan", "Progress", "RangeTest", "Replay", "Rewound", "RunHandle", "RunResult", "Sample", "Session",
-    "TrainerOptions",
+    "Event", "Gallery", "History", "Plan", "Profile", "Progress", "RangeTest", "Replay", "Rewound", "RunHandle", "RunResult", "Sample",
+    "Session", "TrainerOptions",
 }  # fmt: skip
 OWN_ARGUMENTS_ONLY = {"ModelTrainer", "MultiOptimizerTrainer"}  # the others are those of Trainer
 

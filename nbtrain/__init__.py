@@ -48,6 +48,7 @@ PUBLIC = {
     "PortCheck": "tools.port_check",
     "Progress": "events",
     "ProgressChecker": "base.progress_checker",
+    "Profile": "tools.step_profile",
     "RangeTest": "tools.lr_finder",
     "Replay": "travel.replay",
     "Rewound": "travel.rewind",
@@ -134,6 +135,7 @@ if TYPE_CHECKING:
     from nbtrain.errors import StepError as StepError
     from nbtrain.errors import WorkerError as WorkerError
     from nbtrain.tools.lr_finder import RangeTest as RangeTest
+    from nbtrain.tools.step_profile import Profile as Profile
     from nbtrain.tools.gallery import Gallery as Gallery
     from nbtrain.tools.gallery import Sample as Sample
     from nbtrain.addons.hf_callback import HFCallback as HFCallback

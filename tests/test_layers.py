@@ -106,7 +106,22 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "addons",
         "base",
     ),
-    "tools": ("rng", "views", "data", "optim", "engine", "loops", "loggers", "distributed", "state", "addons", "base", "run"),
+    "tools": (
+        "rng",
+        "resources",
+        "views",
+        "source",
+        "data",
+        "optim",
+        "engine",
+        "loops",
+        "loggers",
+        "distributed",
+        "state",
+        "addons",
+        "base",
+        "run",
+    ),
     "travel": ("rng", "views", "source", "objects", "history", "data", "engine", "state", "base", "run", "tools"),
 }
 ALLOWED["trainer"] = tuple(ALLOWED)

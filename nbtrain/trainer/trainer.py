@@ -77,6 +77,7 @@ from ..tools.direct_prediction import predict_directly
 from ..tools.evaluate import batches_of, collect, evaluate, run_batch, validate
 from ..tools.gallery import Draw, Gallery, first_samples, worst_samples
 from ..tools.lr_finder import RangeTest, find_lr, update_args
+from ..tools.step_profile import Profile, profile_steps
 from ..tools.summary import Summary, check_steps, summarize
 from ..tracebacks import boundary, free_last_error
 from .from_lightning import check_module, lightning_trainer
@@ -896,6 +897,35 @@ class Trainer(TrainerBase):
         clips = [addon for addon in self.active_addons if isinstance(addon, GradientClipAddon)]
         arguments["callbacks"] = [callback for addon in clips for callback in addon.callbacks(self)]
         return find_lr(self, loader, arguments, start, end, n_batches)
+
+    @checked
+    @with_newest
+    def profile(self, loader: Loaders, *, steps: PositiveInt = 20, trace: str | Path | None = None) -> Profile:
+        """Train a copy on `loader` for some steps, and say where their time goes: data, your step, backward pass, update, nbtrain.
+
+        It names the lines of your code that wait for a GPU, such as `loss.item()`. Where another loader may be faster, it is tried, and its
+        gain is measured. The copy needs the memory of a second model and optimizer.
+
+        Args:
+            loader: What to train on; it is read again if it is shorter.
+            steps: The number of updates that are timed; some more are made before and after.
+            trace: Where a trace of ten steps is written, a JSON file for ui.perfetto.dev; None: nowhere.
+
+        Returns:
+            A Profile, which shows itself as bars.
+
+        Raises:
+            ConfigError: the trainer is in mode "test", trains in several processes, or its run ends before
+
+        Changes:
+            Nothing.
+
+        Example:
+            >>> profile = trainer.profile(loader, steps=5)
+            >>> profile.n_steps, profile.step_s > 0, profile.parts.keys() >= {"data", "train_step", "backward", "update", "other"}
+            (5, True, True)
+        """
+        return profile_steps(self, loader, steps, trace)
 
     @checked
     @with_newest

@@ -21,6 +21,7 @@ MADE_BY_NBTRAIN = {
     "History",
     "Plan",
     "PortCheck",
+    "Profile",
     "Progress",
     "ProgressChecker",
     "RangeTest",
