@@ -12,6 +12,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -299,14 +300,16 @@ def _export(line: CommandLine) -> int:
 
 def _sweep(line: CommandLine) -> int:
     """run a grid, each point a separate run: nbtrain sweep -f run.yaml --optimizer.args.lr 1e-3,3e-4 --seed 0..4 --jobs 2 -o FOLDER"""
-    from nbtrain.jobs.sweep import compare_sweep, run_sweep
+    from nbtrain.history.runs import Runs, runs
+    from nbtrain.jobs.sweep import run_sweep
 
     folder, jobs = line.options.get("out", ["sweep"])[-1], _count(line, "jobs")
     if not line.options.get("file"):
         raise ConfigError("No configuration was given.", remedy="Give a file: -f run.yaml.")
     codes = run_sweep(line.options["file"], line.overrides, folder, jobs, trust="trust" in line.switches)
-    if table := compare_sweep(list(codes), folder):
-        print(f"\n{table}\n\nIn a notebook nbtrain.runs({folder!r}) shows them; nbtrain report {shlex.quote(folder)} writes a page.")
+    with suppress(ConfigError):  # none has recorded anything
+        print(f"\n{Runs(run for run in runs(folder) if run.name in codes)}\n")
+        print(f"In a notebook nbtrain.runs({folder!r}) shows them; nbtrain report {shlex.quote(folder)} writes a page.")
     return max(codes.values())
 
 

@@ -15,16 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from statistics import mean, stdev
 
 from ..config.overrides import Override
 from ..errors import ConfigError
 from ..history.run_files import inside, write_file
-from ..history.run_folder import load_run, run_folders
 from .trainer_args import TrainerArgs
 
 # %% auto #0
-__all__ = ["choices", "GridPoint", "grid", "run_sweep", "compare_sweep"]
+__all__ = ["choices", "GridPoint", "grid", "run_sweep"]
 
 # %% ../../nbs/jobs/sweep.ipynb #0d4cb11a
 _MAX_POINTS = 10_000
@@ -135,49 +133,3 @@ def run_sweep(
         return code
 
     return _run_points(points, jobs, start)
-
-
-# %% ../../nbs/jobs/sweep.ipynb #ffce4150
-@dataclass(frozen=True)
-class _Best:
-    """The best epoch of one run of a sweep."""
-
-    name: str
-    epoch: int
-    metrics: dict[str, float]
-    score: float  # lower is better
-
-    @property
-    def setting(self) -> str:
-        """The name without the seed."""
-        return ",".join(part for part in self.name.split(",") if not part.startswith("seed=")) or "all"
-
-
-def _best(name: str, folder: Path) -> _Best | None:
-    runs = list(run_folders(folder))
-    history = load_run(runs[0]) if runs else None
-    if history is None or history.best is None:
-        return None
-    monitor = history.monitor if history.monitor in history.best else "train_loss"
-    metrics = {key: value for key, value in history.best.metrics.items() if key in ("train_loss", "val_loss", monitor)}
-    sign = -1 if history.monitor_mode == "max" and monitor == history.monitor else 1
-    return _Best(name, history.best["epoch"], metrics, sign * history.best[monitor])
-
-
-def compare_sweep(names: Sequence[str], folder: str | Path) -> str:
-    """A table of the best epoch of each run, the best run first; runs without one are left out.
-
-    Below it are the means and standard deviations over runs that differ only in the seed.
-    """
-    found = sorted(filter(None, (_best(name, Path(folder) / name) for name in names)), key=lambda best: best.score)
-    width = max(map(len, names), default=0)
-    lines = [f"{b.name:<{width}}  epoch {b.epoch}  {'  '.join(f'{k} {v:.6g}' for k, v in b.metrics.items())}" for b in found]
-    settings: dict[str, list[_Best]] = {}
-    for best in found:
-        settings.setdefault(best.setting, []).append(best)
-    several = [group for group in settings.values() if len(group) > 1]
-    for group in sorted(several, key=lambda group: mean(best.score for best in group)):
-        columns = {key: [best.metrics[key] for best in group if key in best.metrics] for key in group[0].metrics}
-        spreads = [f"{key} {mean(values):.6g} ± {stdev(values):.2g}" for key, values in columns.items() if len(values) > 1]
-        lines.append(f"{group[0].setting:<{width}}  {len(group)} seeds  {'  '.join(spreads)}")
-    return "\n".join(lines)
