@@ -82,7 +82,7 @@ class Run:
         mode: Mode | None = None,
     ) -> None:
         self.trainer, self.n_epoch, self.loader, self.valid_loader = trainer, n_epoch, loader, valid_loader
-        self.operation = Operation(trainer, name, mode or trainer.mode)
+        self.operation = Operation(trainer, name, mode or trainer.mode, records=True)
         self.outcome = RunOutcome(trainer)
         self.sinks = RunSinks(trainer, travel, partial(settings_of, trainer, n_epoch, loader, valid_loader))
 
@@ -218,6 +218,7 @@ class Run:
                 state.first_epoch, state.phase = state.counts.epoch, state.phase + (trainer.mode == "train" and begins)
             about = header(trainer, self.arguments, self.loader, self.valid_loader)
             trainer.recorder.start(self._shown_goal, about, joins=joins)
+            self.sinks.show_earlier()
             correct_model(trainer)
             if state.run == 1:
                 advise(trainer, self.loader)
