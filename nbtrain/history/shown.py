@@ -64,14 +64,16 @@ def _as_batch(name: str, value: Any) -> tuple[Any, bool]:
         raise _refuse(
             name, what, "A number: return it from the step. A picture is " + _CHANNELS + "." if not shape else f"Give {_CHANNELS}."
         )
+    if 0 in shape:
+        raise _refuse(name, f"an array of shape {shape}, which is empty", "Give a picture that has pixels.")
     first, last = shape[-3] in (1, 3), shape[-1] in (1, 3, 4)
-    if first and last:
+    if first and shape[-1] in (1, 3):
         raise _refuse(name, f"an array of shape {shape}, whose channels may be first or last", "Give it as a PIL image, or as (H, W).")
     if not first and not last:
         pictures = "Grey pictures are (N, 1, H, W): x[:, None]." if len(shape) == 3 else f"Give {_CHANNELS}."
         four = " RGBA is x[:3], without its transparency." if shape[-3] == 4 else ""
         raise _refuse(name, f"an array of shape {shape}, where no dimension is that of 1 or 3 channels", pictures + four)
-    return (value if len(shape) == 4 else value[None]), last
+    return (value if len(shape) == 4 else value[None]), not first
 
 
 def _as_bytes(name: str, pixels: np.ndarray) -> np.ndarray:
@@ -95,8 +97,6 @@ def _as_bytes(name: str, pixels: np.ndarray) -> np.ndarray:
 def _cells(name: str, value: Any) -> tuple[list[np.ndarray], int]:
     """The pictures in an array, each (H, W, C) of uint8, at most 64, and how many it has."""
     batch, is_last = _as_batch(name, value)
-    if 0 in batch.shape:
-        raise _refuse(name, f"an array of shape {tuple(value.shape)}, which is empty", "Give a picture that has pixels.")
     pixels = _as_bytes(name, _on_host(batch[:_MAX_IMAGES]))
     return list(pixels if is_last else pixels.transpose(0, 2, 3, 1)), batch.shape[0]
 
@@ -284,7 +284,7 @@ def _picture(name: str, value: Any, caption: str | Sequence[str] | None) -> Show
     scale = 1 if is_figure else max(1, min(8, 96 // max(image.width for image in images))) if not captions else 1
     content = {
         "image": f"data:image/{kind};base64,{b64encode(small).decode()}",
-        "width": width // 2 if is_figure and grid.width == width else width * scale,
+        "width": grid.width // 2 if is_figure else width * scale,
         "scale": scale,
         "captions": list(captions),
         "n": len(images),
