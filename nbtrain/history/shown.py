@@ -281,7 +281,7 @@ def _picture(name: str, value: Any, caption: str | Sequence[str] | None) -> Show
     file = _file(grid)
     kind, small, width = _small(grid, file)
     is_figure = _is_figure(value)
-    scale = 1 if is_figure else max(1, min(8, 96 // max(image.width for image in images))) if not captions else 1
+    scale = 1 if is_figure or captions else max(1, min(96 // max(image.width for image in images), 656 // grid.width))
     content = {
         "image": f"data:image/{kind};base64,{b64encode(small).decode()}",
         "width": grid.width // 2 if is_figure else width * scale,

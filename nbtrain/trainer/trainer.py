@@ -38,6 +38,7 @@ from nbtrain.base.arguments import (
     resolve_monitor,
 )
 from ..base.compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
+from ..base.notify import Notify
 from ..base.operation import operate
 from ..base.show import show_value
 from ..base.trainer_base import TrainerBase
@@ -259,6 +260,7 @@ class Trainer(TrainerBase):
         valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
+        notify: Notify | None = None,
         background: Literal[False] = False,
     ) -> RunResult: ...
     @overload
@@ -269,6 +271,7 @@ class Trainer(TrainerBase):
         valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
+        notify: Notify | None = None,
         background: Literal[True],
     ) -> RunHandle: ...
     @overload
@@ -279,6 +282,7 @@ class Trainer(TrainerBase):
         valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
+        notify: Notify | None = None,
         background: bool,
     ) -> RunResult | RunHandle: ...
     @checked
@@ -289,6 +293,7 @@ class Trainer(TrainerBase):
         valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
+        notify: Notify | None = None,
         background: bool = False,
     ) -> RunResult | RunHandle:
         """Train `n_epoch` MORE epochs on `loader`, and validate on `valid_loader` after each.
@@ -320,6 +325,9 @@ class Trainer(TrainerBase):
                 LightningModule, which provide both loaders.
             valid_loader: What to validate on after each epoch: a loader, or several as a dict by name or as a list. None: no validation.
             resume: "auto", "last", "best" or the path of a checkpoint; needs StateManagerAddon. None: start a new run.
+            notify: What is told once when the run is over, or when an error pauses it: a function that gets a Notification; a command such
+                as ["notify-send", "{text}"], which gets it as JSON, too; or the address of a webhook, such as Slack's. A run waits ten
+                seconds at most for it, and notes a failure.
             background: Return a RunHandle at once, and train in a thread.
 
         Returns:
@@ -344,6 +352,9 @@ class Trainer(TrainerBase):
             5
         """
         if self.open_session is not None and self.mode == "train":
+            if notify is not None:
+                remedy = "Leave it out, and notify behind the with block."
+                raise ConfigError("run(notify=...) in a session would tell the end of each round.", remedy=remedy)
             if not self.open_session.is_left:
                 return self.open_session.run(n_epoch, loader, valid_loader, travel_of(self), resume=resume, background=background)
             self.stop()
@@ -356,7 +367,7 @@ class Trainer(TrainerBase):
                 RunSinks(self).show_finished()
                 result = RunOutcome(self).conclude("completed", "finished before")
                 return RunHandle(self.control, lambda: "", result=result) if background else result
-        return Run(self, n_epoch, loader, valid_loader, travel_of(self)).start(background=background)
+        return Run(self, n_epoch, loader, valid_loader, travel_of(self), notify=notify).start(background=background)
 
     @checked
     def run_epoch(self, loader: Loaders | L.LightningDataModule) -> RunResult:

@@ -167,7 +167,7 @@ def _thinned(shown: Sequence[Shown], n_bytes: int) -> list[Shown]:
 def _slider_html(shown: Sequence[Shown], kept: Sequence[Shown]) -> str:
     """All that was shown under one name: a slider over the `kept` ones, which needs no script. Without style sheets, the newest."""
     name, n = f"<strong>{escape(visible(shown[0].name))}</strong>", len(shown)
-    left_out = f" · {len(kept)} of {n} here" if len(kept) < n else ""
+    left_out = f" · {len(kept)} of {n} here" if 1 < len(kept) < n else ""
     stops, frames = [], []
     for one in kept:
         is_last = one is kept[-1]
