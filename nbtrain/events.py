@@ -331,14 +331,14 @@ class Shown:
         file: Its whole picture, text or table of counts, as a path in the run folder; None without one.
 
     Example:
-        >>> class Told(Line):
+        >>> class Weighed(Line):
         ...     def metric_on_epoch_end(self):
         ...         if self.mode == "train":
         ...             self.show("weight", f"{float(self.model.weight):.1f}")
-        >>> told = Told(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1))
-        >>> told.run(2, loader).status
+        >>> weighed = Weighed(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1))
+        >>> weighed.run(2, loader).status
         'completed'
-        >>> [(one.name, one.epoch, one.kind) for one in told.history.shown]
+        >>> [(one.name, one.epoch, one.kind) for one in weighed.history.shown]
         [('weight', 1, 'text'), ('weight', 2, 'text')]
     """
 
@@ -361,7 +361,7 @@ class Shown:
         return 300 + sum(len(value) for value in self.content.values() if isinstance(value, str))
 
     def is_undone(self, processed: int, epoch: int, *, ends_epoch: bool) -> bool:
-        """Whether a run that goes on after so many processed batches, in `epoch` finished epochs, shows it again.
+        """Whether a run that continues after so many processed batches, in `epoch` finished epochs, shows it again.
 
         `ends_epoch`: that place is the end of an epoch, so that hooks of the next one come after it.
         """

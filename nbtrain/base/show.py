@@ -44,8 +44,8 @@ _IN_CELL = ("validate", "run_batch")  # operations that have no record
 
 def _is_in_step() -> bool:
     """Whether this is called in a step, whose batch is not counted yet."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not StepModule._run.__code__:
+    frame, place = inspect.currentframe(), (StepModule.__module__, "_run")  # what calls the steps
+    while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) != place:
         frame = frame.f_back
     return frame is not None
 
@@ -60,7 +60,7 @@ def _epoch(trainer: Showing) -> int:
 
 
 def _is_too_much(trainer: Showing, epoch: int) -> bool:
-    """Whether the limit of this epoch or evaluation, or that of all, is reached, which is said once."""
+    """Whether the limit of this epoch or evaluation, or that of all, is reached; a note says so once."""
     shown, (of_epoch, in_all) = trainer.train_state.history.shown, trainer.show_limits
     counts, at = trainer.train_state.counts, trainer.recorder.pass_place
     begin = counts.processed - at.batch if at.phase == "test" else 0
@@ -74,7 +74,7 @@ def _is_too_much(trainer: Showing, epoch: int) -> bool:
 
 
 def _write(trainer: Showing, name: str, made: ShownValue, epoch: int) -> str | None:
-    """Write the file into the run folder. Returns its path; None without a folder, or if it can't be written, which is said once."""
+    """Write the file into the run folder. Returns its path; None without a folder, or if it can't be written, with a note."""
     if trainer.run_dir is None:
         return None
     taken = [one.file for one in trainer.train_state.history.shown]

@@ -267,7 +267,7 @@ def _images(name: str, value: Any) -> tuple[list[Any], int]:
             raise _refuse(name, "a list of batches", "Give a list of single pictures, or one batch (N, C, H, W).")
         return [images[0] for images, _ in found], len(value)
     kinds = "a matplotlib figure, a PIL image, a tensor or an array, a list of these, or a text"
-    raise _refuse(name, f"a {type(value).__name__}, which is no picture", f"Give {kinds}.")
+    raise _refuse(name, f"a {type(value).__name__}, which is not a picture", f"Give {kinds}.")
 
 
 def _picture(name: str, value: Any, caption: str | Sequence[str] | None) -> ShownValue:

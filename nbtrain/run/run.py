@@ -68,7 +68,7 @@ class Run:
     """One call of `run`: `n_epoch` more epochs of `trainer`, or in mode "test" `n_epoch` evaluations.
 
     `travel`: the epochs and actions of the slider below it; without them there is no slider. `name` and `mode`: of the operation that
-    it is; the trainer's mode by default. `notify`: what is told when it is over.
+    it is; the trainer's mode by default. `notify`: what is notified when it is over.
     """
 
     def __init__(

@@ -325,7 +325,7 @@ class Trainer(TrainerBase):
                 LightningModule, which provide both loaders.
             valid_loader: What to validate on after each epoch: a loader, or several as a dict by name or as a list. None: no validation.
             resume: "auto", "last", "best" or the path of a checkpoint; needs StateManagerAddon. None: start a new run.
-            notify: What is told once when the run is over, or when an error pauses it: a function that gets a Notification; a command such
+            notify: What is notified once when the run is over, or when an error pauses it: a function that gets a Notification; a command such
                 as ["notify-send", "{text}"], which gets it as JSON, too; or the address of a webhook, such as Slack's. A run waits ten
                 seconds at most for it, and notes a failure.
             background: Return a RunHandle at once, and train in a thread.
@@ -353,8 +353,8 @@ class Trainer(TrainerBase):
         """
         if self.open_session is not None and self.mode == "train":
             if notify is not None:
-                remedy = "Leave it out, and notify behind the with block."
-                raise ConfigError("run(notify=...) in a session would tell the end of each round.", remedy=remedy)
+                remedy = "Leave it out, and notify after the with block."
+                raise ConfigError("run(notify=...) in a session would send the end of each round.", remedy=remedy)
             if not self.open_session.is_left:
                 return self.open_session.run(n_epoch, loader, valid_loader, travel_of(self), resume=resume, background=background)
             self.stop()
@@ -649,7 +649,7 @@ class Trainer(TrainerBase):
             caption: The caption of a picture; of several, a list.
 
         Raises:
-            StepError: the value is none of these, its floats are not from 0 to 1, or its shape could mean two things
+            StepError: the value is not one of these, its floats are not from 0 to 1, or its shape could mean two things
             ConfigError: there is a name and no value
 
         Changes:

@@ -180,7 +180,7 @@ def _slider_html(shown: Sequence[Shown], kept: Sequence[Shown]) -> str:
     track = f'<div class="stops">{"".join(stops)}</div>' if len(kept) > 1 else ""
     frames_class = ' class="frames"' if len(kept) > 1 else ""
     body = f"<div{frames_class}>{''.join(frames)}</div>" if kept else f'<div>{name} <span style="{_QUIET}">{n} in all</span></div>'
-    return f'<form method="dialog" class="{_SHOWN}" style="margin:6px 0">{track}{body}</form>'  # a group of radio buttons of its own
+    return f'<form method="dialog" class="{_SHOWN}" style="margin:6px 0">{track}{body}</form>'  # a separate group of radio buttons
 
 
 def shown_html(shown: Sequence[Shown], n_bytes: int = SHOWN_BYTES, *, newest: bool = False) -> str:

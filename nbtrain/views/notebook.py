@@ -142,7 +142,7 @@ class _Live:
         self.buttons = _Buttons(controls) if controls is not None else None
         self.travel = controls.travel if controls is not None else None
         self.slider: EpochSlider | None = None
-        self.shown: Any = None  # a widget of its own, which is sent only when something is shown
+        self.shown: Any = None  # a separate widget, which is sent only when something is shown
         self._drawn: Any = None  # what it has
         self.page: Any = HTML(layout=Layout(margin="0"))
         self._below: Any = VBox(layout=Layout(margin="0"))  # a place for the slider: in a list that changes, other widgets are drawn again
