@@ -44,8 +44,8 @@ _IN_CELL = ("validate", "run_batch")  # operations that have no record
 
 def _is_in_step() -> bool:
     """Whether this is called in a step, whose batch is not counted yet."""
-    frame, place = inspect.currentframe(), (StepModule.__module__, "_run")  # what calls the steps
-    while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) != place:
+    frame, steps = inspect.currentframe(), (StepModule.training_step.__code__, StepModule.validation_step.__code__)
+    while frame is not None and frame.f_code not in steps:
         frame = frame.f_back
     return frame is not None
 
