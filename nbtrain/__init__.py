@@ -41,6 +41,7 @@ PUBLIC = {
     "NbtrainError": "errors",
     "NeptuneLoggerAddon": "loggers.addon",
     "NonFiniteAddon": "addons.non_finite",
+    "Notification": "base.notify",
     "OptionError": "errors",
     "OutOfMemory": "errors",
     "Plan": "events",
@@ -59,6 +60,7 @@ PUBLIC = {
     "Sample": "tools.gallery",
     "SchedulerAddon": "addons.scheduler",
     "SchedulerBase": "optim.schedulers",
+    "Shown": "events",
     "SchedulerChain": "optim.schedulers",
     "Session": "run.session",
     "SeededLoader": "data.seeded_loader",
@@ -158,6 +160,8 @@ if TYPE_CHECKING:
     from nbtrain.data.task_loader import TaskLoader as TaskLoader
     from nbtrain.events import Event as Event
     from nbtrain.events import Plan as Plan
+    from nbtrain.events import Shown as Shown
+    from nbtrain.base.notify import Notification as Notification
     from nbtrain.events import Progress as Progress
     from nbtrain.optim.schedulers import CosineAnnealingScheduler as CosineAnnealingScheduler
     from nbtrain.optim.schedulers import SchedulerBase as SchedulerBase

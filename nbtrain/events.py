@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, Literal, get_args
 
 # %% auto #0
 __all__ = [
     "Phase",
     "EventKind",
+    "ShownKind",
     "Status",
     "MonitorMode",
     "OWN_COLUMNS",
@@ -24,13 +27,15 @@ __all__ = [
     "is_rate",
     "Event",
     "steps_of",
+    "Shown",
     "Plan",
 ]
 
 # %% ../nbs/events.ipynb #855a0950
 # The values that events use
 Phase = Literal["idle", "train", "valid", "test"]
-EventKind = Literal["start", "steps", "valid", "epoch", "test", "note", "mark", "state", "end"]
+EventKind = Literal["start", "steps", "valid", "epoch", "test", "note", "mark", "show", "state", "end"]
+ShownKind = Literal["image", "text", "histogram"]
 Status = Literal["completed", "stopped", "paused", "interrupted", "failed"]
 MonitorMode = Literal["min", "max"]
 
@@ -163,6 +168,27 @@ def _is_mark(data: Mapping[str, Any]) -> bool:
     return all(isinstance(text, str) for text in texts) and data.get("ranking") in (None, "restarts")
 
 
+_IMAGE = re.compile("data:image/(png|jpeg);base64,[A-Za-z0-9+/]*={0,2}")
+_CONTENT: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "image": lambda c: bool(_IMAGE.fullmatch(c["image"])) and all(_is_count(c[name]) for name in ("width", "n", "n_all", "scale")),
+    "text": lambda c: isinstance(c["text"], str) and _is_count(c["n_cut"]),
+    "histogram": lambda c: (
+        all(map(_is_number, (c["low"], c["high"], c["mean"], c["std"])))
+        and all(map(_is_count, (c["n"], c["n_not_finite"], *c["counts"])))
+        and len(c["counts"]) > 0
+    ),
+}
+
+
+def _is_shown(data: Mapping[str, Any]) -> bool:
+    """Whether an event has a valid picture, text or histogram, which a view draws without looking further."""
+    shown, captions = Shown(**data), data["content"].get("captions", [])
+    is_placed = all(map(_is_count, (shown.epoch, shown.step, shown.processed)))
+    is_named = isinstance(shown.name, str) and isinstance(shown.file, (str, type(None)))
+    is_captioned = isinstance(captions, list) and all(isinstance(text, str) for text in captions)
+    return is_placed and is_named and is_captioned and _CONTENT[shown.kind](shown.content)
+
+
 _DATA: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "start": _is_header,
     "steps": _is_block,
@@ -171,6 +197,7 @@ _DATA: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "test": lambda data: _is_row(data["row"]),
     "note": lambda data: isinstance(data["text"], str),
     "mark": _is_mark,
+    "show": _is_shown,
     "state": lambda data: data["state"] in _STATES,
     "end": lambda data: data["status"] in _STATUSES and isinstance(data["reason"], str),
 }
@@ -196,7 +223,7 @@ class Event:
     """An event in a run: its `kind`, the `progress` at that time, and the `data` for that kind.
 
     Attributes:
-        kind: "start", "steps", "valid", "epoch", "test", "note", "mark", "state" or "end".
+        kind: "start", "steps", "valid", "epoch", "test", "note", "mark", "show", "state" or "end".
         progress: The Progress at that time.
         time_s: The time in seconds since 1970.
         data: A dict; which keys it has depends on the kind. Of "epoch", "valid" and "test" it has the `row`.
@@ -288,6 +315,71 @@ def steps_of(event: Event, before: int | None = None) -> Sequence[int]:
         return range(p.step - n + 1, p.step + 1)
     first = min(before, p.step)  # only of an older nbtrain
     return [first + -(-(p.step - first) * (i + 1) // n) for i in range(n)]
+
+
+# %% ../nbs/events.ipynb #showncl1
+@dataclass(frozen=True)
+class Shown:
+    """A picture, a text or a histogram that `trainer.show` has shown, and its place in the training.
+
+    Attributes:
+        name: Its name, as given.
+        kind: "image", "text" or "histogram".
+        content: What a view draws: a small picture as a data URL; the beginning of a text; the counts of a histogram.
+        epoch: The epoch in which it was shown, from 1; 0 before the training.
+        step: How many optimizer updates were done, as in a row of the history.
+        file: Its whole picture, text or table of counts, as a path in the run folder; None without one.
+
+    Example:
+        >>> class Weighed(Line):
+        ...     def metric_on_epoch_end(self):
+        ...         if self.mode == "train":
+        ...             self.show("weight", f"{float(self.model.weight):.1f}")
+        >>> weighed = Weighed(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1))
+        >>> weighed.run(2, loader).status
+        'completed'
+        >>> [(one.name, one.epoch, one.kind) for one in weighed.history.shown]
+        [('weight', 1, 'text'), ('weight', 2, 'text')]
+    """
+
+    name: str
+    kind: ShownKind
+    content: Mapping[str, Any]
+    epoch: int
+    step: int
+    processed: int  # batches, with that in which it was shown
+    file: str | None = None
+
+    @property
+    def place(self) -> str:
+        """Where it was shown, as text: `epoch 3, step 135`."""
+        return f"epoch {self.epoch}, step {self.step}"
+
+    @property
+    def n_bytes(self) -> int:
+        """About the bytes that it takes in a page."""
+        return 300 + sum(len(value) for value in self.content.values() if isinstance(value, str))
+
+    def is_undone(self, processed: int, epoch: int, *, ends_epoch: bool) -> bool:
+        """Whether a run that continues after so many processed batches, in `epoch` finished epochs, shows it again.
+
+        `ends_epoch`: that place is the end of an epoch, so that hooks of the next one come after it.
+        """
+        return self.processed > processed or (ends_epoch and self.epoch > epoch)
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Shown:
+        """Read the attributes of a stored one. Raises ValueError if a view could not draw it."""
+        try:
+            is_valid = _is_shown(fields)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError("not something that was shown") from error
+        if not is_valid:
+            raise ValueError("not something that was shown")
+        return cls(**fields)
+
+    def _repr_html_(self) -> str | None:
+        return f'<img alt="{escape(self.name)}" src="{escape(self.content["image"])}">' if self.kind == "image" else None
 
 
 # %% ../nbs/events.ipynb #76752b24

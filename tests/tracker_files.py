@@ -102,7 +102,7 @@ def trackio_rows(folder: Path, columns: str) -> list[tuple[Any, ...]]:
 
 def trackio_series(folder: Path) -> Series:
     rows = [(step, json.loads(text)) for step, text in trackio_rows(folder, "step, metrics from metrics")]
-    return _by_name((name, step, float(value)) for step, row in rows for name, value in row.items())
+    return _by_name((name, step, float(value)) for step, row in rows for name, value in row.items() if not isinstance(value, dict))
 
 
 def csv_rows(folder: Path) -> list[dict[str, str]]:

@@ -73,11 +73,11 @@ def _is_at_work() -> bool:
 class Operation:
     """What takes time: its `name`, the `mode` in which it calls the steps, how far it is, and the `thread` in which it is.
 
-    `begin` and `end` may be called in different threads.
+    `begin` and `end` may be called in different threads. `records`: whether its events are those of a run.
     """
 
-    def __init__(self, trainer: Operated, name: str, mode: Mode) -> None:
-        self.trainer, self.name = trainer, name
+    def __init__(self, trainer: Operated, name: str, mode: Mode, *, records: bool = False) -> None:
+        self.trainer, self.name, self.records = trainer, name, records
         self.mode: Mode = mode
         self.thread: threading.Thread | None = None
         self.at, self._kept = Progressed(name), ExitStack()

@@ -120,6 +120,7 @@ class TrainerBase(Composable, TracebackKeeper):
     lightning: dict[str, Any]  # more arguments for `lightning.Trainer`
     given: dict[str, Any]  # all arguments as they were passed
     own_names: frozenset[str]  # attributes of nbtrain, not added by your class or steps
+    show_limits: tuple[int, int] = (16, 256)  # how many `show(name, value)` keeps of an epoch, and in all
     lean_loops = True  # False: all epochs run on Lightning's own loops
     control = Control()  # without a run, until the constructor has finished
     _own_thread = True  # False: a run in a notebook uses the main thread, and can't be paused

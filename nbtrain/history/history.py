@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ..annotations import checked
 from ..best import BestRestarts, GrowingBest, best_row, is_same_validation, ranked
 from ..compat.keys import result_of
-from ..events import OWN_COLUMNS, Event, MonitorMode, Status, is_rate, read_progress, steps_of
+from ..events import OWN_COLUMNS, Event, MonitorMode, Shown, Status, is_rate, read_progress, steps_of
 from ..views import html, plots, text
 from ..views.curve import FEW_EPOCHS, Mark, measured_curve, without
 
@@ -161,6 +161,7 @@ class History:
         tests: A row for each pass in mode "test".
         steps: By phase, "train", "valid" and "test": the metric values by batch, with the step of each: `steps["train"]["train_loss"]`.
         marks: What was changed by hand during a run, and where: pairs of Progress and text.
+        shown: What `trainer.show` has shown: Shown objects, the oldest first.
         monitor: The metric that defines `best`: the best validation if it is a validation metric, else the best epoch.
         monitor_mode: "min" or "max".
 
@@ -178,9 +179,10 @@ class History:
         self.validations: list[Row] = []
         self.tests: list[Row] = []
         self.marks: list[Mark] = []
+        self.shown: list[Shown] = []
         self.steps = {phase: StepTable() for phase in ("train", "valid", "test")}
         self._best = GrowingBest()
-        names = "epochs", "validations", "tests", "marks"
+        names = "epochs", "validations", "tests", "marks", "shown"
         self.n_saved: dict[str, int] = dict.fromkeys(names, 0)  # rows at the beginning that the journal has
         self.journal: tuple[str, list[int]] | None = None  # its file, and the place of its newest record there
 
@@ -205,6 +207,8 @@ class History:
             self.tests.append(Row(event.data["row"]))
         elif event.kind == "mark":
             self._add_mark(event)
+        elif event.kind == "show":
+            self.shown.append(Shown(**event.data))
 
     def _add_steps(self, event: Event) -> None:
         table, first = self.steps[event.progress.phase], event.progress.processed - event.data["n"] + 1
@@ -244,6 +248,8 @@ class History:
         self._keep("epochs", [row for row in self.epochs if id(row) not in dropped])
         self._keep("tests", [row for row in self.tests if row.get("processed", 0) <= processed])
         self._keep("marks", [mark for mark in self.marks if mark[0].processed <= processed])
+        ends_epoch = not processed or any(row.get("processed") == processed for row in self.epochs)
+        self._keep("shown", [one for one in self.shown if not one.is_undone(processed, epoch, ends_epoch=ends_epoch)])
         self.restarts.drop_after(processed)
         for table in self.steps.values():
             table.drop_after(processed)
@@ -273,6 +279,7 @@ class History:
         """
         rows: dict[str, Any] = {name: [dict(row) for row in getattr(self, name)] for name in ("epochs", "validations", "tests")}
         rows["marks"] = [[asdict(progress), text] for progress, text in self.marks]
+        rows["shown"] = [dict(vars(one)) for one in self.shown]
         rows["restarts"] = list(map(list, self.restarts.places))
         return {"monitor": self.monitor, "mode": self.monitor_mode, **rows, "steps": {p: t.state_dict() for p, t in self.steps.items()}}
 
@@ -291,7 +298,8 @@ class History:
         validations = state.get("validations", [row for row in state["epochs"] if _is_validated(row)])  # a state of an older version
         self.validations = [same.get(row["processed"]) or Row(row) for row in validations]
         self.marks = [(read_progress(progress), text) for progress, text in state["marks"]]
-        self.restarts.places = [(processed, epoch) for processed, epoch in state.get("restarts", ())]  # not in an older version's state
+        self.shown = [Shown.read(one) for one in state.get("shown", ())]  # not in an older version's state, and neither the next
+        self.restarts.places = [(processed, epoch) for processed, epoch in state.get("restarts", ())]
         for phase, table in state["steps"].items():
             self.steps[phase].load_state_dict(table)
         self._set_journal(state.get("saved"))
@@ -358,7 +366,7 @@ class History:
         """As `state_dict`, but only with the last and the best rows, which a resumed run needs."""
         rows = {name: list(map(dict, self._best_and_last(getattr(self, name)))) for name in ("epochs", "validations", "tests")}
         steps = {phase: {"steps": b"", "processed": b"", "columns": {}, **table.thinning} for phase, table in self.steps.items()}
-        more = {"marks": [], "restarts": list(map(list, self.restarts.places)), "steps": steps}
+        more = {"marks": [], "shown": [], "restarts": list(map(list, self.restarts.places)), "steps": steps}
         return {"monitor": self.monitor, "mode": self.monitor_mode, **rows, **more}
 
     def _best_and_last(self, rows: list[Row]) -> list[Row]:

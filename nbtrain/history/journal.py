@@ -69,6 +69,7 @@ def _new(history: History) -> dict[str, Any]:
         "validations": [{"processed": row["processed"]} if id(row) in known else row for row in new["validations"]],
         "tests": new["tests"],
         "marks": [[vars(progress), text] for progress, text in new["marks"]],
+        "shown": [vars(one) for one in new["shown"]],
     }
     found: dict[str, Any] = {"rows": {name: [n, rows[name]] for name, n in history.n_saved.items()}, "steps": {}}
     for phase, table in history.steps.items():
@@ -148,11 +149,11 @@ def _read(content: bytes, place: list[int], state: dict[str, Any]) -> dict[str, 
             raise ValueError("a record follows itself")
         place = before
         records.append(_record(content, place))
-    tables: dict[str, list[Any]] = {name: [] for name in ("epochs", "validations", "tests", "marks")}
+    tables: dict[str, list[Any]] = {name: [] for name in ("epochs", "validations", "tests", "marks", "shown")}
     steps = {phase: StepTable() for phase in state["steps"]}
     for record in reversed(records):
         for name, table in tables.items():
-            start, rows = record["rows"][name]
+            start, rows = record["rows"][name] if name != "shown" else record["rows"].get(name, (len(table), []))  # not in an older journal
             _check(start, len(table))
             table[start:] = rows
         for phase, table in steps.items():

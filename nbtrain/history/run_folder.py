@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import RawIOBase
 from pathlib import Path
@@ -94,10 +94,11 @@ def history_events(history: History, run: int = 1) -> list[Event]:
     ]
     found += [Event(kind, _place(run, row), data={"row": dict(row)}) for kind, row in rows]
     found += [Event("mark", at, data={"text": text} | history.restarts.data(at)) for at, text in history.marks]
+    found += [Event("show", _place(run, vars(one)), data={**vars(one), "file": None}) for one in history.shown]  # it is elsewhere
     return sorted(found, key=lambda event: event.progress.processed)
 
 
-def _place(run: int, row: Row) -> Progress:
+def _place(run: int, row: Mapping[str, Any]) -> Progress:
     return Progress(run, epoch=row.get("epoch", 0), step=row["step"], processed=row["processed"])
 
 
@@ -130,8 +131,21 @@ class RunFolder:
         self._start = next((event for event in reversed(events) if event.kind == "start"), self._start)
         if self._file is not None and not (self.path / "events.jsonl").exists():
             self._make_again(events[0])
-            events = [event for event in events if event.kind not in ("steps", "valid", "epoch", "test", "mark")]
+            events = [event for event in events if event.kind not in ("steps", "valid", "epoch", "test", "mark", "show")]
         self._add(events)
+        for event in events:
+            if event.kind == "start" and event.data.get("resumed"):
+                self._remove_undone(event.progress)
+
+    def _remove_undone(self, at: Progress) -> None:
+        """Remove the files that were shown after the place at which a run continues."""
+        known = {one.file for one in self.history.shown}
+        with suppress(ConfigError, OSError):  # the folder is a link, or can't be written to
+            for file in inside(self.path, "shown").glob("*-*-*"):
+                epoch, step, _ = file.name.split("-", 2)
+                is_later = epoch.isdecimal() and step.isdecimal() and (int(epoch) > at.epoch or int(step) > at.step)
+                if is_later and f"shown/{file.name}" not in known:
+                    file.unlink()
 
     def _make_again(self, event: Event) -> None:
         """Create the folder again after it was removed during the run; it begins with the history."""

@@ -105,6 +105,7 @@ class Execution:
         made = batch_size_module(trainer, self.loader, self.valid_loader) if finds_batch_size else trainer.step_module()
         with driving(trainer, made, trains=trainer.mode == "train") as module, ExitStack() as guarded:
             pl_trainer = make_pl_trainer(max_epochs=self.goal, **arguments)
+            vars(pl_trainer)["show"] = trainer.show  # for callbacks of the user, which know this one
             if self.pauses and not finds_batch_size:
                 module.guard = guard = ErrorGuard(module, refuses_nonfinite=trainer[NonFiniteAddon].nonfinite == "raise")
                 guarded.callback(setattr, module, "guard", None)  # its snapshot holds all that the steps may change
@@ -184,7 +185,7 @@ class Execution:
 
 def execute_replica(n_epoch: int, trainer: TrainerBase, loader: Any, valid_loader: Loaders | None) -> tuple[Status, str]:
     """Execute a replica of the trainer in another process. Adds the place to an error, because only this process knows it."""
-    operation = Operation(trainer, "run", trainer.mode)
+    operation = Operation(trainer, "run", trainer.mode, records=True)
     operation.begin()
     try:
         return Execution(trainer, n_epoch, loader, valid_loader).execute(trainer.lightning_args())

@@ -19,7 +19,9 @@ from ..events import Status
 from ..history.history import ResultMetrics, Row, RunResult
 from .failed_runs import keep_watch
 from ..tracebacks import keep_traceback
+from ..base.notify import Notification, Notifier
 from ..base.trainer_base import TrainerBase
+from ..source.redaction import blot_out
 
 # %% auto #0
 __all__ = ["name_place", "RunOutcome"]
@@ -35,10 +37,10 @@ def name_place(error: BaseException, place: str) -> None:
 
 # %% ../../nbs/run/outcome.ipynb #f67772e1
 class RunOutcome:
-    """Makes the result of a run of `trainer`."""
+    """Makes the result of a run of `trainer`, and sends its end to the `notifier`."""
 
-    def __init__(self, trainer: TrainerBase) -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: TrainerBase, notifier: Notifier | None = None) -> None:
+        self.trainer, self.notifier = trainer, notifier
 
     def follow(self, state: State) -> None:
         """Follow the state of the run: when it pauses, make the result."""
@@ -53,6 +55,7 @@ class RunOutcome:
         if failure is not None:
             keep_traceback(trainer, failure.error)
             trainer.recorder.note(failure.summary)
+            self._notify("paused", failure.summary)
             if trainer.handle is None or not trainer.handle.is_waited_for:
                 trainer.recorder.note(failure.choices)
             keep_watch(trainer)
@@ -85,8 +88,22 @@ class RunOutcome:
             trainer.recorder.rest()  # the session has the end
             trainer.open_session._rest()
         else:
+            self._notify(status, reason)
             trainer.recorder.end(status, reason)
         return self.conclude(status, reason)
+
+    def _notify(self, status: Status, reason: str) -> None:
+        """Send the end of the run, or its pause by an error, to whom it may concern. A failure is a note."""
+        trainer = self.trainer
+        if self.notifier is None or not trainer.world.is_first:
+            return
+        name = " ".join(filter(None, [trainer.title, trainer.run_dir and trainer.run_dir.name]))
+        error = blot_out(reason) if status in ("failed", "paused") else None
+        seconds = trainer.recorder.progress.elapsed_s - trainer.recorder.begun_s
+        history = trainer.train_state.history
+        best = dict(history.best) if history.best is not None else None
+        if problem := self.notifier.send(Notification(name, status, best, history.monitor, seconds, error)):
+            trainer.recorder.note(problem)
 
     def write_weights(self, folder: Path) -> None:
         """Write last.safetensors and best.safetensors, and set the paths of their rows. Raises CheckpointError."""

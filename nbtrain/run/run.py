@@ -17,6 +17,7 @@ from typing import Any
 from ..addons.state_manager import StateManagerAddon
 from ..state.restore import check_restored
 from ..base.arguments import check_optimizer, check_run, check_trained
+from ..base.notify import Notifier, Notify
 from ..base.operation import Operation
 from ..base.trainer_base import TrainerBase
 from ..checkpoint.files import ordered_names, progress_of
@@ -67,7 +68,7 @@ class Run:
     """One call of `run`: `n_epoch` more epochs of `trainer`, or in mode "test" `n_epoch` evaluations.
 
     `travel`: the epochs and actions of the slider below it; without them there is no slider. `name` and `mode`: of the operation that
-    it is; the trainer's mode by default.
+    it is; the trainer's mode by default. `notify`: what is notified when it is over.
     """
 
     def __init__(
@@ -80,10 +81,11 @@ class Run:
         *,
         name: str = "run",
         mode: Mode | None = None,
+        notify: Notify | None = None,
     ) -> None:
         self.trainer, self.n_epoch, self.loader, self.valid_loader = trainer, n_epoch, loader, valid_loader
-        self.operation = Operation(trainer, name, mode or trainer.mode)
-        self.outcome = RunOutcome(trainer)
+        self.operation = Operation(trainer, name, mode or trainer.mode, records=True)
+        self.outcome = RunOutcome(trainer, Notifier(notify) if notify is not None else None)
         self.sinks = RunSinks(trainer, travel, partial(settings_of, trainer, n_epoch, loader, valid_loader))
 
     def start(self, *, background: bool = False) -> RunResult | RunHandle:
@@ -218,6 +220,7 @@ class Run:
                 state.first_epoch, state.phase = state.counts.epoch, state.phase + (trainer.mode == "train" and begins)
             about = header(trainer, self.arguments, self.loader, self.valid_loader)
             trainer.recorder.start(self._shown_goal, about, joins=joins)
+            self.sinks.show_earlier()
             correct_model(trainer)
             if state.run == 1:
                 advise(trainer, self.loader)

@@ -198,6 +198,12 @@ class RunSinks:
         if not self.trainer.control.request_elsewhere(name):
             self.trainer.control.leave(call, whole=True)
 
+    def show_earlier(self) -> None:
+        """Give the view what the run has shown before it was resumed."""
+        trainer = self.trainer
+        if trainer.resumed and isinstance(trainer.view, (NotebookView, TerminalView, LogView)) and trainer.mode == "train":
+            trainer.view.board.shown[:0] = trainer.train_state.history.shown
+
     def show_run_before(self) -> None:
         """Give the view the run to compare with: `compare_with`, or the newest other run of the same class in `save_path`."""
         trainer = self.trainer

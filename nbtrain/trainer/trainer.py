@@ -38,7 +38,9 @@ from nbtrain.base.arguments import (
     resolve_monitor,
 )
 from ..base.compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
+from ..base.notify import Notify
 from ..base.operation import operate
+from ..base.show import show_value
 from ..base.trainer_base import TrainerBase
 from ..base.written_steps import check_written_steps, uncalled_methods
 from ..checkpoint.sharded import merge_checkpoint
@@ -54,7 +56,7 @@ from ..engine.precision import resolve_precision
 from ..engine.step_output import leaves_out
 from ..engine.train_state import Counts, Mode
 from ..errors import CheckpointError, ConfigError, StepError
-from ..events import MonitorMode
+from ..events import MonitorMode, ShownKind
 from ..history.history import History, RunResult, short_path
 from ..history.run_folder import find_run
 from ..history.runs import Runs, runs, session_runs
@@ -164,6 +166,7 @@ class Trainer(TrainerBase):
         addons: The addon classes of this class, in their order.
         automatic_optimization: False in your class: `train_step` calls `self.backward(loss)` and steps the optimizers itself.
         lean_loops: False in your class or on an object: all epochs run on Lightning's loops instead of nbtrain's faster ones.
+        show_limits: In your class or on an object: how many pictures and texts `show` keeps of an epoch, and in all; (16, 256) by default.
 
     Raises:
         ConfigError: an argument is invalid, or mode "train" has no optimizer
@@ -258,6 +261,7 @@ class Trainer(TrainerBase):
         valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
+        notify: Notify | None = None,
         background: Literal[False] = False,
     ) -> RunResult: ...
     @overload
@@ -268,6 +272,7 @@ class Trainer(TrainerBase):
         valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
+        notify: Notify | None = None,
         background: Literal[True],
     ) -> RunHandle: ...
     @overload
@@ -278,6 +283,7 @@ class Trainer(TrainerBase):
         valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
+        notify: Notify | None = None,
         background: bool,
     ) -> RunResult | RunHandle: ...
     @checked
@@ -288,6 +294,7 @@ class Trainer(TrainerBase):
         valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
+        notify: Notify | None = None,
         background: bool = False,
     ) -> RunResult | RunHandle:
         """Train `n_epoch` MORE epochs on `loader`, and validate on `valid_loader` after each.
@@ -319,6 +326,9 @@ class Trainer(TrainerBase):
                 LightningModule, which provide both loaders.
             valid_loader: What to validate on after each epoch: a loader, or several as a dict by name or as a list. None: no validation.
             resume: "auto", "last", "best" or the path of a checkpoint; needs StateManagerAddon. None: start a new run.
+            notify: What is notified once when the run is over, or when an error pauses it: a function that gets a Notification; a command such
+                as ["notify-send", "{text}"], which gets it as JSON, too; or the address of a webhook, such as Slack's. A run waits ten
+                seconds at most for it, and notes a failure.
             background: Return a RunHandle at once, and train in a thread.
 
         Returns:
@@ -343,6 +353,9 @@ class Trainer(TrainerBase):
             5
         """
         if self.open_session is not None and self.mode == "train":
+            if notify is not None:
+                remedy = "Leave it out, and notify after the with block."
+                raise ConfigError("run(notify=...) in a session would send the end of each round.", remedy=remedy)
             if not self.open_session.is_left:
                 return self.open_session.run(n_epoch, loader, valid_loader, travel_of(self), resume=resume, background=background)
             self.stop()
@@ -355,7 +368,7 @@ class Trainer(TrainerBase):
                 RunSinks(self).show_finished()
                 result = RunOutcome(self).conclude("completed", "finished before")
                 return RunHandle(self.control, lambda: "", result=result) if background else result
-        return Run(self, n_epoch, loader, valid_loader, travel_of(self)).start(background=background)
+        return Run(self, n_epoch, loader, valid_loader, travel_of(self), notify=notify).start(background=background)
 
     @checked
     def run_epoch(self, loader: Loaders | L.LightningDataModule) -> RunResult:
@@ -612,18 +625,53 @@ class Trainer(TrainerBase):
         """
         return None if self.control.request_elsewhere("validate_now") else validate_now(self)
 
-    @boundary
-    def show(self) -> None:
-        """Show the newest run in this cell; during a run, the view is live.
+    @overload
+    def show(self) -> None: ...
+    @overload
+    def show(self, name: str, value: Any, *, kind: ShownKind | None = None, caption: str | Sequence[str] | None = None) -> None: ...
+    @checked
+    def show(
+        self, name: str | None = None, value: Any = None, *, kind: ShownKind | None = None, caption: str | Sequence[str] | None = None
+    ) -> None:
+        """Show a picture, a text or a histogram in the record, the run folder and every tracker; without arguments, the newest run.
+
+        Call it in a step, a hook or a callback; a Lightning callback of yours has `trainer.show`, too. The record has a slider through all
+        that was shown under one name. `show()` shows the newest run in this cell; during a run, the view is live.
+
+        It reads `value` off the device, which costs a synchronization, so call it once an epoch or every so many steps. Of an epoch the
+        first 16 are kept, and 256 in all: `show_limits`. In several processes only rank 0 shows. The dry run shows nothing, but raises the
+        error for a value that can't be shown. In a cell, `validate` and `run_batch` it is shown below the cell, and not recorded.
+
+        Args:
+            name: Under which name; each name has its own slider. None: show the newest run.
+            value: A matplotlib figure; a PIL image; a tensor or an array of (C, H, W), (N, C, H, W), (H, W) or with the channels last, as
+                uint8 or as floats from 0 to 1; a list of these; or a text. Of a batch, the first 64.
+            kind: "histogram" for the values of a tensor of any shape. None: what the value is.
+            caption: The caption of a picture; of several, a list.
+
+        Raises:
+            StepError: the value is not one of these, its floats are not from 0 to 1, or its shape could mean two things
+            ConfigError: there is a name and no value
 
         Changes:
-            Nothing.
+            Adds a Shown to `history.shown`, and a file to the folder `shown` of the run folder.
 
         Example:
+            >>> class Drawn(Line):
+            ...     def test_step(self, batch):
+            ...         self.show("inputs", batch[0].view(1, 4, 4).clamp(0, 1))
+            ...         return super().test_step(batch)
+            >>> drawn = Drawn(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1))
+            >>> drawn.run(1, loader, loader).status, len(drawn.history.shown), drawn.history.shown[0].place
+            ('completed', 4, 'epoch 1, step 4')
             >>> trainer.show()
             History(empty)
         """
-        if isinstance(self.view, NotebookView):
+        if name is not None and value is None:
+            raise ConfigError(f"show({name!r}) got no value.", remedy="Give show(name, value); show() shows the newest run.")
+        if name is not None:
+            show_value(self, name, value, kind, caption)
+        elif isinstance(self.view, NotebookView):
             self.view.show()
         else:
             print(repr(self.train_state.history))

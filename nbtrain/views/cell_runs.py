@@ -10,12 +10,14 @@ import threading
 import time
 from typing import Any, Protocol
 
+from ..events import Shown
 from ..tracebacks import ipython_shell
 from .runs import RunCard, runs_html, runs_text
-from .text import Board
+from .html import shown_html
+from .text import Board, shown_words
 
 # %% auto #0
-__all__ = ["show_output", "FoldingView", "CellRuns", "runs_of_cell"]
+__all__ = ["show_output", "show_below", "FoldingView", "CellRuns", "runs_of_cell"]
 
 
 # %% ../../nbs/views/cell_runs.ipynb #e8bd7470
@@ -24,6 +26,16 @@ def show_output(bundle: dict[str, Any], display_id: str, *, update: bool = False
     from IPython.display import display, update_display
 
     (update_display if update else display)(bundle, raw=True, display_id=display_id)
+
+
+def show_below(one: Shown) -> None:
+    """Show a picture, a text or a histogram below the current cell; outside of a notebook, print what it is."""
+    if not hasattr(ipython_shell(), "kernel"):
+        print(shown_words(one))
+        return
+    from IPython.display import display
+
+    display({"text/html": shown_html([one]), "text/plain": shown_words(one)}, raw=True)
 
 
 # %% ../../nbs/views/cell_runs.ipynb #1a77fd3b

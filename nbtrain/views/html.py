@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
+from ..events import Shown
+from .axes import short
 from .curve import mark_numbers
 from .panels import record_picture
+from .svg import Area, drawing, label, path, picture
 from nbtrain.views.text import (
     PREFIXES,
     Board,
@@ -27,6 +30,7 @@ from nbtrain.views.text import (
     place_words,
     rate_words,
     record_table,
+    shown_words,
     state_words,
     summary_line,
     tip_lines,
@@ -38,7 +42,7 @@ from nbtrain.views.text import (
 )
 
 # %% auto #0
-__all__ = ["table_html", "image_html", "LiveRecord", "status_html", "bars_html", "head_height", "record_html"]
+__all__ = ["SHOWN_BYTES", "table_html", "image_html", "shown_html", "LiveRecord", "status_html", "bars_html", "head_height", "record_html"]
 
 # %% ../../nbs/views/html.ipynb #5108bf4c
 _QUIET = "color:var(--jp-ui-font-color2,inherit)"
@@ -108,6 +112,88 @@ def image_html(png: bytes, alt: str) -> str:
     width, height = (int.from_bytes(png[start : start + 4], "big") // 2 for start in (16, 20))
     style = f'width="{width}" height="{height}" style="max-width:100%;height:auto"'
     return f'<img alt="{escape(alt)}" {style} src="data:image/png;base64,{b64encode(png).decode()}">'
+
+
+# -- what trainer.show has shown
+_SHOWN = "nbtrain-shown"  # the CSS class of a slider
+SHOWN_BYTES, _MAX_STOPS = 1_500_000, 60  # of all pictures in a page, and of a slider
+_RULES = (
+    f".{_SHOWN} .stops{{display:flex;max-width:480px}}"
+    f".{_SHOWN} label{{flex:1 1 0;min-width:0;height:20px;margin:0;position:relative;cursor:pointer}}"
+    f".{_SHOWN} label::before{{content:'';position:absolute;left:0;right:0;top:9px;height:2px;background:currentColor;opacity:.35}}"
+    f".{_SHOWN} label::after{{content:'';position:absolute;left:50%;top:7px;width:2px;height:6px;background:currentColor;opacity:.5}}"
+    f".{_SHOWN} label:has(:checked)::after{{left:calc(50% - 7px);top:3px;width:14px;height:14px;border-radius:7px;opacity:1;"
+    "background:var(--jp-brand-color1,#1976d2)}"
+    f".{_SHOWN} label:hover::after{{opacity:1}} .{_SHOWN} label:has(:focus-visible){{outline:1px solid currentColor}}"
+    f".{_SHOWN} input{{position:absolute;opacity:0;margin:0}} .{_SHOWN} .frames>*{{display:none}}"
+)
+
+
+def _histogram_svg(one: Shown, width: int = 320, height: int = 110) -> str:
+    """The counts as bars, with the lowest and the highest value below."""
+    c, box = one.content, Area(4, 16, width - 4, height - 18)
+    counts, highest = c["counts"], max(c["counts"]) or 1
+    n = len(counts)
+    outline: list[tuple[float, float] | None] = [(box.left, box.bottom)]
+    for i, count in enumerate(counts):
+        outline += [(box.x(i / n), box.y(count / highest)), (box.x((i + 1) / n), box.y(count / highest))]
+    parts = [path([*outline, (box.right, box.bottom)], "train"), path([(box.left, box.bottom), (box.right, box.bottom)], "base")]
+    parts += [label(box.left, 11, f"mean {short(c['mean'])} · std {short(c['std'])} · at most {highest:,}")]
+    parts += [label(box.left, height - 4, short(c["low"])), label(box.right, height - 4, short(c["high"]), anchor="end")]
+    return drawing(parts, width, height)
+
+
+def _frame_html(one: Shown) -> str:
+    """What was shown, as it is drawn."""
+    c = one.content
+    if one.kind == "text":
+        style = "margin:0;white-space:pre-wrap;overflow-wrap:anywhere;max-height:240px;overflow-y:auto;font-size:12px;line-height:18px"
+        cut = f"\n… {c['n_cut']:,} more characters" if c["n_cut"] else ""
+        return f'<pre style="{style}">{escape(visible(c["text"], lines=True) + cut)}</pre>'
+    if one.kind == "histogram":
+        return picture(_histogram_svg(one), shown_words(one))
+    more = f'<div style="{_QUIET}">{c["n"]} of {c["n_all"]} pictures</div>' if c["n"] < c["n_all"] else ""
+    style = "display:block;max-width:100%;height:auto" + (";image-rendering:pixelated" if c["scale"] > 1 else "")
+    return f'<img alt="{escape(shown_words(one))}" width="{c["width"]}" style="{style}" src="{escape(c["image"])}">{more}'
+
+
+def _thinned(shown: Sequence[Shown], n_bytes: int) -> list[Shown]:
+    """Some of them evenly, the newest among them, which together take at most `n_bytes`; none if there is no room for one."""
+    strides = (shown[(len(shown) - 1) % stride :: stride] for stride in range(1, len(shown) + 1))
+    fits = (list(kept) for kept in strides if len(kept) <= _MAX_STOPS and sum(one.n_bytes for one in kept) <= n_bytes)
+    return next(fits, [])
+
+
+def _slider_html(shown: Sequence[Shown], kept: Sequence[Shown]) -> str:
+    """All that was shown under one name: a slider over the `kept` ones, which needs no script. Without style sheets, the newest."""
+    name, n = f"<strong>{escape(visible(shown[0].name))}</strong>", len(shown)
+    left_out = f" · {len(kept)} of {n} here" if 1 < len(kept) < n else ""
+    stops, frames = [], []
+    for one in kept:
+        is_last = one is kept[-1]
+        place = escape(one.place) if one.step or one.epoch else ""
+        checked = " checked" if is_last else ""
+        stops.append(f'<label title="{place}"><input type="radio" name="shown" aria-label="{place}"{checked}></label>')
+        words = f'{name} <span style="{_QUIET}">{place}{left_out}</span>'
+        hidden = "" if is_last else ' style="display:none"'
+        frames.append(f"<div{hidden}><div>{words}</div>{_frame_html(one)}</div>")
+    track = f'<div class="stops">{"".join(stops)}</div>' if len(kept) > 1 else ""
+    frames_class = ' class="frames"' if len(kept) > 1 else ""
+    body = f"<div{frames_class}>{''.join(frames)}</div>" if kept else f'<div>{name} <span style="{_QUIET}">{n} in all</span></div>'
+    return f'<form method="dialog" class="{_SHOWN}" style="margin:6px 0">{track}{body}</form>'  # a separate group of radio buttons
+
+
+def shown_html(shown: Sequence[Shown], n_bytes: int = SHOWN_BYTES, *, newest: bool = False) -> str:
+    """What was shown, with a slider through each name, in about `n_bytes`; empty if nothing was. `newest`: the newest of each name only."""
+    groups: dict[str, list[Shown]] = {}
+    for one in shown:
+        groups.setdefault(one.name, []).append(one)
+    kept = [group[-1:] if newest else _thinned(group, n_bytes // len(groups)) for group in groups.values()]
+    chosen = f".{_SHOWN}:has(.stops>:nth-child({{0}}) :checked)>.frames>:nth-child({{0}}){{{{display:block!important}}}}"
+    n_stops = max(map(len, kept), default=0)
+    rules = [_RULES, *(chosen.format(i + 1) for i in range(n_stops))] if n_stops > 1 else []
+    sheet = f"<style>{' '.join(rules)}</style>" if rules else ""
+    return sheet + "\n".join(_slider_html(group, part) for group, part in zip(groups.values(), kept))
 
 
 @dataclass(frozen=True)
@@ -193,12 +279,21 @@ def _mark_html(board: Board, i: int, number: str) -> str:
     return f'<details><summary>{line} · show diff</summary><pre style="{style}">{escape(visible(diff, lines=True))}</pre></details>'
 
 
-def record_html(board: Board, live: LiveRecord | None = None, *, gap: int = 0, has_slider: bool = False, is_short: bool = False) -> str:
+def record_html(
+    board: Board,
+    live: LiveRecord | None = None,
+    *,
+    gap: int = 0,
+    has_slider: bool = False,
+    is_short: bool = False,
+    shown_bytes: int = SHOWN_BYTES,
+) -> str:
     """The whole record as HTML, at most 720 px wide, with a separate line for each part.
 
     The lines and the picture at the top have fixed heights, and what grows is below them.
     `live`: it says when it was drawn, for a file that is read later. `gap`: space below the bars during the run, in px. `has_slider`:
     after the run, the output above it is a widget. `is_short`: of a finished run, without the picture and with twelve rows at most.
+    `shown_bytes`: what the pictures that were shown may take; during a run it has the newest of each name.
     """
     live = live if board.is_on or has_slider else None  # what stays is the same in every execution
     rules = live.rules_html if live is not None else ""
@@ -210,6 +305,7 @@ def record_html(board: Board, live: LiveRecord | None = None, *, gap: int = 0, h
     parts += [f'<div style="{_QUIET}">{escape(tip)}</div>' for tip in tip_lines(board)]
     parts += [_mark_html(board, i, number) for i, number in enumerate(mark_numbers(board.marks))]
     parts += [f'<div style="white-space:pre-line">{escape(note_line(note))}</div>' for note in board.notes]
+    parts.append(shown_html(board.shown, shown_bytes, newest=board.is_busy) if shown_bytes else "")
     name = f' class="{live.name}"' if live is not None else ""
     style = "max-width:720px;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
     return "\n".join([f'<div{name} style="{style}">', *filter(None, parts), "</div>"])

@@ -142,6 +142,8 @@ class _Live:
         self.buttons = _Buttons(controls) if controls is not None else None
         self.travel = controls.travel if controls is not None else None
         self.slider: EpochSlider | None = None
+        self.shown: Any = None  # a separate widget, which is sent only when something is shown
+        self._drawn: Any = None  # what it has
         self.page: Any = HTML(layout=Layout(margin="0"))
         self._below: Any = VBox(layout=Layout(margin="0"))  # a place for the slider: in a list that changes, other widgets are drawn again
         buttons = [self.buttons.box] if self.buttons is not None else []
@@ -155,7 +157,25 @@ class _Live:
     def refresh(self) -> None:
         """Draw the record again."""
         rules = _rules(self.name, html.head_height(self.board) if self.board.is_on else None)
-        self.page.value = rules + html.record_html(self.board, gap=_HEIGHT if self.buttons is not None else 0)
+        self.page.value = rules + html.record_html(self.board, gap=_HEIGHT if self.buttons is not None else 0, shown_bytes=0)
+        self._refresh_shown()
+
+    def _refresh_shown(self) -> None:
+        """Draw what was shown, if it has changed."""
+        shown, board = self.board.shown, self.board
+        drawn = (len(shown), id(shown[-1]), board.is_busy) if shown else None
+        if drawn == self._drawn:
+            return
+        self._drawn = drawn
+        if self.shown is None:
+            from ipywidgets import HTML, Layout
+
+            self.shown = HTML(layout=Layout(margin="0", max_width="720px"))
+            self._fill_below()
+        self.shown.value = html.shown_html(shown, newest=board.is_busy)
+
+    def _fill_below(self) -> None:
+        self._below.children = [part for part in (self.shown, self.slider.box if self.slider is not None else None) if part is not None]
 
     def show_state(self, state: str) -> None:
         """Update the buttons and the slider for `state`."""
@@ -174,7 +194,7 @@ class _Live:
             return False
         self.slider = self.slider or EpochSlider(self.travel)
         self.slider.show(places)
-        self._below.children = [self.slider.box]
+        self._fill_below()
         return True
 
     def reoffer(self, *, withdraw: bool) -> bool:
@@ -191,7 +211,7 @@ class _Live:
         """Remove the slider: the run continues, or another one is the newest."""
         if self.slider is not None:
             slider, self.slider = self.slider, None
-            self._below.children = []
+            self._fill_below()
             slider.close()
 
     def show(self) -> None:
@@ -222,7 +242,7 @@ class _Live:
         """Close everything: the run is a line of several now."""
         self.withdraw()
         self.leave()
-        close_widgets(*self.widget.children, self.widget)
+        close_widgets(*self.widget.children, self.widget, *([self.shown] if self.shown is not None else []))
 
 
 # %% ../../nbs/views/notebook.ipynb #6b1a041c
@@ -308,7 +328,7 @@ class NotebookView:
                 self._close()
             elif event.kind == "state":
                 self._follow(event.data["state"])
-            elif event.kind == "mark" or event.time_s - self._last_s >= self.every_s:
+            elif event.kind in ("mark", "show") or event.time_s - self._last_s >= self.every_s:
                 self._draw()
         if event.kind == "end" and self._runs is not None:
             self._runs.ended()

@@ -15,7 +15,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from .axes import axis_of, count_ticks, is_drawn, short
-from .html import record_html
+from .html import SHOWN_BYTES, record_html
 from .svg import Area, dots, drawing, fitting, label, path, picture, spread, text_width, value_axis
 from ..best import best_row
 from ..events import MonitorMode
@@ -440,7 +440,8 @@ def _line(table: RunTable, i: int, orders: Sequence[Sequence[int]], more: str) -
     words = visible(" · ".join(filter(None, [*card.tags, card.note])))
     note = f'<span style="grid-column:2/-1;text-align:left;font-weight:400;{_QUIET}">{escape(words)}</span>' if words else ""
     summary = f'<summary class="line" style="list-style:none{weight}">{star}{cells}<span>{spark(card.points)}</span>{note}</summary>'
-    record = record_html(card.board, is_short=len(table.cards) > _MAX_WHOLE)
+    n = len(table.cards)
+    record = record_html(card.board, is_short=n > _MAX_WHOLE, shown_bytes=SHOWN_BYTES // n)
     return f'<details style="{places}">{summary}<div style="padding:2px 0 8px 1.6em">{record}{more}</div></details>'
 
 

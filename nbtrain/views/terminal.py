@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol, TextIO
 
-from ..events import Event
+from ..events import Event, Shown
 from .text import Board, Row, adds_row, already_shown, cells, format_value, header_line, mark_line, note_line, shown_columns
 from .text import place_words, progress_line, rate_words, round_words, state_words, summary_line, time_words, tip_lines, titles
-from .text import visible
+from .text import shown_line, shown_words, visible
 
 # %% auto #0
 __all__ = [
@@ -293,11 +293,13 @@ def validation_line(event: Event) -> str:
 
 
 def _event_line(event: Event) -> str | None:
-    """The line for a note, for a change by hand, and for a run that pauses, continues or is about to stop."""
+    """The line for a note, for a change by hand, for a text that is shown, and for a run that pauses, continues or is about to stop."""
     if event.kind == "note":
         return note_line(event.data["text"])
     if event.kind == "mark":
         return mark_line(event.progress, event.data["text"])
+    if event.kind == "show" and event.data["kind"] == "text":
+        return shown_words(Shown(**event.data))
     return state_words(event.data["state"]) if event.kind == "state" else None
 
 
@@ -339,7 +341,7 @@ class TerminalView:
         elif (text := _event_line(event)) is not None:
             self._line(text)
         elif event.kind == "end":
-            for line in (*tip_lines(self.board), summary_line(self.board)):
+            for line in filter(None, (*tip_lines(self.board), shown_line(self.board), summary_line(self.board))):
                 self._line(line)
 
     def _row(self, row: Row) -> None:
@@ -401,7 +403,9 @@ class LogView:
             return progress_line(self.board)
         if adds_row(event):
             return self._row_text(event.data["row"])
-        return "\n".join([*tip_lines(self.board), summary_line(self.board)]) if event.kind == "end" else _event_line(event)
+        if event.kind != "end":
+            return _event_line(event)
+        return "\n".join(filter(None, [*tip_lines(self.board), shown_line(self.board), summary_line(self.board)]))
 
     def _row_text(self, row: Row) -> str:
         names = shown_columns([row])

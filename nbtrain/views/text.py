@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..best import GrowingBest, is_same_validation
-from ..events import OWN_COLUMNS, Event, Progress, is_rate, steps_of
+from ..events import OWN_COLUMNS, Event, Progress, Shown, is_rate, steps_of
 from .advice import Advice
 from .curve import Ghost, LossCurve, Mark, without
 
@@ -45,6 +45,8 @@ __all__ = [
     "mark_words",
     "mark_line",
     "note_line",
+    "shown_words",
+    "shown_line",
     "tip_lines",
     "best_words",
     "epochs_words",
@@ -212,6 +214,7 @@ class Board:
     validations: list[Row] = field(default_factory=list)  # also inside an epoch
     notes: list[str] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)  # what was changed by hand
+    shown: list[Shown] = field(default_factory=list)  # pictures, texts and histograms
     diffs: dict[Mark, str] = field(default_factory=dict)  # of the source
     lr: float | None = None
     curve: LossCurve = field(default_factory=LossCurve)
@@ -245,6 +248,8 @@ class Board:
             self.notes.append(event.data["text"])
         elif event.kind == "mark":
             self._add_mark(event)
+        elif event.kind == "show":
+            self.shown.append(Shown(**event.data))
         elif event.kind == "state":
             self.status = event.data["state"]
         elif event.kind == "end":
@@ -263,7 +268,13 @@ class Board:
             for rows in (self.rows, self.epochs, self.validations):
                 rows[:] = [row for row in rows if row.get("processed", 0) <= p.processed and row.get("epoch", 0) <= p.epoch]
             self.marks = [mark for mark in self.marks if mark[0].processed <= p.processed]
+            self._drop_shown(p)
             self.diffs = {mark: diff for mark, diff in self.diffs.items() if mark in self.marks}
+
+    def _drop_shown(self, p: Progress) -> None:
+        """Drop what was shown behind the place at which a run continues."""
+        ends_epoch = not p.processed or any(row.get("processed") == p.processed for row in self.epochs)
+        self.shown = [one for one in self.shown if not one.is_undone(p.processed, p.epoch, ends_epoch=ends_epoch)]
 
     def _add_mark(self, event: Event) -> None:
         withdrawn = event.data.get("withdraws", ())
@@ -458,6 +469,25 @@ def mark_line(progress: Progress, text: str) -> str:
 def note_line(text: str) -> str:
     """`note: resumed from last.ckpt`."""
     return f"note: {visible(text, lines=True)}"
+
+
+def shown_words(one: Shown) -> str:
+    """What was shown, in words: `samples: 64 pictures`; a text as it is."""
+    c = one.content
+    if one.kind == "image":
+        n = f"{c['n']} of {c['n_all']} pictures" if c["n"] < c["n_all"] else f"{c['n']} picture{'s' * (c['n'] > 1)}"
+        return visible(": ".join([one.name, " · ".join([n, *filter(None, c["captions"])])]))
+    if one.kind == "text":
+        return visible(f"{one.name}: {c['text']}", lines=True) + (f" … {c['n_cut']:,} more characters" if c["n_cut"] else "")
+    more = f", {c['n_not_finite']:,} not finite" if c["n_not_finite"] else ""
+    return visible(f"{one.name}: {c['n']:,} values, {c['low']:.4g} to {c['high']:.4g}, mean {c['mean']:.4g}, std {c['std']:.4g}{more}")
+
+
+def shown_line(board: Board) -> str:
+    """How much was shown: `shown: samples 12, masks 3 · files in shown/`; empty if nothing was."""
+    counts = Counter(one.name for one in board.shown)
+    files = " · files in shown/" if any(one.file for one in board.shown) else ""
+    return f"shown: {', '.join(f'{visible(name)} {n}' for name, n in counts.items())}{files}" if counts else ""
 
 
 def tip_lines(board: Board) -> list[str]:
@@ -663,5 +693,6 @@ def record_text(board: Board) -> str:
     parts += tip_lines(board)
     parts += [mark_line(*mark) for mark in board.marks]
     parts += [note_line(note) for note in board.notes]
+    parts += filter(None, [shown_line(board)])
     parts.append(progress_line(board) if board.is_on else summary_line(board))
     return "\n".join(parts)

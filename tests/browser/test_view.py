@@ -337,3 +337,34 @@ def test_slider_is_gone_after_a_restart_and_comes_with_a_pause(lab: Any, lab_roo
     lab.page.evaluate(_RESTART)
     _wait_without_slider(lab)
     assert re.search(r"■ stopped · ", _visible(lab))
+
+
+def test_pictures_have_a_slider_that_works_after_the_run_and_in_the_saved_file(lab: Any, lab_root: Path) -> None:
+    cell = """class Ramps(Slow):
+    pause_s = 0.05
+    def metric_on_epoch_end(self):
+        if self.mode == "train":
+            self.show("ramp", torch.linspace(0, (1 + self.current_epoch) / 4, 64).view(1, 8, 8))
+
+trainer = Ramps(nn.Linear(4, 1), device="cpu", optimizer=lambda params: torch.optim.SGD(params, lr=0.01))
+result = trainer.run(4, loader)"""
+    lab.open(write_notebook(lab_root, "pictures", SETUP, cell))
+    lab.command("notebook:run-all-cells")
+    lab.wait_text(r"^ramp epoch 2, step 60")
+    assert lab.page.locator(".nbtrain-shown .stops:visible").count() == 0  # during the run there is only the newest
+    _shoot(lab.page, "pictures-running")
+    lab.wait_text(r"^✓ completed")
+    lab.wait_text(r"^ramp epoch 4, step 120")
+    stops = lab.page.locator(".nbtrain-shown:visible .stops label")
+    assert stops.count() == 4 and lab.page.locator(".nbtrain-shown img:visible").count() == 1
+    stops.nth(0).click()
+    lab.wait_text(r"^ramp epoch 1, step 30")
+    _shoot(lab.page, "pictures-chosen")
+    lab.command("docmanager:save", wait=True)
+    lab.command("kernelmenu:shutdown", wait=True)
+    lab.show("pictures.ipynb")
+    lab.wait_text(r"^ramp epoch 4, step 120")
+    stops.nth(2).click()
+    lab.wait_text(r"^ramp epoch 3, step 90")
+    assert lab.page.locator(".nbtrain-shown img:visible").count() == 1
+    _shoot(lab.page, "pictures-saved")

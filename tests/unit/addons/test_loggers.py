@@ -30,6 +30,7 @@ from samples import Regress, make_loader, make_trainer, make_valid, same_weights
 from torch.utils.data._utils import worker
 from torch.utils.tensorboard import SummaryWriter
 from tracker_files import csv_rows, metric_values, read_wandb, tensorboard_log, trackio_rows
+from tracker_media import CHECKS, ShowsOnce
 
 from nbtrain import AddOnError, ConfigError, LoggersAddon, NeptuneLoggerAddon, OptionError, StateManagerAddon, WandBLoggerAddon
 from nbtrain.cli import main
@@ -112,10 +113,12 @@ def test_a_logger_gets_every_metric_once_with_its_step_and_leaves_nothing_behind
     kind, options = LOGGERS[name]
     pytest.importorskip(name)
     before = threads(), processes()
-    trainer = make_trainer(kind, save_path=tmp_path / "runs", lightning={"log_every_n_steps": 3}, gradient_clip=1.0, **options)
+    lightning = {"log_every_n_steps": 3, "callbacks": [ShowsOnce()]}
+    trainer = make_trainer(kind, save_path=tmp_path / "runs", lightning=lightning, gradient_clip=1.0, **options)
     trainer.run(1, make_loader(), make_valid())
     trainer.run(2, make_loader(), make_valid())
     assert (threads(), processes()) == before
+    CHECKS[name](trainer.run_dir)
     values = metric_values(name, trainer.run_dir)
     assert len(values) == len({(name, step) for name, step, _ in values})
     assert {(name, step): value for name, step, value in values} == pytest.approx(expected(name, trainer, 3), rel=1e-5)
