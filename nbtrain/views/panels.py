@@ -141,7 +141,8 @@ def _panel(epochs: _Epochs, place: Area, quantity: str, names: Sequence[str], mo
     parts += _legend(place.left, place.top + 26, width, names, epochs.rows)
     axis = epochs.axes[quantity]
     box = Area(place.left + epochs.margin, place.top + (52 if epochs.marks else 38), place.right - 10, place.bottom - 18)
-    ticks = [tick for tick in count_ticks(*epochs.ends, 5) if tick >= epochs.ends[0]]
+    n_ticks = int((box.right - box.left) / (text_width(f"{epochs.ends[1]:,}") + 12)) + 1
+    ticks = [tick for tick in count_ticks(*epochs.ends, min(5, max(2, n_ticks))) if tick >= epochs.ends[0]]
     for tick in ticks:
         x = min(box.x(epochs.share(tick)), place.right - text_width(f"{tick:,}") / 2)
         parts.append(label(x, box.bottom + 15, f"{tick:,}", anchor="middle"))

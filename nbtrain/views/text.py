@@ -739,7 +739,8 @@ def make_table(
     kept = names
     if max_width is not None:
         lines = [[text[:title] for text in titles(names)], *(cells(row, names, formats) for row in seen)]
-        kept = _fold(names, {name: 2 + max(map(len, column)) for name, column in zip(names, zip(*lines))}, max_width, odd_metrics(seen))
+        widths = {name: 2 + max(map(len, column)) for name, column in zip(names, zip(*lines))}
+        kept = _fold(names, widths, max_width, odd_metrics([*rows[:1], *seen]))
     return Table(kept, shown, formats, best, len(names) - len(kept))
 
 

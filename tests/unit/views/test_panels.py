@@ -84,6 +84,10 @@ def test_metric_that_is_nan_or_late_has_one_of_the_six_panels() -> None:
     assert list(panels(rows))[:4] == ["loss", "nan", "late", "acc"]
 
 
+def test_epochs_of_a_long_run_do_not_overlap() -> None:
+    Drawing(panels_svg(rows_of(2000, "val_loss", "val_acc", "val_f1"))).check()
+
+
 def test_last_values_stand_below_the_titles() -> None:
     drawing = Drawing(panels_svg(rows_of(10, "train_loss", "val_loss", "auroc")))
     assert [drawing.words(kind) for kind in ("train", "val")] == [["train 0.2", "last 2.2"], ["val 1.2"]]

@@ -202,6 +202,8 @@ def test_metric_that_is_always_nan_or_appears_late_keeps_its_column() -> None:
     table = html.table_html(wide)
     assert "columns: history.df" in table and ">nan<" in table and ">late<" in table
     head, _, line = RowWriter().lines(wide[2], 60, "val_loss", rows=wide)
+    many = [wide[0], *[wide[2] | {"epoch": e} for e in range(2, 90)]]
+    assert "val_late" in text.make_table(many, max_width=60, is_live=True).names
     assert head.split()[-2:] == ["val_nan", "val_late"] and line.split()[-2:] == ["NaN", "0.5"]
 
 
