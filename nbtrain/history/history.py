@@ -426,7 +426,7 @@ class History:
         return measured_curve(table.steps, table.columns.get("train_loss", ()), self.validations, self.monitor, self.epochs, cut)
 
     @property
-    def past(self) -> text.Past | None:
+    def _past(self) -> text.Past | None:
         """What a run that begins now continues; None if nothing was trained."""
         return text.Past(self._curve(), list(self.epochs)) if self.epochs or len(self.steps["train"]) else None
 

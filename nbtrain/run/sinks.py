@@ -162,7 +162,7 @@ class RunSinks:
 
     def _past(self) -> Past | None:
         """What a training run that begins now continues."""
-        return self.trainer.train_state.history.past
+        return self.trainer.train_state.history._past
 
     def preview(self, event: Event, *, validates: bool = False) -> None:
         """Show an event of the dry run in the view alone, which its "start" opens."""

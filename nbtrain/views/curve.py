@@ -374,11 +374,11 @@ def step_labels(box: Area, axis: StepAxis) -> list[str]:
 Ghost = tuple[str, Places]
 
 
-def shown_values(curve: LossCurve, line: Places, ghost: Places = ()) -> list[float]:
-    """The values that the axis must show: all except the few outliers among the raw losses."""
+def shown_values(curve: LossCurve, line: Places, others: Places = (), start: float = -math.inf) -> list[float]:
+    """The values that the axis must show from the step `start` on: all except the few outliers among the raw losses."""
     raw = sorted(p.mean for p in curve.points if is_drawn(p.mean))
     kept = raw[len(raw) // 50 : len(raw) - len(raw) // 50]
-    shown = [value for _, value in (*curve.smoothed_past, *line, *curve.validations, *ghost)]
+    shown = [value for step, value in (*curve.smoothed_past, *line, *curve.validations, *others) if step >= start]
     return [value for value in (*kept[:1], *kept[-1:], *shown) if is_drawn(value)]
 
 
@@ -503,7 +503,7 @@ def curve_svg(
     label_ghost, older = ghost or ("", ())
     steps = step_axis(curve, end_step, epochs, older)
     line = curve.smoothed
-    values = axis_of([*shown_values(curve, line, older), *([best[1]] if best is not None else [])])
+    values = axis_of(shown_values(curve, line, [*older, *([best] if best is not None else [])], steps.start))
     left = 12 + max(map(text_width, values.labels), default=0) if values else 12.0
     few = 1 < steps.n_epochs < FEW_EPOCHS
     is_log = values is not None and values.is_log

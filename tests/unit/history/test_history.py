@@ -425,4 +425,4 @@ def test_first_run_and_an_evaluation_after_it_have_no_cut() -> None:
     trainer = make_trainer()
     trainer.run(1, make_loader(), make_valid())
     trainer.evaluate(make_valid())
-    assert trainer.history.cut is None and trainer.history.past.rows == trainer.history.epochs
+    assert trainer.history.cut is None and trainer.history._past.rows == trainer.history.epochs

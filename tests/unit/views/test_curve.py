@@ -218,6 +218,8 @@ def test_newest_run_has_a_fifth_of_the_axis_and_its_own_points_after_a_long_past
     left, right = (x for x, _ in drawing.points("base"))
     assert drawing.points("cut")[0][0] == pytest.approx(right - (right - left) / 5, abs=0.1)
     assert len(curve.points) == 100 and len(curve.past) <= 200
+    curve.past[0].mean, far = 1e6, Drawing(curve_svg(curve, end_step=100_100))
+    assert far.words() == drawing.words()  # a loss that is not on the axis does not stretch it
 
 
 def test_best_validation_is_in_a_thinned_curve() -> None:
