@@ -53,7 +53,7 @@ def cut_of(event: Event) -> Mark | None:
 
     None for an evaluation, and for a later round of a session.
     """
-    is_round = event.data.get("round", 1) > 1 and not event.data.get("resumed")
+    is_round = event.data.get("round", 1) != 1 and not event.data.get("resumed")
     return None if is_round or event.progress.n_epochs <= event.progress.epoch else (event.progress, "continued")
 
 

@@ -179,8 +179,9 @@ def numbers_html(board: Board) -> str:
     """The numbers that move with the batches: a line for the training, one for the validation, and a place for each metric."""
     left, names = _LINE_CHARACTERS, []
     for name in dict.fromkeys(name for found in board.live.values() for name in found):
-        left -= len(name) + _NUMBER + 3
-        names += [name] if left >= 0 else []
+        if len(name) + _NUMBER + 3 <= left:
+            left -= len(name) + _NUMBER + 3
+            names.append(name)
     lines = []
     for series, found in board.live.items():
         cells = [f'<span style="display:inline-block;width:3.5em;{_QUIET}">{series}</span>']

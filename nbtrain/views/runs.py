@@ -366,13 +366,15 @@ def run_table(cards: Sequence[RunCard]) -> RunTable:
     for metric in metrics[:2]:
         values = [card.value if card.metric == metric else math.nan for card in cards]
         sign = -1 if any(card.mode == "max" for card in cards if card.metric == metric) else 1
-        texts = [format_value(v, digits_of(values)) if not math.isnan(v) else _MISSING for v in values]
+        digits = digits_of(values)
+        texts = [format_value(v, digits) if not math.isnan(v) else _MISSING for v in values]
         columns[metric] = texts, [_key(str(sign * v)) for v in values]
     epochs = [card.best.get("epoch") if card.best is not None else None for card in cards]
     columns["at epoch"] = list(map(format_value, epochs)), [_key(format_value(epoch)) for epoch in epochs]
     for name in tests:
         values = [card.tests.get(name) for card in cards]
-        texts = [format_value(value, digits_of(values)) for value in values]
+        digits = digits_of(values)
+        texts = [format_value(value, digits) for value in values]
         columns[name] = texts, list(map(_key, texts))
     times = [card.board.progress.elapsed_s for card in cards]
     columns["time"] = list(map(format_time, times)), times

@@ -16,7 +16,7 @@ from typing import Protocol, TextIO
 from ..events import Event
 from .text import Board, Row, adds_row, already_shown, cells, format_value, header_line, mark_line, note_line, shown_columns
 from .text import place_words, progress_line, rate_words, round_words, state_words, summary_line, time_words, tip_lines, titles
-from .text import odd_metrics, row_formats
+from .text import odd_metrics, past_lines, row_formats
 
 # %% auto #0
 __all__ = [
@@ -308,7 +308,8 @@ class TerminalView:
         self.board.update(event)
         if event.kind == "start":
             if not is_shown:
-                self._line(header_line(event.data, event.progress.run))
+                for line in (header_line(event.data, event.progress.run), *past_lines(self.board, self.width - 4)):
+                    self._line(line)
         elif event.kind == "steps" and event.time_s - self._last_s >= self.every_s:
             self._last_s = event.time_s
             self._write("\r" + self._coloured_state(running_line(self.board, self.width - 1)) + "\x1b[K")
@@ -374,7 +375,7 @@ class LogView:
 
     def _text(self, event: Event) -> str | None:
         if event.kind == "start":
-            return header_line(event.data, event.progress.run)
+            return "\n".join([header_line(event.data, event.progress.run), *past_lines(self.board, 120)])
         if event.kind == "steps" and event.progress.elapsed_s - self._last_s >= self.every_s:
             return " · ".join(filter(None, [progress_line(self.board), self.board.best_words]))
         if adds_row(event):

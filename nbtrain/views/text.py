@@ -64,6 +64,7 @@ __all__ = [
     "Table",
     "make_table",
     "table_lines",
+    "past_lines",
     "table_text",
     "fixed_lr",
     "record_table",
@@ -235,9 +236,7 @@ class RunningMeans:
         """Add the batches of `event`, or end the passes that it ends."""
         if event.kind == "steps":
             self._add(_PREFIX.get(event.progress.phase, "train_"), event.data["values"])
-        elif event.kind == "start":
-            self.__init__()
-        elif event.kind == "epoch":
+        elif event.kind in ("start", "epoch"):
             self._over.update(PREFIXES)
         elif event.kind in ("valid", "test"):
             self._over.update(("val_", "test_"))
@@ -390,7 +389,7 @@ class Board:
         """
         if not self.trains:
             return {"test": self.means.of("test_")}
-        train = self.means.of("train_") | ({"loss": self.loss} if self.loss is not None else {})
+        train = ({"loss": self.loss} if self.loss is not None else {}) | dict(self.means.items("train"))
         return {"train": train} | ({"val": self.means.of("val_")} if self.header.get("n_valid_batches", 0) != 0 else {})
 
     @property
@@ -763,6 +762,13 @@ def table_lines(table: Table) -> str:
 
     shown = map(text, table.rows)
     return "\n".join([line(lines[0]), *shown, *filter(None, [table.folded_words])])
+
+
+def past_lines(board: Board, max_width: int) -> list[str]:
+    """The rows of the past of a run that was resumed, for a view that only adds lines; empty for any other run."""
+    if not board.past or not board.header.get("resumed"):
+        return []
+    return table_lines(make_table((), board.best, past=board.past_table, max_width=max_width)).split("\n")
 
 
 def table_text(rows: Sequence[Row], best: Row | None = None) -> str:

@@ -241,6 +241,16 @@ def test_record_shows_the_past_that_it_goes_on_from() -> None:
     )
 
 
+def test_terminal_and_log_of_a_resumed_run_begin_with_its_past() -> None:
+    for view in (TerminalView(io.StringIO(), width=80, colour=False), LogView(io.StringIO())):
+        past = board_after(run_events((0.5, 0.3, 0.4)))
+        view.board.find_past = lambda past=past: text.Past(past.curve, past.epochs)
+        begun = Progress(run=1, epoch=3, n_epochs=5, step=12, processed=18)
+        view.update(Event("start", begun, 0.0, HEADER | {"resumed": True, "best": past.best}))
+        lines = [line.removesuffix("\x1b[K") for line in view.stream.getvalue().splitlines() if line]
+        assert lines[3:] == ["    2         0.5       0.3  0.001  1.5s ★", "    3         0.5       0.4  0.001  1.5s", "── continued ──"]
+
+
 def test_live_record_shows_the_past_from_its_start_and_the_one_after_a_long_run_its_panels() -> None:
     start, many = html.record_html(continued_board(run_events()[:1])), html.record_html(continued_board(run_events((0.2,) * 5)))
     assert svg_of(start).points("train past") and start.count("opacity:.65") == 2 and "border-top" in start
