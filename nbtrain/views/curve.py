@@ -522,7 +522,7 @@ def curve_svg(
 # %% ../../nbs/views/curve.ipynb #curv0019
 def curve_words(curve: LossCurve) -> str:
     """What the curve shows, in words: `Training loss by step, smoothed: 2.3 to 0.1 at step 500; val_loss 2.2 to 0.2`."""
-    finite, last = [loss for _, loss in curve.smoothed if is_drawn(loss)], curve.last
+    finite, last = [loss for _, loss in (*curve.smoothed_past, *curve.smoothed) if is_drawn(loss)], curve.last
     words = []
     if last is not None:
         first = finite[0] if finite else last
