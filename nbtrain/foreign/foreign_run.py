@@ -114,7 +114,7 @@ _GENERATORS = {"torch": "torch", "torch.cuda": "CUDA", "numpy": "NumPy", "python
 
 def _best_words(history: History, weights: Weights | None) -> str:
     row = history.best
-    words = best_words(row, history.monitor).removeprefix("best ") if row is not None else ""
+    words = best_words(row, history.monitor, history.epochs).removeprefix("best ") if row is not None else ""
     return ", ".join(filter(None, (words, "with its weights" if weights is not None else "")))
 
 

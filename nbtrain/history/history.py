@@ -22,7 +22,7 @@ from ..best import BestRestarts, GrowingBest, best_row, is_same_validation, rank
 from ..compat.keys import result_of
 from ..events import OWN_COLUMNS, Event, MonitorMode, Shown, Status, is_rate, read_progress, steps_of
 from ..views import html, plots, text
-from ..views.curve import FEW_EPOCHS, Mark, measured_curve, without
+from ..views.curve import FEW_EPOCHS, LossCurve, Mark, cut_of, measured_curve, without
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -162,6 +162,7 @@ class History:
         steps: By phase, "train", "valid" and "test": the metric values by batch, with the step of each: `steps["train"]["train_loss"]`.
         marks: What was changed by hand during a run, and where: pairs of Progress and text.
         shown: What `trainer.show` has shown: Shown objects, the oldest first.
+        cut: Where the newest run continues earlier ones, as a pair of Progress and text; None for a first run.
         monitor: The metric that defines `best`: the best validation if it is a validation metric, else the best epoch.
         monitor_mode: "min" or "max".
 
@@ -181,6 +182,7 @@ class History:
         self.marks: list[Mark] = []
         self.shown: list[Shown] = []
         self.steps = {phase: StepTable() for phase in ("train", "valid", "test")}
+        self.cut: Mark | None = None  # where the newest run continues earlier ones
         self._best = GrowingBest()
         names = "epochs", "validations", "tests", "marks", "shown"
         self.n_saved: dict[str, int] = dict.fromkeys(names, 0)  # rows at the beginning that the journal has
@@ -197,6 +199,7 @@ class History:
             self.monitor, self.monitor_mode = event.data["monitor"], event.data["monitor_mode"]
             if event.data.get("resumed"):
                 self.drop_after(event.progress.processed, event.progress.epoch)
+            self.cut = (cut_of(event) or self.cut) if self.epochs or len(self.steps["train"]) else None
         elif event.kind == "steps":
             self._add_steps(event)
         elif event.kind == "valid":
@@ -250,6 +253,7 @@ class History:
         self._keep("marks", [mark for mark in self.marks if mark[0].processed <= processed])
         ends_epoch = not processed or any(row.get("processed") == processed for row in self.epochs)
         self._keep("shown", [one for one in self.shown if not one.is_undone(processed, epoch, ends_epoch=ends_epoch)])
+        self.cut = self.cut if self.cut is not None and self.cut[0].processed < processed else None
         self.restarts.drop_after(processed)
         for table in self.steps.values():
             table.drop_after(processed)
@@ -298,6 +302,7 @@ class History:
         validations = state.get("validations", [row for row in state["epochs"] if _is_validated(row)])  # a state of an older version
         self.validations = [same.get(row["processed"]) or Row(row) for row in validations]
         self.marks = [(read_progress(progress), text) for progress, text in state["marks"]]
+        self.cut = None
         self.shown = [Shown.read(one) for one in state.get("shown", ())]  # not in an older version's state, and neither the next
         self.restarts.places = [(processed, epoch) for processed, epoch in state.get("restarts", ())]
         for phase, table in state["steps"].items():
@@ -420,10 +425,18 @@ class History:
             >>> len(trainer.history.plot().axes) > 0
             True
         """
+        curve = self._curve(self.cut) if len(self.epochs) < FEW_EPOCHS else None
+        return plots.curves(self.epochs, self.best, self.marks, self.monitor, curve, self.cut)
+
+    def _curve(self, cut: Mark | None = None) -> LossCurve:
+        """The losses by step. `cut`: where the newest run begins."""
         table = self.steps["train"]
-        losses = table.columns.get("train_loss", ()) if len(self.epochs) < FEW_EPOCHS else ()
-        curve = measured_curve(table.steps, losses, self.validations, self.monitor)
-        return plots.curves(self.epochs, self.best, self.marks, self.monitor, curve)
+        return measured_curve(table.steps, table.columns.get("train_loss", ()), self.validations, self.monitor, self.epochs, cut)
+
+    @property
+    def _past(self) -> text.Past | None:
+        """What a run that begins now continues; None if nothing was trained."""
+        return text.Past(self._curve(), list(self.epochs)) if self.epochs or len(self.steps["train"]) else None
 
     @checked
     def to_csv(self, path: str | Path) -> Path:
@@ -547,7 +560,7 @@ class RunResult:
         if self.elapsed_s is not None:
             parts.append(text.format_time(self.elapsed_s))
         if self.best is not None:
-            parts.append(text.best_words(self.best, self.history.monitor))
+            parts.append(text.best_words(self.best, self.history.monitor, self.history.epochs))
         else:
             parts += [f"{name} {text.format_value(value)}" for name, value in self.metrics.items()]
         if self.run_dir is not None:

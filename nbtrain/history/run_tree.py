@@ -90,7 +90,7 @@ class TreeRun:
         history = self.history
         parts = [str(self.fork)] if self.fork is not None else []
         parts += [f"{len(history.epochs)} epochs"] if len(history.epochs) != 1 else ["1 epoch"]
-        parts += [best_words(history.best, history.monitor)] if history.best is not None else []
+        parts += [best_words(history.best, history.monitor, history.epochs)] if history.best is not None else []
         return " · ".join(parts)
 
 

@@ -25,6 +25,7 @@ from ..views.epoch_slider import Travel
 from ..views.notebook import Controls, NotebookView, in_kernel, open_view
 from ..views.runs import RunCard
 from ..views.terminal import LogView, TerminalView, View
+from ..views.text import Past
 from ..engine.protocol import EventSink
 from ..base.arguments import asks_for_bar
 from ..base.trainer_base import TrainerBase
@@ -152,11 +153,16 @@ class RunSinks:
         if not self._shows:
             return None
         view = open_view(self.controls(validates=validates))
+        view.board.find_past = self._past
         if isinstance(view, NotebookView):
             view.card = self._card = self._new_card()
             if self._card is not None and self.trainer.mode == "train":
                 self._card.board = view.board
         return view
+
+    def _past(self) -> Past | None:
+        """What a training run that begins now continues."""
+        return self.trainer.train_state.history._past
 
     def preview(self, event: Event, *, validates: bool = False) -> None:
         """Show an event of the dry run in the view alone, which its "start" opens."""

@@ -1602,7 +1602,7 @@ class Trainer(TrainerBase):
         if self.train_state.counts.epoch:
             parts.append(f"{self.train_state.counts.epoch} epochs done")
         if (best := history.best) is not None:
-            parts.append(best_words(best, self.monitor))
+            parts.append(best_words(best, self.monitor, history.epochs))
         if self.run_dir is not None:
             parts.append(short_path(self.run_dir))
         return f"{self.title}({' · '.join(parts)})"

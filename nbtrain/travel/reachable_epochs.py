@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from weakref import ref
@@ -18,7 +18,7 @@ from ..state.disk import saved_states
 from .recompute import can_train
 from ..tracebacks import variable_name
 from ..views.epoch_slider import ReachableEpoch, Travel
-from ..views.text import format_value
+from ..views.text import digits_in, format_value
 from ..base.trainer_base import TrainerBase
 from .branch import branch
 from .rewind import rewind
@@ -49,11 +49,11 @@ class _Reach:
         return kept if kept.processed == processed or (can_train(kept) and not has_edit) else None
 
 
-def _words(row: Row, found: KeptState | Path, monitor: str) -> str:
+def _words(row: Row, found: KeptState | Path, monitor: str, rows: Sequence[Row]) -> str:
     n = row["processed"] - found.processed if isinstance(found, KeptState) else 0
     again = f"recomputes {n} {'batch' if n == 1 else 'batches'}" if n else ""
     name = next((name for name in (monitor, "train_loss") if name in row), None)
-    value = f"{name} {format_value(row[name])}" if name is not None else ""
+    value = f"{name} {format_value(row[name], digits_in(rows, name))}" if name is not None else ""
     return " · ".join(filter(None, [value, again, f"from {found.name}" if isinstance(found, Path) else ""]))
 
 
@@ -68,7 +68,9 @@ def reachable_epochs(trainer: TrainerBase) -> list[ReachableEpoch]:
     for row in history.epochs:
         if (found := reach.find(row["processed"])) is not None:
             places.append(
-                ReachableEpoch(row["epoch"], _words(row, found, history.monitor), best is not None and best["epoch"] == row["epoch"])
+                ReachableEpoch(
+                    row["epoch"], _words(row, found, history.monitor, history.epochs), best is not None and best["epoch"] == row["epoch"]
+                )
             )
     return places
 

@@ -6,22 +6,25 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
-from ..events import Progress
-from .axes import Axis, axis_of, count_ticks, is_drawn, short, short_count
-from .svg import Area, cross, dots, drawing, fitting, label, path, pills, spread, text_width, value_axis
+from ..events import Event, Progress
+from .axes import Axis, axis_of, count_ticks, digits_of, is_drawn, short, short_count
+from .svg import Area, cross, dots, drawing, fitting, label, path, pills, ring, spread, text_width, value_axis
 
 # %% auto #0
 __all__ = [
-    "Places",
     "Mark",
+    "Places",
+    "Rows",
     "FEW_EPOCHS",
     "Ghost",
     "epoch_of",
+    "cut_of",
     "Point",
     "LossCurve",
     "measured_curve",
@@ -40,6 +43,18 @@ __all__ = [
 def epoch_of(progress: Progress) -> float:
     """The number of finished epochs, plus the finished fraction of the current one."""
     return progress.epoch + (progress.batch / progress.n_batches if progress.n_batches and progress.phase == "train" else 0)
+
+
+Mark = tuple[Progress, str]
+
+
+def cut_of(event: Event) -> Mark | None:
+    """Where the run that begins with `event` cuts the record, and the words for it.
+
+    None for an evaluation, and for a later round of a session.
+    """
+    is_round = event.data.get("round", 1) != 1 and not event.data.get("resumed")
+    return None if is_round or event.progress.n_epochs <= event.progress.epoch else (event.progress, "continued")
 
 
 Places = Sequence[tuple[int, float]]  # (step, value)
@@ -87,6 +102,13 @@ def _smoothed(points: Sequence[Point], reach: int) -> list[tuple[int, float]]:
     return [(point.step, loss) for point, loss in zip(points, line)]
 
 
+def _merged(points: Sequence[Point], n: int) -> list[Point]:
+    """At most `n` points: neighbours are merged."""
+    while len(points) > n:
+        points = [early.merge(late) for early, late in zip(points[::2], points[1::2])] + list(points[len(points) // 2 * 2 :])
+    return list(points)
+
+
 def _spread(places: Sequence[tuple[int, float]], n: int) -> list[tuple[int, float]]:
     """The first and the last of `places`, and about `n` between them, spread evenly over the steps."""
     gap, kept = (places[-1][0] - places[0][0]) / n, [places[0]]
@@ -106,10 +128,13 @@ class LossCurve:
     """The training loss by step and the validations, at most `max_points` of each. A repeated step replaces all later ones.
 
     A step is an optimizer update. Batches whose gradients are accumulated for it are one point; a validation stands at the step before it.
+    `cut` is where the newest run begins, if it continues earlier ones, whose losses are `past`.
     """
 
     def __init__(self, max_points: int = 400, validation: str = "val_loss") -> None:
         self.points: list[Point] = []
+        self.past: list[Point] = []  # at most half of `max_points`
+        self.cut: Mark | None = None
         self.validations: list[tuple[int, float]] = []  # (step, value), at most `max_points`
         self.max_points, self.start = max_points, 0  # start: the step before the first one
         self.epochs: list[tuple[int, float]] = []  # (step, finished epochs), where they are known
@@ -121,11 +146,17 @@ class LossCurve:
         """Begin a run; one that continues keeps its curve up to there. The validations show `monitor` if it is a validation loss, else
         `val_loss`.
         """
-        self.points = [point for point in self.points if point.step <= progress.step]
+        self.past, self.points = ([point for point in points if point.step <= progress.step] for points in (self.past, self.points))
         self.validations, self.epochs = ([at for at in places if at[0] <= progress.step] for places in (self.validations, self.epochs))
         if self.is_empty:
             self.validation = monitor if _is_validation_loss(monitor) else "val_loss"
             self.start, self.epochs = progress.step, [(progress.step, epoch_of(progress))]
+
+    def go_on(self, cut: Mark) -> None:
+        """The losses so far are the past of a run that begins at `cut`; without losses, there is no past."""
+        if not self.is_empty:
+            self.past = _merged([*self.past, *self.points], self.max_points // 2)
+            self.points, self._stride, self.cut = [], 1, cut
 
     def add_row(self, row: Mapping[str, Any], *, is_epoch: bool) -> None:
         """Add the loss of a validation; with `is_epoch`, also the step at which the epoch ended."""
@@ -156,8 +187,7 @@ class LossCurve:
 
     def _add_point(self, step: int) -> None:
         if len(self.points) >= self.max_points:
-            pairs = zip(self.points[::2], self.points[1::2])
-            self.points = [early.merge(late) for early, late in pairs] + self.points[len(self.points) // 2 * 2 :]
+            self.points = _merged(self.points, len(self.points) - 1)
             self._stride *= 2
         self.points.append(Point(step))
 
@@ -176,39 +206,63 @@ class LossCurve:
         return end if end is None or is_drawn(end) else self.newest
 
     @property
+    def digits(self) -> int:
+        """The digits that distinguish the newest points, four at least."""
+        return digits_of([point.mean for point in self.points[-20:]])
+
+    @property
+    def valid_digits(self) -> int:
+        """The digits that distinguish the newest validations, four at least."""
+        return digits_of([value for _, value in self.validations[-20:]])
+
+    @property
     def _reach(self) -> int:
         return min(6, len(self.points) // 16)
 
     @property
     def last_step(self) -> int:
         """The newest step of the curve."""
-        return max([self.start, *(p.step for p in self.points[-1:]), *(step for step, _ in self.validations[-1:])])
+        points = self.points[-1:] or self.past[-1:]
+        return max([self.start, *(p.step for p in points), *(step for step, _ in self.validations[-1:])])
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to draw."""
-        return not self.points and not self.validations
+        return not self.points and not self.validations and not self.past
 
     @property
     def smoothed(self) -> Places:
         """(step, loss): the mean over neighbouring points; NaN where no loss is finite."""
         return _smoothed(self.points, self._reach)
 
+    @property
+    def smoothed_past(self) -> Places:
+        """As `smoothed`, before the cut."""
+        return _smoothed(self.past, min(6, len(self.past) // 16))
 
-def measured_curve(steps: Sequence[int], losses: Sequence[float], validations: Iterable[Mapping[str, Any]], monitor: str) -> LossCurve:
-    """Make the curve of recorded losses and validations."""
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def measured_curve(
+    steps: Sequence[int], losses: Sequence[float], validations: Rows, monitor: str, epochs: Rows = (), cut: Mark | None = None
+) -> LossCurve:
+    """Make the curve of recorded losses, validations and ends of epochs. `cut`: where the newest run begins."""
     curve = LossCurve()
     curve.begin(Progress(), monitor)
-    curve.add_block(steps, losses)
+    n_past = bisect_right(steps, cut[0].step) if cut is not None else 0
+    curve.add_block(steps[:n_past], losses[:n_past])
     for row in validations:
         curve.add_row(row, is_epoch=False)
+    if cut is not None:
+        curve.go_on(cut)
+    curve.add_block(steps[n_past:], losses[n_past:])
+    for row in epochs:
+        curve.add_row({name: row[name] for name in ("epoch", "step") if name in row}, is_epoch=True)
     return curve
 
 
 # %% ../../nbs/views/curve.ipynb #curv0007
-Mark = tuple[Progress, str]
-
-
 def mark_numbers(marks: Sequence[Any]) -> list[str]:
     """The numbers of changes by hand in a picture and in its lines: `①`, `②`, …, `(51)`."""
     circled = "①②③④⑤⑥⑦⑧⑨⑩⑪⑫⑬⑭⑮⑯⑰⑱⑲⑳㉑㉒㉓㉔㉕㉖㉗㉘㉙㉚㉛㉜㉝㉞㉟㊱㊲㊳㊴㊵㊶㊷㊸㊹㊺㊻㊼㊽㊾㊿"
@@ -254,10 +308,18 @@ class StepAxis:
         return self.epochs[-1][1] - self.epochs[0][1] if self.epochs else 0
 
 
+_PAST = 4  # times as long as the newest run, at most
+
+
 def step_axis(curve: LossCurve, end_step: int | None, n_epochs: int | None, ghost: Places) -> StepAxis:
-    """The axis from the start to the planned end, or to the last measured step if the end is unknown or was passed."""
+    """The axis from the start to the planned end, or to the last measured step if the end is unknown or was passed.
+
+    Of a long past only the end is on it, so that a fifth of the axis and more is the newest run's.
+    """
     measured = [curve.last_step] + ([step for step, _ in ghost] if end_step is None else [])
     end = max([*measured, end_step or 0, curve.start + 1])
+    begun = curve.cut[0].step if curve.cut is not None else end
+    start = max(curve.start, begun - _PAST * (end - begun)) if end_step is not None and begun < end else curve.start
     known: list[tuple[int, float]] = []
     places = list(curve.epochs)
     if end_step is not None and n_epochs is not None:
@@ -265,7 +327,11 @@ def step_axis(curve: LossCurve, end_step: int | None, n_epochs: int | None, ghos
     for step, epoch in sorted(places):
         if not known or (step > known[-1][0] and epoch > known[-1][1]):
             known.append((step, epoch))
-    return StepAxis(curve.start, end, tuple(known) if len(known) > 1 else ())
+    before = [place for place in known if place[0] < start]
+    if before and len(known) > len(before):
+        (step, epoch), (next_step, next_epoch) = before[-1], known[len(before)]
+        known[: len(before)] = [(start, epoch + (start - step) / (next_step - step) * (next_epoch - epoch))]
+    return StepAxis(start, end, tuple(known) if len(known) > 1 else ())
 
 
 FEW_EPOCHS = 5  # from this number on, epochs are the unit
@@ -308,11 +374,11 @@ def step_labels(box: Area, axis: StepAxis) -> list[str]:
 Ghost = tuple[str, Places]
 
 
-def shown_values(curve: LossCurve, line: Places, ghost: Places = ()) -> list[float]:
-    """The values that the axis must show: all except the few outliers among the raw losses."""
+def shown_values(curve: LossCurve, line: Places, others: Places = (), start: float = -math.inf) -> list[float]:
+    """The values that the axis must show from the step `start` on: all except the few outliers among the raw losses."""
     raw = sorted(p.mean for p in curve.points if is_drawn(p.mean))
     kept = raw[len(raw) // 50 : len(raw) - len(raw) // 50]
-    shown = [value for _, value in (*line, *curve.validations, *ghost)]
+    shown = [value for step, value in (*curve.smoothed_past, *line, *curve.validations, *others) if step >= start]
     return [value for value in (*kept[:1], *kept[-1:], *shown) if is_drawn(value)]
 
 
@@ -324,6 +390,7 @@ class _Frame:
     steps: StepAxis
     values: Axis
     line: Places  # the smoothed loss
+    best: tuple[int, float] | None = None  # the best validation
 
     def at(self, points: Places) -> list[tuple[float, float] | None]:
         """The places of values; None where one can't be drawn or lies outside."""
@@ -349,16 +416,33 @@ def _crosses(frame: _Frame, curve: LossCurve) -> list[str]:
     return found
 
 
+def _valid_lines(frame: _Frame, curve: LossCurve) -> list[str]:
+    """The validations, those before the cut faint, and a ring around the best one, also if the line is too thin to have it."""
+    best = [place for place in (frame.best,) if place is not None and place[0] not in dict(curve.validations)]
+    valid = sorted([*curve.validations, *best])
+    n_past = len([step for step, _ in valid if step <= curve.cut[0].step]) if curve.cut is not None else 0
+    past, newest = frame.at(valid[:n_past]), frame.at(valid[n_past:])
+    parts = [path(past, "val thin past"), path([*past[-1:], *newest] if newest else [], "val thin")]
+    if len(valid) <= 60:
+        parts += dots(filter(None, past), "val past") + dots(filter(None, newest), "val")
+    return parts + [ring(*place) for place in frame.at([frame.best] if frame.best is not None else []) if place]
+
+
+def _cut_parts(box: Area, steps: StepAxis, cut: Mark | None) -> list[str]:
+    """A line where the newest run begins, and its words."""
+    if cut is None or not steps.has(cut[0].step):
+        return []
+    x = box.x(steps.share(cut[0].step))
+    return [path([(x, box.top), (x, box.bottom)], "cut"), label(x + 4, box.top + 10, cut[1])]
+
+
 def _lines(frame: _Frame, curve: LossCurve, ghost: Places) -> list[str]:
-    parts = [path(frame.at(ghost), "ghost")]
+    parts = [path(frame.at(ghost), "ghost"), path(frame.at(curve.smoothed_past), "train past")]
     parts.append(path(frame.at([(p.step, p.mean) for p in curve.points]), "train raw"))
-    parts.append(path(frame.at(frame.line), "train"))
+    parts.append(path(frame.at([*curve.smoothed_past[-1:], *frame.line]), "train"))
     if len(curve.points) == 1:
         parts += dots(filter(None, frame.at(frame.line)), "train", 3)
-    valid = frame.at(curve.validations)
-    parts.append(path(valid, "val thin"))
-    if len(curve.validations) <= 60:
-        parts += dots(filter(None, valid), "val")
+    parts += _valid_lines(frame, curve)
     return parts + (_crosses(frame, curve) if any(p.bad_step is not None for p in curve.points) else [])
 
 
@@ -366,7 +450,7 @@ def _lines(frame: _Frame, curve: LossCurve, ghost: Places) -> list[str]:
 def _train_words(curve: LossCurve, line: Places) -> tuple[str, str]:
     """The loss at the end of the line, or since when it is not finite; and its kind of text."""
     if is_drawn(line[-1][1]):
-        return f"train_loss {short(line[-1][1])}", "train"
+        return f"train_loss {short(line[-1][1], curve.digits)}", "train"
     bad = curve.points[-1].bad_step
     for point in reversed(curve.points):
         if point.bad_step is None:
@@ -387,12 +471,14 @@ def _end_labels(frame: _Frame, curve: LossCurve, ghost: Ghost, width: float) -> 
     if places or curve.points:
         found.append((x, places[-1][1] if places else frame.box.y(0.5), *_train_words(curve, frame.line)))
     if valid:
-        found.append((x, valid[-1][0][1], f"{curve.validation} {short(valid[-1][1])}", "val"))
+        found.append((x, valid[-1][0][1], f"{curve.validation} {short(valid[-1][1], curve.valid_digits)}", "val"))
     if older:
         found.append((older[-1][0] + 8, older[-1][1], ghost[0], "ghost"))
+    cut = frame.box.x(frame.steps.share(curve.cut[0].step)) if curve.cut is not None else -math.inf
+    low = frame.box.top + (17 if any(item[0] < cut + 80 for item in found) else 4)  # below the words of the cut
     is_apart = bool(older) and older[-1][0] > x + max([text_width(item[2]) for item in found[:-1]], default=0)
     near = found[:-1] if is_apart else found
-    ys = spread([item[1] for item in near], frame.box.top + 4, frame.box.bottom - 4) + [item[1] for item in found[len(near) :]]
+    ys = spread([item[1] for item in near], low, frame.box.bottom - 4) + [max(low, item[1]) for item in found[len(near) :]]
     return [label(x, y + 4, fitting(text, width - x), kind) for (x, _, text, kind), y in zip(found, ys)]
 
 
@@ -403,29 +489,30 @@ def curve_svg(
     epochs: int | None = None,
     marks: Sequence[Mark] = (),
     ghost: Ghost | None = None,
+    best: tuple[int, float] | None = None,
     width: int = 640,
     height: int = 180,
 ) -> str:
     """Draw the loss by step as an SVG: the training loss, smoothed and raw, and the validations. Empty if there is nothing to draw.
 
     `end_step` is the planned end, after `epochs` epochs; `ghost` is another run's label and its (step, loss) pairs; `marks` are
-    numbered at the top.
+    numbered at the top. `best`, the step and the value of the best validation, gets a ring.
     """
     if curve.is_empty:
         return ""
     label_ghost, older = ghost or ("", ())
     steps = step_axis(curve, end_step, epochs, older)
     line = curve.smoothed
-    values = axis_of(shown_values(curve, line, older))
+    values = axis_of(shown_values(curve, line, [*older, *([best] if best is not None else [])], steps.start))
     left = 12 + max(map(text_width, values.labels), default=0) if values else 12.0
     few = 1 < steps.n_epochs < FEW_EPOCHS
     is_log = values is not None and values.is_log
     box = Area(max(40, left), 20 if marks or is_log else 8, width - 140, height - (36 if few else 21))
     xs = [box.x(steps.share(mark[0].step)) if steps.has(mark[0].step) else None for mark in marks]
-    parts = [*step_labels(box, steps), *pills(box, xs)]
+    parts = [*step_labels(box, steps), *_cut_parts(box, steps, curve.cut), *pills(box, xs)]
     if values is None:
         return drawing([*parts, label(box.x(0.5), box.y(0.5), "no finite value", "bad", "middle")], width, height)
-    frame = _Frame(box, steps, values, line)
+    frame = _Frame(box, steps, values, line, best)
     parts = [*value_axis(box, values), *parts, *_lines(frame, curve, older), *_end_labels(frame, curve, (label_ghost, older), width)]
     if is_log:
         parts.append(label(box.left - 6, 10, "log", anchor="end"))
@@ -435,11 +522,13 @@ def curve_svg(
 # %% ../../nbs/views/curve.ipynb #curv0019
 def curve_words(curve: LossCurve) -> str:
     """What the curve shows, in words: `Training loss by step, smoothed: 2.3 to 0.1 at step 500; val_loss 2.2 to 0.2`."""
-    finite, last = [loss for _, loss in curve.smoothed if is_drawn(loss)], curve.last
+    finite, last = [loss for _, loss in (*curve.smoothed_past, *curve.smoothed) if is_drawn(loss)], curve.last
     words = []
     if last is not None:
         first = finite[0] if finite else last
         words.append(f"Training loss by step, smoothed: {short(first)} to {short(last)} at step {curve.points[-1].step}")
     if curve.validations:
         words.append(f"{curve.validation} {short(curve.validations[0][1])} to {short(curve.validations[-1][1])}")
+    if curve.cut is not None:
+        words.append(f"{curve.cut[1]} after step {curve.cut[0].step}")
     return "; ".join(words)

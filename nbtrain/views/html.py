@@ -22,6 +22,7 @@ from nbtrain.views.text import (
     Row,
     Table,
     cells,
+    digits_in,
     format_value,
     make_table,
     mark_words,
@@ -42,7 +43,18 @@ from nbtrain.views.text import (
 )
 
 # %% auto #0
-__all__ = ["SHOWN_BYTES", "table_html", "image_html", "shown_html", "LiveRecord", "status_html", "bars_html", "head_height", "record_html"]
+__all__ = [
+    "SHOWN_BYTES",
+    "table_html",
+    "image_html",
+    "shown_html",
+    "LiveRecord",
+    "status_html",
+    "numbers_html",
+    "bars_html",
+    "head_height",
+    "record_html",
+]
 
 # %% ../../nbs/views/html.ipynb #5108bf4c
 _QUIET = "color:var(--jp-ui-font-color2,inherit)"
@@ -83,18 +95,21 @@ def _cell(text: str) -> str:
     return f'<td style="{_CELL}">{escape(text)}</td>'
 
 
-def _row_html(row: Row | int, table: Table) -> str:
+def _row_html(row: Row | int | None, table: Table, *, is_past: bool) -> str:
+    if row is None:
+        return f'<tr><td colspan="{len(table.names)}" style="padding:0;height:0;border-top:{_LINE}"></td></tr>'
     if isinstance(row, int):
         style = f"padding:0 8px;text-align:left;{_QUIET}"
         return f'<tr style="{_ROW}"><td colspan="{len(table.names)}" style="{style}">{table.gap(row)}</td></tr>'
     first, *rest = cells(row, table.names, table.formats)
     star, weight = ('<span title="best">★</span> ', 600) if row is table.best else ("", 400)
     head = f'<th scope="row" style="{_CELL};font-weight:{weight}">{star}{escape(first)}</th>'
-    return f'<tr style="{_ROW};font-weight:{weight}">{head}{"".join(map(_cell, rest))}</tr>'
+    faint = ";opacity:.65" if is_past else ""
+    return f'<tr style="{_ROW};font-weight:{weight}{faint}">{head}{"".join(map(_cell, rest))}</tr>'
 
 
 def _table_html(table: Table, caption: str) -> str:
-    body = "\n".join(_row_html(row, table) for row in table.rows)
+    body = "\n".join(_row_html(row, table, is_past=i < table.n_past) for i, row in enumerate(table.rows))
     words = " · ".join(filter(None, [caption, table.folded_words]))
     below = f'<caption style="caption-side:bottom;text-align:left;padding:0 8px;{_QUIET}">{escape(words)}</caption>'
     style = "border-collapse:collapse;margin:4px 0;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
@@ -231,9 +246,8 @@ def _bar(label: str, value: float, n: int | None) -> str:
 
 
 def status_html(board: Board, live: LiveRecord | None = None) -> str:
-    """The progress of a running run in one line: its state, place and time, its speed and newest numbers. `live` adds when it was drawn."""
-    numbers = [f"loss {format_value(board.loss)}"] if board.loss is not None else []
-    numbers += [f"lr {format_value(board.lr)}"] if board.lr is not None else []
+    """The progress of a running run in one line: its state, place and time, its rate and speed. `live` adds when it was drawn."""
+    numbers = [f"lr {format_value(board.lr)}"] if board.lr is not None else []
     numbers += rate_words(board)
     state = state_words(board.status)
     if live is not None:
@@ -247,6 +261,35 @@ def status_html(board: Board, live: LiveRecord | None = None) -> str:
     )
 
 
+_NUMBER, _LINE_CHARACTERS = 9, 96  # characters of a number, and of a line
+
+
+def _number(value: float | None, digits: int) -> str:
+    if value is None:
+        return ""
+    if value != value:
+        return f'<span style="{_BAD}">⚠ NaN</span>'
+    return f"{value:#.{digits}g}".rstrip(".")  # with its last zeros: its width stays
+
+
+def numbers_html(board: Board) -> str:
+    """The numbers that move with the batches: a line for the training, one for the validation, and a place for each metric."""
+    left, names = _LINE_CHARACTERS, []
+    for name in dict.fromkeys(name for found in board.live.values() for name in found):
+        if len(name) + _NUMBER + 3 <= left:
+            left -= len(name) + _NUMBER + 3
+            names.append(name)
+    lines = []
+    for series, found in board.live.items():
+        cells = [f'<span style="display:inline-block;width:3.5em;{_QUIET}">{series}</span>']
+        for name in names:
+            digits = board.curve.digits if (series, name) == ("train", "loss") else digits_in(board.epochs, f"{series}_{name}")
+            words = f'<span style="{_QUIET}">{escape(name)}</span> {_number(found[name], digits)}' if name in found else ""
+            cells.append(f'<span style="display:inline-block;width:{len(name) + _NUMBER + 3}ch">{words}</span>')
+        lines.append(f'<div style="{_ONE_LINE}">{"".join(cells)}</div>')
+    return "\n".join(lines)
+
+
 def bars_html(board: Board) -> str:
     """How far the run and its pass are, as two bars; one for an evaluation."""
     p = place_now(board)
@@ -256,7 +299,7 @@ def bars_html(board: Board) -> str:
 
 def head_height(board: Board) -> int:
     """The height of a live record down to its bars, in px: the same at each moment, so that nothing moves."""
-    return 2 * _LINE_PX + (_PICTURE_PX + 2 * _BAR_PX if board.trains else _BAR_PX)
+    return (2 + len(board.live)) * _LINE_PX + (_PICTURE_PX + 2 * _BAR_PX if board.trains else _BAR_PX)
 
 
 _LATER = "the whole record will be here when the run ends, unless its kernel ends before"
@@ -267,7 +310,7 @@ def _live_parts(board: Board, live: LiveRecord | None, gap: int) -> list[str]:
     below = f'<div style="height:{gap}px"></div>' if gap else ""
     if live is not None:
         below = f'<div style="{_QUIET}">{live.either(_LATER, "this is the last that was saved here")}</div>'
-    return [status_html(board, live), picture, bars_html(board), below]
+    return [status_html(board, live), numbers_html(board), picture, bars_html(board), below]
 
 
 def _mark_html(board: Board, i: int, number: str) -> str:
@@ -301,7 +344,7 @@ def record_html(
     ended = [f"<div>{escape(summary_line(board))}</div>", "" if is_short else record_picture(board)]
     parts += _live_parts(board, live, gap) if board.is_on else ended
     caption = "Metrics of the test" if board.is_evaluation else "Metrics by epoch"
-    parts.append(_table_html(record_table(board, _WIDTH, _TITLE, is_short=is_short), caption) if board.rows else "")
+    parts.append(_table_html(record_table(board, _WIDTH, _TITLE, is_short=is_short), caption) if board.rows or board.past else "")
     parts += [f'<div style="{_QUIET}">{escape(tip)}</div>' for tip in tip_lines(board)]
     parts += [_mark_html(board, i, number) for i, number in enumerate(mark_numbers(board.marks))]
     parts += [f'<div style="white-space:pre-line">{escape(note_line(note))}</div>' for note in board.notes]

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from ..events import Event
 from .html import record_html
 from .terminal import LogView
+from .text import Board
 
 # %% auto #0
 __all__ = ["marimo_output", "MarimoView"]
@@ -33,9 +34,13 @@ class MarimoView:
         self.log, self.replace, self.every_s = LogView(stream), replace, every_s
         self._last_s = float("-inf")
 
+    @property
+    def board(self) -> Board:
+        """What it shows."""
+        return self.log.board
+
     def update(self, event: Event) -> None:
         self.log.update(event)
         if event.kind != "steps" or event.time_s - self._last_s >= self.every_s:
             self._last_s = event.time_s
-            board = self.log.board
-            self.replace(record_html(board))
+            self.replace(record_html(self.board))

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..events import is_rate
-from .axes import Axis, axis_of, count_ticks, is_drawn, short
+from .axes import Axis, axis_of, count_ticks, digits_of, is_drawn, short
 from .curve import FEW_EPOCHS, Mark, curve_svg, curve_words, epoch_of
-from .svg import Area, cross, dots, drawing, fitting, label, path, picture, pills, text_width, value_axis
-from .text import PREFIXES, Board, Row, column_names, visible
+from .svg import Area, cross, dots, drawing, fitting, label, path, picture, pills, ring, text_width, thinned, value_axis
+from .text import PREFIXES, Board, Row, column_names, digits_in, odd_metrics, visible
 
 # %% auto #0
 __all__ = ["MAX_PANELS", "quantity_of", "series_of", "panels", "also_measured", "panels_svg", "panels_words", "record_picture"]
@@ -34,12 +34,16 @@ def series_of(name: str) -> str:
 
 
 def panels(rows: Sequence[Row], monitor: str = "val_loss") -> dict[str, list[str]]:
-    """Group the metrics by quantity, that of `monitor` first, then `loss`: `{"loss": ["train_loss", "val_loss"], "acc": ["train_acc"]}`."""
+    """Group the metrics by quantity, that of `monitor` first, then `loss`: `{"loss": ["train_loss", "val_loss"], "acc": ["train_acc"]}`.
+
+    Behind these come metrics that are not finite or have appeared late, before the others.
+    """
+    odd = {quantity_of(name) for name in odd_metrics(rows)}
     groups: dict[str, list[str]] = {}
     for name in column_names(rows):
         if name not in ("epoch", "time_s") and not is_rate(name) and any(isinstance(row.get(name), (int, float)) for row in rows):
             groups.setdefault(quantity_of(name), []).append(name)
-    return dict(sorted(groups.items(), key=lambda item: (item[0] != quantity_of(monitor), item[0] != "loss")))
+    return dict(sorted(groups.items(), key=lambda item: (item[0] != quantity_of(monitor), item[0] != "loss", item[0] not in odd)))
 
 
 def also_measured(quantities: Sequence[str]) -> str:
@@ -60,6 +64,7 @@ class _Epochs:
     marks: Sequence[Mark]
     n_points: int  # of a line
     axes: Mapping[str, Axis | None]  # by quantity
+    cut: Mark | None = None  # where the newest run continues
 
     @property
     def margin(self) -> float:
@@ -76,11 +81,15 @@ class _Epochs:
         first, last = self.ends
         return (epoch - first) / (last - first) if last > first else 0.5
 
-    def points(self, name: str) -> list[tuple[int, float]]:
-        """A metric by epoch, thinned evenly; the newest stays."""
+    def points(self, name: str) -> list[tuple[float, float]]:
+        """A metric by epoch, thinned evenly; the newest and the best stay."""
         found = [(row["epoch"], row[name]) for row in self.rows if isinstance(row.get(name), (int, float))]
-        stride = math.ceil(len(found) / self.n_points)
-        return found[(len(found) - 1) % stride :: stride] if found else []
+        return thinned(found, self.n_points, self.best.get("epoch") if self.best is not None else None)
+
+    @property
+    def n_past(self) -> float:
+        """The epochs before the newest run."""
+        return epoch_of(self.cut[0]) if self.cut is not None else -math.inf
 
 
 def _line(epochs: _Epochs, box: Area, axis: Axis, name: str) -> list[str]:
@@ -88,9 +97,10 @@ def _line(epochs: _Epochs, box: Area, axis: Axis, name: str) -> list[str]:
     of = series_of(name).partition("/")[0]
     kind = {"train": "train", "val": "val"}.get(of, "ghost" if of == "test" else "train")
     places = [(box.x(epochs.share(x)), box.y(axis.share(y))) if is_drawn(y) else None for x, y in points]
-    parts = [path(places, kind)]
-    if len(points) <= 12:
-        parts += dots(filter(None, places), kind, 2.2) if kind != "ghost" else []
+    n = len([x for x, _ in points if x <= epochs.n_past])
+    parts = [path(places[:n], f"{kind} past"), path(places[max(0, n - 1) :] if n < len(places) else [], kind)]
+    if len(points) <= 12 and kind != "ghost":
+        parts += dots(filter(None, places[:n]), f"{kind} past", 2.2) + dots(filter(None, places[n:]), kind, 2.2)
     here = box.bottom - 4
     for before, (x, _), place in zip([True, *map(bool, places)], points, places):
         if place is None and before:
@@ -103,9 +113,10 @@ def _legend(left: float, y: float, width: float, names: Sequence[str], rows: Seq
     """The last value of each line in its colour, as many as fit."""
     parts, x = [], left
     for name in names:
-        value = next((row[name] for row in reversed(rows) if isinstance(row.get(name), (int, float))), math.nan)
+        values = [row[name] for row in rows[-20:] if isinstance(row.get(name), (int, float))]
+        value = values[-1] if values else next((row[name] for row in reversed(rows) if isinstance(row.get(name), (int, float))), math.nan)
         word = series_of(name) if series_of(name) != quantity_of(name) else "last"
-        text = f"{word} {short(value)}"
+        text = f"{word} {short(value, digits_of(values))}"
         if x + text_width(text) > left + width:
             break
         kind = "bad" if not is_drawn(value) else {"val": "val", "test": ""}.get(word.partition("/")[0], "train")
@@ -120,8 +131,7 @@ def _best_ring(epochs: _Epochs, box: Area, axis: Axis, names: Sequence[str], mon
     best = epochs.best
     if best is None or monitor not in names or not is_drawn(best.get(monitor)) or not first <= best.get("epoch", -1) <= last:
         return []
-    x, y = box.x(epochs.share(best["epoch"])), box.y(axis.share(best[monitor]))
-    return [f'<circle class="best" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>']
+    return [ring(box.x(epochs.share(best["epoch"])), box.y(axis.share(best[monitor])))]
 
 
 def _panel(epochs: _Epochs, place: Area, quantity: str, names: Sequence[str], monitor: str) -> list[str]:
@@ -131,11 +141,17 @@ def _panel(epochs: _Epochs, place: Area, quantity: str, names: Sequence[str], mo
     parts += _legend(place.left, place.top + 26, width, names, epochs.rows)
     axis = epochs.axes[quantity]
     box = Area(place.left + epochs.margin, place.top + (52 if epochs.marks else 38), place.right - 10, place.bottom - 18)
-    ticks = [tick for tick in count_ticks(*epochs.ends, 5) if tick >= epochs.ends[0]]
-    parts += [label(box.x(epochs.share(tick)), box.bottom + 15, f"{tick:,}", anchor="middle") for tick in ticks]
+    n_ticks = int((box.right - box.left) / (text_width(f"{epochs.ends[1]:,}") + 12)) + 1
+    ticks = [tick for tick in count_ticks(*epochs.ends, min(5, max(2, n_ticks))) if tick >= epochs.ends[0]]
+    for tick in ticks:
+        x = min(box.x(epochs.share(tick)), place.right - text_width(f"{tick:,}") / 2)
+        parts.append(label(x, box.bottom + 15, f"{tick:,}", anchor="middle"))
     parts += pills(box, [box.x(min(1.0, max(0.0, epochs.share(epoch_of(mark[0]))))) for mark in epochs.marks])
     if axis is None:
         return [*parts, label((box.left + box.right) / 2, box.y(0.5), "no finite value", "bad", "middle")]
+    if epochs.ends[0] <= epochs.n_past < epochs.ends[1]:
+        x = box.x(epochs.share(epochs.n_past))
+        parts.append(path([(x, box.top), (x, box.bottom)], "cut"))
     parts += value_axis(box, axis)
     if axis.is_log:
         parts.append(label(place.right - 10, place.top + 12, "log", anchor="end"))
@@ -146,11 +162,17 @@ def _panel(epochs: _Epochs, place: Area, quantity: str, names: Sequence[str], mo
 
 # %% ../../nbs/views/panels.ipynb #pane0010
 def panels_svg(
-    rows: Sequence[Row], best: Row | None = None, marks: Sequence[Mark] = (), monitor: str = "val_loss", width: int = 640, height: int = 150
+    rows: Sequence[Row],
+    best: Row | None = None,
+    marks: Sequence[Mark] = (),
+    monitor: str = "val_loss",
+    width: int = 640,
+    height: int = 150,
+    cut: Mark | None = None,
 ) -> str:
     """Draw the metrics by epoch as an SVG, with a panel for each quantity: at most six, that of `monitor` first. Empty without an epoch.
 
-    `height` is that of a panel. A ring marks the best value; `marks` are numbered at the top.
+    `height` is that of a panel. A ring marks the best value; `marks` are numbered at the top. What was before the `cut` is faint.
     """
     rows = [row for row in rows if "epoch" in row]
     groups = panels(rows, monitor)
@@ -160,7 +182,7 @@ def panels_svg(
     n_columns = {1: 1, 2: 2, 4: 2}.get(len(shown), 3)
     n_lines = sum(len(names) for _, names in shown)
     axes = {quantity: axis_of(row.get(name) for row in rows for name in names) for quantity, names in shown}
-    epochs = _Epochs(rows, best, marks, max(40, _POINTS // n_lines), axes)
+    epochs = _Epochs(rows, best, marks, max(40, _POINTS // n_lines), axes, cut)
     gap, height = 16, height + (14 if marks else 0)
     column = (width - gap * (n_columns - 1)) / n_columns
     parts: list[str] = []
@@ -169,15 +191,15 @@ def panels_svg(
         parts += _panel(epochs, Area(left, top, left + column, top + height), quantity, names, monitor)
     n_rows = math.ceil(len(shown) / n_columns)
     bottom = n_rows * (height + 8)
-    parts.append(label(0, bottom + 10, fitting(_footnote(rows, best, monitor, list(groups)), width)))
+    parts.append(label(0, bottom + 10, fitting(_footnote(rows, best, monitor, list(groups), cut), width)))
     return drawing(filter(None, parts), width, bottom + 16)
 
 
-def _footnote(rows: Sequence[Row], best: Row | None, monitor: str, quantities: Sequence[str]) -> str:
-    """The quiet line below the panels: their unit, the best epoch, and what has no panel."""
-    words = ["by epoch"]
+def _footnote(rows: Sequence[Row], best: Row | None, monitor: str, quantities: Sequence[str], cut: Mark | None) -> str:
+    """The quiet line below the panels: their unit, the cut, the best epoch, and what has no panel."""
+    words = ["by epoch", *([f"{cut[1]} after epoch {cut[0].epoch}"] if cut is not None else [])]
     if best is not None and "epoch" in best and monitor in best:
-        words.append(f"best {visible(monitor)} {short(best[monitor])} at epoch {best['epoch']}")
+        words.append(f"best {visible(monitor)} {short(best[monitor], digits_in(rows, monitor))} at epoch {best['epoch']}")
     return " · ".join(filter(None, [*words, visible(also_measured(quantities))]))
 
 
@@ -196,10 +218,13 @@ def panels_words(rows: Sequence[Row], monitor: str = "val_loss") -> str:
 # %% ../../nbs/views/panels.ipynb #pane0016
 def record_picture(board: Board) -> str:
     """The picture of a record: the loss by step; panels by epoch once a run of five epochs or more is over. Empty without a loss."""
-    monitor, rows = board.header.get("monitor", "val_loss"), [row for row in board.rows if "epoch" in row]
-    n_epochs = len([row for row in rows if row["epoch"]])
+    monitor, best = board.header.get("monitor", "val_loss"), board.best
+    rows = [row for row in (*board.past, *board.rows) if "epoch" in row]
+    n_epochs = len([row for row in board.rows if row.get("epoch")])
     if not board.is_on and (n_epochs >= FEW_EPOCHS or (n_epochs > 1 and not board.curve.points)):
-        return picture(panels_svg(rows, board.best, board.marks, monitor), panels_words(rows, monitor))
+        return picture(panels_svg(rows, best, board.marks, monitor, cut=board.curve.cut), panels_words(rows, monitor))
     epochs = board.progress.n_epochs if board.is_on else board.progress.epoch
-    svg = curve_svg(board.curve, end_step=board.end_step, epochs=epochs, marks=board.marks, ghost=board.find_ghost())
+    shown = board.curve.validation
+    at = (best["step"], best[shown]) if best is not None and "step" in best and is_drawn(best.get(shown)) else None
+    svg = curve_svg(board.curve, end_step=board.end_step, epochs=epochs, marks=board.marks, ghost=board.find_ghost(), best=at)
     return picture(svg, curve_words(board.curve)) if svg else ""

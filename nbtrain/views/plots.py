@@ -165,12 +165,31 @@ def _span(rows: Sequence[Row]) -> float:
     return (rows[-1]["epoch"] - rows[0]["epoch"]) or 10
 
 
-def _by_epoch(place: _Place, rows: Sequence[Row], best: Row | None, marks: Sequence[Mark]) -> None:
+_PAST = {"alpha": 0.4}  # of a line before the cut
+
+
+def _cut_line(axes: Axes, cut: Mark, x: float) -> None:
+    """A line where the newest run continues, and its words."""
+    axes.axvline(x, color="0.4", linewidth=0.8)
+    axes.text(x, 0.98, f" {_plain(cut[1])}", transform=axes.get_xaxis_transform(), color="0.4", fontsize=7, va="top")
+
+
+def _by_epoch(place: _Place, rows: Sequence[Row], best: Row | None, marks: Sequence[Mark], cut: Mark | None) -> None:
     axes, quantity, names = place
+    begun = epoch_of(cut[0]) if cut is not None else -math.inf
     for name in names:
-        style = {"color": _DRAWN.get(series_of(name).partition("/")[0], "C0"), "linestyle": "-" if name.startswith("train_") else "--"}
-        _line(axes, _values(rows, name), label=_label(series_of(name)) if series_of(name) != quantity else None, **style)
+        style: dict[str, Any] = {
+            "color": _DRAWN.get(series_of(name).partition("/")[0], "C0"),
+            "linestyle": "-" if name.startswith("train_") else "--",
+        }
+        values = _values(rows, name)
+        n = len([x for x, _ in values if x <= begun])
+        label = _label(series_of(name)) if series_of(name) != quantity else None
+        _line(axes, values[:n], label=label if n == len(values) else None, **style, **_PAST)
+        _line(axes, values[max(0, n - 1) :] if n < len(values) else [], label=label, **style)
     axes.set_xlim(rows[0]["epoch"] - 0.03 * _span(rows), rows[-1]["epoch"] + 0.03 * _span(rows))
+    if cut is not None and any(is_drawn(row.get(name)) for row in rows for name in names):
+        _cut_line(axes, cut, begun)
     if best is not None and "epoch" in best:
         axes.axvline(best["epoch"], color="0.6", linewidth=0.8, linestyle="--")
     _dress(axes, quantity, (row.get(name) for row in rows for name in names))
@@ -180,27 +199,39 @@ def _by_epoch(place: _Place, rows: Sequence[Row], best: Row | None, marks: Seque
 def _by_step(axes: Axes, curve: LossCurve, marks: Sequence[Mark]) -> None:
     """The training loss by step, smoothed and raw, and the validations."""
     raw = [(p.step, p.mean if is_drawn(p.mean) else math.nan) for p in curve.points]
+    begun = curve.cut[0].step if curve.cut is not None else -1
+    past, line = curve.smoothed_past, curve.smoothed
     axes.plot(*zip(*raw), color="C0", linewidth=0.8, alpha=0.35)
-    line = curve.smoothed
-    _line(axes, line, color="C0", label="train")
+    _line(axes, past, color="C0", **_PAST)
+    _line(axes, [*past[-1:], *line], color="C0", label="train")
     if curve.validations:
         valid = [(step, value if is_drawn(value) else math.nan) for step, value in curve.validations]
-        _line(axes, valid, color="C1", linestyle="--", label=curve.validation.partition("_")[0])
+        n = len([step for step, _ in valid if step <= begun])
+        style = {"color": "C1", "linestyle": "--"}
+        _line(axes, valid[:n], **style, **_PAST)
+        _line(axes, valid[max(0, n - 1) :] if n < len(valid) else [], label=curve.validation.partition("_")[0], **style)
+    if curve.cut is not None:
+        _cut_line(axes, curve.cut, begun)
     _dress(axes, "loss", shown_values(curve, line), "step")
     _number(axes, [mark[0].step for mark in marks])
 
 
 def curves(
-    rows: Sequence[Row], best: Row | None = None, marks: Sequence[Mark] = (), monitor: str = "val_loss", curve: LossCurve | None = None
+    rows: Sequence[Row],
+    best: Row | None = None,
+    marks: Sequence[Mark] = (),
+    monitor: str = "val_loss",
+    curve: LossCurve | None = None,
+    cut: Mark | None = None,
 ) -> Figure:
     """Plot a panel for each quantity (at most six, that of `monitor` first), training solid, validation dashed.
 
     A dashed line marks the best epoch, and `marks`, the changes by hand, are numbered at the top. With a `curve` and fewer than five epochs
-    the loss is plotted by step; with one epoch, it is the only panel.
+    the loss is plotted by step; with one epoch, it is the only panel. What was before the `cut` is faint.
     """
     rows = [row for row in rows if "epoch" in row]
     groups = panels(rows, monitor)
-    by_step = curve is not None and bool(curve.points) and len(rows) < FEW_EPOCHS
+    by_step = curve is not None and bool(curve.points or curve.past) and len(rows) < FEW_EPOCHS
     if by_step:
         others = {quantity: names for quantity, names in groups.items() if quantity != "loss"} if len(rows) > 1 else {}
         groups = {"loss": ["train_loss"]} | others
@@ -209,7 +240,7 @@ def curves(
         if by_step and place[1] == "loss" and curve is not None:
             _by_step(place[0], curve, marks)
         else:
-            _by_epoch(place, rows, best, marks)
+            _by_epoch(place, rows, best, marks, cut)
     return figure
 
 

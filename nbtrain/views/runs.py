@@ -14,9 +14,9 @@ from html import escape
 from statistics import mean, stdev
 from typing import Any
 
-from .axes import axis_of, count_ticks, is_drawn, short
+from .axes import axis_of, count_ticks, digits_of, is_drawn, short
 from .html import SHOWN_BYTES, record_html
-from .svg import Area, dots, drawing, fitting, label, path, picture, spread, text_width, value_axis
+from .svg import Area, dots, drawing, fitting, label, path, picture, spread, text_width, thinned, value_axis
 from ..best import best_row
 from ..events import MonitorMode
 from .text import ICONS, Board, Row, format_time, format_value, visible
@@ -117,6 +117,11 @@ class RunCard:
     def value(self) -> float:
         """The best value of `metric`; NaN before the first."""
         return self.best[self.metric] if self.best is not None else math.nan
+
+    @property
+    def best_at(self) -> float | None:
+        """Where `points` have the best value."""
+        return next((at for (at, _), row in zip(self.points, self._measured.rows) if row is self.best), None)
 
     @property
     def points(self) -> list[tuple[float, float]]:
@@ -227,11 +232,6 @@ def _rules(is_ramp: bool) -> str:
     return f"<style>{thick}{of('light')}@media(prefers-color-scheme:dark){{{of('dark')}}}</style>"
 
 
-def _thinned(points: Sequence[tuple[float, float]], n: int) -> list[tuple[float, float]]:
-    stride = math.ceil(len(points) / max(2, n))
-    return list(points[(len(points) - 1) % stride :: stride]) if points else []
-
-
 def _scale(cards: Sequence[RunCard], names: Sequence[str], box: Area) -> list[str]:
     """The colours of a ramp, with the smallest and the largest value."""
     values = _numbers(cards, names[0]) or [0.0]
@@ -282,7 +282,7 @@ def runs_svg(cards: Sequence[RunCard], width: int = 720, height: int = 210) -> s
         return box.x((x - first) / (last - first) if last > first else 0.5), box.y(axis.share(y))
 
     def line(card: RunCard, colour: int) -> _Line:
-        points = [point for point in _thinned(card.points, _POINTS // len(drawn)) if is_drawn(point[1])]
+        points = [point for point in thinned(card.points, max(2, _POINTS // len(drawn)), card.best_at) if is_drawn(point[1])]
         return _Line(points, colour, ("★ " if card is best else "") + label_of(card, names[:2]), card is best)
 
     lines = [line(card, colour) for card, colour in sorted(zip(drawn, colours), key=lambda item: item[0] is best)]
@@ -314,7 +314,7 @@ _MAX_WHOLE = 40  # with more runs their records are short, so that a file of 200
 
 def spark(points: Sequence[tuple[float, float]]) -> str:
     """A curve in the height of a line, as an `<img>` element; empty with fewer than two values."""
-    values = [value for _, value in _thinned(points, 30) if is_drawn(value)]
+    values = [value for _, value in thinned(points, 30) if is_drawn(value)]
     axis = axis_of(values)
     if axis is None or len(values) < 2:
         return ""
@@ -366,11 +366,15 @@ def run_table(cards: Sequence[RunCard]) -> RunTable:
     for metric in metrics[:2]:
         values = [card.value if card.metric == metric else math.nan for card in cards]
         sign = -1 if any(card.mode == "max" for card in cards if card.metric == metric) else 1
-        columns[metric] = [format_value(v) if not math.isnan(v) else _MISSING for v in values], [_key(str(sign * v)) for v in values]
+        digits = digits_of(values)
+        texts = [format_value(v, digits) if not math.isnan(v) else _MISSING for v in values]
+        columns[metric] = texts, [_key(str(sign * v)) for v in values]
     epochs = [card.best.get("epoch") if card.best is not None else None for card in cards]
     columns["at epoch"] = list(map(format_value, epochs)), [_key(format_value(epoch)) for epoch in epochs]
     for name in tests:
-        texts = [format_value(card.tests.get(name)) for card in cards]
+        values = [card.tests.get(name) for card in cards]
+        digits = digits_of(values)
+        texts = [format_value(value, digits) for value in values]
         columns[name] = texts, list(map(_key, texts))
     times = [card.board.progress.elapsed_s for card in cards]
     columns["time"] = list(map(format_time, times)), times
@@ -458,7 +462,8 @@ def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = ()) -> 
     title = f"{n} runs" + (f" · {len(on)} {'is' if len(on) == 1 else 'are'} on" if on else "")
     if table.best is not None:
         words = label_of(table.best, varying(cards)[:_MAX_COLUMNS])
-        title += f" · ★ {table.best.metric} {format_value(table.best.value)} with {words}"
+        digits = digits_of([card.value for card in cards if card.metric == table.best.metric])
+        title += f" · ★ {table.best.metric} {format_value(table.best.value, digits)} with {words}"
     lines = [_line(table, i, orders, text) for i, text in enumerate(more or [""] * n)]
     below = [*spread_lines(cards)[:_MAX_SPREADS], *([f"{table.n_folded} more settings differ"] if table.n_folded else [])]
     style = "max-width:720px;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"

@@ -5,6 +5,7 @@
 # %% ../../nbs/views/svg.ipynb #svg0002
 from __future__ import annotations
 
+import math
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
@@ -22,10 +23,12 @@ __all__ = [
     "picture",
     "text_width",
     "fitting",
+    "thinned",
     "label",
     "path",
     "dots",
     "cross",
+    "ring",
     "Area",
     "value_axis",
     "spread",
@@ -65,7 +68,7 @@ def _rules(theme: str) -> str:
     fills = "".join(f"text.{name}{{fill:{c[name]}}}" for name in ("strong", "train", "val", "bad", "ghost"))
     lines = "".join(f"path.{name}{{stroke:{c[name]}}}" for name in ("train", "val", "bad", "ghost", "grid", "base"))
     return (
-        f"text{{fill:{c['text']};stroke:{c['page']}}}{fills}{lines}path.mark,rect.mark{{stroke:{c['text']}}}"
+        f"text{{fill:{c['text']};stroke:{c['page']}}}{fills}{lines}path.mark,rect.mark,path.cut{{stroke:{c['text']}}}"
         f"circle.train{{fill:{c['train']}}}circle.val{{fill:{c['val']}}}circle.best{{stroke:{c['strong']}}}"
     )
 
@@ -75,7 +78,8 @@ _STYLE = (
     "text{paint-order:stroke;stroke-width:3px;stroke-opacity:.85}text.title{font-weight:600}"
     "path,circle.best{fill:none;stroke-width:1.8;stroke-linejoin:round;stroke-linecap:round}"
     "path.raw{stroke-width:1;opacity:.35}path.thin{stroke-width:1.2}"
-    "path.grid,path.base,path.mark{stroke-width:1}path.mark{stroke-dasharray:1 3}"
+    "path.grid,path.base,path.mark,path.cut{stroke-width:1}path.mark{stroke-dasharray:1 3}"
+    "path.past,circle.past{opacity:.45}"
     "path.ghost{stroke-width:1.4;stroke-dasharray:5 4}rect.mark{fill:none}"
 )
 
@@ -113,6 +117,13 @@ def fitting(text: str, width: float) -> str:
     return text if len(text) <= n else text[: n - 1] + "…"
 
 
+def thinned(points: Sequence[tuple[float, float]], n: int, kept: float | None = None) -> list[tuple[float, float]]:
+    """About `n` of the `points`, evenly: the newest is among them, and that at the place `kept`."""
+    stride = max(1, math.ceil(len(points) / max(1, n)))
+    last = len(points) - 1
+    return [point for i, point in enumerate(points) if (last - i) % stride == 0 or point[0] == kept]
+
+
 def label(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
     """A text whose baseline starts at (x, y), or has its middle or end there."""
     attributes = (f' class="{kind}"' if kind else "") + (f' text-anchor="{anchor}"' if anchor != "start" else "")
@@ -141,6 +152,11 @@ def dots(points: Iterable[tuple[float, float]], kind: str, radius: float = 2.6) 
 def cross(x: float, y: float) -> str:
     """A small cross: here a value is not finite."""
     return f'<path class="bad" d="M{x - 3:.1f} {y - 3:.1f}l6 6m0 -6l-6 6"/>'
+
+
+def ring(x: float, y: float) -> str:
+    """A small circle around the best value."""
+    return f'<circle class="best" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>'
 
 
 # %% ../../nbs/views/svg.ipynb #svg0010

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import unicodedata
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from typing import Protocol, TextIO
 from ..events import Event, Shown
 from .text import Board, Row, adds_row, already_shown, cells, format_value, header_line, mark_line, note_line, shown_columns
 from .text import place_words, progress_line, rate_words, round_words, state_words, summary_line, time_words, tip_lines, titles
-from .text import shown_line, shown_words, visible
+from .text import odd_metrics, past_lines, row_formats, shown_line, shown_words
 
 # %% auto #0
 __all__ = [
@@ -30,7 +29,6 @@ __all__ = [
     "LinePart",
     "fitting",
     "block_bar",
-    "RunningMeans",
     "running_parts",
     "running_line",
     "RowWriter",
@@ -152,38 +150,11 @@ def block_bar(fraction: float, width: int) -> str:
 
 
 # %% ../../nbs/views/terminal.ipynb #f1307d90
-class RunningMeans:
-    """The means of the metrics over the current pass; empty between two passes."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, float] = defaultdict(float)
-        self._counts: dict[str, int] = defaultdict(int)
-
-    def update(self, event: Event) -> None:
-        if event.kind == "steps":
-            for name, values in event.data["values"].items():
-                self._sums[name] += sum(values)
-                self._counts[name] += len(values)
-        elif event.kind in ("valid", "test"):
-            self._forget(("val_", "test_"))
-        elif event.kind in ("epoch", "start"):
-            self._forget(("",))
-
-    def _forget(self, prefixes: tuple[str, ...]) -> None:
-        for name in [name for name in self._counts if name.startswith(prefixes)]:
-            del self._sums[name], self._counts[name]
-
-    def items(self, phase: str) -> list[tuple[str, float]]:
-        """Name and mean of each metric of `phase`, without the training loss, which has a separate part."""
-        prefix = {"train": "train_", "valid": "val_", "test": "test_"}.get(phase, "train_")
-        names = [name for name, n in self._counts.items() if n and name.startswith(prefix) and name != "train_loss"]
-        return [(visible(name.removeprefix("train_")), self._sums[name] / self._counts[name]) for name in names]
+_MIN_BAR, _MAX_BAR = 7, 42  # cells
+_LAST = 99  # a rank behind those of the metrics
 
 
-_MIN_BAR, _MAX_BAR = 12, 42  # cells
-
-
-def running_parts(board: Board, means: RunningMeans) -> list[LinePart]:
+def running_parts(board: Board) -> list[LinePart]:
     """The progress of a run, in parts; the bar is added later, in the remaining space."""
     p = board.progress
     first, batch = place_words(p)
@@ -191,19 +162,20 @@ def running_parts(board: Board, means: RunningMeans) -> list[LinePart]:
     parts = [LinePart(state_words(board.status), 0)] if board.status != "running" else []
     parts += [LinePart(rounds, 2)] if (rounds := round_words(board.header)) else []
     parts += [LinePart(first, 1), LinePart(batch, 3, room)]
-    parts.append(LinePart(time_words(board), 5, len("00:00 < 00:00")))
+    parts.append(LinePart(time_words(board), 5, len("00:00 < 0:00:00")))
     rates = [] if p.phase == "test" else rate_words(board)
-    parts += [LinePart(rate, 4 if rate.endswith("it/s") else 6, len(rate.split(" ")[1]) + 6) for rate in rates]
-    if board.loss is not None and p.phase != "test":
-        parts.append(LinePart(f"loss {format_value(board.loss)}", 2, len("loss 0.0001234")))
-    return parts + [
-        LinePart(f"{name} {format_value(mean)}", 8 + i, text_width(name) + 10) for i, (name, mean) in enumerate(means.items(p.phase))
-    ]
+    parts += [LinePart(rate, 6 if rate.endswith("it/s") else _LAST, len(rate.split(" ")[1]) + 6) for rate in rates]
+    means, ranks = board.means.items(p.phase), [2, 4, *range(7, _LAST)]
+    if board.loss_words and p.phase != "test" and not (p.phase == "valid" and means):
+        parts.append(LinePart(board.loss_words, ranks.pop(0), len("loss 0.0001234")))
+    for (name, mean), rank in zip(means, ranks):
+        parts.append(LinePart(f"{name} {format_value(mean)}", rank, text_width(name) + 10))
+    return parts + ([LinePart(board.best_words, _LAST)] if board.best_words and p.phase != "test" else [])
 
 
-def running_line(board: Board, means: RunningMeans, width: int) -> str:
+def running_line(board: Board, width: int) -> str:
     """The line of a running run in at most `width` cells: the most important parts, and a bar if there is space."""
-    p, parts = board.progress, running_parts(board, means)
+    p, parts = board.progress, running_parts(board)
     batch = next(part for part in parts if part.rank == 3)
     has_bar = bool(p.n_batches) and p.phase in ("train", "valid", "test")
     wanted = [replace(part, room=part.width + _MIN_BAR + 1) if part is batch and has_bar else part for part in parts]
@@ -226,15 +198,20 @@ class RowWriter:
     def __init__(self) -> None:
         self._head = ""
 
-    def lines(self, row: Row, width: int, monitor: str, *, is_best: bool = False, colour: bool = False) -> list[str]:
-        """The row's line, in at most `width` cells if two columns fit, after the header if that is new."""
+    def lines(
+        self, row: Row, width: int, monitor: str, *, is_best: bool = False, colour: bool = False, rows: Sequence[Row] = ()
+    ) -> list[str]:
+        """The row's line, in at most `width` cells if two columns fit, after the header if that is new.
+
+        `rows`: those so far, from which a metric may need more digits, and which show what is odd.
+        """
         names = shown_columns([row])
-        shown = _shown_columns(names, width - _STAR, monitor)
+        shown = _shown_columns(names, width - _STAR, monitor, odd_metrics([*rows[:1], row]))
         heads = titles(shown)
         head = "  ".join(right_aligned(text, _column_width(name)) for text, name in zip(heads, shown))
         lines = [] if (head, len(names)) == self._head else [head, *_folded(len(names) - len(shown))]
         self._head = (head, len(names))
-        texts = [right_aligned(text, _column_width(name)) for text, name in zip(cells(row, shown), shown)]
+        texts = [right_aligned(text, _column_width(name)) for text, name in zip(cells(row, shown, row_formats(rows, shown)), shown)]
         if colour:
             texts = [painted(text, "red") if text.strip() == "NaN" else text for text in texts]
         star = f" {painted('★', 'green') if colour else '★'}" if is_best else ""
@@ -245,9 +222,9 @@ def _column_width(name: str) -> int:
     return max(text_width(titles([name])[0]), 6 if name == "epoch" else 9)
 
 
-def _shown_columns(names: Sequence[str], width: int, monitor: str) -> list[str]:
-    """The columns that fit in `width` cells; two at least."""
-    first = ("epoch", monitor, "train_loss", "val_loss", "test_loss")
+def _shown_columns(names: Sequence[str], width: int, monitor: str, odd: Sequence[str] = ()) -> list[str]:
+    """The columns that fit in `width` cells, the losses and the `odd` ones before the others; two at least."""
+    first = ("epoch", monitor, "train_loss", "val_loss", "test_loss", *odd)
     kept, left = [], width + 2
     for name in sorted(names, key=lambda name: first.index(name) if name in first else len(first)):
         left -= _column_width(name) + 2
@@ -265,6 +242,8 @@ def _folded(n: int) -> list[str]:
 class View(Protocol):
     """Something that shows a run: it gets every event."""
 
+    @property
+    def board(self) -> Board: ...
     def update(self, event: Event) -> None: ...
 
 
@@ -316,7 +295,7 @@ class TerminalView:
         self.colour = has_colour(self.stream) if colour is None else colour
         self._width = width
         self._last_s = float("-inf")
-        self._means, self._rows, self._validations = RunningMeans(), RowWriter(), InnerValidations()
+        self._rows, self._validations = RowWriter(), InnerValidations()
 
     @property
     def width(self) -> int:
@@ -329,13 +308,13 @@ class TerminalView:
             self._line(validation_line(validation) + star)
         is_shown = already_shown(event, self.board)
         self.board.update(event)
-        self._means.update(event)
         if event.kind == "start":
             if not is_shown:
-                self._line(header_line(event.data, event.progress.run))
+                for line in (header_line(event.data, event.progress.run), *past_lines(self.board, self.width - 4)):
+                    self._line(line)
         elif event.kind == "steps" and event.time_s - self._last_s >= self.every_s:
             self._last_s = event.time_s
-            self._write("\r" + self._coloured_state(running_line(self.board, self._means, self.width - 1)) + "\x1b[K")
+            self._write("\r" + self._coloured_state(running_line(self.board, self.width - 1)) + "\x1b[K")
         elif adds_row(event):
             self._row(event.data["row"])
         elif (text := _event_line(event)) is not None:
@@ -346,7 +325,7 @@ class TerminalView:
 
     def _row(self, row: Row) -> None:
         monitor = self.board.header.get("monitor", "val_loss")
-        lines = self._rows.lines(row, self.width - 1, monitor, is_best=row is self.board.best, colour=self.colour)
+        lines = self._rows.lines(row, self.width - 1, monitor, is_best=row is self.board.best, colour=self.colour, rows=self.board.rows)
         self._write("".join(f"\r{line}\x1b[K\n" for line in lines))
 
     def _line(self, text: str) -> None:
@@ -398,9 +377,9 @@ class LogView:
 
     def _text(self, event: Event) -> str | None:
         if event.kind == "start":
-            return header_line(event.data, event.progress.run)
+            return "\n".join([header_line(event.data, event.progress.run), *past_lines(self.board, 120)])
         if event.kind == "steps" and event.progress.elapsed_s - self._last_s >= self.every_s:
-            return progress_line(self.board)
+            return " · ".join(filter(None, [progress_line(self.board), self.board.best_words]))
         if adds_row(event):
             return self._row_text(event.data["row"])
         if event.kind != "end":
@@ -411,7 +390,7 @@ class LogView:
         names = shown_columns([row])
         star = " ★" if row is self.board.best else ""
         epochs = f"/{self.board.progress.n_epochs}" if "epoch" in row else ""
-        texts = [f"{title} {text}" for title, text in zip(titles(names), cells(row, names))]
+        texts = [f"{title} {text}" for title, text in zip(titles(names), cells(row, names, row_formats(self.board.rows, names)))]
         return " · ".join([texts[0] + epochs, *texts[1:]]) + star
 
 

@@ -15,7 +15,8 @@ from typing import Any
 from ..best import GrowingBest, is_same_validation
 from ..events import OWN_COLUMNS, Event, Progress, Shown, is_rate, steps_of
 from .advice import Advice
-from .curve import Ghost, LossCurve, Mark, without
+from .axes import DIGITS, digits_of, told_apart
+from .curve import Ghost, LossCurve, Mark, cut_of, without
 
 # %% auto #0
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "with_best",
     "Speed",
     "RunPlace",
+    "RunningMeans",
+    "Past",
     "Board",
     "state_words",
     "round_words",
@@ -48,18 +51,22 @@ __all__ = [
     "shown_words",
     "shown_line",
     "tip_lines",
+    "digits_in",
     "best_words",
     "epochs_words",
     "summary_line",
     "column_names",
     "shown_columns",
+    "odd_metrics",
     "titles",
     "cells",
+    "row_formats",
     "visible_rows",
     "gap_words",
     "Table",
     "make_table",
     "table_lines",
+    "past_lines",
     "table_text",
     "fixed_lr",
     "record_table",
@@ -69,12 +76,12 @@ __all__ = [
 
 
 # %% ../../nbs/views/text.ipynb #84099456
-def format_value(value: Any) -> str:
-    """A number in 4 significant digits, `–` for None; other values as `str` shows them."""
+def format_value(value: Any, digits: int = DIGITS) -> str:
+    """A number in 4 significant `digits`, `–` for None; other values as `str` shows them."""
     if value is None:
         return "–"
     if isinstance(value, float):
-        return "NaN" if math.isnan(value) else f"{value:.4g}"
+        return "NaN" if math.isnan(value) else f"{value:.{digits}g}"
     return visible(str(value))
 
 
@@ -82,7 +89,17 @@ _MAX_DECIMALS, _MAX_DIGITS = 6, 9  # beyond these a column is in powers of ten
 
 
 def number_format(values: Iterable[Any]) -> str:
-    """The format specification that aligns the floats of a column, such as `.4f`; `.2e` if their range is too wide."""
+    """The format specification that aligns the floats of a column, such as `.4f`; `.2e` if their range is too wide.
+
+    It has the digits that distinguish most neighbours.
+    """
+    values = list(values)
+    kind = _format(values)
+    return f".{told_apart(values, int(kind[1:-1]), lambda n: f'.{n}{kind[-1]}')}{kind[-1]}"
+
+
+def _format(values: Iterable[Any]) -> str:
+    """The specification for four significant digits of the largest value, without zeros that all values end with."""
     sizes = [abs(value) for value in values if isinstance(value, float) and value and math.isfinite(value)]
     if not sizes:
         return ".0f"
@@ -203,6 +220,62 @@ class RunPlace:
 
 
 # %% ../../nbs/views/text.ipynb #b9da4cad
+_PREFIX = {"train": "train_", "valid": "val_", "test": "test_"}  # of the metrics of a phase
+
+
+class RunningMeans:
+    """The means of the metrics over the batches of the current pass, and of the newest pass of the other phases.
+
+    A batch without a value, or with NaN, does not count; a metric that is always NaN has the mean NaN.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, dict[str, float]] = {prefix: {} for prefix in PREFIXES}
+        self._counts: dict[str, dict[str, int]] = {prefix: {} for prefix in PREFIXES}
+        self._over: set[str] = set()  # the passes that have ended: their means stay until the next one begins
+
+    def update(self, event: Event) -> None:
+        """Add the batches of `event`, or end the passes that it ends."""
+        if event.kind == "steps":
+            self._add(_PREFIX.get(event.progress.phase, "train_"), event.data["values"])
+        elif event.kind in ("start", "epoch"):
+            self._over.update(PREFIXES)
+        elif event.kind in ("valid", "test"):
+            self._over.update(("val_", "test_"))
+
+    def _add(self, prefix: str, block: Mapping[str, Sequence[float]]) -> None:
+        if prefix in self._over:
+            self._over.discard(prefix)
+            self._sums[prefix], self._counts[prefix] = {}, {}
+        sums, counts = self._sums[prefix], self._counts[prefix]
+        for name, values in block.items():
+            total = sum(values)
+            if total - total != 0:
+                values = [value for value in values if value == value]
+                total = sum(values)
+            sums[name], counts[name] = sums.get(name, 0.0) + total, counts.get(name, 0) + len(values)
+
+    def of(self, prefix: str) -> dict[str, float]:
+        """The mean of each metric with this prefix, by its name without it."""
+        counts = self._counts[prefix]
+        return {visible(name.removeprefix(prefix)): total / (counts[name] or math.nan) for name, total in self._sums[prefix].items()}
+
+    def items(self, phase: str) -> list[tuple[str, float]]:
+        """Name and mean of each metric of `phase`, in a line beside the training loss, which has a separate part."""
+        prefix = _PREFIX.get(phase, "train_")
+        if prefix == "train_":
+            return [(name, mean) for name, mean in self.of(prefix).items() if name != "loss"]
+        return [(prefix + name, mean) for name, mean in self.of(prefix).items()]
+
+
+@dataclass(frozen=True)
+class Past:
+    """What the runs that a run continues have measured: the losses by step, and the rows of their epochs."""
+
+    curve: LossCurve
+    rows: Sequence[Row] = ()
+
+
 @dataclass
 class Board:
     """Everything that a view shows of a run, updated by its events."""
@@ -224,19 +297,28 @@ class Board:
     speed: Speed = field(default_factory=Speed)
     advice: Advice = field(default_factory=Advice)
     find_ghost: Callable[[], Ghost | None] = field(default=lambda: None)  # the run to compare with, read when drawn
+    find_past: Callable[[], Past | None] = field(default=lambda: None)  # what a run continues, read when it begins
+    past: Sequence[Row] = ()  # the epochs of the runs that this one continues
     place: RunPlace = field(default_factory=RunPlace)
     tables: dict[Any, tuple[Any, Table]] = field(default_factory=dict)  # cached since the newest row
     growing: GrowingBest = field(default_factory=GrowingBest)
+    means: RunningMeans = field(default_factory=RunningMeans)
 
     @property
     def loss(self) -> float | None:
         """The smoothed training loss; None before the first step."""
         return self.curve.last
 
+    @property
+    def loss_words(self) -> str:
+        """The smoothed training loss, `loss 0.4123`, in the digits that distinguish its newest points; empty before the first step."""
+        return "" if self.loss is None else f"loss {format_value(self.loss, self.curve.digits)}"
+
     def update(self, event: Event) -> None:
         """Update the data with `event`. One with "trying" in its data is a preview: what is tried before the run begins."""
         self.trying = event.data.get("trying", "")
         self.advice.update(event)
+        self.means.update(event)
         if event.kind == "start":
             self._begin(event)
         elif event.kind == "steps":
@@ -263,7 +345,12 @@ class Board:
         self.header, self.status, self.reason = dict(event.data), "running", ""
         self.speed = Speed(p.elapsed_s)
         self.place = RunPlace(self.place.first_epoch if continues else p.epoch)
+        cut = cut_of(event)
+        if cut is not None and not continues and (past := self.find_past()) is not None:
+            self.curve, self.past = past.curve, past.rows
         self.curve.begin(p, self.header.get("monitor", "val_loss"))
+        if cut is not None:
+            self.curve.go_on(cut)
         if continues:
             for rows in (self.rows, self.epochs, self.validations):
                 rows[:] = [row for row in rows if row.get("processed", 0) <= p.processed and row.get("epoch", 0) <= p.epoch]
@@ -304,6 +391,17 @@ class Board:
             return
         self.lr = event.data.get("lr")
         self.curve.add_block(steps_of(event, self.curve.last_step), event.data["values"].get("train_loss", ()))
+
+    @property
+    def live(self) -> dict[str, dict[str, float]]:
+        """The numbers that move with the batches, by pass and name: the smoothed training loss, and the means of the other metrics.
+
+        Of a training also those of the newest validation; a pass without a batch so far is empty.
+        """
+        if not self.trains:
+            return {"test": self.means.of("test_")}
+        train = ({"loss": self.loss} if self.loss is not None else {}) | dict(self.means.items("train"))
+        return {"train": train} | ({"val": self.means.of("val_")} if self.header.get("n_valid_batches", 0) != 0 else {})
 
     @property
     def left_s(self) -> float | None:
@@ -356,9 +454,21 @@ class Board:
         return self.growing.of(*found, earlier=header.get("best"))
 
     @property
+    def best_words(self) -> str:
+        """The best epoch so far and its metric; empty before the first, and for an evaluation."""
+        best = None if self.is_evaluation else self.best
+        return "" if best is None or "epoch" not in best else best_words(best, self.header.get("monitor", "val_loss"), self.epochs)
+
+    @property
     def table(self) -> list[Row]:
         """The rows that a table shows."""
         return with_best(self.rows, self.best, self.validations)
+
+    @property
+    def past_table(self) -> list[Row]:
+        """The rows of the past that a table chooses from."""
+        best = self.header.get("best") if self.past else None
+        return with_best(self.past, best, [best] if best is not None else [])
 
 
 # %% ../../nbs/views/text.ipynb #bba3b1aa
@@ -447,12 +557,10 @@ def progress_line(board: Board) -> str:
         return trying_words(board)
     parts = [state_words(board.status)] if board.status != "running" else []
     parts += [*place_words(place_now(board)), time_words(board)]
+    means = [f"{name} {format_value(mean)}" for name, mean in board.means.items(board.progress.phase)]
     if board.progress.phase == "test":
-        return " · ".join(parts)
-    parts += rate_words(board)
-    if board.loss is not None:
-        parts.append(f"loss {format_value(board.loss)}")
-    return " · ".join(parts)
+        return " · ".join([*parts, *means])
+    return " · ".join(filter(None, [*parts, *rate_words(board), board.loss_words, *means]))
 
 
 # %% ../../nbs/views/text.ipynb #4cf9c9f6
@@ -495,10 +603,18 @@ def tip_lines(board: Board) -> list[str]:
     return [f"tip: {visible(line)}" for line in board.advice.lines]
 
 
-def best_words(best: Row, monitor: str) -> str:
-    """The best epoch and its metric: `best val_loss 0.1 at epoch 4`; by `train_loss` if `monitor` was not measured."""
+def digits_in(rows: Sequence[Row], name: str) -> int:
+    """The digits that distinguish the values of a metric in the newest of these rows, four at least."""
+    return digits_of([row.get(name) for row in rows[-20:]])
+
+
+def best_words(best: Row, monitor: str, rows: Sequence[Row] = ()) -> str:
+    """The best epoch and its metric: `best val_loss 0.1 at epoch 4`; by `train_loss` if `monitor` was not measured.
+
+    The digits are those that distinguish the newest `rows`.
+    """
     monitor = monitor if monitor in best else "train_loss"
-    return f"best {visible(monitor)} {format_value(best[monitor])} at epoch {best['epoch']}"
+    return f"best {visible(monitor)} {format_value(best[monitor], digits_in(rows, monitor))} at epoch {best['epoch']}"
 
 
 def epochs_words(n: int, n_all: int) -> str:
@@ -512,16 +628,14 @@ def summary_line(board: Board) -> str:
 
     An evaluation has neither epochs nor a best one: `✓ completed · 00:12`.
     """
-    p, best = board.progress, None if board.is_evaluation else board.best
+    p = board.progress
     parts = [state_words(board.status)]
     if board.reason:
         parts.append(visible(board.reason))
     if p.epoch and not board.is_evaluation:
         parts.append(epochs_words(p.epoch - board.place.first_epoch, p.epoch))
     parts.append(format_time(p.elapsed_s))
-    if best is not None and "epoch" in best:
-        parts.append(best_words(best, board.header.get("monitor", "val_loss")))
-    return " · ".join(parts)
+    return " · ".join(filter(None, [*parts, board.best_words]))
 
 
 # %% ../../nbs/views/text.ipynb #43a8afcd
@@ -543,6 +657,14 @@ def shown_columns(rows: Iterable[Row]) -> list[str]:
     return [name for name in names if name != "lr"] if any(is_rate(name) and name != "lr" for name in names) else names
 
 
+def odd_metrics(rows: Sequence[Row]) -> list[str]:
+    """The metrics that are not finite in one of the rows, or have appeared after the first one: where room is short, these stay."""
+    first = rows[0].keys() if rows else ()
+    late = dict.fromkeys(name for row in rows[1:] for name in row if name not in first)
+    bad = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, float) and not math.isfinite(value))
+    return [name for name in late | bad if name not in OWN_COLUMNS and not is_rate(name)]
+
+
 def titles(names: Iterable[str]) -> list[str]:
     """The heads of the columns."""
     return ["time" if name == "time_s" else visible(name) for name in names]
@@ -551,6 +673,11 @@ def titles(names: Iterable[str]) -> list[str]:
 def cells(row: Row, names: Sequence[str], formats: Mapping[str, str] | None = None) -> list[str]:
     """The texts of a table row, the floats under the format specifications of their columns."""
     return [_cell_text(name, row.get(name), (formats or {}).get(name)) for name in names]
+
+
+def row_formats(rows: Sequence[Row], names: Sequence[str]) -> dict[str, str]:
+    """The format specifications of a line for the newest of these rows: of four digits, or of as many as distinguish the newest ones."""
+    return {name: f".{digits_of([row.get(name) for row in rows[-6:]])}g" for name in names}
 
 
 def _cell_text(name: str, value: Any, spec: str | None) -> str:
@@ -580,10 +707,15 @@ class Table:
     """Rows of metrics as they are shown, as HTML and as text."""
 
     names: list[str]  # of the columns
-    rows: list[Row | int]  # an integer is the number of rows left out there
+    rows: list[Row | int | None]  # an integer is the number of rows left out there; None is the cut between the past and this run
     formats: Mapping[str, str]
     best: Row | None = None
     n_folded: int = 0  # columns beyond the width
+
+    @property
+    def n_past(self) -> int:
+        """How many of the rows, and of their gaps, are of the past."""
+        return self.rows.index(None) if None in self.rows else 0
 
     @property
     def folded_words(self) -> str:
@@ -598,13 +730,16 @@ class Table:
 _ALWAYS = ("epoch", "round", "time_s")
 
 
-def _fold(names: Sequence[str], widths: Mapping[str, int], max_width: int) -> list[str]:
-    """The columns that fit into `max_width` characters: the losses before the others."""
+def _fold(names: Sequence[str], widths: Mapping[str, int], max_width: int, odd: Iterable[str] = ()) -> list[str]:
+    """The columns that fit into `max_width` characters: the losses, and then the `odd` ones, before the others."""
     kept: set[str] = set()
     metrics = list(dict.fromkeys(name.split("_", 1)[-1] for name in names))  # train_acc and val_acc stay or go together
+    first = {name.split("_", 1)[-1] for name in odd}
 
     def order(name: str) -> tuple[int, int]:
-        return 0 if name in _ALWAYS or is_rate(name) else 1 if name.endswith("loss") else 2, metrics.index(name.split("_", 1)[-1])
+        metric = name.split("_", 1)[-1]
+        rank = 0 if name in _ALWAYS or is_rate(name) else 1 if name.endswith("loss") else 2 if metric in first else 3
+        return rank, metrics.index(metric)
 
     for name in sorted(names, key=order):
         if sum(widths[other] for other in kept) + widths[name] <= max_width:
@@ -620,33 +755,50 @@ def make_table(
     is_live: bool = False,
     max_width: int | None = None,
     title: int = 99,
+    past: Sequence[Row] = (),
 ) -> Table:
     """Make the table of `rows`. `is_live`: at most twelve lines, the newest at the end. `max_width`: in characters; a title counts at
-    most `title` characters, because longer ones are wrapped. `has_lr=False` leaves out the column for the learning rate."""
-    names = [name for name in shown_columns(rows) if has_lr or not is_rate(name)]
-    shown = visible_rows(rows, best, **({"n_max": 12, "n_first": 0, "n_last": 9} if is_live else {}))
-    seen = [row for row in shown if not isinstance(row, int)]
+    most `title` characters, because longer ones are wrapped. `has_lr=False` leaves out the column for the learning rate. `past`: rows
+    of the runs before, of which the best and the last are shown."""
+    names = [name for name in shown_columns([*past, *rows]) if has_lr or not is_rate(name)]
+    shown: list[Row | int | None] = [*visible_rows(past, best, n_max=3, n_first=0, n_last=1), *([None] if past else [])]
+    shown += visible_rows(rows, best, **({"n_max": 12, "n_first": 0, "n_last": 9} if is_live else {}))
+    seen = [row for row in shown if row is not None and not isinstance(row, int)]
     formats = {name: number_format(row.get(name) for row in seen) for name in names}
     kept = names
     if max_width is not None:
         lines = [[text[:title] for text in titles(names)], *(cells(row, names, formats) for row in seen)]
-        kept = _fold(names, {name: 2 + max(map(len, column)) for name, column in zip(names, zip(*lines))}, max_width)
+        widths = {name: 2 + max(map(len, column)) for name, column in zip(names, zip(*lines))}
+        kept = _fold(names, widths, max_width, odd_metrics([*rows[:1], *seen]))
     return Table(kept, shown, formats, best, len(names) - len(kept))
+
+
+_CUT = "── continued ──"
 
 
 def table_lines(table: Table) -> str:
     """The table as aligned text; the best row ends with a star."""
-    lines = [titles(table.names)] + [cells(row, table.names, table.formats) for row in table.rows if not isinstance(row, int)]
+    rows = [row for row in table.rows if row is not None and not isinstance(row, int)]
+    lines = [titles(table.names)] + [cells(row, table.names, table.formats) for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines)]
 
     def line(texts: Sequence[str]) -> str:
         return "  ".join(text.rjust(width) for text, width in zip(texts, widths))
 
-    shown = [
-        table.gap(row) if isinstance(row, int) else line(cells(row, table.names, table.formats)) + (" ★" if row is table.best else "")
-        for row in table.rows
-    ]
+    def text(row: Row | int | None) -> str:
+        if row is None:
+            return _CUT
+        return table.gap(row) if isinstance(row, int) else line(cells(row, table.names, table.formats)) + " ★" * (row is table.best)
+
+    shown = map(text, table.rows)
     return "\n".join([line(lines[0]), *shown, *filter(None, [table.folded_words])])
+
+
+def past_lines(board: Board, max_width: int) -> list[str]:
+    """The rows of the past of a run that was resumed, for a view that only adds lines; empty for any other run."""
+    if not board.past or not board.header.get("resumed"):
+        return []
+    return table_lines(make_table((), board.best, past=board.past_table, max_width=max_width)).split("\n")
 
 
 def table_text(rows: Sequence[Row], best: Row | None = None) -> str:
@@ -670,11 +822,13 @@ def record_table(board: Board, max_width: int, title: int = 99, *, is_short: boo
     A learning rate that never changed has no column. `is_short`: at most twelve rows, as during a run.
     """
     is_short = is_short or board.is_on
-    options, rows = (max_width, title, is_short), (len(board.rows), len(board.validations), *map(id, board.rows[-1:]))
+    options = max_width, title, is_short
+    rows = len(board.rows), len(board.validations), len(board.past), *map(id, board.rows[-1:])
     made_for, table = board.tables.get(options, (None, None))
     if table is None or made_for != rows:
         has_lr = fixed_lr(board) is None
-        table = make_table(board.table, board.best, has_lr=has_lr, is_live=is_short, max_width=max_width, title=title)
+        shown = {"has_lr": has_lr, "is_live": is_short, "max_width": max_width, "title": title}
+        table = make_table(board.table, board.best, past=board.past_table, **shown)
         board.tables[options] = rows, table
     return table
 
@@ -688,7 +842,7 @@ def title_line(board: Board) -> str:
 def record_text(board: Board) -> str:
     """The whole record as text: header, table, tips, changes, notes, and how far the run is or how it ended."""
     parts = [title_line(board)]
-    if board.rows:
+    if board.rows or board.past:
         parts.append(table_lines(record_table(board, _MAX_CHARACTERS)))
     parts += tip_lines(board)
     parts += [mark_line(*mark) for mark in board.marks]

@@ -26,6 +26,7 @@ from nbtrain.events import Event, MonitorMode, Progress
 from nbtrain.history.history import StepTable
 from nbtrain.history.provenance import show
 from nbtrain.history.run_folder import open_run_folder
+from nbtrain.views import text
 
 
 def test_history_lives_across_runs(tmp_path: Path) -> None:
@@ -370,3 +371,58 @@ def test_a_relative_save_path_is_of_the_folder_where_the_trainer_was_made(tmp_pa
     again.run(3, make_loader(), resume="auto")
     assert trainer.run_dir == again.run_dir == tmp_path / "a" / "runs" / "run-001" and not list((tmp_path / "b").iterdir())
     assert again.counts.epoch == 3 and repr(again.result).endswith("a/runs/run-001)")
+
+
+# -- the past of a run
+def _second(folder: Path) -> Any:
+    trainer = make_trainer(log_bar=True)
+    for _ in range(2):
+        trainer.run(2, make_loader(), make_valid())
+    return trainer
+
+
+def _resumed(folder: Path) -> Any:
+    for n_epoch, resume in ((2, None), (4, "last")):
+        trainer = make_trainer(Regress.add_on(StateManagerAddon), save_path=folder, log_bar=True)
+        trainer.run(n_epoch, make_loader(), make_valid(), resume=resume)
+    return trainer
+
+
+def _rewound(folder: Path) -> Any:
+    trainer = make_trainer(keep_states=True, log_bar=True)
+    trainer.run(4, make_loader(), make_valid())
+    trainer.rewind(epoch=2)
+    trainer.run(2, make_loader(), make_valid())
+    return trainer
+
+
+def _branched(folder: Path) -> Any:
+    trainer = make_trainer(keep_states=True, log_bar=True)
+    trainer.run(3, make_loader(), make_valid())
+    branch = trainer.branch(epoch=2)
+    branch.run(2, make_loader(), make_valid())
+    return branch
+
+
+@pytest.mark.parametrize("make", [_second, _resumed, _rewound, _branched])
+def test_run_that_goes_on_shows_its_past_in_its_record_and_in_the_plot(
+    tmp_path: Path, make: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = make(tmp_path)
+    board, history = trainer.view.board, trainer.history
+    assert [row["epoch"] for row in board.past] == [1, 2] and [row["epoch"] for row in board.rows] == [3, 4]
+    assert board.curve.cut[0].step == 10 and board.curve.past[-1].step == 10 and board.curve.points[0].step == 11
+    assert "── continued ──\n    3 " in text.record_text(board)
+    for shown in (history, load_run(trainer.run_dir)) if trainer.run_dir else (history,):
+        assert shown.cut[0].step == 10 and shown.cut[1] == "continued"
+        axes = shown.plot().axes[0]
+        (faint,) = [line.get_xydata() for line in axes.lines if line.get_color() == "C0" and line.get_alpha() == 0.4]
+        solid = max((line.get_xydata() for line in axes.lines if line.get_color() == "C0" and line.get_alpha() is None), key=len)
+        assert tuple(faint[-1]) == tuple(solid[0]) and faint[-1][0] == 10 and "continued" in axes.texts[0].get_text()
+
+
+def test_first_run_and_an_evaluation_after_it_have_no_cut() -> None:
+    trainer = make_trainer()
+    trainer.run(1, make_loader(), make_valid())
+    trainer.evaluate(make_valid())
+    assert trainer.history.cut is None and trainer.history._past.rows == trainer.history.epochs

@@ -11,7 +11,7 @@ import pytest
 from drawn import Drawing
 
 from nbtrain.events import Progress
-from nbtrain.views.axes import axis_of, count_ticks, short, short_count
+from nbtrain.views.axes import axis_of, count_ticks, digits_of, short, short_count
 from nbtrain.views.curve import LossCurve, curve_svg, curve_words, mark_numbers
 from nbtrain.views.svg import COLOURS, picture
 
@@ -132,7 +132,19 @@ def test_what_is_not_finite_has_no_axis() -> None:
 
 
 def test_labels_are_short() -> None:
-    assert [short(v) for v in (0.123456, 1.23456e-5, 2.0, math.nan, -math.inf)] == ["0.1235", "1.23e-5", "2", "NaN", "-∞"]
+    assert [digits_of(values) for values in ([0.5, 0.4], [0.6931471, 0.6931464, 0.6931459, 0.6931457], [0.5, 0.5], [math.nan])] == [
+        4,
+        7,
+        4,
+        4,
+    ]
+    assert short(0.6931471, 6) == "0.693147" and [short(v) for v in (0.123456, 1.23456e-5, 2.0, math.nan, -math.inf)] == [
+        "0.1235",
+        "1.23e-5",
+        "2",
+        "NaN",
+        "-∞",
+    ]
     assert [short_count(n) for n in (500, 10_000, 99_999, 250_000, 1_500_000)] == ["500", "10,000", "99,999", "250k", "1.5M"]
     assert count_ticks(0, 10) == [0, 2, 4, 6, 8, 10] and count_ticks(3, 3) == [3]
 
@@ -172,6 +184,53 @@ def test_a_run_that_goes_on_begins_where_it_goes_on() -> None:
     drawing.check()
     assert [t.text for t in drawing.texts if t.baseline > 170] == ["6", "8", "10", "12", "14", "epoch"]
     assert drawing.points("train")[0][0] == pytest.approx(drawing.points("base")[0][0], abs=0.5)
+
+
+def continued(n_past: int, n: int) -> LossCurve:
+    """A run of `n` steps that goes on after `n_past` steps."""
+    curve = curve_of(falling(n_past), {n_past // 2: 0.9, n_past: 0.5})
+    curve.begin(Progress(step=n_past, processed=n_past))
+    curve.go_on((Progress(step=n_past, processed=n_past), "continued"))
+    curve.add_block(range(n_past + 1, n_past + n + 1), falling(n))
+    curve.add_validation(n_past + n, 0.4)
+    return curve
+
+
+WORDS = r"Training loss by step, smoothed: 2.\d+ to 0.\d+ at step 1000; val_loss 0.9 to 0.4; continued after step 400"
+
+
+def test_past_of_a_run_is_faint_up_to_the_cut_and_its_curve_does_not_begin_in_the_air() -> None:
+    svg = curve_svg(continued(400, 600), end_step=1200, best=(400, 0.5))
+    drawing = Drawing(svg)
+    drawing.check()
+    (cut, _), left, right = drawing.points("cut"), *(x for x, _ in drawing.points("base"))
+    assert cut[0] == pytest.approx(left + (right - left) / 3, abs=0.1) and "continued" in drawing.words()
+    for line in ("train", "val thin"):
+        assert drawing.points(line)[0] == drawing.points(f"{line} past")[-1] and drawing.points(line)[0][0] == pytest.approx(
+            cut[0], abs=0.1
+        )
+    assert "path.past,circle.past{opacity:.45}" in svg and re.fullmatch(WORDS, curve_words(continued(400, 600)))
+    (ring,) = [part for part in drawing.parts("circle") if part.attrib["class"] == "best"]
+    assert float(ring.attrib["cx"]) == pytest.approx(cut[0], abs=0.1)
+
+
+def test_newest_run_has_a_fifth_of_the_axis_and_its_own_points_after_a_long_past() -> None:
+    curve = continued(100_000, 100)
+    drawing = Drawing(curve_svg(curve, end_step=100_100))
+    drawing.check()
+    left, right = (x for x, _ in drawing.points("base"))
+    assert drawing.points("cut")[0][0] == pytest.approx(right - (right - left) / 5, abs=0.1)
+    assert len(curve.points) == 100 and len(curve.past) <= 200
+    curve.past[0].mean, far = 1e6, Drawing(curve_svg(curve, end_step=100_100))
+    assert far.words() == drawing.words()  # a loss that is not on the axis does not stretch it
+
+
+def test_best_validation_is_in_a_thinned_curve() -> None:
+    curve = curve_of([], {step: 1.0 - (step == 3) / 2 for step in range(1, 2001)})
+    assert (3, 0.5) not in curve.validations
+    drawing = Drawing(curve_svg(curve, best=(3, 0.5)))
+    (ring,) = [part for part in drawing.parts("circle") if part.attrib["class"] == "best"]
+    assert (float(ring.attrib["cx"]), float(ring.attrib["cy"])) in drawing.points("val thin")
 
 
 def test_marks_are_numbered_and_those_that_would_overlap_share_a_sign() -> None:
@@ -256,7 +315,10 @@ def test_random_losses_are_drawn_inside() -> None:
         curve = curve_of(losses, {draw.randrange(1, n + 2): draw.choice([*odd, scale]) for _ in range(3)}, block=draw.randrange(1, 99))
         marks = [(Progress(step=draw.randrange(2 * n)), draw.choice(["saved", "train_step changed"])) for _ in range(draw.randrange(9))]
         ghost = ("run 1", [(draw.randrange(n), draw.choice([*odd, scale])) for _ in range(draw.randrange(4))])
-        end = draw.choice([None, n, 5 * n])
+        if draw.random() < 0.4:
+            curve.go_on((Progress(step=n), "continued"))
+            curve.add_block(range(n + 1, 2 * n + 1), losses)
+        end = draw.choice([None, n, 2 * n, 5 * n])
         svg = curve_svg(curve, end_step=end, epochs=draw.choice([None, 1, 3, 20]), marks=marks, ghost=ghost)
         assert not re.search(r"nan|inf\b", re.sub(r">[^<]*<", "><", svg)) and curve_words(curve)
         Drawing(svg).check()

@@ -66,6 +66,28 @@ def test_best_value_has_a_ring_and_words() -> None:
     assert ring.attrib["cx"] == dots[3].attrib["cx"] and drawing.words()[-1] == "by epoch · best val_loss 1.5 at epoch 4"
 
 
+def test_best_value_of_a_thinned_line_stays_and_what_was_before_the_cut_is_faint() -> None:
+    rows = rows_of(2000, "train_loss", "val_loss")
+    rows[2] |= {"val_loss": 0.5}
+    drawing = Drawing(panels_svg(rows, rows[2], cut=(Progress(epoch=500), "continued")))
+    drawing.check()
+    (ring,) = [part for part in drawing.parts("circle") if part.attrib["class"] == "best"]
+    assert (float(ring.attrib["cx"]), float(ring.attrib["cy"])) in drawing.points("val past")
+    assert drawing.points("val past")[-1] == drawing.points("val")[0] and len(drawing.points("cut")) == 2
+    assert drawing.words()[-1] == "by epoch · continued after epoch 500 · best val_loss 0.5 at epoch 3"
+
+
+def test_metric_that_is_nan_or_late_has_one_of_the_six_panels() -> None:
+    rows = rows_of(9, *TWELVE)
+    for row in rows:
+        row |= {"val_nan": math.nan} | ({"val_late": 0.5} if row["epoch"] >= 3 else {})
+    assert list(panels(rows))[:4] == ["loss", "nan", "late", "acc"]
+
+
+def test_epochs_of_a_long_run_do_not_overlap() -> None:
+    Drawing(panels_svg(rows_of(2000, "val_loss", "val_acc", "val_f1"))).check()
+
+
 def test_last_values_stand_below_the_titles() -> None:
     drawing = Drawing(panels_svg(rows_of(10, "train_loss", "val_loss", "auroc")))
     assert [drawing.words(kind) for kind in ("train", "val")] == [["train 0.2", "last 2.2"], ["val 1.2"]]

@@ -135,17 +135,17 @@ epoch 2/10 · 250/500 · loss 0.5""",
      1         0.5       0.75     0.4375     0.8125        0.8      0.001 ★
 note: the loader's workers are started again at each epoch:
   persistent_workers=True keeps them
-epoch 2/10 · |█████     | 250/500 · 00:08 < 00:51 · 100 it/s · loss 0.5""",
+epoch 2/10 · |██▌  | 250/500 · 00:08 < 00:51 · loss 0.5 · acc 0.75""",
     120: """Digits · SmallCNN · 12.3k params · cuda:0 · bf16-mixed · run 1
  epoch  train_loss  train_acc   val_loss    val_acc     val_f1         lr       time
      1         0.5       0.75     0.4375     0.8125        0.8      0.001       9.5s ★
 note: the loader's workers are started again at each epoch: persistent_workers=True keeps them
-epoch 2/10 · |████████        | 250/500 · 00:08 < 00:51 · 100 it/s · 3.2k samples/s · loss 0.5 · acc 0.75""",
-    200: """Digits · SmallCNN · 12.3k params · cuda:0 · bf16-mixed · run 1
+epoch 2/10 · |███████       | 250/500 · 00:08 < 00:51 · 100 it/s · 3.2k samples/s · loss 0.5 · acc 0.75""",
+    145: """Digits · SmallCNN · 12.3k params · cuda:0 · bf16-mixed · run 1
  epoch  train_loss  train_acc   val_loss    val_acc     val_f1         lr       time
      1         0.5       0.75     0.4375     0.8125        0.8      0.001       9.5s ★
 note: the loader's workers are started again at each epoch: persistent_workers=True keeps them
-epoch 2/10 · |████████████████████                    | 250/500 · 00:08 < 00:51 · 100 it/s · 3.2k samples/s · loss 0.5 · acc 0.75""",
+epoch 2/10 · |██▌  | 250/500 · 00:08 < 00:51 · 100 it/s · 3.2k samples/s · loss 0.5 · acc 0.75 · best val_loss 0.4375 at epoch 1""",
 }
 
 
@@ -310,7 +310,7 @@ def test_terminal_rewrites_one_line_and_adds_a_row_an_epoch() -> None:
     assert view.stream.getvalue() == (
         "\rDigits · SmallCNN · 12.3k params · cpu · run 1\x1b[K\n"
         "\repoch 1/1 · 4/4 · 00:01 < 00:00 · 4 it/s · loss 0.5\x1b[K"
-        "\repoch 1/1 · valid 2/2 · 00:01 < 00:00 · 4 it/s · loss 0.5\x1b[K"
+        "\repoch 1/1 · |██████| valid 2/2 · 00:01 < 00:00 · val_loss 0.5\x1b[K"
         "\r epoch  train_loss   val_loss         lr       time\x1b[K\n"
         "\r     1         0.5        0.5      0.001       1.5s ★\x1b[K\n"
         "\r✓ completed · 1 epoch · 00:01 · best val_loss 0.5 at epoch 1\x1b[K\n"
@@ -331,9 +331,9 @@ def test_log_has_a_line_an_epoch_and_one_a_minute() -> None:
         view.update(event)
     assert view.stream.getvalue() == (
         "Digits · SmallCNN · 12.3k params · cpu · run 1\n"
-        "epoch 1/2 · valid 2/2 · 00:01 < 00:01 · 4 it/s · 128 samples/s · loss 0.5\n"
+        "epoch 1/2 · valid 2/2 · 00:01 < 00:01 · 4 it/s · 128 samples/s · loss 0.5 · val_loss 0.5\n"
         "epoch 1/2 · train_loss 0.5 · val_loss 0.5 · lr 0.001 · time 1.5s ★\n"
-        "epoch 2/2 · valid 2/2 · 00:03 < 00:00 · 4 it/s · 128 samples/s · loss 0.5\n"
+        "epoch 2/2 · valid 2/2 · 00:03 < 00:00 · 4 it/s · 128 samples/s · loss 0.5 · val_loss 0.4 · best val_loss 0.5 at epoch 1\n"
         "epoch 2/2 · train_loss 0.5 · val_loss 0.4 · lr 0.001 · time 1.5s ★\n"
         "✓ completed · 2 epochs · 00:03 · best val_loss 0.4 at epoch 2\n"
     )

@@ -17,8 +17,9 @@ from views_of_runs import HEADER, row, run_events
 
 from nbtrain.events import Event, Progress
 from nbtrain.views import html, text
+from nbtrain.views.curve import cut_of
 from nbtrain.views.notebook import open_view
-from nbtrain.views.terminal import LogView, TerminalView
+from nbtrain.views.terminal import LogView, RowWriter, TerminalView
 
 
 def board_after(events: list[Event]) -> text.Board:
@@ -179,6 +180,141 @@ def test_loader_without_a_length_has_the_time_so_far_and_a_rate() -> None:
     events = run_events()
     events[0] = Event("start", events[0].progress, 0.0, HEADER | {"n_train_batches": None})
     assert text.progress_line(board_after(events[:2])) == "epoch 1/3 · 4/4 · 00:01 · 4 it/s · 128 samples/s · loss 0.5"
+
+
+def test_epochs_that_differ_in_the_sixth_digit_are_told_apart_and_the_best_stays_in_sight() -> None:
+    events = run_events(tuple(0.69 - 0.1 * (i == 2) - 2e-6 * i for i in range(2000)))
+    for board in (board_after(events), board_after(events[:-1])):
+        lines = text.record_text(board).splitlines()
+        newest = [line.split()[2] for line in lines if re.match(r" *(19\d\d|2000)\b", line)]
+        assert len(set(newest)) == len(newest) >= 9 and any(line.endswith(" ★") and line.split()[0] == "3" for line in lines)
+        assert text.best_words(board.best, "val_loss", board.epochs) == "best val_loss 0.589996 at epoch 3"
+    assert "val 0.686002" in svg_of(html.record_html(board_after(events))).words("val")
+    live, log = TerminalView(io.StringIO(), width=200), LogView(io.StringIO(), every_s=0)
+    for event in events[:30]:
+        live.update(event), log.update(event)
+    assert all(view.stream.getvalue().count("· best val_loss 0.589996 at epoch 3") > 5 for view in (live, log))
+
+
+def test_metric_that_is_always_nan_or_appears_late_keeps_its_column() -> None:
+    wide = [{"epoch": e, **{f"train_metric_{i}": 0.5 for i in range(20)}, "val_nan": math.nan} for e in (1, 2, 3)]
+    wide[2] |= {"val_late": 0.5}
+    table = html.table_html(wide)
+    assert "columns: history.df" in table and ">nan<" in table and ">late<" in table
+    head, _, line = RowWriter().lines(wide[2], 60, "val_loss", rows=wide)
+    many = [wide[0], *[wide[2] | {"epoch": e} for e in range(2, 90)]]
+    assert "val_late" in text.make_table(many, max_width=60, is_live=True).names
+    assert head.split()[-2:] == ["val_nan", "val_late"] and line.split()[-2:] == ["NaN", "0.5"]
+
+
+# -- the past of a run
+def continued_board(events: list[Event], n_past: int = 2) -> text.Board:
+    """A run that goes on after `n_past` epochs of another one."""
+    past = board_after(run_events((0.5, 0.3, *[0.4] * (n_past - 2))))
+    best = past.best
+
+    def later(event: Event) -> Event:
+        p, row = event.progress, event.data.get("row")
+        counts = {"step": p.step + 4 * n_past, "processed": p.processed + 6 * n_past}
+        place = replace(p, run=2, epoch=p.epoch + n_past, n_epochs=p.n_epochs + n_past, **counts)
+        if row is not None:
+            row = {**row, "epoch": row["epoch"] + n_past, "step": row["step"] + 4 * n_past, "processed": row["processed"] + 6 * n_past}
+        return replace(event, progress=place, data={**event.data, **({"row": row} if row else {}), "best": best})
+
+    board = text.Board(find_past=lambda: text.Past(past.curve, past.epochs))
+    for event in events:
+        board.update(later(event))
+    return board
+
+
+def test_record_shows_the_past_that_it_goes_on_from() -> None:
+    assert text.record_text(continued_board(run_events((0.35,)), n_past=5)) == (
+        "Digits · SmallCNN · 12.3k params · cpu · run 2 · lr 0.001\n"
+        "epoch  train_loss  val_loss  time\n"
+        "… 1 earlier epoch\n"
+        "    2         0.5      0.30  1.5s ★\n"
+        "… 2 epochs\n"
+        "    5         0.5      0.40  1.5s\n"
+        "── continued ──\n"
+        "    6         0.5      0.35  1.5s\n"
+        "✓ completed · 1 epoch, 6 in all · 00:01 · best val_loss 0.3 at epoch 2"
+    )
+
+
+def test_terminal_and_log_of_a_resumed_run_begin_with_its_past() -> None:
+    for view in (TerminalView(io.StringIO(), width=80, colour=False), LogView(io.StringIO())):
+        past = board_after(run_events((0.5, 0.3, 0.4)))
+        view.board.find_past = lambda past=past: text.Past(past.curve, past.epochs)
+        begun = Progress(run=1, epoch=3, n_epochs=5, step=12, processed=18)
+        view.update(Event("start", begun, 0.0, HEADER | {"resumed": True, "best": past.best}))
+        lines = [line.removesuffix("\x1b[K") for line in view.stream.getvalue().splitlines() if line]
+        assert lines[3:] == ["    2         0.5       0.3  0.001  1.5s ★", "    3         0.5       0.4  0.001  1.5s", "── continued ──"]
+
+
+def test_live_record_shows_the_past_from_its_start_and_the_one_after_a_long_run_its_panels() -> None:
+    start, many = html.record_html(continued_board(run_events()[:1])), html.record_html(continued_board(run_events((0.2,) * 5)))
+    assert svg_of(start).points("train past") and start.count("opacity:.65") == 2 and "border-top" in start
+    assert svg_of(many).points("val past")[-1] == svg_of(many).points("val")[0] and svg_of(many).words()[-1].startswith(
+        "by epoch · continued"
+    )
+
+
+def test_rounds_of_a_session_and_evaluations_cut_nothing() -> None:
+    begun = Progress(n_epochs=3, epoch=1)
+    starts = {"second": HEADER | {"round": 2}, "first": HEADER | {"round": 1}, "resumed": HEADER | {"round": 2, "resumed": True}}
+    assert [name for name, header in starts.items() if cut_of(Event("start", begun, 0.0, header)) is None] == ["second"]
+    assert cut_of(Event("start", Progress(n_epochs=3, epoch=3), 0.0, HEADER)) is None
+
+
+# -- the numbers that move
+def blocks() -> list[Event]:
+    """Ten batches of an epoch, three of its validation, and two of the next epoch."""
+    at = {"n_epochs": 2, "n_batches": 10}
+    values = [
+        ("train", 0, 4, {"train_loss": [0.5] * 4, "train_acc": [0.25, 0.75, 0.5, 0.5], "train_bad": [math.nan] * 4}),
+        ("train", 0, 10, {"train_loss": [0.5] * 6, "train_acc": [1.0] * 6, "train_bad": [math.nan] * 6}),
+        ("valid", 0, 3, {"val_loss": [0.25] * 3, "val_acc": [0.5, 1.0, math.nan]}),
+        ("train", 1, 2, {"train_loss": [0.5] * 2, "train_acc": [0.125] * 2, "train_bad": [math.nan] * 2}),
+    ]
+    events = [Event("start", Progress(n_epochs=2), 0.0, HEADER)]
+    for i, (phase, epoch, batch, found) in enumerate(values):
+        place: Any = Progress(phase=phase, epoch=epoch, batch=batch, step=i + 1, processed=i + 1, elapsed_s=i + 1.0, **at)
+        events.append(
+            Event("steps", place, i + 1.0, {"values": found, "n": len(found[f"{phase[:5].replace('valid', 'val')}_loss"]), "samples": 1})
+        )
+    row = {"epoch": 1, "step": 3, "processed": 3, "train_loss": 0.5, "train_acc": 0.8, "val_loss": 0.25, "val_acc": 0.75}
+    return [*events[:4], Event("epoch", Progress(epoch=1, n_epochs=2, elapsed_s=4.0), 4.0, {"row": row}), events[4]]
+
+
+def test_each_metric_moves_with_the_batches_in_its_own_place() -> None:
+    board, shown = text.Board(), []
+    for event in blocks():
+        board.update(event)
+        lines = [re.findall(r">(\w*)</span> (?:<[^>]*>)?(?:⚠ )?([\w.]+)", line) for line in html.numbers_html(board).splitlines()]
+        shown.append([" ".join(map(" ".join, line)) for line in lines])
+    train, valid = "loss 0.5000 acc 0.8000 bad NaN", "loss 0.2500 acc 0.7500"
+    assert shown == [
+        ["", ""], ["loss 0.5000 acc 0.5000 bad NaN", ""], [train, ""], [train, valid], [train, valid],
+        ["loss 0.5000 acc 0.1250 bad NaN", valid],
+    ]  # fmt: skip
+
+
+def test_live_record_stands_still_while_its_numbers_come() -> None:
+    heights, board = set(), text.Board()
+    for event in blocks():
+        board.update(event)
+        places = re.findall(r"width:(\d+)ch", html.numbers_html(board).splitlines()[0])
+        heights.add((html.head_height(board), html.numbers_html(board).count("height:20px"), *places[:1]))
+    assert len({height[:2] for height in heights}) == 1 and len({height[2:] for height in heights if height[2:]}) == 1
+
+
+def test_text_views_have_the_metrics_beside_the_loss_and_those_of_the_validation_while_it_is_on() -> None:
+    view, log = TerminalView(io.StringIO(), width=79, colour=False), LogView(io.StringIO(), every_s=0.5)
+    for event in blocks():
+        view.update(event), log.update(event)
+    lines = [line.rstrip("\x1b[K") for line in view.stream.getvalue().split("\r") if " · " in line][1:]
+    assert [line.split("loss ")[-1] for line in lines] == ["0.5 · acc 0.5", "0.5 · acc 0.8", "0.25 · val_acc 0.75", "0.5 · acc 0.125"]
+    assert "loss 0.5 · acc 0.5 · bad NaN\n" in log.stream.getvalue() and "loss 0.5 · val_loss 0.25 · val_acc 0.75" in log.stream.getvalue()
 
 
 # -- html
