@@ -34,6 +34,7 @@ from .data_module import is_data_source, read_evaluated, read_source, set_first_
 from ..base.interrupts import keep_handler, signals_stop
 from .lightning_trainer import continue_counts, driving, make_pl_trainer
 from ..base.operation import Operation
+from ..base.show import show_value
 from ..base.trainer_base import TrainerBase
 from .outcome import name_place
 
@@ -105,7 +106,7 @@ class Execution:
         made = batch_size_module(trainer, self.loader, self.valid_loader) if finds_batch_size else trainer.step_module()
         with driving(trainer, made, trains=trainer.mode == "train") as module, ExitStack() as guarded:
             pl_trainer = make_pl_trainer(max_epochs=self.goal, **arguments)
-            vars(pl_trainer)["show"] = trainer.show  # for callbacks of the user, which know this one
+            vars(pl_trainer)["show"] = partial(show_value, trainer)  # for callbacks of the user, which know this one
             if self.pauses and not finds_batch_size:
                 module.guard = guard = ErrorGuard(module, refuses_nonfinite=trainer[NonFiniteAddon].nonfinite == "raise")
                 guarded.callback(setattr, module, "guard", None)  # its snapshot holds all that the steps may change
