@@ -26,7 +26,7 @@ import repository  # noqa: E402
 
 NOTEBOOKS, DOCS, PACKAGE = ROOT / "nbs", ROOT / "docs", ROOT / "nbtrain"
 DOORS = {  # what the sidebar lists, in this order; pages of docs/ that no door names are in the last one
-    "Get started": ("docs/get_started.md", "docs/life_of_a_step.md", "docs/coming_from.md", "docs/elsewhere.md", "docs/faq.md"),
+    "Get started": tuple(f"docs/{name}.md" for name in ("get_started", "life_of_a_step", "coming_from", "elsewhere", "platforms", "faq")),
     "Tutorials": ("nbs/tutorials/index.ipynb", "nbs/examples/index.ipynb"),
     "How-to": ("nbs/howto/index.ipynb", "docs/recipes.md", "docs/resume.md"),
     "Reference": (

@@ -2,9 +2,9 @@
    is read as one that is being typed, or as a typing error. */
 const nbtrainSearch = (() => {
   const BOOSTS = { title: 8, words: 6, headings: 2.5, line: 2, text: 1, code: 0.7 };
-  const KINDS = { "How-to": 1.6, Reference: 1.25, Page: 1.25, Tutorial: 1.15, Chapter: 0.75, Module: 0.5 };
+  const KINDS = { "How-to": 1.7, Reference: 1.25, Page: 1.25, Tutorial: 1.15, Chapter: 0.7, Module: 0.5 };
   const LIST = 0.5, PART = 0.85;  // a page that names all others; a part of a page, of which the whole is found as well
-  const EXACT = 1, BEGUN = 0.8, MEANT = 0.7, JOINED = 0.6;  // how sure it is that a word is the one that was typed
+  const EXACT = 1, BEGUN = 0.8, MEANT = 0.7, BESIDE = 0.6;  // how sure it is that a word is the one that was typed
   const NEAR = 5, SHOWN = 40;
   const STOP = new Set(`a about after all also am an and any are as at be before but by can cannot can't could did do does doesn doesn't don don't
     each for from get getting give had has have how i if in instead into is isn isn't it its me my nbtrain not of on or our should so some than
@@ -98,7 +98,7 @@ const nbtrainSearch = (() => {
   };
   const factor = (id) => KINDS[documents[id].kind] * (documents[id].list ? LIST : 1) * (documents[id].page ? PART : 1);
   const find = (term, boost) =>
-    index.search(term, { tokenize: (text) => [text], boost: BOOSTS, boostDocument: factor, boostTerm: () => boost });
+    index.search(term, { tokenize: (text) => [text], boost: BOOSTS, boostDocument: factor, boostTerm: () => boost, bm25: { k: 1.2, b: 0.5, d: 0.5 } });
 
   /** What each word of a query stands for: stems, with how sure that is. */
   const understand = (query) => {
@@ -112,13 +112,13 @@ const nbtrainSearch = (() => {
       if (begun.size) terms.push({ part, stems: begun, sure: BEGUN });
       else terms.push({ part, stems: meant(part), sure: MEANT, isMeant: true });
     }
-    const joined = new Set();
+    const joined = new Map();
     words.forEach((word, i) => {
-      if (word.joined) joined.add(word.joined);
       const next = words[i + 1];
-      if (next && word.parts.length === 1 && next.parts.length === 1) joined.add(word.parts[0] + next.parts[0]);
+      if (next && word.parts.length === 1 && next.parts.length === 1) joined.set(stem(word.parts[0] + next.parts[0]), BESIDE);
+      if (word.joined) joined.set(stem(word.joined), EXACT);
     });
-    return { terms, joined: [...joined].map(stem).filter((term) => stems.has(term)) };
+    return { terms, joined: new Map([...joined].filter(([term]) => stems.has(term))) };
   };
 
   /** The pages that a query means, the best first, each once: [{address, kind, title, page, score, ...}]. */
@@ -139,13 +139,13 @@ const nbtrainSearch = (() => {
         const sum = scores.get(id) ?? { score: 0, met: 0 };
         scores.set(id, { score: sum.score + score, met: sum.met + weight / weights });
       }
-    for (const term of joined)
-      for (const { id, score } of find(term, JOINED)) {
+    for (const [term, sure] of joined)
+      for (const { id, score } of find(term, sure)) {
         const sum = scores.get(id) ?? { score: 0, met: 0.5 };
         scores.set(id, { ...sum, score: sum.score + score });
       }
-    const all = new Set(terms.flatMap((term) => [...term.stems.keys()]).concat(joined));
-    const found = [...scores].map(([id, { score, met }]) => ({ ...documents[id], score: score * met * met * titled(documents[id], terms) }));
+    const all = new Set(terms.flatMap((term) => [...term.stems.keys()]).concat([...joined.keys()]));
+    const found = [...scores].map(([id, { score, met }]) => ({ ...documents[id], score: score * met * met * named(documents[id], query, terms) }));
     found.sort((a, b) => b.score - a.score);
     const seen = new Set(), pages = [];
     for (const page of found) {
@@ -159,7 +159,12 @@ const nbtrainSearch = (() => {
     const stems = stemsOf(text);
     return terms.length > 0 && terms.every((term) => [...term.stems.keys()].some((each) => stems.has(each)));
   };
-  const titled = (page, terms) => (hasAll(page.title, terms) ? 1.3 : 1);
+  const phrase = (text) => read(text).flatMap(({ parts }) => parts).filter((part) => !STOP.has(part)).map(stem).join(" ");
+  /** How much more a page counts whose title, heading or other name is the query, or whose title has all its words. */
+  const named = (page, query, terms) => {
+    page.names ??= new Set([page.title, ...(page.words ?? "").split(", "), ...(page.headings ?? []).map(([text]) => text)].map(phrase));
+    return page.names.has(phrase(query)) ? 1.6 : hasAll(page.title, terms) ? 1.3 : 1;
+  };
   /** The heading that a query names, if the title of its page doesn't. */
   const anchor = (page, terms) => {
     if (hasAll(page.title, terms)) return "";
