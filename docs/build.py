@@ -7,6 +7,7 @@ search engines and for the site's own search, of which `search_pages.py` and `st
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -318,6 +319,8 @@ def build(folder: Path) -> Path:
         "--quiet",
         "--fail-on-warning",
         "--keep-going",
+        "--jobs",
+        str(min(4, os.cpu_count() or 1)),
         "--builder",
         "html",
         "--conf-dir",

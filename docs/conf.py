@@ -161,9 +161,9 @@ def leave_out_index(app: Sphinx) -> None:
     app.builder.nbtrain_pages = []
 
 
-def collect_page(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
-    if doctree is not None:
-        app.builder.nbtrain_pages += search_pages.records(page, app.env.titles[page].astext(), doctree)
+def collect_page(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """What the search knows of a page; the process of the build resolves all of them, where others write."""
+    app.builder.nbtrain_pages += search_pages.records(page, app.env.titles[page].astext(), doctree)
 
 
 def write_pages(app: Sphinx, error: Exception | None) -> None:
@@ -176,7 +176,7 @@ def write_pages(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> None:
     app.connect("builder-inited", leave_out_index)
-    app.connect("html-page-context", collect_page)
+    app.connect("doctree-resolved", collect_page)
     app.connect("build-finished", write_pages)
     app.connect("html-page-context", fold_sidebar, priority=400)  # before the theme's
     app.connect("autodoc-process-docstring", docstring_as_rst, priority=400)  # before napoleon's

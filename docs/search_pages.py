@@ -33,7 +33,13 @@ KINDS: dict[str, tuple[Kind, int]] = {  # of pages whose name begins so, the lon
 LISTS = ("index", "contents", "docs/names", "docs/private_parts", "docs/release")  # pages that name all others, and those for a few readers
 _SPLIT = re.compile(r"[^\W_]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})")
-_stem = cache(snowballstemmer.stemmer("english").stemWord)
+_PLURAL = re.compile(r"^([cgtx]pu)s$")
+_stemmer = snowballstemmer.stemmer("english")
+
+
+@cache
+def _stem(word: str) -> str:
+    return _stemmer.stemWord(_PLURAL.sub(r"\1", word))  # which takes GPUs for Latin
 
 
 def kind_of(page: str) -> tuple[Kind, int]:
@@ -48,15 +54,15 @@ def stems(text: str) -> set[str]:
 
 
 @cache
-def said() -> dict[str, str]:
-    """What people say for words of our titles."""
+def said() -> dict[str, dict[str, str]]:
+    """What people say: other `spellings` of words, and words that mean those of our `titles`."""
     return yaml.safe_load(WORDS.read_text(encoding="utf-8"))
 
 
 def words_for(title: str) -> str:
     """What people say for the words of a title."""
     found = stems(title)
-    return ", ".join(words for key, words in said().items() if stems(key) <= found)
+    return ", ".join(words for key, words in said()["titles"].items() if stems(key) <= found)
 
 
 class _Part:
@@ -117,6 +123,7 @@ def records(page: str, title: str, document: nodes.document) -> list[dict[str, A
 
 
 def script(found: list[dict[str, Any]]) -> str:
-    """All records as a script, a line each."""
+    """All records as a script, a line each, after the spellings."""
+    spellings = {other: word for word, others in said()["spellings"].items() for other in others.split(", ")}
     lines = [json.dumps(record, ensure_ascii=False, separators=(",", ":")) for record in found]
-    return "window.nbtrainPages = [\n" + ",\n".join(lines) + "\n];\n"
+    return f"window.nbtrainSpellings = {json.dumps(spellings)};\nwindow.nbtrainPages = [\n" + ",\n".join(lines) + "\n];\n"
