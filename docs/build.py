@@ -54,7 +54,7 @@ CARDS = """:::{container} doors
 - [**Inside**](nbs/contents.ipynb): how nbtrain is built, chapter by chapter.
 :::
 """
-_MOVING = re.compile(r"<picture>.*?</picture>\n", re.S)
+_MOVING = re.compile(r"<picture>.*?</picture>\n?", re.S)
 _LISTED = re.compile(r"^\d+\. \[[^]]+\]\(([\w./]+)\.ipynb\)", re.M)
 
 

@@ -61,11 +61,11 @@ QUERIES = {
     "deepspeed": "nbs/howto/fsdp",
     "macbook": "docs/platforms#mps-macos-on-apple-silicon",
     "windows": "docs/platforms#windows",
-    "tpu": "docs/platforms#tpu-xpu-hpu-and-other-accelerators",
+    "tpu": "docs/platforms",
     # names and doors
     "StateManagerAddon": "docs/reference/StateManagerAddon",
     "trainer.rewind": "docs/reference/trainer_travel#trainer-rewind",
-    "colab": "docs/get_started",
+    "colab": "docs/get_started#jupyter-vs-code-colab-kaggle-and-servers",
     "model.fit": "docs/coming_from/keras",
     # stems, typing errors, a word that is being typed
     "augmenting": "nbs/howto/data_augmentation",

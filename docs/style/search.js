@@ -1,5 +1,5 @@
-/* The search of the site: MiniSearch over what search_pages.js says of each page. Words are compared by their stems. A word that no page has
-   is read as one that is being typed, or as a typing error. */
+/* The search of the site: MiniSearch over what search_pages.js says of each page. Words are compared by their stems. A word that no page
+   has is read as one that is being typed, or as a typing error. */
 const nbtrainSearch = (() => {
   const BOOSTS = { title: 7, words: 6, headings: 2.5, line: 2, text: 1, code: 0.7 };
   const KINDS = { "How-to": 1.9, Page: 1.25, Reference: 1.15, Tutorial: 1.15, Chapter: 0.7, Module: 0.5 };
@@ -29,7 +29,7 @@ const nbtrainSearch = (() => {
   };
   const splitCamel = (word) => word.split(/(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})/);
 
-  /** The words of a text, each with the parts that it is made of: `save_top_k`, `torch.compile`, `EarlyStopping` and `fine-tune` have some. */
+  /** The words of a text, each with the parts that it is made of: `save_top_k`, `torch.compile` and `EarlyStopping` have some. */
   const chunks = new Map();
   const readChunk = (chunk) => {
     if (!chunks.has(chunk)) {
@@ -80,6 +80,7 @@ const nbtrainSearch = (() => {
       if (found.size < NEAR && !found.has(stem)) found.set(stem, word);
     return found;
   };
+  const letters = (word) => [...word].sort().join("");
   const meant = (word) => {
     const most = word.length < 4 ? 0 : word.length < 7 ? 1 : 2;
     let near = [], least = most;
@@ -89,7 +90,8 @@ const nbtrainSearch = (() => {
       if (found < least) [near, least] = [[], found];
       if (found === least) near.push(entry);
     }
-    return best(near);
+    const exchanged = near.filter(([other]) => letters(other) === letters(word));  // presicion is precision, although prediction is as near
+    return best(exchanged.length ? exchanged : near);
   };
 
   let index, documents;
@@ -216,7 +218,7 @@ const nbtrainSearch = (() => {
   /** The line of a page, or about 180 characters of its text if these have more of the words. */
   const excerpt = ({ text = "", line = "" }, stems) => {
     const places = (said) =>
-      [...said.matchAll(/[\p{L}\p{N}]+/gu)].filter(([word]) => isFound(word, stems)).map(({ 0: word, index }) => [index, stem(word.toLowerCase())]);
+      [...said.matchAll(/[\p{L}\p{N}]+/gu)].filter(([word]) => isFound(word, stems)).map((at) => [at.index, stem(at[0].toLowerCase())]);
     const inText = places(text);
     const within = (start) => new Set(inText.filter(([at]) => at >= start && at < start + 150).map(([, term]) => term)).size;
     const [start, most] = inText.reduce(([at, n], [here]) => (within(here) > n ? [here, within(here)] : [at, n]), [0, 0]);
@@ -231,8 +233,9 @@ const nbtrainSearch = (() => {
     made.append(...children);
     return made;
   };
+  const fullTitle = ({ page, title }) => (page && !title.startsWith(`${page}.`) ? `${page}: ${title}` : title);
   const shown = (page, stems) => {
-    const title = element("span", { className: "title" }, marked(page.page ? `${page.page}: ${page.title}` : page.title, stems));
+    const title = element("span", { className: "title" }, marked(fullTitle(page), stems));
     const kind = element("span", { className: "kind" }, page.kind);
     const link = element("a", { href: page.address }, title, " ", kind);
     return element("li", {}, link, element("p", {}, marked(excerpt(page, stems), stems)));
@@ -246,7 +249,8 @@ const nbtrainSearch = (() => {
       const { pages, stems, meant } = query ? search(query) : { pages: [], stems: new Set(), meant: [] };
       list.replaceChildren(...pages.slice(0, SHOWN).map((page) => shown(page, stems)));
       const corrected = meant.map(([typed, word]) => `“${typed}” is read as “${word}”. `).join("");
-      const n = pages.length > SHOWN ? `The first ${SHOWN} of ${pages.length} pages.` : `${pages.length} page${pages.length === 1 ? "" : "s"}.`;
+      const pagesOf = (n) => `${n} page${n === 1 ? "" : "s"}.`;
+      const n = pages.length > SHOWN ? `The first ${SHOWN} of ${pagesOf(pages.length)}` : pagesOf(pages.length);
       status.textContent = !query ? "" : pages.length ? corrected + n : "No page has these words.";
       if (location.protocol !== "file:") history.replaceState(null, "", query ? `?q=${encodeURIComponent(query)}` : location.pathname);
     };
