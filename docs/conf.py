@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import sphinx.search
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
@@ -47,9 +46,7 @@ napoleon_use_ivar = True  # attributes as a list: many are properties, too, whic
 suppress_warnings = ["ref.python"]  # one name in two modules, as an annotation
 
 html_theme = "furo"
-STEMMERS = Path(sphinx.search.__file__).parent / "minified-js"
 html_static_path = ["style", "images"]  # the front page shows pictures by their address
-html_static_path += [str(STEMMERS / f"{name}-stemmer.js") for name in ("base", "english")]
 html_css_files = ["nbtrain.css"]
 templates_path = ["templates"]
 html_additional_pages = {"search": "search.html"}  # our own; Sphinx's index takes a word as it is written, and all words must be there

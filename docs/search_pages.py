@@ -27,6 +27,7 @@ KINDS: dict[str, tuple[Kind, int]] = {  # of pages whose name begins so, the lon
     "docs/hooks": ("Reference", 2500),
     "docs/errors": ("Reference", 2500),
     "nbs/": ("Chapter", 2000),
+    "nbs/index.ko": ("Page", 2000),
     "api/": ("Module", 1000),
     "": ("Page", 3000),
 }

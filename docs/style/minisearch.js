@@ -1,4 +1,5 @@
 /*! MiniSearch 7.2.0, https://github.com/lucaong/minisearch: dist/umd/index.js of the package `minisearch` on npm, unchanged below this comment.
+ * The MIT License.
  * Copyright 2022 Luca Ongaro
  *
  * Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated documentation files (the "Software"), to deal in the Software without restriction, including without limitation the rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is furnished to do so, subject to the following conditions:
