@@ -1,12 +1,13 @@
 """Gather the pages and build the site: `python docs/build.py [FOLDER]`. Chapters, tutorials, how-to pages, pages and modules are found.
 
 The pages keep the repository's layout, so that a link between them works on GitHub and on the site. Each page gets a description for
-search engines, and the keywords of a how-to page become entries of the site's own search.
+search engines and for the site's own search, of which `search_pages.py` and `style/search.js` are the two parts.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -26,13 +27,13 @@ import repository  # noqa: E402
 
 NOTEBOOKS, DOCS, PACKAGE = ROOT / "nbs", ROOT / "docs", ROOT / "nbtrain"
 DOORS = {  # what the sidebar lists, in this order; pages of docs/ that no door names are in the last one
-    "Get started": ("docs/get_started.md", "docs/life_of_a_step.md", "docs/coming_from.md", "docs/elsewhere.md", "docs/faq.md"),
+    "Get started": tuple(f"docs/{name}.md" for name in ("get_started", "life_of_a_step", "coming_from", "elsewhere", "platforms", "faq")),
     "Tutorials": ("nbs/tutorials/index.ipynb", "nbs/examples/index.ipynb"),
     "How-to": ("nbs/howto/index.ipynb", "docs/recipes.md", "docs/resume.md"),
     "Reference": (
         "docs/reference/index.md",
         "docs/reference/trainer.md",
-        "docs/reference/runs.md",
+        "docs/reference/run_history.md",
         "docs/reference/loaders.md",
         "docs/reference/schedules.md",
         "docs/reference/addons.md",
@@ -53,7 +54,7 @@ CARDS = """:::{container} doors
 - [**Inside**](nbs/contents.ipynb): how nbtrain is built, chapter by chapter.
 :::
 """
-_MOVING = re.compile(r"<picture>.*?</picture>\n", re.S)
+_MOVING = re.compile(r"<picture>.*?</picture>\n?", re.S)
 _LISTED = re.compile(r"^\d+\. \[[^]]+\]\(([\w./]+)\.ipynb\)", re.M)
 
 
@@ -177,7 +178,7 @@ def _add_contents(source: Path) -> None:
     _put(source / "index.ipynb", CARDS)
     _hide(source / "index.ipynb", source, [(caption, [source / page for page in pages]) for caption, pages in doors.items()])
     _hide(source / "docs" / "coming_from.md", source, [("", sorted((source / "docs" / "coming_from").glob("*.md")))])
-    for topic in ("trainer", "runs", "loaders", "schedules", "addons", "configuration", "errors"):
+    for topic in ("trainer", "run_history", "loaders", "schedules", "addons", "configuration", "errors"):
         _hide_names(source / "docs" / ("errors.md" if topic == "errors" else f"reference/{topic}.md"), source)
     for index in indexes():
         pages = [source / path.relative_to(ROOT) for path in listed(index)]
@@ -278,24 +279,13 @@ def description(text: str) -> str:
     return sentence[0] if sentence else plain[:157].rsplit(" ", 1)[0] + " …"
 
 
-def keywords(text: str) -> list[str]:
-    """What a page says that it is also searched as."""
-    found = re.search(r"^Keywords: (.+)\.$", text, re.M)
-    return found[1].split(", ") if found else []
-
-
 def _head(text: str, entry: str) -> str:
-    """The directives that describe a page; what a person searches for leads to its beginning."""
-    words = keywords(text)
-    entries = [f"   ! single: {word}" for word in dict.fromkeys((entry, *words))] if words else []
-    lines = [".. index::", *entries, ""] if entries else []
-    lines += [".. meta::", f"   :description: {description(text) or entry}"]
-    lines += [f"   :keywords: {', '.join(words)}"] if words else []
-    return "\n".join(["```{eval-rst}", *lines, "```"])
+    """The directive that describes a page."""
+    return f"```{{eval-rst}}\n.. meta::\n   :description: {description(text) or entry}\n```"
 
 
 def _describe(page: Path) -> None:
-    """Add description and keywords below the title of a page."""
+    """Add the description below the title of a page."""
     if page.suffix == ".md":
         text = page.read_text(encoding="utf-8")
         if page.parent.name == "api" and page.stem != "index":
@@ -329,6 +319,8 @@ def build(folder: Path) -> Path:
         "--quiet",
         "--fail-on-warning",
         "--keep-going",
+        "--jobs",
+        str(min(4, os.cpu_count() or 1)),
         "--builder",
         "html",
         "--conf-dir",

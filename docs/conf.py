@@ -19,6 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 gc.set_threshold(100_000, 20, 50)  # nearly all objects are kept to the end: to look at them again and again took a fifth of a build
 
 import repository  # noqa: E402
+import search_pages  # noqa: E402
 
 import nbtrain  # noqa: E402
 
@@ -47,13 +48,13 @@ suppress_warnings = ["ref.python"]  # one name in two modules, as an annotation
 html_theme = "furo"
 html_static_path = ["style", "images"]  # the front page shows pictures by their address
 html_css_files = ["nbtrain.css"]
-html_js_files = ["search_once.js"]
+templates_path = ["templates"]
+html_additional_pages = {"search": "search.html"}  # our own; Sphinx's index takes a word as it is written, and all words must be there
 html_copy_source = html_show_copyright = False
 html_theme_options: dict[str, Any] = {"navigation_with_keys": True}
 if address := repository.address():
     icon = '<svg viewBox="0 0 16 16" width="1em" height="1em" stroke="currentColor" fill="none"><path d="M3 2h10v12H3zM3 11h10"/></svg>'
     html_theme_options["footer_icons"] = [{"name": "Repository", "url": address, "html": icon, "class": ""}]
-html_search_scorer = str(ROOT / "docs" / "style" / "search_scorer.js")
 copybutton_selector = "div.highlight:not(.cell_output *, .highlight-text *) pre"  # code, not what it prints
 copybutton_exclude = ".linenos, .gp, .go"
 
@@ -151,7 +152,29 @@ def fold_sidebar(app: Sphinx, page: str, template: str, context: dict[str, Any],
         context["toctree"] = lambda **options: whole(**options | {"collapse": True})
 
 
+def leave_out_index(app: Sphinx) -> None:
+    """Without Sphinx's own search, its index of all words and its page."""
+    app.builder.search = False
+    app.builder.nbtrain_pages = []
+
+
+def collect_page(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """What the search knows of a page; the process of the build resolves all of them, where others write."""
+    app.builder.nbtrain_pages += search_pages.records(page, app.env.titles[page].astext(), doctree)
+
+
+def write_pages(app: Sphinx, error: Exception | None) -> None:
+    """What the search reads, and without the script of Sphinx's search."""
+    static = Path(app.outdir) / "_static"
+    (static / "search_pages.js").write_text(search_pages.script(app.builder.nbtrain_pages), encoding="utf-8")
+    for name in ("searchtools.js", "language_data.js"):
+        (static / name).unlink(missing_ok=True)
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("builder-inited", leave_out_index)
+    app.connect("doctree-resolved", collect_page)
+    app.connect("build-finished", write_pages)
     app.connect("html-page-context", fold_sidebar, priority=400)  # before the theme's
     app.connect("autodoc-process-docstring", docstring_as_rst, priority=400)  # before napoleon's
     app.add_post_transform(LinkNames)

@@ -42,7 +42,7 @@ TOPICS = {  # title, what the page is for, the packages whose public names it li
         "The class that you subclass, its arguments and methods, and the objects that it returns.",
         ("trainer", "base", "run", "tools", "travel", "engine"),
     ),
-    "runs": ("Run and history", "What a run returns and records, and how you read it again.", ("history", "events")),
+    "run_history": ("Run and history", "What a run returns and records, and how you read it again.", ("history", "events")),
     "loaders": ("Loaders and batches", "Loaders that resume, and functions that change a batch.", ("data",)),
     "schedules": ("Schedules and parameter groups", "Learning-rate schedules, their pictures, and parameter groups.", ("optim",)),
     "addons": (
@@ -52,7 +52,7 @@ TOPICS = {  # title, what the page is for, the packages whose public names it li
     ),
     "configuration": ("Commands and configuration", "The command line, and the fields of a YAML file.", ("jobs", "config")),
 }
-MOVED = {"AddOnBase": "addons"} | dict.fromkeys(("RunHandle", "RunPaused", "RunStopped", "Session"), "runs")  # where to look
+MOVED = {"AddOnBase": "addons"} | dict.fromkeys(("RunHandle", "RunPaused", "RunStopped", "Session"), "run_history")  # where to look
 TASKS = {  # the members of Trainer by what one wants, each on a page
     "write": ("Steps and metrics", ("train_step", "test_step", "metric_on_epoch_end", "log", "backward", "automatic_optimization")),
     "run": ("Train", ("run", "run_epoch", "run_batch", "toggle", "mode", "result", "run_dir", "show")),
@@ -508,7 +508,10 @@ def page_of(name: str) -> str:
     if name.startswith("Trainer."):
         member = name.partition(".")[2]
         return next((f"trainer_{task}.md" for task, (_, members) in TASKS.items() if member in members), "trainer.md")
-    return "trainer.md" if name == "Trainer" else f"{name}.md"
+    if name == "Trainer":
+        return "trainer.md"
+    is_class_too = name.islower() and any(name == other.lower() != other for other in nbtrain.PUBLIC)  # one file on macOS and Windows
+    return f"{name}_function.md" if is_class_too else f"{name}.md"
 
 
 @cache
