@@ -49,6 +49,7 @@ PUBLIC = {
     "Progress": "events",
     "ProgressChecker": "base.progress_checker",
     "RangeTest": "tools.lr_finder",
+    "RayAddon": "cluster.ray",
     "Replay": "travel.replay",
     "Rewound": "travel.rewind",
     "RunHandle": "run.handle",
@@ -134,6 +135,7 @@ if TYPE_CHECKING:
     from nbtrain.errors import StepError as StepError
     from nbtrain.errors import WorkerError as WorkerError
     from nbtrain.tools.lr_finder import RangeTest as RangeTest
+    from nbtrain.cluster.ray import RayAddon as RayAddon
     from nbtrain.tools.gallery import Gallery as Gallery
     from nbtrain.tools.gallery import Sample as Sample
     from nbtrain.addons.hf_callback import HFCallback as HFCallback

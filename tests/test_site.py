@@ -98,6 +98,7 @@ QUERIES = {
     "fsdp": "nbs/howto/fsdp",
     "deepspeed": "nbs/howto/fsdp",
     "slurm": "nbs/howto/slurm",
+    "ray cluster": "nbs/howto/ray",
     "yaml config": "nbs/howto/config_file",
     # code
     "callbacks": "nbs/howto/custom_callback",

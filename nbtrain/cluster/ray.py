@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import importlib
-import importlib.util
 import logging
 import os
 import pickle
@@ -17,11 +16,13 @@ import re
 import secrets
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from importlib.util import find_spec
 from linecache import getlines
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from ..addons.multi_gpu import Job, RanksAddon, Restarted
 from ..distributed.worker import RankFailure, WorkerTask, describe_failure, do_payload, loads
 from ..distributed.worker_pool import Launched, OnMessage, Outcome, held_interrupts, pack, serve_store
 from ..engine.control import Leave
-from ..errors import ConfigError, WorkerError, first_line
+from ..errors import ConfigError, WorkerError, add_note, first_line
 from ..rng import random_state
 from ..run.resume import go_back
 from ..source.source_file import cells
@@ -49,7 +50,7 @@ _CONNECT_S = 5.0
 
 def check_installed() -> None:
     """Raise ConfigError if Ray is not installed."""
-    if importlib.util.find_spec("ray") is None:
+    if find_spec("ray") is None:
         raise ConfigError("RayAddon needs Ray, which is not installed.", remedy='pip install "ray[default]"')
 
 
@@ -194,6 +195,9 @@ def interface_of(host: str) -> str | None:
     return None
 
 
+_MODULES = 'nbtrain: this node lacks the module. ray.init(address, runtime_env={"working_dir": "."}) before the run sends yours.'
+
+
 class Member:
     """A rank on a node of the cluster."""
 
@@ -215,11 +219,14 @@ class Member:
         """Execute `payload`. The last message is its result, or its failure."""
         if Path(task.folder).is_dir():
             os.chdir(task.folder)
+        sys.path += [path for path in task.path if path not in sys.path and Path(path).is_dir()]  # on a disk that is shared
         if (interface := interface_of(_node_address())) is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # by default that of the host name, which may be the loopback
         try:
             result = do_payload(replace(task, payload=payload), self._channel)
         except BaseException as error:
+            if isinstance(error, ModuleNotFoundError):
+                add_note(error, _MODULES)
             self._channel.send("failure", describe_failure(error, task.number))
         else:
             self._channel.send("result", result)
@@ -362,7 +369,7 @@ class RayLaunch:
         texts, payload, n = {name: getlines(name) for name in cells()}, self._ray.put(data), self._room.n
         self._outcome, self._kill_at_s = Outcome(n), float("inf")
         for rank, member in enumerate(self._members):
-            member.train.remote(WorkerTask(rank, n, b"", self._backend, meeting, 1, str(Path.cwd()), cells=texts), payload)
+            member.train.remote(WorkerTask(rank, n, b"", self._backend, meeting, 1, str(Path.cwd()), sys.path, cells=texts), payload)
         self._takes = {rank: member.take.remote(_TAKE_S) for rank, member in enumerate(self._members)}
 
     def _new_life(self, member: Any, old: str | None) -> str:
