@@ -63,7 +63,7 @@ def _connect(address: str | None) -> Any:
     try:
         if place is not None:  # Ray itself would try for half a minute
             socket.create_connection((place[1], int(place[2])), _CONNECT_S).close()
-        ray.init(address, logging_level=logging.WARNING)
+        ray.init(address, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:  # a ConnectionError is an OSError
         where = "on this machine" if address in (None, "auto") else f"at {address}"
         if "ersion" in str(error):
@@ -249,6 +249,7 @@ _POLL_S = 0.2  # between two checks for an interrupt
 _TAKE_S = 10.0  # how long an actor waits for a message to hand over
 _GRACE_S = 3.0  # for the other ranks, once one has failed
 _NOTE_S = 5.0  # until a note says what is waited for
+_THREADS = {"commands": 1, "messages": 1}  # of an actor, beside that which trains: one for the commands, so that they keep their order
 
 
 @dataclass(frozen=True)
@@ -277,7 +278,7 @@ class RayLaunch:
             undo.callback(self._reserve())
             self._check_nodes()
             undo.callback(self._kill)
-            make = self._remote(Member, max_restarts=room.max_restarts, max_concurrency=4)
+            make = self._remote(Member, max_restarts=room.max_restarts, concurrency_groups=_THREADS)
             self._members += [make(i).remote() for i in range(room.n)]
             self._begin(self._data)
             self._undo = undo.pop_all()
@@ -291,7 +292,7 @@ class RayLaunch:
     def send(self, command: Any) -> None:
         """Send `command` to all ranks, which find it in their channel's `commands`. Call it from any thread."""
         for member in self._members:
-            member.command.remote(command)
+            member.command.options(concurrency_group="commands").remote(command)
 
     def wait(self, on_message: OnMessage) -> list[Any]:
         """Wait for the end, and call `on_message(rank, message)` for each message. Returns the results of the job, by rank.
@@ -370,7 +371,7 @@ class RayLaunch:
         self._outcome, self._kill_at_s = Outcome(n), float("inf")
         for rank, member in enumerate(self._members):
             member.train.remote(WorkerTask(rank, n, b"", self._backend, meeting, 1, str(Path.cwd()), sys.path, cells=texts), payload)
-        self._takes = {rank: member.take.remote(_TAKE_S) for rank, member in enumerate(self._members)}
+        self._takes = {rank: _ask(member) for rank, member in enumerate(self._members)}
 
     def _new_life(self, member: Any, old: str | None) -> str:
         """Wait until an actor has begun another life than the `old` one: a killed one may still answer."""
@@ -391,7 +392,7 @@ class RayLaunch:
             except self._ray.exceptions.RayActorError as error:
                 outcome.die(rank, _loss(rank, error))
                 continue
-            self._takes[rank] = self._members[rank].take.remote(_TAKE_S)
+            self._takes[rank] = _ask(self._members[rank])
             for data in messages:
                 kind, value = pickle.loads(data)
                 self._read(rank, kind, value, on_message)
@@ -427,6 +428,11 @@ class RayLaunch:
             raise WorkerError(lost, where=first_line(error), remedy=remedy) from error
         if trainer.control.state in ("pausing", "paused"):
             self.send(("pausing",))
+
+
+def _ask(member: Any) -> Any:
+    """Ask an actor for its messages. Returns Ray's reference to them."""
+    return member.take.options(concurrency_group="messages").remote(_TAKE_S)
 
 
 def _loss(rank: int, error: Exception) -> WorkerError:

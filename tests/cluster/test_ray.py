@@ -72,7 +72,7 @@ def fit(kind: Any, n_epoch: int = 3, **options: Any) -> Any:
 
 
 def until(is_true: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 120
+    end_s = time.monotonic() + 90
     while not is_true():
         assert time.monotonic() < end_s
         time.sleep(0.02)
