@@ -318,9 +318,9 @@ class RayLaunch:
     def _remote(self, what: Any, **options: Any) -> Callable[[int], Any]:
         """A function that returns `what`, an actor or a function, for the place with a number."""
         strategy = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
-        needs = {"num_cpus": self._room.each["CPU"], "num_gpus": self._room.each.get("GPU", 0), **options}
-        made = self._ray.remote(what)
-        return lambda i: made.options(**needs, scheduling_strategy=strategy(self._group, placement_group_bundle_index=i))
+        each = self._room.each
+        made = self._ray.remote(num_cpus=each["CPU"], num_gpus=each.get("GPU", 0), **options)(what)
+        return lambda i: made.options(scheduling_strategy=strategy(self._group, placement_group_bundle_index=i))
 
     def _reserve(self) -> Callable[[], None]:
         """Reserve the places, and wait for them. Returns what gives them back."""

@@ -96,7 +96,7 @@ def test_commands_reach_all_workers_after_the_same_batch(where: Where, tmp_path:
     kind = cell_class(0.02).add_on(RayAddon, StateManagerAddon)
     trainer = make_trainer(kind, **where(), save_path=tmp_path, seed=1)
     handle = trainer.run(2000, make_loader(batch_size=8), make_valid(), background=True)
-    until(lambda: trainer.counts.processed > 2)
+    until(lambda: trainer.counts.processed > 2 or not handle.is_on)
     trainer.pause()
     step = trainer.counts.processed
     time.sleep(0.5)
