@@ -404,13 +404,16 @@ class RayLaunch:
     def _read(self, rank: int, kind: str, value: Any, on_message: OnMessage) -> None:
         if kind == "message":
             on_message(rank, value)
-        else:  # by the clock of this machine
-            self._outcome.finish(rank, kind, replace(value, time_s=time.monotonic()) if kind == "failure" else value)
+        elif kind == "failure":  # as long as its process lives, the others wait for it
+            self._ray.kill(self._members[rank], no_restart=not value.lost_peer)
+            self._outcome.finish(rank, kind, replace(value, time_s=time.monotonic()))  # by the clock of this machine
+        else:
+            self._outcome.finish(rank, kind, value)
 
     def _begin_again(self, cause: RankFailure | WorkerError, on_message: OnMessage) -> None:
         """Let Ray start all ranks again, and begin from the newest checkpoint, or from the beginning of the run."""
         for rank, member in enumerate(self._members):
-            if rank not in self._outcome.deaths:
+            if rank not in self._outcome.deaths and rank not in self._outcome.failures:
                 self._ray.kill(member, no_restart=False)
         job, trainer = self._job, self._trainer
         path = go_back(trainer, self._before, *job.loaders)  # pyright: ignore[reportArgumentType]
