@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: demo test test-fast coverage faults compare gpu soak ecosystem bench bench-peers examples lab docs pictures readme names notebooks format check dist clean
+.PHONY: demo test test-fast coverage faults compare gpu soak ecosystem cluster bench bench-peers examples lab docs pictures readme names notebooks format check dist clean
 
 demo: .venv/installed
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
@@ -61,6 +61,16 @@ ecosystem: .venv-ecosystem/installed
 	test -x .venv-ecosystem/bin/python || $(PYTHON) -m venv .venv-ecosystem
 	.venv-ecosystem/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
 	.venv-ecosystem/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	touch $@
+
+# Runs on a Ray cluster of two nodes, which this machine pretends to be, in an environment with Ray
+cluster: .venv-cluster/installed
+	.venv-cluster/bin/python -m pytest -n 0 tests/cluster $(TEST_ARGS)
+
+.venv-cluster/installed: constraints.txt pyproject.toml
+	test -x .venv-cluster/bin/python || $(PYTHON) -m venv .venv-cluster
+	.venv-cluster/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	.venv-cluster/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]' pytest pytest-xdist
 	touch $@
 
 # The claims of speed, with the peers that are installed; docs/benchmarks.md is written

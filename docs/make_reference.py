@@ -48,7 +48,7 @@ TOPICS = {  # title, what the page is for, the packages whose public names it li
     "addons": (
         "Addons and their options",
         "One capability each, with the keywords that it adds to a trainer.",
-        ("addons", "loggers", "compat"),
+        ("addons", "loggers", "compat", "cluster"),
     ),
     "configuration": ("Commands and configuration", "The command line, and the fields of a YAML file.", ("jobs", "config")),
 }
@@ -124,6 +124,7 @@ SHARED: dict[str, dict[str, str]] = {  # arguments that many functions take; "" 
     "AddOnBase": {"trainer": "The trainer that the addon belongs to.", "weights": "Tensors by the names of the model's `state_dict`."},
 }
 _STATEFUL = {"state_dict", "load_state_dict"}
+_OF_LAUNCHERS = {"home", "launch", "start", "use", "world", "backend", "is_elsewhere", "n_processes", "n_readers"}
 # Members that nbtrain's own parts call, and whose names Lightning, transformers or many modules share: not for you
 INTERNAL: dict[str, set[str]] = {
     "Trainer": {
@@ -137,7 +138,8 @@ INTERNAL: dict[str, set[str]] = {
         "optimizer_states",
         "title",
     },
-    "MultiGPUAddon": {"home", "launch", "world", "is_elsewhere", "n_processes", "n_readers"},
+    "MultiGPUAddon": _OF_LAUNCHERS,
+    "RayAddon": _OF_LAUNCHERS,
     "StateManagerAddon": {"find", "folder", "restore"},
     "EarlyStoppingAddon": {"end"},
     "WandBLoggerAddon": {"connect", "options", "service"},

@@ -51,6 +51,7 @@ PUBLIC = {
     "ProgressChecker": "base.progress_checker",
     "Profile": "tools.step_profile",
     "RangeTest": "tools.lr_finder",
+    "RayAddon": "cluster.ray",
     "Replay": "travel.replay",
     "Rewound": "travel.rewind",
     "RunHandle": "run.handle",
@@ -137,6 +138,7 @@ if TYPE_CHECKING:
     from nbtrain.errors import StepError as StepError
     from nbtrain.errors import WorkerError as WorkerError
     from nbtrain.tools.lr_finder import RangeTest as RangeTest
+    from nbtrain.cluster.ray import RayAddon as RayAddon
     from nbtrain.tools.step_profile import Profile as Profile
     from nbtrain.tools.gallery import Gallery as Gallery
     from nbtrain.tools.gallery import Sample as Sample

@@ -59,6 +59,7 @@ QUERIES = {
     # devices
     "multi gpu": "nbs/howto/two_gpus",
     "deepspeed": "nbs/howto/fsdp",
+    "ray cluster": "nbs/howto/ray",
     "macbook": "docs/platforms#mps-macos-on-apple-silicon",
     "windows": "docs/platforms#windows",
     "tpu": "docs/platforms",

@@ -10,7 +10,7 @@ import re
 import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, cast
@@ -30,7 +30,7 @@ from ..distributed.rank import InWorld, RankCallback
 from ..state.replica import drive_copy, forward_event, restore_trainer, run_copy, take_state
 from ..state.states import StatefulTrainer
 from ..distributed.worker import Rank, Terminated, dumps
-from ..distributed.worker_pool import Launch, Pool
+from ..distributed.worker_pool import Launch, Launched, Pool
 from ..distributed.worker_rank import InWorker, WorkerEnvironment
 from ..distributed.world import find_world
 from .accumulation import AccumulationAddon
@@ -43,7 +43,7 @@ from ..events import Event, Status
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["MultiGPUAddon"]
+__all__ = ["Job", "RanksAddon", "MultiGPUAddon", "Restarted"]
 
 # %% ../../nbs/addons/multi_gpu.ipynb #9f40651c
 _NOISE = (
@@ -59,18 +59,21 @@ class _Returned:
 
 
 @dataclass(frozen=True)
-class _Job:
-    """The payload of a worker: a trainer's run."""
+class Job:
+    """The payload of a rank: a trainer's run. `mark`: what its history says first, where it goes on after a rank was lost."""
 
     trainer: StatefulTrainer
     drive: Callable[..., tuple[Status, str]]
     loaders: tuple[Any, Any]
     devices: list[torch.device]
     random: dict[str, Any]
+    mark: str = ""
 
     def __call__(self, rank: Rank) -> tuple[Status, str]:
-        launcher = next(addon for addon in self.trainer.active_addons if isinstance(addon, MultiGPUAddon))
+        launcher = next(addon for addon in self.trainer.active_addons if isinstance(addon, RanksAddon))
         in_rank = launcher.in_rank = InWorker(self.trainer, rank, self.devices[rank.number], launcher.parallelism)
+        if self.mark:
+            self.trainer.recorder.mark(self.mark)
         set_random_state(self.random)
         with warnings.catch_warnings():
             for noise in _NOISE:
@@ -85,126 +88,59 @@ class _Job:
             in_rank.rank.channel.emit(_Returned(dumps(state)))
 
 
-# %% ../../nbs/addons/multi_gpu.ipynb #3075d5f7
-def _all_devices(device: Devices) -> list[torch.device]:
-    devices = resolve_devices(device)
-    if device in ("auto", "cuda") and devices[0].type == "cuda":
-        devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
-    kinds = {device.type for device in devices}
-    if len(kinds) > 1 or (len(devices) > 1 and (kinds == {"mps"} or (kinds == {"cuda"} and len(set(devices)) < len(devices)))):
-        names = ", ".join(map(str, devices))
-        raise ConfigError(f"device=[{names}] can't train one model.", remedy='Give different GPUs, or "cpu" several times.')
-    return devices
-
-
-# %% ../../nbs/addons/multi_gpu.ipynb #4a090545
-@cache
-def _pool() -> Pool:
-    """The worker processes, which are kept between runs."""
-    return Pool(("nbtrain.trainer.trainer",))
-
-
-# %% ../../nbs/addons/multi_gpu.ipynb #f8901c2d
-class MultiGPUAddon(Launcher):
-    """Train on several devices: `device=[...]`, or "cuda" for all GPUs; `["cpu", "cpu"]` uses two processes on the CPU.
-
-    The loader's `batch_size` is per device, as usual with DDP: one step takes a batch for each device. Trainer and loaders are pickled
-    and sent to worker processes; your model is moved to the CPU during the run. After the run your trainer has the results. Workers are
-    kept for the next run until your process ends.
-
-    Under torchrun, SLURM or a launcher that sets torchrun's variables, this process is one of the ranks, and `device` names the devices of
-    each machine. `lightning={"strategy": ...}` is the same as `strategy=...`. DeepSpeed works only there, in stages 1 and 2.
-    With a sharded model or "auto", each rank trains a replica, so trainer and loaders must be picklable. A LightningModule needs "ddp".
-
-    A run raises it too, the error of a rank that failed, and WorkerError for one that was killed.
+# %% ../../nbs/addons/multi_gpu.ipynb #ranksadd
+class RanksAddon(Launcher):
+    """Base class of addons that train one model in several ranks: each has a replica of the trainer, and its share of the data.
 
     Args:
-        init_method: The address where the processes meet, such as "tcp://localhost:12355". Default: `MASTER_PORT`, or a file if unset.
-        strategy: "ddp": each device has the whole model. "ddp_find_unused_parameters_true": for a model with parameters that a step may not
-            use. "fsdp2": the model is sharded over the devices. "tp": layers are split over the devices. "auto": the simplest of these that
-            fits into the devices' memory. Or a Lightning strategy, or a function that returns one.
-        shard_size: For "fsdp2": the number of devices that share one replica of the model. Default: all.
-        tensor_parallel_size: For "tp": the number of devices that compute one batch together. Default: all.
-        tensor_plan: For "tp": how layers are split, by name: {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}.
-        parallelize: A function `(model, mesh)` that shards the model in place, instead of what "fsdp2" and "tp" do.
-        memory_gb: For "auto": the memory of a device in GB (1e9 bytes). Default: the actual memory.
-        num_nodes: The number of machines; torchrun and SLURM set it.
-        device: "cuda" for all GPUs of this machine, or a list: `["cuda:0", "cuda:1"]`; `["cpu", "cpu"]` for two processes on the CPU.
-
-    Raises:
-        ConfigError: options are invalid or contradict each other
-        WorkerError: in a run, a process fails, or an object can't be sent to it
-
-    Example:
-        >>> trainer = Line.add_on(MultiGPUAddon)(net, device=["cpu", "cpu"], optimizer=SGD(net.parameters(), lr=0.1))
-        >>> trainer.device, type(trainer.launcher).__name__  # run() trains in two processes
-        (device(type='cpu'), 'MultiGPUAddon')
+        strategy: How the model is distributed over the ranks.
+        shard_size: For "fsdp2": the number of ranks that share one replica of the model. Default: all.
+        tensor_parallel_size: For "tp": the number of ranks that compute one batch together. Default: all.
+        tensor_plan: For "tp": how layers are split, by name.
+        parallelize: A function `(model, mesh)` that shards the model in place.
+        memory_gb: For "auto": the memory of a device in GB (1e9 bytes).
     """
 
-    device: Devices = "auto"
-    init_method: str | None = None
     strategy: str | Strategy | Callable[[], Strategy] = "ddp"
     shard_size: int | None = None
     tensor_parallel_size: int | None = None
     tensor_plan: Mapping[str, str | ParallelStyle] | None = None
     parallelize: Parallelize | None = None
     memory_gb: float | None = None
-    num_nodes: int = 1
 
     after = (AccumulationAddon,)  # which sees the loader before it is divided among the ranks
 
-    def __post_init__(self) -> None:
+    def use(self, devices: list[torch.device]) -> None:
+        """Set the device of each rank, and how the model is distributed over them."""
         self.in_rank: RankCallback | None = None
-        self.world = find_world()
-        if self.init_method is not None:
-            self._address()
-        if self.num_nodes not in (1, self.world.n_machines):
-            raise ConfigError(
-                f"num_nodes={self.num_nodes!r}, but the number of machines is {self.world.n_machines}.",
-                remedy="Start the script on each machine, with torchrun --nnodes or srun.",
-            )
         if self.memory_gb is not None and (self.strategy != "auto" or not self.memory_gb > 0):
             raise ConfigError(
                 f"memory_gb={self.memory_gb!r} is invalid with strategy={self.strategy!r}.",
                 remedy="Give a positive number with strategy='auto'.",
             )
-        self.devices = _all_devices(self.device)
+        self.devices = devices
         self.parallelism = resolve_parallelism(
             self.strategy,
             self.n_processes,
-            self.devices[0].type,
+            devices[0].type,
             shard_size=self.shard_size,
             tensor_size=self.tensor_parallel_size,
             tensor_plan=self.tensor_plan,
             parallelize=self.parallelize,
         )
 
-    def _address(self) -> tuple[str, int] | None:
-        """The host and port where the ranks meet, or None. Raises ConfigError for an `init_method` other than tcp://HOST:PORT."""
-        if self.init_method is None:
-            port = os.environ.get("MASTER_PORT")
-            if port and not port.isdecimal():
-                raise ConfigError(f"MASTER_PORT={port!r} must be a port number.", remedy="Unset it: then no port is needed.")
-            return (os.environ.get("MASTER_ADDR", "localhost"), int(port)) if port else None
-        found = re.fullmatch(r"tcp://([^:/]+|\[.+\]):(\d{1,5})", self.init_method)
-        if found is None:
-            remedy = 'Give "tcp://localhost:12355", or leave it out: then no port is needed.'
-            raise ConfigError(f"init_method: expected tcp://HOST:PORT, got {self.init_method!r}.", remedy=remedy)
-        return found[1].strip("[]"), int(found[2])
-
-    @classmethod
-    def home(cls, device: Devices) -> torch.device:
-        return find_world().own_device(_all_devices(device))
+    def start(self, job: Job) -> AbstractContextManager[Launched]:
+        """Start `job` in each rank."""
+        raise NotImplementedError(f"{type(self).__name__} does not define start: write start(self, job).")
 
     @property
-    def is_elsewhere(self) -> bool:
-        if self.world.environment is not None:
-            return self.world.size > 1 and (self.parallelism.splits or self.strategy == "auto")
-        return len(self.devices) > 1 or isinstance(self.device, (list, tuple))
+    def backend(self) -> str:
+        """The backend of torch.distributed."""
+        return "cpu:gloo,cuda:nccl" if self.devices[0].type == "cuda" else "gloo"
 
     @property
     def n_processes(self) -> int:
-        return len(self.devices) if self.world.environment is None else self.world.size
+        return len(self.devices)
 
     @property
     def n_readers(self) -> int:
@@ -214,7 +150,7 @@ class MultiGPUAddon(Launcher):
         """Choose the parallelism for "auto". Raises ConfigError for a strategy or an addon that does not work for `trainer` in ranks."""
         for name in {"strategy", "num_nodes", "use_distributed_sampler"} & trainer.lightning.keys():
             remedy = f"Leave it out, or use {name}=... of the addon."
-            raise ConfigError(f"lightning={{{name!r}: ...}} is set by MultiGPUAddon.", remedy=remedy)
+            raise ConfigError(f"lightning={{{name!r}: ...}} is set by {type(self).__name__}.", remedy=remedy)
         if trainer.configures_optimizers and (self.strategy == "auto" or self.parallelism.splits or not self.parallelism.returns):
             what = f"strategy={self.strategy!r} can't shard a LightningModule here."
             raise ConfigError(what, remedy="Use strategy='ddp', or shard it in its configure_model, with lightning.Trainer(strategy=...).")
@@ -278,11 +214,11 @@ class MultiGPUAddon(Launcher):
             return {}
         environment, n = cast(ClusterEnvironment, self.world.environment), self.world.n_local
         if isinstance(rank, InWorker):
-            environment, n = WorkerEnvironment(rank.rank), len(self.devices)
+            environment, n = WorkerEnvironment(rank.rank), rank.rank.n_local
         strategy = self.parallelism.make(environment)
         on_cuda = self.devices[0].type == "cuda"
         devices = [device.index for device in self.devices[:n]] if on_cuda else n
-        return {"devices": devices, "num_nodes": self.world.n_machines, "strategy": strategy, "use_distributed_sampler": False}
+        return {"devices": devices, "num_nodes": self.n_processes // n, "strategy": strategy, "use_distributed_sampler": False}
 
     # -- in this process, while the ranks train
     def launch(
@@ -292,16 +228,117 @@ class MultiGPUAddon(Launcher):
         with _off_devices(trainer):
             if self.world.environment is not None:
                 return run_copy(trainer, drive, (loader, valid_loader))
-            job = _Job(trainer, drive, (loader, valid_loader), self.devices, random_state(devices=False))
-            backend = "cpu:gloo,cuda:nccl" if self.devices[0].type == "cuda" else "gloo"
-            with Launch(job, len(self.devices), pool=_pool(), backend=backend, address=self._address()) as launch:
+            job = Job(trainer, drive, (loader, valid_loader), self.devices, random_state(devices=False))
+            with self.start(job) as launch:
                 return _follow(launch, trainer, job.loaders)
 
 
+# %% ../../nbs/addons/multi_gpu.ipynb #3075d5f7
+def _all_devices(device: Devices) -> list[torch.device]:
+    devices = resolve_devices(device)
+    if device in ("auto", "cuda") and devices[0].type == "cuda":
+        devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    kinds = {device.type for device in devices}
+    if len(kinds) > 1 or (len(devices) > 1 and (kinds == {"mps"} or (kinds == {"cuda"} and len(set(devices)) < len(devices)))):
+        names = ", ".join(map(str, devices))
+        raise ConfigError(f"device=[{names}] can't train one model.", remedy='Give different GPUs, or "cpu" several times.')
+    return devices
+
+
+# %% ../../nbs/addons/multi_gpu.ipynb #4a090545
+@cache
+def _pool() -> Pool:
+    """The worker processes, which are kept between runs."""
+    return Pool(("nbtrain.trainer.trainer",))
+
+
+# %% ../../nbs/addons/multi_gpu.ipynb #f8901c2d
+class MultiGPUAddon(RanksAddon):
+    """Train on several devices: `device=[...]`, or "cuda" for all GPUs; `["cpu", "cpu"]` uses two processes on the CPU.
+
+    The loader's `batch_size` is per device, as usual with DDP: one step takes a batch for each device. Trainer and loaders are pickled
+    and sent to worker processes; your model is moved to the CPU during the run. After the run your trainer has the results. Workers are
+    kept for the next run until your process ends.
+
+    Under torchrun, SLURM or a launcher that sets torchrun's variables, this process is one of the ranks, and `device` names the devices of
+    each machine. `lightning={"strategy": ...}` is the same as `strategy=...`. DeepSpeed works only there, in stages 1 and 2.
+    With a sharded model or "auto", each rank trains a replica, so trainer and loaders must be picklable. A LightningModule needs "ddp".
+
+    A run raises it too, the error of a rank that failed, and WorkerError for one that was killed.
+
+    Args:
+        init_method: The address where the processes meet, such as "tcp://localhost:12355". Default: `MASTER_PORT`, or a file if unset.
+        strategy: "ddp": each device has the whole model. "ddp_find_unused_parameters_true": for a model with parameters that a step may not
+            use. "fsdp2": the model is sharded over the devices. "tp": layers are split over the devices. "auto": the simplest of these that
+            fits into the devices' memory. Or a Lightning strategy, or a function that returns one.
+        shard_size: For "fsdp2": the number of devices that share one replica of the model. Default: all.
+        tensor_parallel_size: For "tp": the number of devices that compute one batch together. Default: all.
+        tensor_plan: For "tp": how layers are split, by name: {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}.
+        parallelize: A function `(model, mesh)` that shards the model in place, instead of what "fsdp2" and "tp" do.
+        memory_gb: For "auto": the memory of a device in GB (1e9 bytes). Default: the actual memory.
+        num_nodes: The number of machines; torchrun and SLURM set it.
+        device: "cuda" for all GPUs of this machine, or a list: `["cuda:0", "cuda:1"]`; `["cpu", "cpu"]` for two processes on the CPU.
+
+    Raises:
+        ConfigError: options are invalid or contradict each other
+        WorkerError: in a run, a process fails, or an object can't be sent to it
+
+    Example:
+        >>> trainer = Line.add_on(MultiGPUAddon)(net, device=["cpu", "cpu"], optimizer=SGD(net.parameters(), lr=0.1))
+        >>> trainer.device, type(trainer.launcher).__name__  # run() trains in two processes
+        (device(type='cpu'), 'MultiGPUAddon')
+    """
+
+    device: Devices = "auto"
+    init_method: str | None = None
+    num_nodes: int = 1
+
+    def __post_init__(self) -> None:
+        self.world = find_world()
+        if self.init_method is not None:
+            self._address()
+        if self.num_nodes not in (1, self.world.n_machines):
+            raise ConfigError(
+                f"num_nodes={self.num_nodes!r}, but the number of machines is {self.world.n_machines}.",
+                remedy="Start the script on each machine, with torchrun --nnodes or srun.",
+            )
+        self.use(_all_devices(self.device))
+
+    def _address(self) -> tuple[str, int] | None:
+        """The host and port where the ranks meet, or None. Raises ConfigError for an `init_method` other than tcp://HOST:PORT."""
+        if self.init_method is None:
+            port = os.environ.get("MASTER_PORT")
+            if port and not port.isdecimal():
+                raise ConfigError(f"MASTER_PORT={port!r} must be a port number.", remedy="Unset it: then no port is needed.")
+            return (os.environ.get("MASTER_ADDR", "localhost"), int(port)) if port else None
+        found = re.fullmatch(r"tcp://([^:/]+|\[.+\]):(\d{1,5})", self.init_method)
+        if found is None:
+            remedy = 'Give "tcp://localhost:12355", or leave it out: then no port is needed.'
+            raise ConfigError(f"init_method: expected tcp://HOST:PORT, got {self.init_method!r}.", remedy=remedy)
+        return found[1].strip("[]"), int(found[2])
+
+    @classmethod
+    def home(cls, device: Devices) -> torch.device:
+        return find_world().own_device(_all_devices(device))
+
+    @property
+    def is_elsewhere(self) -> bool:
+        if self.world.environment is not None:
+            return self.world.size > 1 and (self.parallelism.splits or self.strategy == "auto")
+        return len(self.devices) > 1 or isinstance(self.device, (list, tuple))
+
+    @property
+    def n_processes(self) -> int:
+        return len(self.devices) if self.world.environment is None else self.world.size
+
+    def start(self, job: Job) -> AbstractContextManager[Launched]:
+        return Launch(job, len(self.devices), pool=_pool(), backend=self.backend, address=self._address())
+
+
 # %% ../../nbs/addons/multi_gpu.ipynb #70ae4538
-def _follow(launch: Launch, trainer: StatefulTrainer, loaders: tuple[Any, Any]) -> tuple[Status, str]:
+def _follow(launch: Launched, trainer: StatefulTrainer, loaders: tuple[Any, Any]) -> tuple[Status, str]:
     """Wait for the ranks, and restore the state that they return."""
-    before, listener, control = replace(trainer.train_state.counts), _Listener(trainer, launch), trainer.control
+    listener, control = _Listener(trainer), trainer.control
     control.elsewhere = launch.send
     try:
         try:
@@ -310,7 +347,7 @@ def _follow(launch: Launch, trainer: StatefulTrainer, loaders: tuple[Any, Any]) 
             control.stop(signal.SIGINT)
             status, reason = launch.wait(listener)[0]
     finally:
-        restore_trainer(trainer, loaders, listener.state, before)
+        restore_trainer(trainer, loaders, listener.state, listener.before)
     if listener.terminated is not None and control.signum != signal.SIGTERM:
         raise WorkerError(
             f"Rank {listener.terminated} received SIGTERM, and all ranks have stopped after the same batch.",
@@ -321,11 +358,16 @@ def _follow(launch: Launch, trainer: StatefulTrainer, loaders: tuple[Any, Any]) 
     return status, reason
 
 
+@dataclass(frozen=True)
+class Restarted:
+    """The message of a launch whose ranks begin again, from what the trainer now has."""
+
+
 class _Listener:
     """Handles the messages of the ranks."""
 
-    def __init__(self, trainer: TrainerProtocol, launch: Launch) -> None:
-        self.trainer, self.launch = trainer, launch
+    def __init__(self, trainer: TrainerProtocol) -> None:
+        self.trainer, self.before = trainer, replace(trainer.train_state.counts)
         self.state: bytes | None = None
         self.terminated: int | None = None
 
@@ -337,6 +379,8 @@ class _Listener:
         elif isinstance(message, Terminated):
             self.terminated = rank
             self.trainer.control.stop()
+        elif isinstance(message, Restarted):
+            self.before = replace(self.trainer.train_state.counts)
 
 
 # %% ../../nbs/addons/multi_gpu.ipynb #15578054

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 import cloudpickle
 import torch
@@ -44,11 +44,13 @@ __all__ = [
     "RankFailure",
     "describe_failure",
     "Terminated",
+    "RankChannel",
     "Channel",
     "LateReduce",
     "Agreement",
     "Rank",
     "main",
+    "do_payload",
 ]
 
 
@@ -69,16 +71,20 @@ def loads(data: bytes) -> Any:
 # %% ../../nbs/distributed/worker.ipynb #fa7a8181
 @dataclass(frozen=True)
 class WorkerTask:
-    """The work of one rank of `world_size`. `payload`: a pickled function of a `Rank`. `meeting`: where the ranks find each other."""
+    """The work of one rank of `world_size`. `payload`: a pickled function of a `Rank`. `meeting`: where the ranks find each other.
+
+    `n_local`: how many ranks have the devices of one machine, as Lightning counts them.
+    """
 
     number: int
     world_size: int
     payload: bytes
     backend: str  # of torch.distributed
-    meeting: str | tuple[str, int]  # a file, or host and port of the parent's store
+    meeting: str | tuple[str, int]  # a file, or host and port of a store
+    n_local: int
     folder: str
-    path: list[str]
-    environment: dict[str, str]
+    path: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
     cells: dict[str, list[str]] = field(default_factory=dict)  # the source of a notebook's cells, by file name
 
 
@@ -140,6 +146,20 @@ _POLL_S = 0.5  # between two checks that the parent is alive
 @dataclass(frozen=True)
 class Terminated:
     """The message of a rank that received SIGTERM. It continues until the parent sends a command."""
+
+
+class RankChannel(Protocol):
+    """What a rank has to the process that started the run. `commands`: what that has sent since the task began, in order."""
+
+    commands: list[Any]
+
+    def emit(self, message: Any) -> None:
+        """Send `message`: anything that can be pickled."""
+        ...
+
+    def catch_sigterm(self) -> None:
+        """From now on, report SIGTERM instead of ending the process."""
+        ...
 
 
 class Channel:
@@ -248,7 +268,7 @@ class LateReduce:
 class Agreement:
     """Returns the parent's commands on every rank at the same call. Call `due` and `soon` equally often on all ranks."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: RankChannel) -> None:
         self._channel = channel
         self._reduce = LateReduce(dist.ReduceOp.MIN)
         self._n_returned = 0
@@ -274,11 +294,15 @@ class Agreement:
 # %% ../../nbs/distributed/worker.ipynb #c93ca73d
 @dataclass(frozen=True)
 class Rank:
-    """The argument of a payload: the `number` of its rank, the `world_size`, and the channel to the parent."""
+    """The argument of a payload: the `number` of its rank, the `world_size`, and the channel to the parent.
+
+    `n_local`: how many ranks have the devices of one machine.
+    """
 
     number: int
     world_size: int
-    channel: Channel
+    channel: RankChannel
+    n_local: int = 1
 
 
 def main(descriptor: int, preload: Sequence[str]) -> None:
@@ -309,11 +333,16 @@ def _do(task: WorkerTask, channel: Channel, keep: frozenset[str]) -> bytes:
     os.chdir(task.folder)
     os.environ.clear()
     os.environ.update(task.environment)
+    return do_payload(task, channel)
+
+
+def do_payload(task: WorkerTask, channel: RankChannel) -> bytes:
+    """Execute the payload of `task` in this process, as its rank. Returns the pickled result."""
     for name, lines in task.cells.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     payload = loads(task.payload)
     with _process_group(task):
-        return dumps(payload(Rank(task.number, task.world_size, channel)))
+        return dumps(payload(Rank(task.number, task.world_size, channel, task.n_local)))
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import cloudpickle
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -40,7 +40,7 @@ from ..source.source_file import cells
 from ..remote_errors import RemoteTraceback
 
 # %% auto #0
-__all__ = ["OnMessage", "pack", "same_libraries", "Pool", "Launch"]
+__all__ = ["OnMessage", "pack", "same_libraries", "Pool", "Outcome", "Launched", "held_interrupts", "serve_store", "Launch"]
 
 # %% ../../nbs/distributed/worker_pool.ipynb #0904e6c3
 _LARGE_BYTES = 100 * 2**20  # a warning from here on
@@ -233,18 +233,18 @@ def _environment(n: int) -> dict[str, str]:
 
 
 # %% ../../nbs/distributed/worker_pool.ipynb #5a82e505
-class _Outcome:
-    """How the `n` ranks of a launch ended: with a result, a failure, or only an exit code."""
+class Outcome:
+    """How the `n` ranks of a launch ended: with a result, a failure, or without a last message."""
 
     def __init__(self, n: int) -> None:
         self.running = set(range(n))
         self.results: dict[int, Any] = {}
         self.failures: dict[int, RankFailure] = {}
-        self.exit_codes: dict[int, int] = {}
+        self.deaths: dict[int, WorkerError] = {}
 
     @property
     def has_failed(self) -> bool:
-        return bool(self.failures or self.exit_codes)
+        return bool(self.failures or self.deaths)
 
     def finish(self, rank: int, kind: str, value: Any) -> None:
         """Record the last message of `rank`: its "result", pickled, or its "failure"."""
@@ -254,23 +254,22 @@ class _Outcome:
         else:
             self.failures[rank] = value
 
-    def die(self, rank: int, exit_code: int) -> None:
-        """Record that `rank` ended without a last message."""
+    def die(self, rank: int, error: WorkerError) -> None:
+        """Record that `rank` ended without a last message. `error` says how."""
         self.running.discard(rank)
-        self.exit_codes[rank] = exit_code
+        self.deaths[rank] = error
 
-    def cause(self) -> RankFailure | int:
-        """The failure that caused the others, or the rank that died."""
+    def cause(self) -> RankFailure | WorkerError:
+        """The failure that caused the others, or how a rank died."""
         failures = sorted(self.failures.values(), key=lambda failure: failure.time_s)
         causes = [failure for failure in failures if not failure.lost_peer]
-        return (causes or [*self.exit_codes] or failures)[0]
+        return [*causes, *self.deaths.values(), *failures][0]
 
-    def raise_error(self, workers: Sequence[_Worker]) -> NoReturn:
+    def raise_error(self) -> NoReturn:
         """Raise the cause: the user's exception, or WorkerError."""
         cause = self.cause()
-        if isinstance(cause, int):
-            workers[cause].read_rest()
-            raise _death(cause, self.exit_codes[cause], "".join(workers[cause].last_output))
+        if isinstance(cause, WorkerError):
+            raise cause
         reported = RemoteTraceback(f"Rank {cause.rank} raised {cause}", f"rank {cause.rank}", cause.traceback, cause.frames)
         if cause.error is None:
             raise reported
@@ -293,6 +292,20 @@ def _death(rank: int, exit_code: int, output: str) -> WorkerError:
 
 # %% ../../nbs/distributed/worker_pool.ipynb #9ed4d914
 OnMessage = Callable[[int, Any], None]  # called with the rank and its message
+
+
+class Launched(Protocol):
+    """A payload that several ranks execute, wherever they are. Leaving its context ends them."""
+
+    def send(self, command: Any) -> None:
+        """Send `command` to all ranks. Call it from any thread."""
+        ...
+
+    def wait(self, on_message: OnMessage) -> list[Any]:
+        """Wait for the end, and call `on_message` for each message. Returns the results by rank, or raises the error of one."""
+        ...
+
+
 _POLL_S = 0.2  # between two checks that all workers are alive
 _GRACE_S = 3.0  # for the other ranks, once one has failed
 
@@ -304,7 +317,7 @@ def _show(rank: int, text: str) -> None:
 
 
 @contextmanager
-def _held_interrupts() -> Iterator[threading.Event]:
+def held_interrupts() -> Iterator[threading.Event]:
     """SIGINT sets the event: an exception in the middle of a message would leave half of it in the pipe."""
     interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -327,7 +340,7 @@ class _Meeting:
 
     def __init__(self, address: tuple[str, int] | None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="nbtrain-") if address is None else None
-        self._store = _serve(*address) if address is not None else None
+        self._store = serve_store(*address) if address is not None else None
         self.place: str | tuple[str, int]
         self.place = str(Path(self._folder.name, "ranks")) if self._folder else (address[0], self._store.port)  # pyright: ignore
 
@@ -338,7 +351,7 @@ class _Meeting:
             self._folder.cleanup()
 
 
-def _serve(host: str, port: int) -> TCPStore:
+def serve_store(host: str, port: int) -> TCPStore:
     """A store that listens only at `host`."""
     family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     server = socket.socket(family, kind, protocol)
@@ -374,10 +387,10 @@ class Launch:
         texts = {name: linecache.getlines(name) for name in cells()}
         environment = _environment(n)
         self._workers = pool.take(n, environment)
-        self._outcome = _Outcome(n)
+        self._outcome = Outcome(n)
         self._kill_at_s = float("inf")
         for number, worker in enumerate(self._workers):
-            worker.send("task", WorkerTask(number, n, data, backend, self._meeting.place, str(Path.cwd()), sys.path, environment, texts))
+            worker.send("task", WorkerTask(number, n, data, backend, self._meeting.place, n, str(Path.cwd()), sys.path, environment, texts))
 
     def __enter__(self) -> Launch:
         return self
@@ -403,14 +416,14 @@ class Launch:
         exception of a rank, and WorkerError for a rank that was killed.
         """
         outcome = self._outcome
-        with _held_interrupts() as interrupted:
+        with held_interrupts() as interrupted:
             while outcome.running:
                 self._listen(on_message)
                 self._check_alive(on_message)
                 if interrupted.is_set():
                     raise KeyboardInterrupt
         if outcome.has_failed:
-            outcome.raise_error(self._workers)
+            outcome.raise_error()
         return [outcome.results[rank] for rank in range(len(self._workers))]
 
     def _listen(self, on_message: OnMessage) -> None:
@@ -448,7 +461,8 @@ class Launch:
                 while rank in outcome.running and worker.connection.poll() and self._read(rank, on_message):
                     pass
                 if rank in outcome.running:
-                    outcome.die(rank, worker.process.returncode)
+                    _show(rank, worker.read_rest())
+                    outcome.die(rank, _death(rank, worker.process.returncode, "".join(worker.last_output)))
         if outcome.has_failed:
             self._kill_at_s = min(self._kill_at_s, time.monotonic() + _GRACE_S)
         if time.monotonic() >= self._kill_at_s:

@@ -63,10 +63,10 @@ class WorkerEnvironment(ClusterEnvironment):
         pass
 
     def local_rank(self) -> int:
-        return self._rank.number
+        return self._rank.number % self._rank.n_local
 
     def node_rank(self) -> int:
-        return 0
+        return self._rank.number // self._rank.n_local
 
 
 # %% ../../nbs/distributed/worker_rank.ipynb #5be0a1c4

@@ -184,11 +184,15 @@ class Execution:
         return "stopped" if signum is None else "interrupted", place
 
 
-def execute_replica(n_epoch: int, trainer: TrainerBase, loader: Any, valid_loader: Loaders | None) -> tuple[Status, str]:
-    """Execute a replica of the trainer in another process. Adds the place to an error, because only this process knows it."""
+def execute_replica(goal: int, trainer: TrainerBase, loader: Any, valid_loader: Loaders | None) -> tuple[Status, str]:
+    """Execute a replica of the trainer in another process, until `goal` epochs are finished.
+
+    Adds the place to an error, because only this process knows it.
+    """
     operation = Operation(trainer, "run", trainer.mode, records=True)
     operation.begin()
     try:
+        n_epoch = goal - trainer.train_state.counts.epoch
         return Execution(trainer, n_epoch, loader, valid_loader).execute(trainer.lightning_args())
     except Exception as error:
         name_place(error, trainer.recorder.place)

@@ -15,12 +15,17 @@ from ..state.restore import restore_end
 from ..addons.early_stopping import EarlyStoppingAddon
 from ..addons.limits import LimitsAddon
 from ..addons.state_manager import StateManagerAddon
+from ..checkpoint.files import newest_valid, read_counts
+from ..checkpoint.store import FOLDER
 from ..engine.control import refuse_while_on
+from ..engine.precision import precision_args
+from ..engine.train_state import Counts
 from ..errors import ConfigError
 from ..base.trainer_base import TrainerBase
+from .record import header
 
 # %% auto #0
-__all__ = ["epochs_left", "continue_from"]
+__all__ = ["epochs_left", "continue_from", "go_back"]
 
 
 # %% ../../nbs/run/resume.ipynb #cd2cd97f
@@ -81,3 +86,29 @@ def _max_steps(trainer: TrainerBase) -> float:
     limits = next((addon.max_steps for addon in trainer.active_addons if isinstance(addon, LimitsAddon)), None)
     given = trainer.lightning.get("max_steps", limits)
     return math.inf if given is None or given < 0 else given
+
+
+# %% ../../nbs/run/resume.ipynb #goback02
+def go_back(trainer: TrainerBase, before: Counts, loader: Any, valid_loader: Any) -> Path | None:
+    """Go back, during a run, to the newest checkpoint that it has saved, and return that; without one, to the counts `before` it."""
+    state, goal = trainer.train_state, trainer.recorder.n_epochs
+    path = _newest(trainer, before)
+    if path is None:
+        vars(state.counts).update(vars(before))
+        state.run -= 1
+        trainer.resumed = True
+    else:
+        trainer[StateManagerAddon].restore(trainer, path)
+        continue_from(trainer, path, goal - state.first_epoch, state.phase)
+    planned = {**precision_args(trainer.precision), **trainer.lightning}
+    trainer.recorder.start(goal, header(trainer, planned, loader, valid_loader), joins=True)
+    return path
+
+
+def _newest(trainer: TrainerBase, before: Counts) -> Path | None:
+    """The newest checkpoint of the current run."""
+    if trainer.run_dir is None or not (folder := trainer.run_dir / FOLDER).is_dir():
+        return None
+    path = newest_valid(folder).path
+    counts = read_counts(path) if path is not None else None
+    return path if counts is not None and counts["processed"] > before.processed else None

@@ -259,7 +259,8 @@ class Run:
     def _launch(self, launcher: Launcher) -> tuple[Status, str]:
         """Execute the run in other processes. Returns its status and the reason."""
         try:
-            return launcher.launch(self.trainer, partial(execute_replica, self.n_epoch), self.loader, self.valid_loader)
+            goal = self.trainer.train_state.counts.epoch + self.n_epoch
+            return launcher.launch(self.trainer, partial(execute_replica, goal), self.loader, self.valid_loader)
         except Leave:  # a third ■
             return "interrupted", self.trainer.recorder.place
 

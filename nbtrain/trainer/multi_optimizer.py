@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 
 from ..addons.accumulation import AccumulationAddon
 from ..addons.performance import CudaGraphAddon
-from ..addons.multi_gpu import MultiGPUAddon
+from ..addons.multi_gpu import RanksAddon
 from ..annotations import checked
 from ..distributed.devices import Device
 from ..engine.protocol import Turn
@@ -93,9 +93,8 @@ def _check_class(kind: type[Trainer], mode: str, optimizers: Mapping[str, Any], 
     if not kind.automatic_optimization:
         what = f"{kind.__name__} is a MultiOptimizerTrainer, which steps its optimizers in turn."
         raise ConfigError(what, remedy="Subclass Trainer, with optimizer={...} by name, to step by hand.")
-    for addon in (AccumulationAddon, CudaGraphAddon, MultiGPUAddon):
-        if any(issubclass(own, addon) for own in kind.addons):
-            raise ConfigError(f"Several optimizers can't train with {addon.__name__}.", remedy="Leave it out.")
+    if refused := next((own for own in kind.addons if issubclass(own, (AccumulationAddon, CudaGraphAddon, RanksAddon))), None):
+        raise ConfigError(f"Several optimizers can't train with {refused.__name__}.", remedy="Leave it out.")
     if "optimizer" in options or (mode == "train" and not optimizers):
         example = 'optimizers={"generator": lambda params: torch.optim.Adam(params)}'
         raise ConfigError(f"{kind.__name__} takes its optimizers by name.", remedy=f"Give {example}.")

@@ -1,0 +1,204 @@
+"""Runs on a real Ray cluster of two nodes, which this machine pretends to be: the weights of a run here, commands, faults."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray.cluster_utils import Cluster
+from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
+from torch.utils.data import DataLoader
+
+from nbtrain import ConfigError, MultiGPUAddon, RayAddon, StateManagerAddon, Trainer, WorkerError
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes of two CPUs, so that workers of two CPUs are on different nodes."""
+    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "no_monitor": True})
+    made.add_node(**NODE)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+Where = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def where(cluster: Cluster) -> Where:
+    """The options of a RayAddon for the cluster."""
+    return lambda **options: {"workers": 2, "gpus_per_worker": 0, "cpus_per_worker": 2, "address": cluster.address} | options
+
+
+def steps(self: Any, batch: Any) -> dict[str, Any]:
+    x, y = batch
+    output = self.model(x)
+    return {"loss": ((output - y) ** 2).mean(), "output": output, "label": y}
+
+
+def cell_class(pace_s: float = 0.0, scale: float = 1.0) -> type[Trainer]:
+    """A class that no module has, as one of a notebook's cell."""
+
+    class Cell(Trainer):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            time.sleep(pace_s)
+            found = steps(self, batch)
+            return found | {"loss": found["loss"] * scale}
+
+        def test_step(self, batch: Any) -> dict[str, Any]:
+            return steps(self, batch)
+
+    Cell.__module__ = "__main__"
+    return Cell
+
+
+def fit(kind: Any, n_epoch: int = 3, **options: Any) -> Any:
+    trainer = make_trainer(kind, seed=1, **options)
+    torch.manual_seed(4)
+    trainer.run(n_epoch, make_loader(batch_size=8), make_valid())
+    return trainer
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 90
+    while not is_true():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
+def test_a_class_of_a_cell_trains_as_in_two_processes_of_this_machine(where: Where, tmp_path: Path) -> None:
+    on_ray = fit(cell_class().add_on(RayAddon, StateManagerAddon), **where(), save_path=tmp_path / "ray")
+    here = fit(cell_class().add_on(MultiGPUAddon, StateManagerAddon), device=["cpu", "cpu"], save_path=tmp_path / "here")
+    assert same_weights(on_ray.model, here.model) and on_ray.counts == here.counts
+    assert without_times(on_ray.history.epochs) == without_times(here.history.epochs)
+    assert on_ray.optimizer.state_dict()["state"].keys() == here.optimizer.state_dict()["state"].keys()
+    saved = [sorted(path.name for path in (tmp_path / name / "run-001" / "checkpoints").iterdir()) for name in ("ray", "here")]
+    assert saved[0] == saved[1] and on_ray.result.best.path.exists()
+    for trainer in on_ray, here:  # go on with what came back
+        torch.manual_seed(5)
+        trainer.run(1, make_loader(batch_size=8), make_valid())
+    assert same_weights(on_ray.model, here.model) and on_ray.counts.epoch == 4
+
+
+def test_commands_reach_all_workers_after_the_same_batch(where: Where, tmp_path: Path) -> None:
+    kind = cell_class(0.02).add_on(RayAddon, StateManagerAddon)
+    trainer = make_trainer(kind, **where(), save_path=tmp_path, seed=1)
+    handle = trainer.run(2000, make_loader(batch_size=8), make_valid(), background=True)
+    until(lambda: trainer.counts.processed > 2 or not handle.is_on)
+    trainer.pause()
+    step = trainer.counts.processed
+    time.sleep(0.5)
+    assert handle.status == "paused" and trainer.counts.processed == step
+    trainer.set(lr=0.002)
+    trainer.validate_now()
+    trainer.save_state()
+    trainer.resume(background=True)
+    until(lambda: len(trainer.history.marks) >= 3)
+    assert trainer.stop().status == handle.wait().status == "stopped"
+    marks = [text.partition(":")[0] for _, text in trainer.history.marks]
+    assert marks[0].endswith("→ 0.002") and sorted(marks[1:]) == ["the state was saved", "validated"]
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.002 and trainer.counts.processed >= step
+    assert len(list((tmp_path / "run-001" / "checkpoints").glob("epoch=*"))) >= 2
+
+
+class Dying(Regress):
+    """In rank 1, ends its process in the middle of epoch 2, once: in the folder `once` a file says that it was."""
+
+    once: Any = None
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        if self.once is not None and self.counts.processed == 9 and self.module.global_rank == 1:
+            mark = Path(self.once, "died")
+            if not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().train_step(batch)
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_killed_worker_begins_again_and_the_weights_are_those_of_an_undisturbed_run(where: Where, tmp_path: Path, saves: bool) -> None:
+    kind = Dying.add_on(RayAddon, StateManagerAddon) if saves else Dying.add_on(RayAddon)
+    options = where(cpus_per_worker=1) | ({"save_path": tmp_path / "runs", "every_n_steps": 2} if saves else {})
+    whole = fit(Dying.add_on(MultiGPUAddon), device=["cpu", "cpu"])
+    trainer = make_trainer(kind, seed=1, **options)
+    trainer.once = str(tmp_path)
+    torch.manual_seed(4)
+    result = trainer.run(3, make_loader(batch_size=8), make_valid())
+    assert result.status == "completed" and (tmp_path / "died").exists()
+    assert same_weights(whole.model, trainer.model) and whole.counts == trainer.counts
+    assert without_times(whole.history.epochs) == without_times(trainer.history.epochs)
+    ((at, mark),) = trainer.history.marks
+    if saves:
+        assert mark == "Rank 1 was lost: its process or its node has ended. The run goes on from epoch=1-step=6.ckpt." and at.step == 6
+    else:
+        assert mark == "Rank 1 was lost: its process or its node has ended. The run begins again." and at.step == 0
+
+
+def test_a_lost_node_is_replaced_and_the_weights_are_those_of_an_undisturbed_run(cluster: Cluster, where: Where, tmp_path: Path) -> None:
+    cluster.add_node(**NODE)
+    whole = fit(cell_class().add_on(MultiGPUAddon), 6, device=["cpu", "cpu"])
+    trainer = make_trainer(cell_class(0.05).add_on(RayAddon, StateManagerAddon), seed=1, **where(), save_path=tmp_path, every_n_steps=2)
+    torch.manual_seed(4)
+    handle = trainer.run(6, make_loader(batch_size=8), make_valid(), background=True)
+    until(lambda: trainer.counts.step >= 7)
+    free = ray._private.state.available_resources_per_node()
+    busy = next(node for node in cluster.worker_nodes if free[node.node_id].get("CPU", 0) < 2)
+    cluster.remove_node(busy, allow_graceful=False)
+    assert handle.wait().status == "completed"
+    assert same_weights(whole.model, trainer.model) and "The run goes on from epoch=" in trainer.history.marks[0][1]
+
+
+def test_the_error_of_a_step_has_its_rank_and_frames_and_is_not_tried_again(where: Where) -> None:
+    class Raising(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            if self.counts.processed == 2 and self.module.global_rank == 1:
+                raise LookupError("no third step")
+            return super().train_step(batch)
+
+    trainer = make_trainer(Raising.add_on(RayAddon), **where(cpus_per_worker=1))
+    with pytest.raises(LookupError, match="no third step") as raised:
+        trainer.run(1, make_loader(batch_size=8))
+    notes = "\n".join(raised.value.__notes__)
+    assert "epoch 1, batch 3" in notes and "nbtrain: raised in rank 1" in notes
+    assert 'raise LookupError("no third step")' in str(raised.value.__cause__) and trainer.counts.step == 2
+
+
+def test_a_worker_that_is_lost_too_often_ends_the_run(where: Where, tmp_path: Path) -> None:
+    trainer = make_trainer(Dying.add_on(RayAddon), **where(cpus_per_worker=1, max_restarts=0))
+    trainer.once = str(tmp_path)
+    with pytest.raises(WorkerError, match=r"^Rank 1 was lost: its process or its node has ended\."):
+        trainer.run(3, make_loader(batch_size=8), make_valid())
+    assert trainer.result.status == "failed" and _all_is_given_back()
+
+
+def _all_is_given_back() -> bool:
+    until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
+    return True
+
+
+def test_what_a_cluster_has_not_is_said_before_the_first_batch(where: Where) -> None:
+    data = DataLoader(make_data(), 8)
+    with pytest.raises(ConfigError, match=r"room for 0 of 2 workers: each needs 2 CPU and 1 GPU.\n  Its nodes have 2 CPUs and 0 GPUs"):
+        make_trainer(Regress.add_on(RayAddon), **where(gpus_per_worker=1)).run(1, data)
+    with pytest.raises(ConfigError, match=r"room for \d of 50 workers: each needs 2 CPU.\n"):
+        make_trainer(Regress.add_on(RayAddon), **where(workers=50)).run(1, data)
+    model = make_model()
+    model.guard = Lock()
+    with pytest.raises(WorkerError, match=r"guard.* \(lock\) can't be sent to the worker processes"):
+        make_trainer(Regress.add_on(RayAddon), model=model, **where()).run(1, data)
+    ray.shutdown()
+    for address in ("127.0.0.1:9", "ray://127.0.0.1:9"):
+        with pytest.raises(ConfigError, match=f"No Ray cluster answers at {address}.*\n  Start one with `ray start --head`"):
+            make_trainer(Regress.add_on(RayAddon), **where(address=address)).run(1, data)
