@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 import cloudpickle
 import torch
@@ -46,6 +46,7 @@ __all__ = [
     "Terminated",
     "Channel",
     "LateReduce",
+    "Inbox",
     "Agreement",
     "Rank",
     "main",
@@ -245,10 +246,16 @@ class LateReduce:
 
 
 # %% ../../nbs/distributed/worker.ipynb #e316b196
-class Agreement:
-    """Returns the parent's commands on every rank at the same call. Call `due` and `soon` equally often on all ranks."""
+class Inbox(Protocol):
+    """What has commands for all ranks; each rank gets the same ones in the same order, at its own time."""
 
-    def __init__(self, channel: Channel) -> None:
+    commands: list[Any]
+
+
+class Agreement:
+    """Returns the commands in `channel` on every rank at the same call. Call `due` and `soon` equally often on all ranks."""
+
+    def __init__(self, channel: Inbox) -> None:
         self._channel = channel
         self._reduce = LateReduce(dist.ReduceOp.MIN)
         self._n_returned = 0
@@ -263,9 +270,11 @@ class Agreement:
         """Reduce with the next call, on every rank."""
         self._reduce.soon()
 
-    def next(self) -> Any:
-        """Wait for the next command, without a reduction: all ranks are at the same call and wait for it, too."""
+    def next(self, is_over: Callable[[], bool] = lambda: False) -> Any:
+        """Wait for the next command, without a reduction: all ranks are at the same call and wait for it, too. None once `is_over()`."""
         while len(self._channel.commands) <= self._n_returned:
+            if is_over():
+                return None
             time.sleep(_POLL_S)
         self._n_returned += 1
         return self._channel.commands[self._n_returned - 1]
