@@ -88,8 +88,10 @@ def _slurm_state(id: str) -> JobState:
 def _is_controller(pid: int, folder: Path) -> bool:
     """Whether the process `pid` of this machine is the one that submitit started for the job in `folder`."""
     with suppress(OSError):
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return b"submitit.local._local" in words and os.fsencode(folder) in words
+        is_new = words == [b""] and state != b"Z"  # the kernel has not written its arguments yet
+        return is_new or (b"submitit.local._local" in words and os.fsencode(folder) in words)
     return False
 
 

@@ -80,11 +80,11 @@ def test_run_elsewhere_is_paused_changed_found_again_and_interrupted_and_ends_as
     assert result.status == handle.status == found.status == "completed" and trainer.result is result and trainer.run_dir == handle.run_dir
     assert "Requeued job" in handle.log() and handle.log().count("Starting with") == 2
 
-    after = make_trainer(seed=0)
     with keep_random():
-        expected = after.run(3, make_loader(), make_valid())
+        after = make_trainer(seed=0)
+        after.run(3, make_loader(), make_valid())
+        assert same_weights(trainer.model, after.model)
         after.run(1, make_loader(), make_valid())
-    assert same_weights(trainer.model, after.model) is False and expected.n_epochs == 3
     assert without_times(trainer.history.epochs) == without_times(after.history.epochs[:3])
     assert "weight_decay 0 → 0" in [text for _, text in trainer.history.marks]
     board = Board()
