@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: demo test test-fast coverage faults compare gpu soak ecosystem bench bench-peers examples lab docs pictures readme names notebooks format check dist clean
+.PHONY: demo test test-fast coverage faults compare gpu soak ecosystem cluster bench bench-peers examples lab docs pictures readme names notebooks format check dist clean
 
 demo: .venv/installed
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
@@ -62,6 +62,10 @@ ecosystem: .venv-ecosystem/installed
 	.venv-ecosystem/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
 	.venv-ecosystem/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
 	touch $@
+
+# Submitted runs on a SLURM that is started on this machine: Debian's munge, slurmctld, slurmd and slurm-client, as root
+cluster: .venv/installed-dev
+	PYTHONPATH=.:tests $(BIN)/python -m pytest -o addopts= -q tests/cluster $(TEST_ARGS)
 
 # The claims of speed, with the peers that are installed; docs/benchmarks.md is written
 bench: .venv/installed-dev

@@ -73,6 +73,7 @@ Cluster = Literal["slurm", "local"]
 _INFO, _PAYLOAD, STARTED, ENDED, FAILED = "job.json", "payload.pkl", "started.json", "ended.json", "failed.json"
 _MOST_STARTS = 100  # after so many time limits a job is not put back into the queue
 _WITHOUT_LIMIT_MIN = 60 * 24 * 365  # of a local job
+_OF_CLIENT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")  # variables that SLURM's commands read, and no job sets
 _OPTIONS: dict[str, str] = {  # those of submitit's executors, by ours
     "account": "account",
     "comment": "comment",
@@ -435,7 +436,9 @@ def start(run_dir: Path, payload: bytes, resources: Resources, info: JobInfo) ->
         write_own(run_dir, _PAYLOAD, payload)
         info.submitted_s, info.host = time.time(), socket.gethostname()
         info.write(run_dir)
+        own = {name: value for name, value in os.environ.items() if name.startswith("SBATCH_") or name in _OF_CLIENT}
         with clean_env():  # a notebook may be in a job, or under torchrun
+            os.environ.update(own)
             job = resources.executor(folder / "tasks", info.name).submit(SubmittedRun(run_dir))
         info.id = job.job_id
         info.write(run_dir)
