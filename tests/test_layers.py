@@ -108,6 +108,20 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "tools": ("rng", "views", "data", "optim", "engine", "loops", "loggers", "distributed", "state", "addons", "base", "run"),
     "travel": ("rng", "views", "source", "objects", "history", "data", "engine", "state", "base", "run", "tools"),
+    "cluster": (
+        "events",
+        "rng",
+        "resources",
+        "views",
+        "source",
+        "history",
+        "engine",
+        "distributed",
+        "checkpoint",
+        "addons",
+        "base",
+        "run",
+    ),
 }
 ALLOWED["trainer"] = tuple(ALLOWED)
 ALLOWED["examples"] = tuple(ALLOWED)

@@ -165,9 +165,9 @@ def minutes(limit: str | int | float) -> int:
 # %% ../../nbs/cluster/submit.ipynb #89c02d05
 @dataclass(frozen=True)
 class Payload:
-    """What a job gets: `make` returns a trainer, the number of epochs, and both loaders."""
+    """What a job gets: `make` returns a trainer, the number of epochs, both loaders, and what to resume from if nothing is saved yet."""
 
-    make: Callable[[], tuple[Any, int, Any, Any]]
+    make: Callable[[], tuple[Any, ...]]
     device: Any = None  # where to train; None: as the trainer was made
     given: dict[str, Any] = field(default_factory=dict)  # the arguments of the trainer
     random: dict[str, Any] | None = None  # the random numbers of the notebook
@@ -229,7 +229,7 @@ class SubmittedRun:
         return payload
 
     def _train(self, info: JobInfo, payload: Payload, rank: int) -> None:
-        trainer, n_epoch, loader, valid_loader = payload.make()
+        trainer, n_epoch, loader, valid_loader, resume = payload.make()
         added = [StateManagerAddon] if not _has(trainer, StateManagerAddon) else []
         added += [MultiGPUAddon] if info.n_tasks > 1 and not _has(trainer, Launcher) else []
         devices = trainer.given.get("device", "auto") if payload.device is None else payload.device
@@ -243,14 +243,14 @@ class SubmittedRun:
                 (self.run_dir / "events.jsonl").unlink(missing_ok=True)  # of a start that saved nothing
         reader = CommandReader(trainer, self.run_dir)
         with _signals(reader) as requeue, reader.reading():
-            result = _run(reader, n_epoch, loader, valid_loader, checkpoint)
+            result = _run(reader, n_epoch, loader, valid_loader, checkpoint or resume)
         if result is None or result.status == "interrupted":
             requeue()
         elif not rank:
             write_own(self.run_dir, ENDED, json.dumps({"status": result.status, "reason": result.reason}))
 
 
-def _run(reader: CommandReader, n_epoch: int, loader: Any, valid_loader: Any, checkpoint: Path | None) -> RunResult | None:
+def _run(reader: CommandReader, n_epoch: int, loader: Any, valid_loader: Any, checkpoint: Any) -> RunResult | None:
     """Run the trainer. None where SIGTERM has ended it, and submitit's signal came too."""
     trainer: Any = reader.trainer
     try:
@@ -419,7 +419,7 @@ def check_trainer(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader:
 def send_trainer(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any, n_tasks: int) -> bytes:
     """The payload of a job: the trainer with its loaders. Raises WorkerError if something can't be pickled."""
     texts = {name: linecache.getlines(name) for name in cells()}
-    sent = partial(Payload, partial(_sent, trainer, n_epoch, loader, valid_loader), _device(trainer, n_tasks), texts=texts)
+    sent = partial(Payload, partial(_sent, trainer, n_epoch, loader, valid_loader, None), _device(trainer, n_tasks), texts=texts)
     random = random_state(devices=False)
     try:
         return pack(sent(trainer.given, random), "the job")

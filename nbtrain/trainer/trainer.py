@@ -399,7 +399,7 @@ class Trainer(TrainerBase):
     ) -> JobHandle:
         """Submit a run of `n_epoch` MORE epochs to SLURM, or start it in processes of this machine; returns at once. Needs submitit.
 
-        Trainer and loaders are sent as they are now, so this trainer may train, or be submitted again, meanwhile. The run has a separate run
+        Trainer and loaders are sent as they are now, so this trainer may train, or be submitted again, meanwhile. The run has a new run
         folder in `save_path`, on a disk that the nodes see, and one process for each GPU. Before the time limit and at a preemption, its
         state is saved, the job goes back into the queue, and it resumes with the same numbers. In the job an error ends the run.
 
@@ -414,8 +414,8 @@ class Trainer(TrainerBase):
             nodes: How many machines.
             gpus_per_node: How many GPUs of each; one process trains on each. None: one if this trainer is on a GPU.
             tasks_per_node: How many processes on each machine. None: as many as GPUs, or 1.
-            time: The time limit, as for sbatch: "4:00:00", or minutes. After it, the job is queued again and resumes. None: an hour; "local"
-                has none.
+            time: The time limit, as for sbatch: "4:00:00", or minutes. After it, the job is queued again and resumes. None: an hour; with
+                "local" no limit.
             partition: SLURM's partition. None: the default one.
             save_path: The folder for the run folder. None: that of the trainer.
             name: The name of the job. None: the class and the run folder.

@@ -50,7 +50,9 @@ def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def test_run_elsewhere_is_paused_changed_found_again_and_interrupted_and_ends_as_one_that_ran_here(tmp_path: Path, state_home: None) -> None:
+def test_run_elsewhere_is_paused_changed_found_again_and_interrupted_and_ends_as_one_that_ran_here(
+    tmp_path: Path, state_home: None
+) -> None:
     trainer = make_trainer(Gated, seed=0)
     handle = trainer.submit(3, make_loader(), make_valid(), cluster="local", save_path=tmp_path, name="my job")
     until(handle, (tmp_path / "at-2").exists)
