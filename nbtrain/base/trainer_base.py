@@ -503,7 +503,7 @@ class TrainerBase(Composable, TracebackKeeper):
 
     @checked
     def _begin_elsewhere(self, run_dir: Path, devices: Devices, given: dict[str, Any], added: Sequence[type[AddOnBase]]) -> None:
-        """This trainer is a copy in another process: it trains on `devices` there, and records a run of its own in `run_dir`.
+        """This trainer is a copy in another process: it trains on `devices` there, and records a separate run in `run_dir`.
 
         `given`: the arguments of the trainer. `added`: addons with the default options, besides its own.
         """

@@ -146,7 +146,7 @@ _TIME = re.compile(r"(?:(?P<d>\d+)-)?(?P<a>\d+)(?::(?P<b>\d+))?(?::(?P<c>\d+))?"
 def minutes(limit: str | int | float) -> int:
     """A time limit in minutes, rounded up: "4:00:00", "90" (minutes), "30:00", "2-12" (days and hours), or a number of minutes.
 
-    Raises ConfigError if it is none of these, or not positive.
+    Raises ConfigError for another form, and for one that is not positive.
     """
     found = _TIME.fullmatch(limit) if isinstance(limit, str) else None
     if found is None and isinstance(limit, str):

@@ -52,7 +52,7 @@ def follow(
     """Pass the events of the run folder `path`, or of the newest one in a folder of them, to `view`: existing ones, then new ones.
 
     Returns when the run has ended; blocks until then. Reads the file every `every_s` seconds. For a damaged line `view` gets a note.
-    `is_over` is called, where there is no new event, with whether the newest one is an end: a run that resumes goes on after it.
+    `is_over` is called, where there is no new event, with whether the newest one is an end: a run that resumes has others after it.
     Raises ConfigError if no run was recorded, or the file can't be read.
     """
     has_ended, progress = False, Progress()
