@@ -63,14 +63,15 @@ ecosystem: .venv-ecosystem/installed
 	.venv-ecosystem/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
 	touch $@
 
-# Runs on a Ray cluster of two nodes, which this machine pretends to be, in an environment with Ray
+# Runs on a Ray cluster of two nodes, and submitted ones on a SLURM, which this machine pretends to be; SLURM needs Debian's munge, slurmctld,
+# slurmd and slurm-client, as root
 cluster: .venv-cluster/installed
-	.venv-cluster/bin/python -m pytest -n 0 tests/cluster $(TEST_ARGS)
+	PYTHONPATH=.:tests .venv-cluster/bin/python -m pytest -o addopts= -q tests/cluster $(TEST_ARGS)
 
 .venv-cluster/installed: constraints.txt pyproject.toml
 	test -x .venv-cluster/bin/python || $(PYTHON) -m venv .venv-cluster
 	.venv-cluster/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
-	.venv-cluster/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]' pytest pytest-xdist
+	.venv-cluster/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray,slurm]' pytest pytest-xdist
 	touch $@
 
 # The claims of speed, with the peers that are installed; docs/benchmarks.md is written

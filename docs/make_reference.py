@@ -40,7 +40,7 @@ TOPICS = {  # title, what the page is for, the packages whose public names it li
     "trainer": (
         "Trainer",
         "The class that you subclass, its arguments and methods, and the objects that it returns.",
-        ("trainer", "base", "run", "tools", "travel", "engine"),
+        ("trainer", "base", "run", "tools", "travel", "cluster", "engine"),
     ),
     "run_history": ("Run and history", "What a run returns and records, and how you read it again.", ("history", "events")),
     "loaders": ("Loaders and batches", "Loaders that resume, and functions that change a batch.", ("data",)),
@@ -52,10 +52,11 @@ TOPICS = {  # title, what the page is for, the packages whose public names it li
     ),
     "configuration": ("Commands and configuration", "The command line, and the fields of a YAML file.", ("jobs", "config")),
 }
-MOVED = {"AddOnBase": "addons"} | dict.fromkeys(("RunHandle", "RunPaused", "RunStopped", "Session"), "run_history")  # where to look
+_OF_RUNS = ("JobHandle", "RunHandle", "RunPaused", "RunStopped", "Session", "submitted_jobs")
+MOVED = {"AddOnBase": "addons"} | dict.fromkeys(_OF_RUNS, "run_history")  # where to look
 TASKS = {  # the members of Trainer by what one wants, each on a page
     "write": ("Steps and metrics", ("train_step", "test_step", "metric_on_epoch_end", "log", "backward", "automatic_optimization")),
-    "run": ("Train", ("run", "run_epoch", "run_batch", "toggle", "mode", "result", "run_dir", "show")),
+    "run": ("Train", ("run", "submit", "run_epoch", "run_batch", "toggle", "mode", "result", "run_dir", "show")),
     "session": ("Runs in a loop", ("session",)),
     "change": ("Pause and change a run", ("pause", "resume", "stop", "set", "use", "validate_now", "failure", "traceback", "free")),
     "evaluate": ("Evaluate and predict", ("evaluate", "validate", "predict", "inference", "show_results", "show_worst")),

@@ -80,6 +80,8 @@ PUBLIC = {
     "WarmUpScheduler": "optim.schedulers",
     "WorkerError": "errors",
     "Runs": "history.runs",
+    "JobHandle": "cluster.jobs",
+    "submitted_jobs": "cluster.jobs",
     "check_port": "tools.port_check",
     "compare": "history.compare",
     "cutmix": "data.mixup",
@@ -155,6 +157,8 @@ if TYPE_CHECKING:
     from nbtrain.travel.replay import Replay as Replay
     from nbtrain.travel.rewind import Rewound as Rewound
     from nbtrain.run.handle import RunHandle as RunHandle
+    from nbtrain.cluster.jobs import JobHandle as JobHandle
+    from nbtrain.cluster.jobs import submitted_jobs as submitted_jobs
     from nbtrain.run.session import Session as Session
     from nbtrain.trainer.model_trainer import ModelTrainer as ModelTrainer
     from nbtrain.trainer.multi_optimizer import MultiOptimizerTrainer as MultiOptimizerTrainer

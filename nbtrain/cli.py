@@ -100,9 +100,24 @@ def _import(arguments: argparse.Namespace) -> None:
 # %% ../nbs/cli.ipynb #aeba2c3b
 _OPTIONS = {"-f": "file", "-o": "out", "--devices": "devices", "--jobs": "jobs", "--memory": "memory"}
 _SWITCHES = {"-h": "help", "--help": "help", "--print-config": "print", "--trust": "trust"}
+_JOB_OPTIONS = {  # of submit, and what they are read as
+    "--cluster": str,
+    "--nodes": int,
+    "--gpus-per-node": int,
+    "--tasks-per-node": int,
+    "--time": str,
+    "--partition": str,
+    "--name": str,
+    "--account": str,
+    "--qos": str,
+    "--constraint": str,
+    "--cpus-per-task": int,
+    "--mem-gb": float,
+}
 _FILES = "-f FILE [-f FILE] [--FIELD VALUE] [--FIELD!] [--devices N] [--print-config] [--trust]"
 _USAGE = {
     "fit": f"{_FILES}\n       nbtrain fit NOTEBOOK [--NAME VALUE] [--devices N]",
+    "submit": "FILE [-f FILE] [--nodes N] [--gpus-per-node N] [--time HH:MM:SS] [--partition NAME] [--FIELD VALUE] [--FIELD!] [--trust]",
     "validate": _FILES,
     "test": _FILES,
     "predict": f"{_FILES} -o PATH",
@@ -119,6 +134,10 @@ _MEANINGS = {
     "--FIELD!": "remove a field",
     "--NAME VALUE": "another value for a name that a cell sets",
     "--devices N": "the number of devices to run on",
+    "--nodes N": "the number of machines (default: 1)",
+    "--gpus-per-node N": "the number of GPUs of each, with a process for each; --tasks-per-node N for processes without GPUs",
+    "--time HH:MM:SS": "the time limit of a job (default: an hour), after which it resumes in another one",
+    "--partition NAME": "SLURM's; also --account, --qos, --constraint, --cpus-per-task, --mem-gb, --name, and --cluster local",
     "--memory GB": "the memory of a device (default: this machine's)",
     "--jobs N": "the number of runs at a time (default: 1)",
     "-o PATH": "where to write",
@@ -158,6 +177,31 @@ def _say(text: str) -> None:
 
     if find_world().is_first:
         print(text)
+
+
+def _submit(line: CommandLine) -> int:
+    """submit a configuration's run to SLURM: nbtrain submit run.yaml --nodes 2 --gpus-per-node 4 --time 4:00:00 --partition gpu"""
+    from nbtrain.cluster.submit import Resources
+    from nbtrain.history.history import short_path
+    from nbtrain.jobs.trainer_args import submit_config
+
+    files = [*line.options.get("file", []), *line.rest]
+    if not files:
+        raise ConfigError("No configuration was given.", remedy="Give a file: nbtrain submit run.yaml.")
+    given: dict[str, Any] = {}
+    for option, kind in _JOB_OPTIONS.items():
+        name = option[2:].replace("-", "_")
+        if values := line.options.get(name):
+            try:
+                given[name] = kind(values[-1])
+            except ValueError as error:
+                raise ConfigError(f"{option} must be a number; got {values[-1]}.", remedy="Give 1, 2, 3, …") from error
+    name, n_gpus = given.pop("name", None), given.pop("gpus_per_node", 0)
+    first = (given.pop("cluster", "slurm"), given.pop("nodes", 1), n_gpus, given.pop("tasks_per_node", max(n_gpus, 1)))
+    resources = Resources(*first, given.pop("time", None), given.pop("partition", None), given)
+    handle = submit_config(files, line.overrides, resources, name=name, trust="trust" in line.switches)
+    print(f"{handle}\nnbtrain follow {shlex.quote(short_path(handle.run_dir))} shows it; submitted_jobs() in a notebook has its handle.")
+    return 0
 
 
 def _train(args: TrainerArgs) -> int:
@@ -316,6 +360,7 @@ def _sweep(line: CommandLine) -> int:
 # %% ../nbs/cli.ipynb #cea8c793
 _CONFIGURED: dict[str, Callable[[CommandLine], int]] = {
     "fit": _fit,
+    "submit": _submit,
     "validate": _validate,
     "test": _test,
     "predict": _predict,
@@ -324,7 +369,7 @@ _CONFIGURED: dict[str, Callable[[CommandLine], int]] = {
     "sweep": _sweep,
     "export": _export,
 }
-_WITH_FILES = ("fit", "resume", "export")  # these take an argument besides their options
+_WITH_FILES = ("fit", "submit", "resume", "export")  # these take an argument besides their options
 
 
 def _summary(command: Callable[[CommandLine], int]) -> str:
@@ -351,7 +396,8 @@ def _help(name: str) -> str:
 
 def _configured(name: str, arguments: Sequence[str]) -> int:
     """Run a command with a configuration."""
-    line = read_command_line(arguments, _OPTIONS, _SWITCHES)
+    more = {option: option[2:].replace("-", "_") for option in _JOB_OPTIONS} if name == "submit" else {}
+    line = read_command_line(arguments, _OPTIONS | more, _SWITCHES)
     if "help" in line.switches:
         print(_help(name))
         return 0

@@ -123,6 +123,20 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "run",
     ),
     "travel": ("rng", "views", "source", "objects", "history", "data", "engine", "state", "base", "run", "tools"),
+    "cluster": (
+        "events",
+        "rng",
+        "resources",
+        "views",
+        "source",
+        "history",
+        "engine",
+        "distributed",
+        "checkpoint",
+        "addons",
+        "base",
+        "run",
+    ),
 }
 ALLOWED["trainer"] = tuple(ALLOWED)
 ALLOWED["examples"] = tuple(ALLOWED)

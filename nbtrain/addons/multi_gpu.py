@@ -43,7 +43,7 @@ from ..events import Event, Status
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["Job", "RanksAddon", "MultiGPUAddon", "Restarted"]
+__all__ = ["Job", "RanksAddon", "MultiGPUAddon", "Restarted", "move_trainer"]
 
 # %% ../../nbs/addons/multi_gpu.ipynb #9f40651c
 _NOISE = (
@@ -390,15 +390,16 @@ def _off_devices(trainer: TrainerProtocol) -> Iterator[None]:
     if trainer.device.type == "cpu":
         yield
         return
-    _move(trainer, torch.device("cpu"))
+    move_trainer(trainer, torch.device("cpu"))
     torch.cuda.empty_cache()
     try:
         yield
     finally:
-        _move(trainer, trainer.device)
+        move_trainer(trainer, trainer.device)
 
 
-def _move(trainer: TrainerProtocol, device: torch.device) -> None:
+def move_trainer(trainer: TrainerProtocol, device: torch.device) -> None:
+    """Move the model and the state of the optimizer to `device`."""
     trainer.model.to(device)
     if trainer.optimizer is not None:
         _optimizer_to_device(trainer.optimizer, device)

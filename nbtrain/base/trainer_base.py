@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -24,10 +25,11 @@ from torchmetrics import Metric
 from ..annotations import checked
 from ..compat.foreign_names import remedy_of_member
 from ..addons.limits import LimitsAddon
+from ..addons.multi_gpu import MultiGPUAddon, move_trainer
 from ..addons.scheduler import scale_schedules
 from ..addons.state_manager import StateManagerAddon
 from ..data.continued_loader import continued
-from ..distributed.devices import device_args
+from ..distributed.devices import Devices, device_args, resolve_device
 from ..distributed.launcher import Launcher
 from ..distributed.launcher import launcher_of, world_of
 from ..distributed.world import World
@@ -36,7 +38,8 @@ from ..engine.control import Control
 from ..optim.joint_optimizer import named_parts, single
 from ..optim.optimizer_state import uncopied, with_inner
 from ..optim.optimizer_modes import OptimizerModes, with_modes
-from ..engine.precision import precision_args
+from ..engine.addon import AddOnBase, options, ordered
+from ..engine.precision import precision_args, resolve_precision
 from ..engine.protocol import EventSink, Ran, Turn
 from ..engine.recorder import Recorder
 from ..engine.recorder_callback import RecorderCallback
@@ -498,6 +501,37 @@ class TrainerBase(Composable, TracebackKeeper):
         counts = self.train_state.counts
         self.run_dir, self.fork = None, Fork(parent, counts.epoch, counts.step, counts.processed, changes)
         self.parent = f"{parent}, epoch {counts.epoch}, step {counts.step}"
+
+    @checked
+    def _begin_elsewhere(self, run_dir: Path, devices: Devices, given: dict[str, Any], added: Sequence[type[AddOnBase]]) -> None:
+        """This trainer is a copy in another process: it trains on `devices` there, and records a separate run in `run_dir`.
+
+        `given`: the arguments of the trainer. `added`: addons with the default options, besides its own.
+        """
+        if self.train_state.run:
+            self._begin_branch(self.run_dir.name if self.run_dir is not None else self.title, {})
+        self.run_dir, self.save_path, self.made_in = run_dir, run_dir.parent, run_dir.parent
+        shared = {"device": devices, "save_path": str(run_dir.parent)}
+        self.__class__ = kind = type(self).add_on(*added)
+        own = self._addons | {one: one(**{n: v for n, v in shared.items() if n in options(one)}) for one in added}
+        self._addons = {one: own[one] for one in ordered(own, apart=kind._addon_instances)}
+        for addon in self.active_addons:
+            if isinstance(addon, (StateManagerAddon, MultiGPUAddon)):
+                vars(addon).update({name: value for name, value in shared.items() if name in options(type(addon))})
+                addon.__post_init__()  # for the processes and devices of this machine
+        launcher = next((addon for addon in self.active_addons if isinstance(addon, Launcher)), None)
+        self.device = launcher.home(devices) if launcher is not None else resolve_device(devices)
+        self.given = given
+        self.precision = resolve_precision(given["precision"], self.device) if "precision" in given else self.precision
+        move_trainer(self, self.device)
+
+    @checked
+    def _adopt(self, run_dir: Path, result: RunResult | None) -> None:
+        """A state of a run elsewhere was restored: this trainer continues in its folder, and has its `result` if it is over."""
+        history, self.run_dir, self.parent = self.train_state.history, run_dir, None
+        self.train_state.first_epoch = self.train_state.counts.epoch
+        if result is not None:
+            self.result = replace(result, history=history, best=history.best, last=history.last)
 
     def optimizer_states(self) -> list[dict[str, Any]]:
         """The state of each optimizer, for a checkpoint that is saved between two runs."""

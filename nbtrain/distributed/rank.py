@@ -5,6 +5,7 @@
 # %% ../../nbs/distributed/rank.ipynb #e3399312
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
@@ -21,11 +22,13 @@ from ..data.order_check import same_random
 from ..data.several_loaders import is_several
 from .parallelism import Parallelism, SplitStrategy, gather
 from .rank_loader import RankLoader, RankMeter, check_lengths, sampled_share
+from .worker import Agreement
 from .world import StopTogether, World
-from ..engine.callback import callbacks_of
+from ..engine.callback import callbacks_of, notify
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..engine.train_state import Mode
+from ..errors import NbtrainError, first_line
 from ..rng import random_state
 
 # %% auto #0
@@ -57,6 +60,8 @@ class RankCallback(L.Callback):
         self._reader = number // n_sharing
         self.loaders: dict[bool, RankLoader] = {}  # by whether it is for training
         self._share = 1.0
+        self._agreement: Agreement | None = None  # on the commands of who watches the run
+        self._commands: deque[tuple[Any, ...]] = deque()  # received by all ranks, not yet executed by this one
         self._meeting: Any = dist.new_group(backend="gloo", timeout=_MEET) if parallelism.splits else None
         self._is_split = False
         self._meters: dict[Mode, RankMeter] = {mode: RankMeter(self.readers or self.group) for mode in trainer.train_state.meters}
@@ -64,9 +69,48 @@ class RankCallback(L.Callback):
 
     def obey(self) -> None:
         """Execute the requests that all ranks have received. Called after each batch, equally often on all of them."""
+        if self._agreement is not None:
+            self._commands.extend(self._agreement.due())
+            while self._commands:
+                self._do(self._commands.popleft(), self._agreement)
 
     def obey_soon(self) -> None:
         """Called where the next batches may take longer than those before."""
+        if self._agreement is not None:
+            self._agreement.soon()
+
+    def _do(self, command: tuple[Any, ...], agreement: Agreement) -> None:
+        """Execute a command, on all ranks after the same batch. The loops stop the run after the hooks of this batch."""
+        if command[0] == "pausing":
+            self._wait(agreement)
+        elif command[0] == "stopping":
+            self.trainer.control.stop_here()
+        elif command[0] == "call":
+            try:
+                getattr(self.trainer, command[1])(**command[2])
+            except NbtrainError as error:  # it belongs to the caller, not to the run
+                self.trainer.recorder.note(first_line(error))
+
+    def _wait(self, agreement: Agreement) -> None:
+        """Pause the run. Each rank executes commands that arrive meanwhile, in order, independently of the others."""
+        assert self.trainer.module is not None
+        notify(self.trainer.module.trainer, "on_paused")
+        self.trainer.recorder.change("paused")
+        while True:
+            command = self._commands.popleft() if self._commands else agreement.next(self._is_leaving)
+            if command is None:  # a signal, which comes to all ranks
+                break
+            if command[0] != "pausing":
+                self._do(command, agreement)
+            if command[0] in ("running", "stopping"):
+                break
+        self.trainer.recorder.change("running")
+        if command is None or command[0] == "running":
+            notify(self.trainer.module.trainer, "on_resumed")
+
+    def _is_leaving(self) -> bool:
+        """Whether a pause ends without a command."""
+        return False
 
     def meet(self) -> None:
         """After an error, check that all ranks of a sharded model are here. Raises in a rank that has failed alone."""
@@ -174,13 +218,19 @@ class InWorld(RankCallback):
         world.join()
         super().__init__(trainer, world.number, world.size, parallelism)
         self._stop = StopTogether()
+        self._agreement = Agreement(trainer.control.inbox) if trainer.control.inbox is not None else None
         trainer.control.stop_with(self._stop.request)
 
     def obey(self) -> None:
+        super().obey()
         self._stop.due(self.trainer.control.stop_here)
 
     def obey_soon(self) -> None:
+        super().obey_soon()
         self._stop.soon()
+
+    def _is_leaving(self) -> bool:
+        return self._stop.is_requested
 
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         super().teardown(pl_trainer, pl_module, stage)

@@ -47,6 +47,7 @@ __all__ = [
     "RankChannel",
     "Channel",
     "LateReduce",
+    "Inbox",
     "Agreement",
     "Rank",
     "main",
@@ -265,10 +266,16 @@ class LateReduce:
 
 
 # %% ../../nbs/distributed/worker.ipynb #e316b196
-class Agreement:
-    """Returns the parent's commands on every rank at the same call. Call `due` and `soon` equally often on all ranks."""
+class Inbox(Protocol):
+    """What has commands for all ranks; each rank gets the same ones in the same order, at its own time."""
 
-    def __init__(self, channel: RankChannel) -> None:
+    commands: list[Any]
+
+
+class Agreement:
+    """Returns the commands in `channel` on every rank at the same call. Call `due` and `soon` equally often on all ranks."""
+
+    def __init__(self, channel: Inbox) -> None:
         self._channel = channel
         self._reduce = LateReduce(dist.ReduceOp.MIN)
         self._n_returned = 0
@@ -283,9 +290,11 @@ class Agreement:
         """Reduce with the next call, on every rank."""
         self._reduce.soon()
 
-    def next(self) -> Any:
-        """Wait for the next command, without a reduction: all ranks are at the same call and wait for it, too."""
+    def next(self, is_over: Callable[[], bool] = lambda: False) -> Any:
+        """Wait for the next command, without a reduction: all ranks are at the same call and wait for it, too. None once `is_over()`."""
         while len(self._channel.commands) <= self._n_returned:
+            if is_over():
+                return None
             time.sleep(_POLL_S)
         self._n_returned += 1
         return self._channel.commands[self._n_returned - 1]

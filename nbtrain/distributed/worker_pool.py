@@ -46,19 +46,19 @@ __all__ = ["OnMessage", "pack", "same_libraries", "Pool", "Outcome", "Launched",
 _LARGE_BYTES = 100 * 2**20  # a warning from here on
 
 
-def pack(payload: Any) -> bytes:
+def pack(payload: Any, to: str = "the worker processes") -> bytes:
     """Pickle `payload`. Raises a WorkerError that names the value that can't be pickled; warns above 100 MB."""
     try:
         data = dumps(payload)
     except Exception as error:
         names = _unpicklable(payload)
         raise WorkerError(
-            f"{names} can't be sent to the worker processes: {error}.",
+            f"{names} can't be sent to {to}: {error}.",
             remedy="Create it inside the step or the dataset, where it is first used.",
         ) from error
     if len(data) > _LARGE_BYTES:
         warnings.warn(
-            f"{len(data) / 2**20:,.0f} MB of model and data are copied into each worker process. Let the dataset open its data itself, "
+            f"{len(data) / 2**20:,.0f} MB of model and data are sent to {to}. Let the dataset open its data itself, "
             "where it is first read: np.load(path, mmap_mode='r') in __getitem__.",
             stacklevel=2,
         )

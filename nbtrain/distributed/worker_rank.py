@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import lightning as L
 import torch
@@ -17,7 +15,6 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from .parallelism import Parallelism
 from .rank import RankCallback
 from .worker import Agreement, Rank
-from ..engine.callback import notify
 from ..engine.control import State
 from ..engine.protocol import TrainerProtocol
 from ..events import Event
@@ -102,7 +99,6 @@ class InWorker(RankCallback):
         super().__init__(trainer, rank.number, rank.world_size, parallelism)
         self.rank = rank
         self._agreement = Agreement(rank.channel)
-        self._commands: deque[tuple[Any, ...]] = deque()  # received by all ranks, not yet executed by this one
         # The parent has sent the commands that change the state, so it needs no notification
         begin_copy(trainer, device, lambda state: None, rank.channel.emit if rank.number == 0 else None)
 
@@ -112,35 +108,3 @@ class InWorker(RankCallback):
 
     def on_test_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.rank.channel.catch_sigterm()
-
-    def obey(self) -> None:
-        self._commands.extend(self._agreement.due())
-        while self._commands:
-            self._do(self._commands.popleft())
-
-    def obey_soon(self) -> None:
-        self._agreement.soon()
-
-    def _do(self, command: tuple[Any, ...]) -> None:
-        """Execute a command of the parent's `Control`. The loops stop the run after the hooks of this batch."""
-        if command[0] == "pausing":
-            self._wait()
-        elif command[0] == "stopping":
-            self.trainer.control.stop()
-        elif command[0] == "call":
-            getattr(self.trainer, command[1])(**command[2])
-
-    def _wait(self) -> None:
-        """Pause the run. Each rank executes commands that arrive meanwhile, in order, independently of the others."""
-        assert self.trainer.module is not None
-        notify(self.trainer.module.trainer, "on_paused")
-        self.trainer.recorder.change("paused")
-        while True:
-            command = self._commands.popleft() if self._commands else self._agreement.next()
-            if command[0] != "pausing":
-                self._do(command)
-            if command[0] in ("running", "stopping"):
-                break
-        self.trainer.recorder.change("running")
-        if command[0] == "running":
-            notify(self.trainer.module.trainer, "on_resumed")

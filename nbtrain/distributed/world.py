@@ -154,6 +154,11 @@ class StopTogether:
         """Request that all ranks stop, because of a signal or without one. Safe in a signal handler."""
         self._request = max(self._request, signum or _WITHOUT_SIGNAL)
 
+    @property
+    def is_requested(self) -> bool:
+        """Whether this rank has a request that the others don't know yet."""
+        return self._request > 0
+
     def due(self, stop: Callable[[int | None], None]) -> None:
         """Call `stop` if a rank had a request at the last exchange, with the signal, or None without one."""
         found = self._reduce(self._request)

@@ -292,6 +292,7 @@ class Control:
         self.signum: int | None = None  # the signal that requested the end, or AT_EXIT
         self.elsewhere: Callable[[tuple[Any, ...]], None] | None = None  # sends a command to a run in other processes
         self.together: Callable[[int | None], None] | None = None  # stops all ranks at the same batch, if this is one of several
+        self.inbox: Any = None  # with the list `commands`, of a submitted run: all its ranks execute them after the same batch
         self.failure: Any = None  # the error that has paused the run
         self.stopped_after: Exception | None = None  # the error that paused this run before it was stopped by hand
         self._requests = Requests(self.run_state)
@@ -473,7 +474,9 @@ AT_EXIT = 0  # in place of a signal, for `Control.stop`: the interpreter ends
 
 def cause_of_end(signum: int | None) -> str:
     """The cause of the end, if it was not a request by the user: the beginning of the reason in the record."""
-    return {AT_EXIT: "the interpreter ended at ", signal.SIGTERM: "SIGTERM at "}.get(signum, "")
+    if signum == AT_EXIT:
+        return "the interpreter ended at "
+    return "" if signum in (None, signal.SIGINT) else f"{signal.Signals(signum).name} at "
 
 
 def refuse_while_on(control: Control, place: str = "") -> None:

@@ -41,16 +41,24 @@ def _event(line: bytes, number: int, before: Progress) -> Event:
         return Event("note", before, data={"text": f"line {number} of events.jsonl is damaged, and left out."})
 
 
-def follow(path: str | Path, view: View, *, every_s: float = 0.2, wait: Callable[[float], None] = time.sleep) -> None:
+def follow(
+    path: str | Path,
+    view: View,
+    *,
+    every_s: float = 0.2,
+    wait: Callable[[float], None] = time.sleep,
+    is_over: Callable[[bool], bool] = lambda has_ended: has_ended,
+) -> None:
     """Pass the events of the run folder `path`, or of the newest one in a folder of them, to `view`: existing ones, then new ones.
 
     Returns when the run has ended; blocks until then. Reads the file every `every_s` seconds. For a damaged line `view` gets a note.
+    `is_over` is called, where there is no new event, with whether the newest one is an end: a run that resumes has others after it.
     Raises ConfigError if no run was recorded, or the file can't be read.
     """
-    is_over, progress = False, Progress()
+    has_ended, progress = False, Progress()
 
     def wait_for_more() -> None:
-        if is_over:
+        if is_over(has_ended):
             raise _Over
         wait(every_s)
 
@@ -60,7 +68,7 @@ def follow(path: str | Path, view: View, *, every_s: float = 0.2, wait: Callable
             event = _event(line, number, progress)
             progress = event.progress
             view.update(event)
-            is_over = event.kind == "end"
+            has_ended = event.kind == "end"
     except _Over:
         return
     except OSError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import lightning as L
 import yaml
 
 from ..annotations import checked
+from ..cluster.command_file import FOLDER, make_folder, write_own
+from ..cluster.jobs import JobHandle, submit_payload
+from ..cluster.submit import Payload, Resources, new_info
 from ..tracebacks import boundary
 from ..compat.config_fields import NnScalerComputeFields, NnScalerFields, drop_fields, translate_addons, translate_fields
 from ..config.compute_plan import accumulation, plan_compute
@@ -22,16 +26,18 @@ from ..config.instantiate import named
 from ..config.overrides import Override, apply_overrides, escape, read_command_line, resolve_references
 from ..config.schema import ComputeConfig, Settings, described, read_settings, to_plain
 from ..distributed.memory_estimate import DevicePlan
+from ..distributed.worker_pool import pack
 from ..distributed.world import find_world
 from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError
 from ..history.history import RunResult
 from ..history.run_files import write_file
+from ..history.run_folder import open_run_folder
 from .build import Job, build, estimate_devices
 from .validate import check_settings, notes
 
 # %% auto #0
-__all__ = ["CONFIG_FILE", "ComputeArgs", "TrainerArgs"]
+__all__ = ["CONFIG_FILE", "ComputeArgs", "TrainerArgs", "submit_config"]
 
 # %% ../../nbs/jobs/trainer_args.ipynb #5c97745d
 CONFIG_FILE = "config.yaml"
@@ -375,5 +381,31 @@ class TrainerArgs(NnScalerFields, Settings):
 
 
 # %% ../../nbs/jobs/trainer_args.ipynb #964f8463
+def _build_in_job(files: Sequence[Path], overrides: Sequence[Override], trust: bool) -> tuple[Any, ...]:
+    """Make a run where it trains: there are the devices and the processes."""
+    job = TrainerArgs.from_files(files, overrides, trust=trust).build()
+    return job.trainer, job.n_epoch, job.loader, job.valid_loader, job.resume
+
+
+def submit_config(
+    paths: Sequence[str | Path], overrides: Sequence[Override], resources: Resources, *, name: str | None = None, trust: bool = False
+) -> JobHandle:
+    """Submit the run that YAML files and overrides describe. The job gets copies of the files.
+
+    Raises ConfigError for an invalid configuration, and as `Trainer.submit` does.
+    """
+    resources.check()
+    args = TrainerArgs.from_files(paths, overrides, trust=trust)
+    if args.compute_config.runtime_ngpus == 1:  # this machine may have fewer devices than a node
+        args.check()
+    run_dir = open_run_folder(Path(args.checkpoint.save_dir).absolute())
+    make_folder(run_dir)
+    files = [run_dir / FOLDER / f"config-{i}.yaml" for i in range(len(paths))]
+    for path, file in zip(paths, files):
+        write_own(run_dir, file.name, Path(path).read_bytes())
+    payload = pack(Payload(partial(_build_in_job, files, list(overrides), trust)), "the job")
+    return submit_payload(run_dir, payload, resources, new_info(resources, name or f"{Path(paths[-1]).stem}-{run_dir.name}"))
+
+
 def _word(name: Any) -> str:
     return name if isinstance(name, str) else getattr(name, "__qualname__", "") if name is not None else ""

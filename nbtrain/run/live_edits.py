@@ -23,7 +23,7 @@ from ..loops.lean_training import LeanEpochLoop
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..compat.foreign_names import same_argument
-from ..errors import ConfigError, OptionError, first_line, nearest
+from ..errors import ConfigError, NbtrainError, OptionError, first_line, nearest
 from ..history.history import RunResult
 from ..optim.joint_optimizer import JointOptimizer
 from ..optim.schedulers import scale_lr
@@ -34,7 +34,7 @@ from ..views.notebook import NotebookView
 from ..views.text import format_value
 
 # %% auto #0
-__all__ = ["check_options", "set_options", "validate_now", "handle_of", "resume"]
+__all__ = ["check_options", "set_options", "validate_now", "request_edit", "handle_of", "resume"]
 
 
 # %% ../../nbs/run/live_edits.ipynb #e815dabc
@@ -186,6 +186,21 @@ def _validate(trainer: TrainerProtocol, at: Boundary | None) -> dict[str, float]
 
 
 # %% ../../nbs/run/live_edits.ipynb #07a8931c
+def request_edit(trainer: TrainerBase, name: str, **options: Any) -> None:
+    """Call the method `name` of the trainer between two batches, without waiting for it; its error becomes a note of the run."""
+
+    def call(at: Boundary | None = None) -> None:
+        try:
+            getattr(trainer, name)(**options)
+        except NbtrainError as error:
+            trainer.recorder.note(first_line(error))
+
+    if trainer.control.elsewhere is not None:
+        call()  # which sends it there
+    else:
+        trainer.control.leave(call, whole=name != "set")
+
+
 def handle_of(trainer: TrainerBase) -> RunHandle:
     """The handle of the run in progress. Raises ConfigError without a run, and for one in the main thread, which nothing could resume."""
     if trainer.control.state == "idle":

@@ -11,8 +11,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from ..engine.control import Boundary, State
-from ..errors import ConfigError, NbtrainError, first_line
+from ..engine.control import State
+from ..errors import ConfigError
 from ..events import Event
 from ..history.event_group import EventGroup, deliver
 from ..history.ghost import ghost_of, run_before
@@ -29,6 +29,7 @@ from ..views.text import Past
 from ..engine.protocol import EventSink
 from ..base.arguments import asks_for_bar
 from ..base.trainer_base import TrainerBase
+from .live_edits import request_edit
 
 # %% auto #0
 __all__ = ["RunSinks"]
@@ -181,9 +182,9 @@ class RunSinks:
             actions |= {"pause": control.pause, "continue": control.proceed}
         actions["stop"] = self._stop
         if hasattr(trainer, "save_state"):  # a command of an addon
-            actions["save"] = partial(self._submit, "save_state")
+            actions["save"] = partial(request_edit, trainer, "save_state")
         if validates:
-            actions["validate"] = partial(self._submit, "validate_now")
+            actions["validate"] = partial(request_edit, trainer, "validate_now")
         return Controls(actions, lambda: trainer.handle is not None and trainer.handle.is_waited_for, self.travel)
 
     def _stop(self) -> None:
@@ -191,18 +192,6 @@ class RunSinks:
             self.trainer.handle.stop_by_hand()
         else:
             self.trainer.control.stop()
-
-    def _submit(self, name: str) -> None:
-        """Call the trainer's method `name` between two batches."""
-
-        def call(at: Boundary | None) -> None:
-            try:
-                getattr(self.trainer, name)()
-            except NbtrainError as error:
-                self.trainer.recorder.note(first_line(error))
-
-        if not self.trainer.control.request_elsewhere(name):
-            self.trainer.control.leave(call, whole=True)
 
     def show_earlier(self) -> None:
         """Give the view what the run has shown before it was resumed."""

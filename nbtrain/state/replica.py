@@ -162,6 +162,7 @@ def run_copy(trainer: StatefulTrainer, drive: Callable[..., tuple[Status, str]],
 def _begin_in_world(copy: TrainerProtocol, trainer: TrainerProtocol) -> InWorld:
     """Make `copy` a rank that forwards its events to `trainer` and receives the requests for it."""
     launcher: Any = launcher_of(copy)
+    copy.control.inbox = trainer.control.inbox
     rank = launcher.in_rank = InWorld(copy, launcher.world, launcher.parallelism)
     begin_copy(copy, trainer.device, copy.recorder.change, partial(forward_event, trainer))
     trainer.control.elsewhere = _refuse_alone

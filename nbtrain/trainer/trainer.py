@@ -44,6 +44,8 @@ from ..base.show import show_value
 from ..base.trainer_base import TrainerBase
 from ..base.written_steps import check_written_steps, uncalled_methods
 from ..checkpoint.sharded import merge_checkpoint
+from ..cluster.jobs import JobHandle, submit
+from ..cluster.submit import Resources
 from ..compat.foreign_names import translate_arguments
 from ..checkpoint.pretrained import open_pretrained
 from ..checkpoint.weights import Weights, load_weights, save_weights
@@ -391,6 +393,72 @@ class Trainer(TrainerBase):
             1
         """
         return self.run(1, loader)
+
+    @checked
+    def submit(
+        self,
+        n_epoch: int,
+        loader: Loaders | L.LightningDataModule | L.LightningModule,
+        valid_loader: Loaders | None = None,
+        *,
+        cluster: Literal["slurm", "local"] = "slurm",
+        nodes: int = 1,
+        gpus_per_node: int | None = None,
+        tasks_per_node: int | None = None,
+        time: str | int | float | None = None,
+        partition: str | None = None,
+        save_path: str | Path | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> JobHandle:
+        """Submit a run of `n_epoch` MORE epochs to SLURM, or start it in processes of this machine; returns at once. Needs submitit.
+
+        Trainer and loaders are sent as they are now, so this trainer may train, or be submitted again, meanwhile. The run has a new run
+        folder in `save_path`, on a disk that the nodes see, and one process for each GPU. Before the time limit and at a preemption, its
+        state is saved, the job goes back into the queue, and it resumes with the same numbers. In the job an error ends the run.
+
+        The job has the environment of this process: before it begins, it compares the versions of Python, torch, Lightning and nbtrain, and
+        looks for the folders of `sys.path`.
+
+        Args:
+            n_epoch: How many MORE epochs to train, from 1.
+            loader: As for `run`; it must be picklable. `batch_size` is per process.
+            valid_loader: As for `run`.
+            cluster: "slurm", or "local" for processes of this machine, without a queue.
+            nodes: How many machines.
+            gpus_per_node: How many GPUs of each; one process trains on each. None: one if this trainer is on a GPU.
+            tasks_per_node: How many processes on each machine. None: as many as GPUs, or 1.
+            time: The time limit, as for sbatch: "4:00:00", or minutes. After it, the job is queued again and resumes. None: an hour; with
+                "local" no limit.
+            partition: SLURM's partition. None: the default one.
+            save_path: The folder for the run folder. None: that of the trainer.
+            name: The name of the job. None: the class and the run folder.
+            options: More of SLURM: `account`, `qos`, `constraint`, `comment`, `mem_gb` (of a node), `cpus_per_task`, `signal_delay_s` (how
+                long before the time limit to save, 90), `setup` (lines of shell before the start), and `sbatch={"reservation": "x"}` for
+                any other. With cluster="local" only `setup` and `signal_delay_s` have an effect.
+
+        Returns:
+            A JobHandle: `show`, `pause`, `set`, `wait`, `log`, `cancel`.
+
+        Raises:
+            ConfigError: an argument is invalid, there is no SLURM or submitit, no folder, or the scheduler refuses the job
+            WorkerError: something can't be pickled; the message names it
+
+        Changes:
+            Nothing here until `handle.wait()` or `handle.load()`; makes a run folder.
+
+        Example:
+            >>> try:
+            ...     trainer.submit(2, loader, cluster="local", save_path="runs", partion="gpu")
+            ... except OptionError as error:
+            ...     print(error)
+            submit takes no option 'partion'.
+              Did you mean 'partition'? sbatch={...} takes any other of sbatch.
+        """
+        n_gpus = (1 if self.device.type == "cuda" else 0) if gpus_per_node is None else gpus_per_node
+        n_tasks = max(n_gpus, 1) if tasks_per_node is None else tasks_per_node
+        resources = Resources(cluster, nodes, n_gpus, n_tasks, time, partition, options)
+        return submit(self, n_epoch, loader, valid_loader, resources, save_path=save_path, name=name)
 
     @checked
     def session(

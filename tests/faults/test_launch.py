@@ -280,7 +280,7 @@ def test_what_can_not_travel_is_named() -> None:
 
 
 def test_much_data_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match="114 MB of model and data are copied into each worker process. Let the dataset open"):
+    with pytest.warns(UserWarning, match="114 MB of model and data are sent to the worker processes. Let the dataset open"):
         pack(torch.zeros(30_000_000))
 
 

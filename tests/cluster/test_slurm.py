@@ -1,0 +1,189 @@
+"""Submitted runs on a real SLURM of this machine: `make cluster`. A test run starts its own munged, slurmctld and slurmd, and ends them.
+
+It needs the packages munge, slurmctld, slurmd and slurm-client, and the rights of root: slurmd starts processes of users. One machine has no
+second node, no GPU and no accounting here, so those are not tried.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from samples import Regress, make_loader, make_trainer, make_valid, same_weights
+
+from nbtrain import ConfigError, JobHandle, WorkerError, submitted_jobs
+
+pytestmark = pytest.mark.filterwarnings("ignore:The `srun` command is available")  # Lightning's, where there is SLURM
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+CONFIGURATION = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=sched_interval=1,sched_min_interval=100000,batch_sched_delay=0,requeue_delay=0
+ReturnToService=2
+MpiDefault=none
+MailProg=/bin/true
+KillWait=60
+NodeName={host} NodeAddr=127.0.0.1 CPUs={n_cores} State=UNKNOWN
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=closed Nodes=ALL MaxTime=INFINITE State=DOWN
+"""
+
+
+class Gated(Regress):
+    """Waits in its eighth step for a file."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        if self.counts.step == 7 and self.save_path is not None:
+            rank = getattr(self.world, "number", 0)
+            (Path(self.save_path) / f"at-{rank}").touch()
+            while not (Path(self.save_path) / "gate").exists():
+                time.sleep(0.01)
+        return super().train_step(batch)
+
+
+def until(condition: Callable[[], bool], describe: Callable[[], str] = str, limit_s: float = 240) -> None:
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end_s, describe()
+        time.sleep(0.1)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A SLURM with one node, this machine, for the tests here."""
+    missing = [name for name in PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    assert not missing, f"{', '.join(missing)}: apt-get install munge slurmctld slurmd slurm-client"
+    folder = tmp_path_factory.mktemp("slurm")
+    for above in (folder, *folder.parents[:2]):
+        above.chmod(0o755)
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o600)
+    host = socket.gethostname()
+    text = CONFIGURATION.format(folder=folder, host=host, ports=(free_port(), free_port()), n_cores=os.cpu_count())
+    (folder / "slurm.conf").write_text(text)
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    (folder / "spool").mkdir()
+    (folder / "state").mkdir()
+    os.environ |= {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
+    munge = [f"--socket={folder}/munge.socket", f"--key-file={key}", f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log"]
+    commands = (
+        ["munged", "--foreground", "--force", *munge, f"--seed-file={folder}/munged.seed"],
+        ["slurmctld", "-D", "-c", "-f", str(folder / "slurm.conf")],
+        ["slurmd", "-D", "-N", host, "-f", str(folder / "slurm.conf")],
+    )
+    daemons = []
+    try:
+        for command in commands:
+            with open(folder / f"{command[0]}.out", "w") as output:
+                daemons.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT))
+            if command[0] == "munged":
+                until((folder / "munge.socket").exists)
+        said = lambda: "\n".join(file.read_text() for file in folder.glob("*.out"))  # noqa: E731
+        until(lambda: "idle" in subprocess.run(["sinfo", "-h", "-p", "debug", "-o", "%t"], capture_output=True, text=True).stdout, said, 60)
+        yield folder
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+            daemon.wait()
+
+
+@pytest.fixture(autouse=True)
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def is_at_gate(handle: JobHandle, folder: Path, n_ranks: int) -> Callable[[], bool]:
+    def reached() -> bool:
+        assert handle.is_on, f"{handle}\n{handle.log()}"
+        return all((folder / f"at-{rank}").exists() for rank in range(n_ranks))
+
+    return reached
+
+
+def test_job_that_reaches_its_time_limit_is_queued_again_and_ends_as_a_run_here(tmp_path: Path) -> None:
+    trainer = make_trainer(Gated, seed=0)
+    handle = trainer.submit(3, make_loader(), make_valid(), nodes=1, time="0:10:00", save_path=tmp_path)
+    until(is_at_gate(handle, tmp_path, 1))
+    assert handle.status == "running" and handle.node == socket.gethostname() and len(submitted_jobs()) == 1
+    subprocess.run(["scancel", handle.info.id, "--signal=USR2"], check=True)  # as SLURM does before the limit
+    (tmp_path / "gate").touch()
+    until(lambda: handle.status.startswith(("pending", "completed")), handle.log)
+    result = handle.wait(timeout_s=300)
+    assert result.status == "completed" and "Requeued job" in handle.log()
+    here = make_trainer(seed=0)
+    here.run(3, make_loader(), make_valid())
+    assert same_weights(trainer.model, here.model)
+
+
+def test_two_processes_pause_change_and_stop_at_the_same_batch_and_resume_together(tmp_path: Path) -> None:
+    (tmp_path / "gate").touch()
+    trainer = make_trainer(Gated, seed=0)
+    plain = trainer.submit(3, make_loader(), make_valid(), tasks_per_node=2, save_path=tmp_path)
+    assert plain.wait(timeout_s=300).status == "completed", plain.log(1)
+    weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+    for file in ("gate", "at-0", "at-1"):
+        (tmp_path / file).unlink(missing_ok=True)
+    trainer = make_trainer(Gated, seed=0)
+    handle = trainer.submit(3, make_loader(), make_valid(), tasks_per_node=2, save_path=tmp_path)
+    until(is_at_gate(handle, tmp_path, 2))
+    handle.pause()
+    handle.set(weight_decay=0.0)
+    until((handle.run_dir / "job" / "commands.at").exists)
+    time.sleep(2.5)  # the other rank has read them too
+    (tmp_path / "gate").touch()
+    until(lambda: handle.status == "paused", handle.log)
+    subprocess.run(["scancel", handle.info.id, "--signal=USR2"], check=True)  # a signal ends the pause
+    until(lambda: handle.status.startswith("pending") or not handle.is_on, handle.log)
+    assert handle.wait(timeout_s=300).status == "completed", handle.log(1)
+    assert "weight_decay 0 → 0" in [text for _, text in trainer.history.marks]
+    assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_what_slurm_refuses_is_raised_with_its_reason(tmp_path: Path) -> None:
+    trainer = make_trainer()
+    with pytest.raises(ConfigError, match="SLURM has no partition 'debu'.\n  Did you mean 'debug'"):
+        trainer.submit(1, make_loader(), partition="debu", save_path=tmp_path)
+    with pytest.raises(ConfigError, match="The job was refused: Invalid generic resource"):
+        trainer.submit(1, make_loader(), gpus_per_node=4, save_path=tmp_path)
+    assert not list(tmp_path.glob("run-*"))
+
+
+def test_job_that_never_starts_says_why_and_is_cancelled(tmp_path: Path) -> None:
+    handle = make_trainer().submit(1, make_loader(), partition="closed", save_path=tmp_path)
+    until(lambda: handle.status == "pending: PartitionDown", lambda: handle.status)
+    with pytest.raises(TimeoutError, match="the job is still pending: PartitionDown"):
+        handle.wait(timeout_s=0.1)
+    handle.cancel()
+    until(lambda: not handle.is_on, lambda: handle.status)
+    assert handle.status == "cancelled"
+    with pytest.raises(WorkerError, match="The job ended before its run began: cancelled"):
+        handle.wait()

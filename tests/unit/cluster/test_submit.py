@@ -1,0 +1,200 @@
+"""Submitted runs, with submitit's local executor: what is sent, commands, an interruption that resumes exactly, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from samples import Regress, make_loader, make_trainer, make_valid, same_weights, without_times
+
+import nbtrain
+from nbtrain import ConfigError, JobHandle, OptionError, WorkerError, submitted_jobs
+from nbtrain.cluster.command_file import CommandFile, make_folder, send
+from nbtrain.cluster.submit import JobInfo, SubmittedRun, environment, minutes
+from nbtrain.rng import keep_random
+from nbtrain.views.text import Board
+
+
+class Gated(Regress):
+    """Waits in two of its steps for a file, so that a test knows where the run is."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        at = self.counts.step
+        if at in (2, 12) and self.save_path is not None:
+            (Path(self.save_path) / f"at-{at}").touch()
+            while not (Path(self.save_path) / f"gate-{at}").exists():
+                time.sleep(0.01)
+        return super().train_step(batch)
+
+
+Gated.__module__ = Gated.train_step.__module__ = "__main__"  # as a class of a cell: its code is sent
+
+
+def until(handle: JobHandle, condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 200
+    while not condition():
+        assert handle.is_on and time.monotonic() < end_s, handle.log()
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def test_run_elsewhere_is_paused_changed_found_again_and_interrupted_and_ends_as_one_that_ran_here(
+    tmp_path: Path, state_home: None
+) -> None:
+    trainer = make_trainer(Gated, seed=0)
+    handle = trainer.submit(3, make_loader(), make_valid(), cluster="local", save_path=tmp_path, name="my job")
+    until(handle, (tmp_path / "at-2").exists)
+    handle.pause()
+    until(handle, lambda: handle.status == "pausing")
+    (tmp_path / "gate-2").touch()
+    until(handle, lambda: handle.status == "paused")
+    with pytest.raises(nbtrain.RunPaused, match="is paused at epoch 1, batch 4 · handle.resume"):
+        handle.wait()
+
+    (found,) = submitted_jobs()  # reads only files, as a new kernel does
+    assert (found.name, found.status, found.node, found.run_dir) == ("my_job", "paused", os.uname().nodename, tmp_path / "run-001")
+    assert found.since == handle.since and "paused · epoch 1, batch 4" in repr(found) and "paused" in repr(submitted_jobs(tmp_path))
+    with pytest.raises(OptionError, match="Did you mean 'weight_decay'"):
+        handle.set(weight_decai=0.0)
+    found.set(weight_decai=0.0)
+    found.set(weight_decay=0.0)
+    found.save_state()
+    until(handle, lambda: "epoch=0-step=3.ckpt" in os.listdir(tmp_path / "run-001" / "checkpoints"))
+    found.resume()
+    until(handle, (tmp_path / "at-12").exists)
+
+    started = json.loads((tmp_path / "run-001" / "job" / "started.json").read_text())
+    os.kill(started["pid"], signal.SIGUSR2)  # as before the time limit
+    (tmp_path / "gate-12").touch()
+    result = handle.wait(timeout_s=200)
+    assert result.status == handle.status == found.status == "completed" and trainer.result is result and trainer.run_dir == handle.run_dir
+    assert "Requeued job" in handle.log() and handle.log().count("Starting with") == 2
+
+    with keep_random():
+        after = make_trainer(seed=0)
+        after.run(3, make_loader(), make_valid())
+        assert same_weights(trainer.model, after.model)
+        after.run(1, make_loader(), make_valid())
+    assert without_times(trainer.history.epochs) == without_times(after.history.epochs[:3])
+    assert "weight_decay 0 → 0" in [text for _, text in trainer.history.marks]
+    board = Board()
+    for line in (handle.run_dir / "events.jsonl").read_text().splitlines():
+        board.update(nbtrain.Event.from_json(line))
+    assert "Adam has no option 'weight_decai'." in board.notes
+    trainer.run(1, make_loader(), make_valid())  # continues, with the random numbers of the job's end
+    assert same_weights(trainer.model, after.model) and len(trainer.history.epochs) == 4
+
+
+def test_job_in_another_environment_fails_with_what_differs(tmp_path: Path) -> None:
+    make_folder(tmp_path)
+    info = JobInfo("local", "other", 1, 1, environment() | {"torch": "1.0"}, ["/no/such/folder"], str(tmp_path), id="1")
+    info.write(tmp_path)
+    with pytest.raises(ConfigError, match="The environment is another one"):
+        SubmittedRun(tmp_path)()
+    handle = JobHandle(tmp_path)
+    assert handle.status == "failed" and handle.result is None
+    what = f"torch {torch.__version__} here, 1.0 in the notebook; /no/such/folder is not here."
+    with pytest.raises(WorkerError, match="ConfigError: The environment is another one: " + what.replace("+", r"\+")):
+        handle.wait()
+    with pytest.raises(ConfigError, match="The job is over: failed"):
+        handle.pause()
+
+
+REFUSED = {
+    "slurm": ({}, "SLURM is not here: sbatch is not found"),
+    "option": ({"partion": "gpu"}, "submit takes no option 'partion'.\n  Did you mean 'partition'"),
+    "nodes": ({"cluster": "local", "nodes": 2}, "nodes=2: cluster='local' is this machine alone"),
+    "GPUs": ({"cluster": "local", "gpus_per_node": 99}, "gpus_per_node=99: this machine has"),
+    "time": ({"cluster": "local", "time": "soon"}, "time='soon' is not a time limit"),
+    "folder": ({"cluster": "local", "save_path": None}, "A submitted run needs a folder that all nodes see"),
+    "read-only": ({"cluster": "local", "save_path": "/proc/runs"}, "can't hold a run folder"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_can_not_be_submitted_is_refused_at_once(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    options, words = REFUSED[kind]
+    with pytest.raises(ConfigError) as caught:
+        make_trainer().submit(1, make_loader(), **{"save_path": tmp_path, **options})
+    assert words in str(caught.value) and list(tmp_path.iterdir()) == []
+
+
+def test_value_that_can_not_be_sent_is_named(tmp_path: Path) -> None:
+    trainer = make_trainer()
+    trainer.model.lock = threading.Lock()
+    with pytest.raises(WorkerError, match=r"trainer.model.lock \(lock\) can't be sent to the job|lock.* \(lock\) can't be sent to the job"):
+        trainer.submit(1, make_loader(), cluster="local", save_path=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_submitit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nbtrain.cluster.submit.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install submitit"):
+        make_trainer().submit(1, make_loader(), cluster="local", save_path=tmp_path)
+
+
+def test_commands_are_read_once_and_only_from_the_owners_folder(tmp_path: Path) -> None:
+    run_dir, notes = tmp_path / "run-001", list[str]()
+    run_dir.mkdir(mode=0o777)
+    run_dir.chmod(0o777)
+    job = make_folder(run_dir)
+    assert [oct(folder.stat().st_mode & 0o777) for folder in (run_dir, job)] == ["0o755", "0o700"]
+    file, reader = job / "commands.jsonl", CommandFile(run_dir, notes.append)
+    assert reader.new() == []
+    send(run_dir, "set", lr=0.1)
+    send(run_dir, "stop")
+    assert reader.new() == [("set", {"lr": 0.1}), ("stop", {})] and reader.new() == []
+    with pytest.raises(ConfigError, match="set: .*not JSON serializable"):
+        send(run_dir, "set", lr=object())
+    with file.open("a") as stream:
+        stream.write('{"do": "paus", "options": {}}\n{"do": "stop", "options": {"now": 1}}\n[]\nimport os\n{"do": "sto')
+    assert reader.new() == []
+    assert notes == [
+        "'paus' is not a command. Did you mean 'pause'?",
+        "A line of commands.jsonl is not a command, and is left out.",
+    ]
+    for path, mode in ((file, 0o620), (job, 0o702), (run_dir, 0o775)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        reader = CommandFile(run_dir, notes.append)
+        assert reader.new() == [] and "others may write to it" in notes[-1]
+        path.chmod(before)
+    elsewhere = tmp_path / "elsewhere"
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+    assert CommandFile(run_dir, notes.append).new() == [] and notes[-1] == "commands.jsonl is not read: it is a link."
+    job.rename(tmp_path / "job")
+    job.symlink_to(tmp_path / "job")
+    assert CommandFile(run_dir, notes.append).new() == [] and notes[-1] == "job is not read: it is not a folder."
+    with pytest.raises(ConfigError, match="is not a folder"):
+        send(run_dir, "stop")
+
+
+def test_files_of_another_user_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_folder(tmp_path)
+    send(tmp_path, "stop")
+    owner = os.getuid()
+    monkeypatch.setattr("os.getuid", lambda: owner + 1)
+    notes: list[str] = []
+    assert CommandFile(tmp_path, notes.append).new() == [] and f"belongs to another user (number {owner})" in notes[0]
+    assert len(submitted_jobs(tmp_path.parent)) == 0
+
+
+def test_time_limits_are_those_of_sbatch() -> None:
+    assert [minutes(limit) for limit in ("4:00:00", "90", "30:30", "1-0", "1-2:03", 7)] == [240, 90, 31, 1440, 1563, 7]
+    for wrong in ("0", 0, "1:2:3:4", "-5", float("inf")):
+        with pytest.raises(ConfigError, match="time="):
+            minutes(wrong)
