@@ -234,7 +234,6 @@ class SubmittedRun:
         added += [MultiGPUAddon] if info.n_tasks > 1 and not _has(trainer, Launcher) else []
         devices = trainer.given.get("device", "auto") if payload.device is None else payload.device
         trainer._begin_elsewhere(self.run_dir, devices, payload.given or trainer.given, added)
-        trainer.on_error = "raise"
         checkpoint = trainer.world.agree(lambda: newest_valid(self.run_dir / "checkpoints").path)
         if checkpoint is None:
             if payload.random is not None:
@@ -458,7 +457,7 @@ def _reason(error: BaseException) -> str:
     return "; ".join(dict.fromkeys(filter(None, lines))) or first_line(error)
 
 
-def new_info(resources: Resources, name: str, n_epoch: int, counts: Sequence[int] = ()) -> JobInfo:
+def new_info(resources: Resources, name: str, n_epoch: int = 0, counts: Sequence[int] = ()) -> JobInfo:
     """What is known of a job of this process, before it is submitted."""
     path = [str(Path(entry or ".").absolute()) for entry in sys.path if Path(entry or ".").exists()]
     here = environment()
