@@ -9,14 +9,13 @@ import contextvars
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from html import escape
