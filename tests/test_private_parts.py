@@ -287,7 +287,7 @@ def test_averaged_models_keep_lightnings_loop() -> None:
 
 
 # -- optimizers, tensors, loaders
-@pytest.mark.parametrize("move", [lambda owner: _bring_back(owner), lambda owner: multi_gpu._move(owner, owner.device)])
+@pytest.mark.parametrize("move", [lambda owner: _bring_back(owner), lambda owner: multi_gpu.move_trainer(owner, owner.device)])
 def test_the_state_of_an_optimizer_follows_its_model(move: Callable[[Any], None]) -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.Adam(model.parameters())

@@ -510,9 +510,10 @@ class TrainerBase(Composable, TracebackKeeper):
         """
         if self.train_state.run:
             self._begin_branch(self.run_dir.name if self.run_dir is not None else self.title, {})
-        self.run_dir, self.save_path, self.made_in = run_dir, run_dir.parent, run_dir.parent
+        self.run_dir, self.save_path, self.made_in, self.on_error = run_dir, run_dir.parent, run_dir.parent, "raise"
         shared = {"device": devices, "save_path": str(run_dir.parent)}
-        self.__class__ = kind = type(self).add_on(*added)
+        kind: Any = type(self).add_on(*added)
+        self.__class__ = kind
         own = self._addons | {one: one(**{n: v for n, v in shared.items() if n in options(one)}) for one in added}
         self._addons = {one: own[one] for one in ordered(own, apart=kind._addon_instances)}
         for addon in self.active_addons:

@@ -9,14 +9,13 @@ import contextvars
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from html import escape
@@ -231,10 +230,10 @@ class JobHandle:
     @property
     def result(self) -> RunResult | None:
         """The result; None until the run has ended, and where it has failed before it began."""
-        status = self.status
+        status, board = self.status, self._record.read()
         if self._is_on(status) or not self._record.is_begun:
             return None
-        board, history = self._record.read(), read_history(self.run_dir)
+        history = read_history(self.run_dir)
         ended, last = _read_json(self.run_dir, ENDED), history.last
         metrics = ResultMetrics(last.metrics if last is not None else {}, history)
         n_epochs = board.progress.epoch - board.place.first_epoch

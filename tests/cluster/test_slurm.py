@@ -1,7 +1,7 @@
 """Submitted runs on a real SLURM of this machine: `make cluster`. A test run starts its own munged, slurmctld and slurmd, and ends them.
 
-It needs the packages munge, slurmctld, slurmd and slurm-client, and the rights of root: slurmd starts processes of users. One machine has no
-second node, no GPU and no accounting here, so those are not tried.
+It needs the packages munge, slurmctld, slurmd and slurm-client, and the rights of root: slurmd starts processes of users. One machine
+has no second node, no GPU and no accounting here, so those are not tried.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,10 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from samples import Regress, make_loader, make_trainer, make_valid, same_weights, without_times
+from samples import SEED, Regress, make_loader, make_trainer, make_valid, same_weights, without_times
 
 import nbtrain
 from nbtrain import ConfigError, JobHandle, OptionError, WorkerError, submitted_jobs
+from nbtrain.cli import main
 from nbtrain.cluster.command_file import CommandFile, make_folder, send
 from nbtrain.cluster.submit import JobInfo, SubmittedRun, environment, minutes
 from nbtrain.rng import keep_random
@@ -51,7 +53,7 @@ def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_run_elsewhere_is_paused_changed_found_again_and_interrupted_and_ends_as_one_that_ran_here(
-    tmp_path: Path, state_home: None
+    tmp_path: Path, state_home: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = make_trainer(Gated, seed=0)
     handle = trainer.submit(3, make_loader(), make_valid(), cluster="local", save_path=tmp_path, name="my job")
@@ -93,6 +95,8 @@ def test_run_elsewhere_is_paused_changed_found_again_and_interrupted_and_ends_as
     for line in (handle.run_dir / "events.jsonl").read_text().splitlines():
         board.update(nbtrain.Event.from_json(line))
     assert "Adam has no option 'weight_decai'." in board.notes
+    found.show()
+    assert "completed" in capsys.readouterr().out
     trainer.run(1, make_loader(), make_valid())  # continues, with the random numbers of the job's end
     assert same_weights(trainer.model, after.model) and len(trainer.history.epochs) == 4
 
@@ -110,6 +114,30 @@ def test_job_in_another_environment_fails_with_what_differs(tmp_path: Path) -> N
         handle.wait()
     with pytest.raises(ConfigError, match="The job is over: failed"):
         handle.pause()
+
+
+def test_configuration_is_submitted_from_the_command_line(
+    tmp_path: Path, state_home: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start_here(run_dir: Path, payload: bytes, resources: Any, info: JobInfo) -> None:
+        make_folder(run_dir)
+        (run_dir / "job" / "payload.pkl").write_bytes(payload)
+        info.write(run_dir)
+        SubmittedRun(run_dir)()
+
+    monkeypatch.setattr("nbtrain.cluster.jobs.start", start_here)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(SEED)
+    fields = ["--compute_config.plan_ngpus=1", "--compute_config.runtime_ngpus=1", "--model.args.nlayers=2", "--dataset.train_args.size=16"]
+    assert main(["submit", "run.yaml", "--cluster", "local", "--name", "night", "--seed", "0", *fields]) == 0
+    assert "JobHandle(night, job" in capsys.readouterr().out
+    (job,) = submitted_jobs()
+    assert (
+        job.status == "completed" and job.result is not None and job.result.last["epoch"] == 4 and job.run_dir.parent.name == "checkpoints"
+    )
+    assert main(["submit", "run.yaml", "--nodes", "two"]) == 2
+    assert "--nodes must be a number; got two." in capsys.readouterr().err
 
 
 REFUSED = {
