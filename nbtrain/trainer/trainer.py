@@ -328,9 +328,9 @@ class Trainer(TrainerBase):
                 LightningModule, which provide both loaders.
             valid_loader: What to validate on after each epoch: a loader, or several as a dict by name or as a list. None: no validation.
             resume: "auto", "last", "best" or the path of a checkpoint; needs StateManagerAddon. None: start a new run.
-            notify: What is notified once when the run is over, or when an error pauses it: a function that gets a Notification; a command such
-                as ["notify-send", "{text}"], which gets it as JSON, too; or the address of a webhook, such as Slack's. A run waits ten
-                seconds at most for it, and notes a failure.
+            notify: What is notified once when the run is over, or when an error pauses it: a function that gets a Notification; a
+                command such as ["notify-send", "{text}"], which gets it as JSON, too; or the address of a webhook. A run waits
+                ten seconds at most for it, and notes a failure.
             background: Return a RunHandle at once, and train in a thread.
 
         Returns:

@@ -79,6 +79,7 @@ def test_a_failed_run_tells_its_error_without_secrets(tmp_path: Path) -> None:
 
 def test_a_run_that_an_error_pauses_tells_it_and_not_its_end_again() -> None:
     sent: list[Notification] = []
+
     class Once(Regress):
         def train_step(self, batch: Any) -> dict[str, Any]:
             if self.current_step == 2:
