@@ -310,7 +310,7 @@ def _live_parts(board: Board, live: LiveRecord | None, gap: int) -> list[str]:
     below = f'<div style="height:{gap}px"></div>' if gap else ""
     if live is not None:
         below = f'<div style="{_QUIET}">{live.either(_LATER, "this is the last that was saved here")}</div>'
-    return [status_html(board, live), numbers_html(board), picture, bars_html(board), below]
+    return [status_html(board, live), picture, numbers_html(board), bars_html(board), below]
 
 
 def _mark_html(board: Board, i: int, number: str) -> str:

@@ -96,8 +96,8 @@ def _check(seen: dict[str, Any]) -> tuple[float, float]:
     assert epochs[0] == pytest.approx(int(epoch) - 1 + inside)
     newest = max(seen["rows"], default=0)
     assert newest == int(epoch) - 1 or (newest == int(epoch) == int(n_epochs))
-    losses = re.findall(r"(?:^|· )loss (\S+) ·", seen["text"], re.MULTILINE)
-    assert len(losses) <= 1 and seen["text"].count(" · lr 0.01") == len(losses)
+    losses = re.findall(r"train\s*loss [\d.e-]+", seen["text"])
+    assert len(losses) <= 1 and seen["text"].count("lr 0.01 · ") == len(losses)
     return epochs[0], batches[0]
 
 
