@@ -24,6 +24,7 @@ __all__ = [
     "LoggersOptions",
     "MetricsOptions",
     "MicroBatchOptions",
+    "RanksOptions",
     "MultiGPUOptions",
     "WebLoggerOptions",
     "NonFiniteOptions",
@@ -186,16 +187,21 @@ class MicroBatchOptions(TypedDict, total=False):
     micro_reduction: Literal["mean", "sum"]
 
 
-class MultiGPUOptions(TypedDict, total=False):
-    """Options of MultiGPUAddon."""
+class RanksOptions(TypedDict, total=False):
+    """Options of RanksAddon."""
 
-    init_method: str | None
     strategy: str | Strategy | Callable[[], Strategy]
     shard_size: int | None
     tensor_parallel_size: int | None
     tensor_plan: Mapping[str, str | ParallelStyle] | None
     parallelize: Parallelize | None
     memory_gb: float | None
+
+
+class MultiGPUOptions(TypedDict, total=False):
+    """Options of MultiGPUAddon."""
+
+    init_method: str | None
     num_nodes: int
 
 
@@ -262,6 +268,7 @@ class AddonOptions(
     LoggersOptions,
     MetricsOptions,
     MicroBatchOptions,
+    RanksOptions,
     MultiGPUOptions,
     WebLoggerOptions,
     NonFiniteOptions,
