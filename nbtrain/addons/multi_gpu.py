@@ -60,7 +60,7 @@ class _Returned:
 
 @dataclass(frozen=True)
 class Job:
-    """The payload of a rank: a trainer's run. `mark`: what its history says first, where it goes on after a rank was lost."""
+    """The payload of a rank: a trainer's run. `mark`: what its history says first, where it continues after a rank was lost."""
 
     trainer: StatefulTrainer
     drive: Callable[..., tuple[Status, str]]

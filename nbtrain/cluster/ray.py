@@ -371,7 +371,7 @@ class RayLaunch:
         self._outcome, self._kill_at_s = Outcome(n), float("inf")
         for rank, member in enumerate(self._members):
             member.train.remote(WorkerTask(rank, n, b"", self._backend, meeting, 1, str(Path.cwd()), sys.path, cells=texts), payload)
-        self._takes = {rank: _ask(member) for rank, member in enumerate(self._members)}
+        self._takes = {rank: _request(member) for rank, member in enumerate(self._members)}
 
     def _new_life(self, member: Any, old: str | None) -> str:
         """Wait until an actor has begun another life than the `old` one: a killed one may still answer."""
@@ -392,7 +392,7 @@ class RayLaunch:
             except self._ray.exceptions.RayActorError as error:
                 outcome.die(rank, _loss(rank, error))
                 continue
-            self._takes[rank] = _ask(self._members[rank])
+            self._takes[rank] = _request(self._members[rank])
             for data in messages:
                 kind, value = pickle.loads(data)
                 self._read(rank, kind, value, on_message)
@@ -421,7 +421,7 @@ class RayLaunch:
         if path is None:
             again = replace(loads(self._data), mark=f"{lost} The run begins again.")
         else:
-            mark = f"{lost} The run goes on from {path.name}."
+            mark = f"{lost} The run continues from {path.name}."
             again = Job(trainer, job.drive, job.loaders, job.devices, random_state(devices=False), mark)
         on_message(0, Restarted())
         try:
@@ -433,8 +433,8 @@ class RayLaunch:
             self.send(("pausing",))
 
 
-def _ask(member: Any) -> Any:
-    """Ask an actor for its messages. Returns Ray's reference to them."""
+def _request(member: Any) -> Any:
+    """Request the messages of an actor. Returns Ray's reference to them."""
     return member.take.options(concurrency_group="messages").remote(_TAKE_S)
 
 
@@ -453,7 +453,7 @@ class RayAddon(RanksAddon):
     `ray.init(address, runtime_env={"working_dir": "."})` before the run to send them.
 
     A worker that is lost, with its process or its node, is started again by Ray. With StateManagerAddon and a `save_path` that all nodes
-    share, the run goes on from its newest checkpoint; without, from its beginning. The end is the same, bit for bit.
+    share, the run continues from its newest checkpoint; without, from its beginning. The end is the same, bit for bit.
 
     A run raises the error of a worker that failed, and WorkerError for one that was lost too often.
 
@@ -477,10 +477,10 @@ class RayAddon(RanksAddon):
         WorkerError: in a run, an object can't be sent to a worker, or a worker was lost too often
 
     Example:
-        ```python
-        trainer = Digits.add_on(RayAddon)(net, optimizer=adam, workers=8, address="ray://head:10001")
-        trainer.run(10, train_loader, valid_loader)
-        ```
+        >>> Line.add_on(RayAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), workers=8, gpus_per_worker=4)
+        Traceback (most recent call last):
+        ConfigError: gpus_per_worker=4 is invalid.
+          A worker trains on one device: give 1, or 0 for CPUs, and more workers.
     """
 
     workers: int = 1
@@ -490,7 +490,6 @@ class RayAddon(RanksAddon):
     max_restarts: int = 3
 
     def __post_init__(self) -> None:
-        check_installed()
         for name, least in (("workers", 1), ("cpus_per_worker", 1), ("max_restarts", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be {least} or more.")
@@ -499,6 +498,7 @@ class RayAddon(RanksAddon):
             raise ConfigError(f"gpus_per_worker={self.gpus_per_worker!r} is invalid.", remedy=remedy)
         if self.strategy == "auto" and self.memory_gb is None:
             raise ConfigError("strategy='auto' does not know the memory of the workers.", remedy="Give memory_gb=80, for example.")
+        check_installed()
         self.use([torch.device("cuda", 0) if self.gpus_per_worker else torch.device("cpu")] * self.workers)
 
     def start(self, job: Job) -> AbstractContextManager[Launched]:

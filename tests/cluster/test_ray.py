@@ -141,7 +141,7 @@ def test_a_killed_worker_begins_again_and_the_weights_are_those_of_an_undisturbe
     assert without_times(whole.history.epochs) == without_times(trainer.history.epochs)
     ((at, mark),) = trainer.history.marks
     if saves:
-        assert mark == "Rank 1 was lost: its process or its node has ended. The run goes on from epoch=1-step=6.ckpt." and at.step == 6
+        assert mark == "Rank 1 was lost: its process or its node has ended. The run continues from epoch=1-step=6.ckpt." and at.step == 6
     else:
         assert mark == "Rank 1 was lost: its process or its node has ended. The run begins again." and at.step == 0
 
@@ -157,7 +157,7 @@ def test_a_lost_node_is_replaced_and_the_weights_are_those_of_an_undisturbed_run
     busy = next(node for node in cluster.worker_nodes if free[node.node_id].get("CPU", 0) < 2)
     cluster.remove_node(busy, allow_graceful=False)
     assert handle.wait().status == "completed"
-    assert same_weights(whole.model, trainer.model) and "The run goes on from epoch=" in trainer.history.marks[0][1]
+    assert same_weights(whole.model, trainer.model) and "The run continues from epoch=" in trainer.history.marks[0][1]
 
 
 def test_the_error_of_a_step_has_its_rank_and_frames_and_is_not_tried_again(where: Where) -> None:
