@@ -52,7 +52,9 @@ TOPICS = {  # title, what the page is for, the packages whose public names it li
     ),
     "configuration": ("Commands and configuration", "The command line, and the fields of a YAML file.", ("jobs", "config")),
 }
-MOVED = {"AddOnBase": "addons"} | dict.fromkeys(("JobHandle", "RunHandle", "RunPaused", "RunStopped", "Session", "submitted_jobs"), "runs")  # where to look
+MOVED = {"AddOnBase": "addons"} | dict.fromkeys(
+    ("JobHandle", "RunHandle", "RunPaused", "RunStopped", "Session", "submitted_jobs"), "runs"
+)  # where to look
 TASKS = {  # the members of Trainer by what one wants, each on a page
     "write": ("Steps and metrics", ("train_step", "test_step", "metric_on_epoch_end", "log", "backward", "automatic_optimization")),
     "run": ("Train", ("run", "submit", "run_epoch", "run_batch", "toggle", "mode", "result", "run_dir", "show")),
