@@ -19,6 +19,7 @@ MADE_BY_NBTRAIN = {
     "Event",
     "Gallery",
     "History",
+    "JobHandle",
     "Plan",
     "PortCheck",
     "Progress",
