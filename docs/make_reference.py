@@ -56,8 +56,9 @@ _OF_RUNS = ("JobHandle", "RunHandle", "RunPaused", "RunStopped", "Session", "sub
 MOVED = {"AddOnBase": "addons"} | dict.fromkeys(_OF_RUNS, "run_history")  # where to look
 TASKS = {  # the members of Trainer by what one wants, each on a page
     "write": ("Steps and metrics", ("train_step", "test_step", "metric_on_epoch_end", "log", "backward", "automatic_optimization")),
-    "run": ("Train", ("run", "submit", "run_epoch", "run_batch", "toggle", "mode", "result", "run_dir", "show")),
+    "run": ("Train", ("run", "run_epoch", "run_batch", "toggle", "mode", "result", "run_dir", "show")),
     "session": ("Runs in a loop", ("session",)),
+    "submit": ("Submit to a cluster", ("submit",)),
     "change": ("Pause and change a run", ("pause", "resume", "stop", "set", "use", "validate_now", "failure", "traceback", "free")),
     "evaluate": ("Evaluate and predict", ("evaluate", "validate", "predict", "inference", "show_results", "show_worst")),
     "inspect": ("Inspect before training", ("check", "summary", "lr_find", "profile")),
@@ -147,6 +148,7 @@ INTERNAL: dict[str, set[str]] = {
     "NeptuneLoggerAddon": {"connect", "options", "service"},
     "RunHandle": {"start", "stop_by_hand", "thread"},
     "Session": {"run", "end"},
+    "Shown": {"is_undone", "n_bytes", "processed", "read"},
     "History": {"update", "drop_after", "restarts", "table"},
     "SeededLoader": {"batch_sampler", "sampler", "settings"},
     "TaskLoader": {"batch_sampler", "sampler", "tells_epoch"},

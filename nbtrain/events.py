@@ -331,15 +331,15 @@ class Shown:
         file: Its whole picture, text or table of counts, as a path in the run folder; None without one.
 
     Example:
-        >>> class Weighed(Line):
+        >>> class Biased(Line):
         ...     def metric_on_epoch_end(self):
         ...         if self.mode == "train":
-        ...             self.show("weight", f"{float(self.model.weight):.1f}")
-        >>> weighed = Weighed(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1))
-        >>> weighed.run(2, loader).status
+        ...             self.show("bias", f"{self.model.bias.item():.1f}")
+        >>> biased = Biased(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1))
+        >>> biased.run(2, loader).status
         'completed'
-        >>> [(one.name, one.epoch, one.kind) for one in weighed.history.shown]
-        [('weight', 1, 'text'), ('weight', 2, 'text')]
+        >>> [(one.name, one.place, one.kind) for one in biased.history.shown]
+        [('bias', 'epoch 1, step 4', 'text'), ('bias', 'epoch 2, step 8', 'text')]
     """
 
     name: str

@@ -47,6 +47,8 @@ class Notification:
         'completed'
         >>> sent[0].status, sent[0].best["epoch"], sent[0].error
         ('completed', 2, None)
+        >>> sent[0].text.startswith("Line completed · 00:0"), '"status": "completed"' in sent[0].json
+        (True, True)
     """
 
     name: str

@@ -164,6 +164,7 @@ class JobHandle:
           Give the run folder of a job: it holds job/job.json.
     """
 
+    @checked
     def __init__(self, run_dir: str | Path, trainer: TrainerBase | None = None) -> None:
         self.run_dir, self.trainer = Path(run_dir), trainer
         self.info = JobInfo.read(self.run_dir)
@@ -255,6 +256,7 @@ class JobHandle:
         error.__cause__ = RemoteTraceback(f"{kind}: {text}", place, str(failed.get("traceback")), str(failed.get("frames")))
         return error
 
+    @checked
     def log(self, task: int = 0) -> str:
         """What a task of the job has printed, in all its starts.
 
@@ -266,6 +268,9 @@ class JobHandle:
 
         Raises:
             ConfigError: the job has no such task
+
+        Changes:
+            Nothing.
         """
         if not 0 <= task < self.info.n_tasks:
             raise ConfigError(f"task={task}: the job has {self.info.n_tasks} tasks.", remedy=f"Give 0 to {self.info.n_tasks - 1}.")
@@ -380,7 +385,7 @@ class JobHandle:
             raise ConfigError(f"The job was not cancelled: {answer.stderr.strip()}", where=f"job {self.info.id}")
 
     # -- wait for it, and get its result
-    @boundary
+    @checked
     def wait(self, timeout_s: float | None = None) -> RunResult:
         """Wait for the end of the run, bring it into the trainer, and return its result. ■ ends only the waiting.
 
@@ -427,7 +432,7 @@ class JobHandle:
             )
         return result
 
-    @boundary
+    @checked
     def load(self, trainer: TrainerBase | None = None) -> Path:
         """Restore the newest state of the run into the trainer: after the run all of it, as if it had trained here; before, what is saved.
 

@@ -19,6 +19,8 @@ MADE_BY_NBTRAIN = {
     "Event",
     "Gallery",
     "History",
+    "JobHandle",
+    "Notification",
     "Plan",
     "PortCheck",
     "Profile",
@@ -32,6 +34,7 @@ MADE_BY_NBTRAIN = {
     "Runs",
     "Sample",
     "Session",
+    "Shown",
     "Task",
 }
 CALLED_BY_NBTRAIN = {"Callback", "HFCallback", "TrainHook", "NbtrainError"}  # hooks and errors: users write them, nbtrain calls them
