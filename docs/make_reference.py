@@ -55,8 +55,8 @@ TOPICS = {  # title, what the page is for, the packages whose public names it li
 _OF_RUNS = ("JobHandle", "RunHandle", "RunPaused", "RunStopped", "Session", "submitted_jobs")
 MOVED = {"AddOnBase": "addons"} | dict.fromkeys(_OF_RUNS, "run_history")  # where to look
 TASKS = {  # the members of Trainer by what one wants, each on a page
-    "write": ("Steps and metrics", ("train_step", "test_step", "metric_on_epoch_end", "log", "backward", "automatic_optimization")),
-    "run": ("Train", ("run", "run_epoch", "run_batch", "toggle", "mode", "result", "run_dir", "show")),
+    "write": ("Steps and metrics", ("train_step", "test_step", "metric_on_epoch_end", "log", "show", "backward", "automatic_optimization")),
+    "run": ("Train", ("run", "run_epoch", "run_batch", "toggle", "mode", "result", "run_dir")),
     "session": ("Runs in a loop", ("session",)),
     "submit": ("Submit to a cluster", ("submit",)),
     "change": ("Pause and change a run", ("pause", "resume", "stop", "set", "use", "validate_now", "failure", "traceback", "free")),

@@ -141,7 +141,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 ALLOWED["trainer"] = tuple(ALLOWED)
 ALLOWED["examples"] = tuple(ALLOWED)
 ALLOWED["jobs"] = tuple(ALLOWED)
-ALLOWED["cluster"] = tuple(ALLOWED)
 ALLOWED["cli"] = tuple(ALLOWED)
 WITHOUT_TORCH = (
     "errors",

@@ -109,7 +109,7 @@ def test_reference_is_that_of_the_docstrings() -> None:
 def test_pages_are_short() -> None:
     lines = {path.stem: text.count("\n") + sum(len(line) // 60 for line in text.split("\n")) for path, text in MAKE.pages().items()}
     fields = {"configuration", "TrainerArgs"}  # a line for each field of a configuration
-    assert not {name: n for name, n in lines.items() if n > 340 and name not in fields}
+    assert not {name: n for name, n in lines.items() if n > 400 and name not in fields}
 
 
 def test_types_are_spelled_out() -> None:

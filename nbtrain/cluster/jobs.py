@@ -162,6 +162,11 @@ class JobHandle:
         ...     print(error)
         'runs/run-001' is not the run folder of a job.
           Give the run folder of a job: it holds job/job.json.
+        >>> def look_after(handle):
+        ...     print(handle.name, handle.node, handle.since, handle.status, handle.is_on, handle.log())
+        ...     handle.set(lr=1e-4), handle.validate_now(), handle.save_state(), handle.show()
+        ...     handle.pause(), handle.resume(), handle.wait(60), handle.stop(), handle.cancel()
+        ...     return handle.error or handle.load() and handle.result
     """
 
     @checked
@@ -433,11 +438,11 @@ class JobHandle:
         return result
 
     @checked
-    def load(self, trainer: TrainerBase | None = None) -> Path:
+    def load(self, into: TrainerBase | None = None) -> Path:
         """Restore the newest state of the run into the trainer: after the run all of it, as if it had trained here; before, what is saved.
 
         Args:
-            trainer: A trainer of the same class with the same model. None: the one that was submitted.
+            into: A trainer of the same class with the same model. None: the one that was submitted.
 
         Returns:
             The path of the checkpoint.
@@ -449,7 +454,7 @@ class JobHandle:
         Changes:
             Weights, optimizer, schedule, random numbers, counts, history, `result` and `run_dir` of the trainer.
         """
-        trainer = trainer if trainer is not None else self.trainer
+        trainer = into if into is not None else self.trainer
         if trainer is None:
             raise ConfigError("This handle has no trainer.", remedy="Make it as before, and give it: handle.load(trainer).")
         refuse_while_on(trainer.control, trainer.recorder.place)

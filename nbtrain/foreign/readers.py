@@ -297,7 +297,7 @@ def _neptune_run(files: Files, name: str, rows: Sequence[Mapping[str, Any]]) -> 
 class Reader:
     """How the runs of a system are read: `knows` says whether files are its, `files` in words what they are.
 
-    `is_folder`: whether a run of it is a folder of its own.
+    `is_folder`: whether each of its runs is a folder.
     """
 
     system: str

@@ -53,6 +53,8 @@ EXCEPTIONS = {
     "SeededLoader.load_state_dict": "called by a resume",
     "TensorLoader.load_state_dict": "called by a resume",
     "Event.from_json": "reads what nbtrain has written",
+    "Shown.read": "reads what nbtrain has written",
+    "Shown.is_undone": "called by the history",
     "RunHandle.start": "called by the run",
     "Session.run": "called by the trainer's run, which is checked",
     "Session.end": "called by the controls",
@@ -225,7 +227,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "too many": (
         lambda: make_trainer().run(5, [1], None, "auto"),
-        "run: too many positional arguments.\n  Give resume=... and background=... by name.",
+        "run: too many positional arguments.\n  Give resume=... and notify=... and background=... by name.",
     ),
     "constructor": (lambda: nbtrain.Trainer(), "Trainer needs 'model'.\n  For example: Trainer(model)."),
     "constructor, run's": (
