@@ -165,7 +165,7 @@ def _is_read(args: Any, result: Any) -> bool:
 
 def _user_frame() -> Any:
     """The innermost frame of the user's code below the run; None if there is none."""
-    frame: Any = inspect.currentframe()
+    frame: Any = inspect.currentframe().f_back.f_back  # pyright: ignore[reportOptionalMemberAccess]
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = None if frame.f_code is train_copy.__code__ else frame.f_back
     return frame

@@ -211,6 +211,7 @@ def shown_html(shown: Sequence[Shown], n_bytes: int = SHOWN_BYTES, *, newest: bo
     return sheet + "\n".join(_slider_html(group, part) for group, part in zip(groups.values(), kept))
 
 
+# %% ../../nbs/views/html.ipynb #5be524fe
 @dataclass(frozen=True)
 class LiveRecord:
     """A record that the file keeps of a run in progress: the `name` of its element, and the `time` it was drawn, such as `15:32:10`."""

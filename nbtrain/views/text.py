@@ -268,6 +268,7 @@ class RunningMeans:
         return [(prefix + name, mean) for name, mean in self.of(prefix).items()]
 
 
+# %% ../../nbs/views/text.ipynb #a9119b6e
 @dataclass(frozen=True)
 class Past:
     """What the runs that a run continues have measured: the losses by step, and the rows of their epochs."""
