@@ -268,7 +268,6 @@ class RunningMeans:
         return [(prefix + name, mean) for name, mean in self.of(prefix).items()]
 
 
-# %% ../../nbs/views/text.ipynb #a9119b6e
 @dataclass(frozen=True)
 class Past:
     """What the runs that a run continues have measured: the losses by step, and the rows of their epochs."""
@@ -277,6 +276,7 @@ class Past:
     rows: Sequence[Row] = ()
 
 
+# %% ../../nbs/views/text.ipynb #a9119b6e
 @dataclass
 class Board:
     """Everything that a view shows of a run, updated by its events."""
