@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 from ..engine.control import State
 from ..errors import ConfigError
@@ -41,6 +42,12 @@ def _ghost(other: Path | None, folder: Path | None, title: str) -> Ghost | None:
     if other is None and folder is not None:
         other = run_before(folder, title)
     return ghost_of(other, folder) if other is not None and other != folder else None
+
+
+def _past_of(trainer: ref[TrainerBase]) -> Past | None:
+    """What a training run that begins now continues. The view of a run stays when its trainer is gone."""
+    found = trainer()
+    return None if found is None else found.train_state.history._past
 
 
 class RunSinks:
@@ -154,16 +161,12 @@ class RunSinks:
         if not self._shows:
             return None
         view = open_view(self.controls(validates=validates))
-        view.board.find_past = self._past
+        view.board.find_past = partial(_past_of, ref(self.trainer))
         if isinstance(view, NotebookView):
             view.card = self._card = self._new_card()
             if self._card is not None and self.trainer.mode == "train":
                 self._card.board = view.board
         return view
-
-    def _past(self) -> Past | None:
-        """What a training run that begins now continues."""
-        return self.trainer.train_state.history._past
 
     def preview(self, event: Event, *, validates: bool = False) -> None:
         """Show an event of the dry run in the view alone, which its "start" opens."""
