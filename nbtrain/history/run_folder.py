@@ -30,6 +30,7 @@ __all__ = [
     "find_run",
     "read_events",
     "run_events",
+    "history_before",
     "read_history",
     "load_run",
 ]
@@ -237,6 +238,16 @@ def run_events(folder: Path, number: int) -> list[Event]:
     events = list(read_events(folder))
     runs = list(dict.fromkeys(e.progress.run for e in events if e.kind == "start" and e.progress.n_epochs > e.progress.epoch))
     return [event for event in events if event.progress.run in runs[number - 1 : number]]
+
+
+def history_before(folder: Path, run: int) -> History:
+    """The history that the run with this number in the events continues. Raises ConfigError as `read_events` does."""
+    history = History()
+    for event in read_events(folder):
+        history.update(event)
+        if event.progress.run == run:
+            break
+    return history
 
 
 def read_history(folder: Path, note: Callable[[str], None] = lambda text: None) -> History:

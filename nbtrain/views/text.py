@@ -349,6 +349,8 @@ class Board:
         cut = cut_of(event)
         if cut is not None and not continues and (past := self.find_past()) is not None:
             self.curve, self.past = past.curve, past.rows
+            best = self.header.get("best")  # a record that is read has an equal one
+            self.header["best"] = next((row for row in past.rows if row == best), best)
         self.curve.begin(p, self.header.get("monitor", "val_loss"))
         if cut is not None:
             self.curve.go_on(cut)
