@@ -173,7 +173,7 @@ def test_a_persons_words_find_the_right_page_first(site: Path, browser: Any) -> 
 
 
 def test_most_queries_of_somebody_who_has_not_seen_the_pages_find_one_in_the_first_three(site: Path, browser: Any) -> None:
-    """The queries were written from what people search for elsewhere, and their pages named before the search was tried: don't tune to them."""
+    """Written from what people search for elsewhere; their pages were named before the search was tried. Not to be tuned to."""
     page = browser.new_page()
     page.goto((site / "search.html").as_uri())
     top = "query => nbtrainSearch.search(query).pages.slice(0, 3).map(found => found.address)"
