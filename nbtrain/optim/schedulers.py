@@ -86,7 +86,7 @@ def _needed_by_step(scheduler: Any) -> str:
 def _call_of_class(scheduler: Any) -> str:
     """The call that makes a schedule of a class of torch's, or of a partial of one; an empty string for anything else."""
     part = scheduler if isinstance(scheduler, functools.partial) else functools.partial(scheduler) if callable(scheduler) else None
-    if part is None or not isinstance(part.func, type) or not issubclass(part.func, (LRScheduler, ReduceLROnPlateau)):
+    if part is None or not isinstance(part.func, type) or part.func.__module__ != "torch.optim.lr_scheduler":
         return ""
     options = [*map(repr, part.args), *(f"{name}={value!r}" for name, value in part.keywords.items())]
     return f"{part.func.__name__}({', '.join(['optimizer', *(options or ['...'])])})"
