@@ -196,6 +196,7 @@ def test_readme_commands() -> None:
     assert "pytest" in _run("make", "--dry-run", "test", cwd=ROOT)
 
 
+@pytest.mark.long  # it installs all again
 def test_make_demo_trains_to_97_percent_and_does_not_install_again(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL")}
     stdout = _run("make", "demo", f"DEMO_ARGS=--save-path {tmp_path}", cwd=ROOT, env=environment)

@@ -339,6 +339,7 @@ def test_slider_is_gone_after_a_restart_and_comes_with_a_pause(lab: Any, lab_roo
     assert re.search(r"■ stopped · ", _visible(lab))
 
 
+@pytest.mark.long
 def test_pictures_have_a_slider_that_works_after_the_run_and_in_the_saved_file(lab: Any, lab_root: Path) -> None:
     cell = """class Ramps(Slow):
     pause_s = 0.05

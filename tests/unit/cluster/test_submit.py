@@ -101,6 +101,7 @@ def test_run_elsewhere_is_paused_changed_found_again_and_interrupted_and_ends_as
     assert same_weights(trainer.model, after.model) and len(trainer.history.epochs) == 4
 
 
+@pytest.mark.long
 def test_job_in_another_environment_fails_with_what_differs(tmp_path: Path) -> None:
     make_folder(tmp_path)
     info = JobInfo("local", "other", 1, 1, environment() | {"torch": "1.0"}, ["/no/such/folder"], str(tmp_path), id="1")
