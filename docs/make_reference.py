@@ -21,7 +21,7 @@ import re
 import sys
 import textwrap
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import cache, cached_property
 from pathlib import Path
 from types import NoneType, UnionType
@@ -31,6 +31,7 @@ import nbformat
 
 import nbtrain
 from nbtrain import cli
+from nbtrain.completion import Listed
 from nbtrain.config.schema import describe_fields
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -128,28 +129,17 @@ SHARED: dict[str, dict[str, str]] = {  # arguments that many functions take; "" 
 _STATEFUL = {"state_dict", "load_state_dict"}
 _OF_LAUNCHERS = {"home", "launch", "start", "use", "world", "backend", "is_elsewhere", "n_processes", "n_readers"}
 # Members that nbtrain's own parts call, and whose names Lightning, transformers or many modules share: not for you
-INTERNAL: dict[str, set[str]] = {
-    "Trainer": {
-        "given",
-        "own_names",
-        "control",
-        "configures_optimizers",
-        "step_module",
-        "last_traceback",
-        "keeps_states",
-        "optimizer_states",
-        "title",
-    },
+_PUBLIC = {name: getattr(nbtrain, name) for name in nbtrain.__all__}
+LISTED = {name: kind._internal for name, kind in _PUBLIC.items() if isinstance(kind, type) and issubclass(kind, Listed)}
+INTERNAL: dict[str, Set[str]] = {
+    **LISTED,
     "MultiGPUAddon": _OF_LAUNCHERS,
     "RayAddon": _OF_LAUNCHERS,
     "StateManagerAddon": {"find", "folder", "restore"},
     "EarlyStoppingAddon": {"end"},
     "WandBLoggerAddon": {"connect", "options", "service"},
     "NeptuneLoggerAddon": {"connect", "options", "service"},
-    "RunHandle": {"start", "stop_by_hand", "thread"},
-    "Session": {"run", "end"},
-    "Shown": {"is_undone", "n_bytes", "processed", "read"},
-    "History": {"update", "drop_after", "restarts", "table"},
+    "Shown": {"n_bytes", "processed", "read"},
     "SeededLoader": {"batch_sampler", "sampler", "settings"},
     "TaskLoader": {"batch_sampler", "sampler", "tells_epoch"},
     "TensorLoader": {"settings"},
@@ -351,7 +341,7 @@ class Entry:
         if self.is_class or not callable(self.thing):
             return ""
         try:
-            annotation = inspect.signature(self.thing).return_annotation
+            annotation = getattr(self.thing, "returns", None) or inspect.signature(self.thing).return_annotation
         except ValueError:
             return ""
         return "" if annotation is inspect.Signature.empty else spelled(annotation, inspect.unwrap(self.thing).__module__)

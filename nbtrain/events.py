@@ -28,6 +28,7 @@ __all__ = [
     "Event",
     "steps_of",
     "Shown",
+    "still_shown",
     "Plan",
 ]
 
@@ -360,13 +361,6 @@ class Shown:
         """About the bytes that it takes in a page."""
         return 300 + sum(len(value) for value in self.content.values() if isinstance(value, str))
 
-    def is_undone(self, processed: int, epoch: int, *, ends_epoch: bool) -> bool:
-        """Whether a run that continues after so many processed batches, in `epoch` finished epochs, shows it again.
-
-        `ends_epoch`: that place is the end of an epoch, so that hooks of the next one come after it.
-        """
-        return self.processed > processed or (ends_epoch and self.epoch > epoch)
-
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Shown:
         """Read the attributes of a stored one. Raises ValueError if a view could not draw it."""
@@ -380,6 +374,15 @@ class Shown:
 
     def _repr_html_(self) -> str | None:
         return f'<img alt="{escape(self.name)}" src="{escape(self.content["image"])}">' if self.kind == "image" else None
+
+
+def still_shown(shown: Sequence[Shown], epochs: Sequence[Mapping[str, Any]], processed: int, epoch: int) -> list[Shown]:
+    """Of `shown`, what a run that continues after so many processed batches, in `epoch` finished epochs, does not show again.
+
+    `epochs` are the rows so far: at the end of an epoch, the hooks of the next one come after that place.
+    """
+    ends_epoch = not processed or any(row.get("processed") == processed for row in epochs)
+    return [one for one in shown if one.processed <= processed and not (ends_epoch and one.epoch > epoch)]
 
 
 # %% ../nbs/events.ipynb #76752b24

@@ -22,6 +22,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "compat": (),
     "annotations": ("tracebacks", "compat"),
     "deferred_imports": (),
+    "completion": (),
     "events": (),
     "best": ("events",),
     "rng": (),
@@ -166,7 +167,7 @@ def _name(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
-BASE = {"errors", "remote_errors", "tracebacks", "annotations", "deferred_imports"}  # what all others may import
+BASE = {"errors", "remote_errors", "tracebacks", "annotations", "deferred_imports", "completion"}  # what all others may import
 MODULES = {_name(p): p for p in sorted(PACKAGE.rglob("*.py")) if p.name not in ("__init__.py", "__main__.py", "_modidx.py")}
 
 

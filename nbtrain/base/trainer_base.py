@@ -24,6 +24,7 @@ from torchmetrics import Metric
 
 from ..annotations import checked
 from ..compat.foreign_names import remedy_of_member
+from ..completion import Listed, completed_by_value
 from ..addons.limits import LimitsAddon
 from ..addons.multi_gpu import MultiGPUAddon, move_trainer
 from ..addons.scheduler import scale_schedules
@@ -100,7 +101,7 @@ class SessionProtocol(Protocol):
 
 
 # %% ../../nbs/base/trainer_base.ipynb #0ce189f5
-class TrainerBase(Composable, TracebackKeeper):
+class TrainerBase(Composable, TracebackKeeper, Listed):
     """The part of a trainer that a run reads: arguments, state, what is passed to Lightning. `Trainer` adds the methods that you call."""
 
     model: nn.Module
@@ -129,6 +130,14 @@ class TrainerBase(Composable, TracebackKeeper):
     _own_thread = True  # False: a run in a notebook uses the main thread, and can't be paused
     automatic_optimization = True  # False in your class: `train_step` calls `self.backward(loss)` and steps the optimizers
     configures_optimizers = False  # True: a LightningModule makes the optimizers when a run begins
+    _internal = frozenset(
+        {
+            "card", "changed", "code", "configures_optimizers", "continues_run", "control", "finished_phase", "fork", "given", "handle",
+            "holds_steps", "keeps_states", "last_traceback", "made_in", "module", "open_session", "operations", "optimizer_states",
+            "own_names", "parent", "probed", "ran", "recorder", "resumed", "sinks", "slider_view", "states", "step_module", "stream",
+            "title", "train_state", "view",
+        }
+    )  # fmt: skip
 
     # -- what you write
     def train_step(self, batch: Any) -> dict[str, Any] | None:
@@ -318,6 +327,7 @@ class TrainerBase(Composable, TracebackKeeper):
 
     # -- the mode, and what depends on the arguments
     @property
+    @completed_by_value
     def mode(self) -> Mode:
         """What `run` does: "train", or "test" to evaluate. It can't be changed during a run.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextvars
 import json
 import os
-import re
 import signal
 import subprocess
 import time
@@ -27,6 +26,7 @@ from ..addons.state_manager import StateManagerAddon
 from ..annotations import checked
 from ..base.trainer_base import TrainerBase
 from ..checkpoint.files import newest_valid
+from ..completion import completed_by_value
 from .command_file import FOLDER, Command, read_own, send
 from nbtrain.cluster.submit import (
     ENDED, FAILED, STARTED, JobInfo, Resources, check_trainer, new_info, open_folder, send_trainer, start,
@@ -234,6 +234,7 @@ class JobHandle:
         return status.partition(":")[0] in ("pending", "starting", "running", "pausing", "paused", "stopping", "restarting")
 
     @property
+    @completed_by_value
     def result(self) -> RunResult | None:
         """The result; None until the run has ended, and where it has failed before it began."""
         status, board = self.status, self._record.read()
@@ -536,7 +537,7 @@ def submit(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any, r
     payload = send_trainer(trainer, n_epoch, loader, valid_loader, n_tasks)
     run_dir = open_folder(trainer, given["save_path"])
     name = given["name"] or f"{trainer.title}-{run_dir.name}"
-    info = new_info(resources, re.sub(r"[^\w.-]", "_", name), n_epoch, [counts.epoch, counts.step, counts.processed])
+    info = new_info(resources, name, n_epoch, [counts.epoch, counts.step, counts.processed])
     return submit_payload(run_dir, payload, resources, info, trainer)
 
 

@@ -458,7 +458,8 @@ def _reason(error: BaseException) -> str:
 
 
 def new_info(resources: Resources, name: str, n_epoch: int = 0, counts: Sequence[int] = ()) -> JobInfo:
-    """What is known of a job of this process, before it is submitted."""
+    """What is known of a job of this process, before it is submitted. A scheduler takes no spaces in a name."""
+    name = re.sub(r"[^\w.-]", "_", name)
     path = [str(Path(entry or ".").absolute()) for entry in sys.path if Path(entry or ".").exists()]
     here = environment()
     return JobInfo(resources.cluster, name, resources.nodes, resources.tasks_per_node, here, path, str(Path.cwd()), n_epoch, list(counts))

@@ -229,7 +229,8 @@ def _environment(n: int) -> dict[str, str]:
     environment = {name: value for name, value in environment_variables().items() if name not in hidden}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, n_cores() // n)))
     loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-    return environment | ({"GLOO_SOCKET_IFNAME": loopback[0]} if loopback else {})
+    barrier = {"TORCH_DIST_INIT_BARRIER": "1"}  # no rank ends while another still connects to it
+    return environment | barrier | ({"GLOO_SOCKET_IFNAME": loopback[0]} if loopback else {})
 
 
 # %% ../../nbs/distributed/worker_pool.ipynb #5a82e505

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from ..annotations import checked
 from ..best import BestRestarts, GrowingBest, best_row, is_same_validation, ranked
 from ..compat.keys import result_of
-from ..events import OWN_COLUMNS, Event, MonitorMode, Shown, Status, is_rate, read_progress, steps_of
+from ..completion import Listed
+from ..events import OWN_COLUMNS, Event, MonitorMode, Shown, Status, is_rate, read_progress, steps_of, still_shown
 from ..views import html, plots, text
 from ..views.curve import FEW_EPOCHS, LossCurve, Mark, cut_of, measured_curve, without
 
@@ -149,7 +150,7 @@ def validation_alone(row: Row) -> Row:
 
 
 # %% ../../nbs/history/history.ipynb #3475ce3b
-class History:
+class History(Listed):
     """The metrics of all runs of a trainer.
 
     A step is an optimizer update. The batches of a window of accumulated gradients have the step of its update, and a validation stands
@@ -172,6 +173,8 @@ class History:
         >>> trainer.history.best["epoch"], trainer.history.last["step"], len(trainer.history.steps["train"])
         (3, 12, 12)
     """
+
+    _internal = frozenset({"update", "drop_after", "restarts", "table", "n_saved", "journal"})
 
     def __init__(self, monitor: str = "val_loss", monitor_mode: MonitorMode = "min") -> None:
         self.monitor = monitor
@@ -251,8 +254,7 @@ class History:
         self._keep("epochs", [row for row in self.epochs if id(row) not in dropped])
         self._keep("tests", [row for row in self.tests if row.get("processed", 0) <= processed])
         self._keep("marks", [mark for mark in self.marks if mark[0].processed <= processed])
-        ends_epoch = not processed or any(row.get("processed") == processed for row in self.epochs)
-        self._keep("shown", [one for one in self.shown if not one.is_undone(processed, epoch, ends_epoch=ends_epoch)])
+        self._keep("shown", still_shown(self.shown, self.epochs, processed, epoch))
         self.cut = self.cut if self.cut is not None and self.cut[0].processed < processed else None
         self.restarts.drop_after(processed)
         for table in self.steps.values():

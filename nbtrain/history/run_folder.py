@@ -30,7 +30,6 @@ __all__ = [
     "find_run",
     "read_events",
     "run_events",
-    "history_before",
     "read_history",
     "load_run",
 ]
@@ -230,24 +229,18 @@ def read_events(folder: Path, note: Callable[[str], None] = lambda text: None) -
         note(f"{len(damaged)} of {len(lines) - 1} lines of events.jsonl are damaged and left out; the first is line {damaged[0]}.")
 
 
-def run_events(folder: Path, number: int) -> list[Event]:
-    """The events of the training run with this `number` in a run folder, from 1; a run that was resumed is one run.
+def run_events(folder: Path, number: int) -> tuple[list[Event], History]:
+    """The events of the training run with this `number` in a run folder, from 1, and the history that it continues.
 
-    Raises ConfigError as `read_events` does.
+    A run that was resumed is one run. Raises ConfigError as `read_events` does.
     """
-    events = list(read_events(folder))
+    events, history = list(read_events(folder)), History()
     runs = list(dict.fromkeys(e.progress.run for e in events if e.kind == "start" and e.progress.n_epochs > e.progress.epoch))
-    return [event for event in events if event.progress.run in runs[number - 1 : number]]
-
-
-def history_before(folder: Path, run: int) -> History:
-    """The history that the run with this number in the events continues. Raises ConfigError as `read_events` does."""
-    history = History()
-    for event in read_events(folder):
-        history.update(event)
-        if event.progress.run == run:
-            break
-    return history
+    of_run = [event for event in events if event.progress.run in runs[number - 1 : number]]
+    if of_run:
+        for event in events[: events.index(of_run[0]) + 1]:
+            history.update(event)
+    return of_run, history
 
 
 def read_history(folder: Path, note: Callable[[str], None] = lambda text: None) -> History:

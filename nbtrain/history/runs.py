@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from ..annotations import checked
+from ..completion import completed_by_value
 from ..errors import ConfigError
 from ..events import Event
 from .differences import kept, settings
@@ -175,6 +176,7 @@ class Runs(Sequence[RunEntry]):
         return iter(self.entries)
 
     @property
+    @completed_by_value
     def best(self) -> RunEntry | None:
         """The best of the runs; None if none has a value, or if they are compared by different metrics."""
         best = best_of(self._cards)

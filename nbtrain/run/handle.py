@@ -16,6 +16,7 @@ from threading import Thread, current_thread
 import torch
 
 from ..annotations import checked
+from ..completion import Listed, completed_by_value
 from ..tracebacks import boundary, clear_frames
 from ..engine.control import AT_EXIT, Control, Leave
 from ..errors import ConfigError, RunPaused
@@ -127,7 +128,7 @@ class RunThread:
 
 
 # %% ../../nbs/run/handle.ipynb #e6161b80
-class RunHandle:
+class RunHandle(Listed):
     """A handle to a run in the background, returned by `run(..., background=True)`.
 
     Attributes:
@@ -140,6 +141,8 @@ class RunHandle:
         >>> handle.status, handle.is_on, handle.error is None, handle.result is trainer.result
         ('completed', False, True, True)
     """
+
+    _internal = frozenset({"start", "stop_by_hand", "thread"})
 
     def __init__(
         self,
@@ -154,6 +157,7 @@ class RunHandle:
         self._thread.result = result
 
     @property
+    @completed_by_value
     def result(self) -> RunResult | None:
         """The result; None until the run has ended."""
         return self._thread.result

@@ -16,6 +16,7 @@ import torch
 from ..addons.state_manager import StateManagerAddon
 from ..base.arguments import check_run
 from ..base.trainer_base import TrainerBase
+from ..completion import Listed
 from ..data.resumable_loader import NO_PLACE
 from ..engine.control import refuse_while_on
 from ..engine.protocol import EventSink
@@ -236,7 +237,7 @@ class SavedSession:
 
 
 # %% ../../nbs/run/session.ipynb #sess0006
-class Session:
+class Session(Listed):
     """Rounds with runs of one trainer, which are one run in the view, the history and the schedule: `trainer.session(...)`.
 
     Attributes:
@@ -257,6 +258,8 @@ class Session:
         0 {'seen': 64} 1
         1 {'seen': 128} 1
     """
+
+    _internal = frozenset({"run", "end", "sinks", "view", "resume"})
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from ..events import Event
 from ..history.event_group import EventGroup, deliver
 from ..history.ghost import ghost_of, run_before
 from ..history.history import short_path
-from ..history.run_folder import RunFolder, history_before, run_events
+from ..history.run_folder import RunFolder, run_events
 from ..history.run_lock import RunLock
 from ..history.runs import KeptCard, RunEntry, TestedCard, keep_entry, session_runs
 from ..views.curve import Ghost
@@ -154,9 +154,10 @@ class RunSinks:
         if folder is None or not trainer.world.is_first or not self._shows or not in_kernel():
             return
         with suppress(ConfigError):  # the record was removed, and the checkpoints were not
-            if events := run_events(folder, trainer.finished_phase):
+            events, history = run_events(folder, trainer.finished_phase)
+            if events:
                 trainer.view = view = NotebookView(live=False)
-                view.board.find_past = lambda: history_before(folder, events[0].progress.run)._past
+                view.board.find_past = lambda: history._past
                 view.show_finished(events, f"finished before · the record of {short_path(folder)}")
 
     def _open_view(self, *, validates: bool) -> View | None:

@@ -28,7 +28,7 @@ from ..source.user_code import is_user_file
 from .scratch_trainer import train_copy
 
 # %% auto #0
-__all__ = ["PARTS", "Clock", "TimedLoader", "Wait", "WaitFinder", "parts_of", "StepWatch"]
+__all__ = ["PARTS", "Clock", "TimedLoader", "Wait", "WaitFinder", "timed_modules", "StepWatch"]
 
 # %% ../../nbs/tools/step_parts.ipynb #678838fc
 PARTS = ("data", "copies", "train_step", "backward", "update", "between epochs")
@@ -66,8 +66,8 @@ class Clock:
         depth, begun = self._open.pop(part, (0, None))
         if depth > 1:
             self._open[part] = depth - 1, begun
-        elif depth and self.is_on:
-            self._spans[part].append((begun, self.now()))
+        elif depth:
+            self.pass_by(part, begun)
 
     def pass_by(self, part: str, begun: Any) -> None:
         """`part` has lasted from `begun` until now."""
@@ -175,7 +175,7 @@ def _user_frame() -> Any:
 _WARM_UP, _PARTS_AT_MOST, _N_MODULES = 3, 10, 12
 
 
-def parts_of(model: nn.Module) -> dict[str, nn.Module]:
+def timed_modules(model: nn.Module) -> dict[str, nn.Module]:
     """The modules that are timed by name: the children of `model`, and in place of a container its own, at most twelve."""
     found = dict(model.named_children()) or {"(model)": model}
     while True:
@@ -215,7 +215,7 @@ class StepWatch(Checkpoint):
         self.waits: list[Wait] = []
         self.idle: float | None = None  # the share of the time in which a CUDA device has nothing to do
         self.n_parts = min(steps, _PARTS_AT_MOST)
-        self._named = parts_of(trainer.model)
+        self._named = timed_modules(trainer.model)
         self._first, self._hooks = trainer.train_state.counts.step, ExitStack()
         self._next = iter(self._phases())
         self._until = next(self._next)

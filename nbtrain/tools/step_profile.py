@@ -29,6 +29,8 @@ from ..resources import n_cores
 from ..run.data_module import is_data_source
 from .scratch_trainer import scratch_trainer, train_copy
 from .step_parts import StepWatch, TimedLoader, Wait
+from ..views.html import TABLE
+from ..views.terminal import blocks
 
 # %% auto #0
 __all__ = ["Profile", "profile_steps"]
@@ -105,14 +107,13 @@ class Profile:
     def __repr__(self) -> str:
         rows = self._rows()
         width = max(len(name) for name, _ in rows)
-        lines = [f"{name:<{width}}  {s / self.step_s:>4.0%}  {_time(s):>8}  {_bar(s / self.step_s)}".rstrip() for name, s in rows]
+        lines = [f"{name:<{width}}  {s / self.step_s:>4.0%}  {_time(s):>8}  {blocks(s / self.step_s, 20)}".rstrip() for name, s in rows]
         return "\n".join([self._head, *lines, *(f"→ {text}" for text in self.advice)])
 
     def _repr_html_(self) -> str:
         rows = "".join(_row_html(name, seconds, seconds / self.step_s) for name, seconds in self._rows())
-        style = "border-collapse:collapse;margin:4px 0;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
         advice = "".join(f"<div>→ {escape(text)}</div>" for text in self.advice)
-        return f'<div>{escape(self._head)}</div><table style="{style}"><tbody>{rows}</tbody></table>{advice}'
+        return f'<div>{escape(self._head)}</div><table style="{TABLE}"><tbody>{rows}</tbody></table>{advice}'
 
 
 def _row_html(name: str, seconds: float, share: float) -> str:
@@ -131,11 +132,6 @@ _COLOUR = "var(--jp-brand-color1,#1976d2)"
 
 def _time(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
-
-
-def _bar(share: float) -> str:
-    eighths = round(min(1.0, share) * 160)
-    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 # %% ../../nbs/tools/step_profile.ipynb #3e08d5dc

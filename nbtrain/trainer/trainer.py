@@ -43,6 +43,7 @@ from ..base.operation import operate
 from ..base.show import show_value
 from ..base.trainer_base import TrainerBase
 from ..base.written_steps import check_written_steps, uncalled_methods
+from ..completion import completed_by_value
 from ..checkpoint.sharded import merge_checkpoint
 from ..cluster.jobs import JobHandle, submit
 from ..cluster.submit import Resources
@@ -165,6 +166,7 @@ class Trainer(TrainerBase):
         result: The RunResult of the newest run; None before the first.
         run_dir: The folder of the newest run; None without `save_path`.
         progress_checker: Counts the current step and epoch from 1, see ProgressChecker.
+        branches: The trainers that were branched off with the slider below a run.
         addons: The addon classes of this class, in their order.
         automatic_optimization: False in your class: `train_step` calls `self.backward(loss)` and steps the optimizers itself.
         lean_loops: False in your class or on an object: all epochs run on Lightning's loops instead of nbtrain's faster ones.
@@ -608,6 +610,7 @@ class Trainer(TrainerBase):
         use_newest(self, steps=steps)
 
     @property
+    @completed_by_value
     def failure(self) -> Failure | None:
         """The error that paused the run, with its place, the batch and the variables of the step; else None.
 
@@ -1303,6 +1306,7 @@ class Trainer(TrainerBase):
         return self.train_state.counts.epoch if self.module is None else self.module.trainer.current_epoch
 
     @property
+    @completed_by_value
     def counts(self) -> Counts:
         """The numbers of finished epochs, steps (optimizer updates) and processed batches over all runs.
 
@@ -1315,6 +1319,7 @@ class Trainer(TrainerBase):
         return self.train_state.counts
 
     @property
+    @completed_by_value
     def history(self) -> History:
         """The metrics of all runs.
 
@@ -1327,6 +1332,7 @@ class Trainer(TrainerBase):
         return self.train_state.history
 
     @property
+    @completed_by_value
     def runs(self) -> Runs:
         """The runs in this trainer's `save_path`; without one, those of its class in this session.
 

@@ -44,6 +44,7 @@ from nbtrain.views.text import (
 
 # %% auto #0
 __all__ = [
+    "TABLE",
     "SHOWN_BYTES",
     "table_html",
     "image_html",
@@ -61,6 +62,7 @@ _QUIET = "color:var(--jp-ui-font-color2,inherit)"
 _LINE = "1px solid var(--jp-border-color1,currentColor)"
 _BAD = "color:var(--jp-error-color1,#d73a49);font-weight:600"  # red, with a word beside it, because colour alone is not accessible
 _CELL = "padding:0 8px;text-align:right"
+TABLE = "border-collapse:collapse;margin:4px 0;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
 _ROW = "background:none;height:20px"
 _HEAD = f"{_CELL};vertical-align:bottom"
 _WIDTH, _TITLE = 96, 12  # characters of a table in 720 px, and of a title before it is wrapped
@@ -112,8 +114,7 @@ def _table_html(table: Table, caption: str) -> str:
     body = "\n".join(_row_html(row, table, is_past=i < table.n_past) for i, row in enumerate(table.rows))
     words = " · ".join(filter(None, [caption, table.folded_words]))
     below = f'<caption style="caption-side:bottom;text-align:left;padding:0 8px;{_QUIET}">{escape(words)}</caption>'
-    style = "border-collapse:collapse;margin:4px 0;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
-    return f'<table style="{style}">{below}\n<thead>{_head_html(table.names)}</thead>\n<tbody>\n{body}\n</tbody></table>'
+    return f'<table style="{TABLE}">{below}\n<thead>{_head_html(table.names)}</thead>\n<tbody>\n{body}\n</tbody></table>'
 
 
 def table_html(rows: Sequence[Row], best: Row | None = None, caption: str = "Metrics by epoch") -> str:

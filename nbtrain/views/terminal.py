@@ -28,6 +28,7 @@ __all__ = [
     "painted",
     "LinePart",
     "fitting",
+    "blocks",
     "block_bar",
     "running_parts",
     "running_line",
@@ -142,11 +143,15 @@ def fitting(parts: Sequence[LinePart], width: int) -> list[LinePart]:
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
+def blocks(fraction: float, width: int) -> str:
+    """The part `fraction` of `width` cells, exact to an eighth of a cell: `███▌`."""
+    whole, eighths = divmod(int(min(max(fraction, 0.0), 1.0) * width * 8), 8)
+    return "█" * whole + (_EIGHTHS[eighths] if eighths else "")
+
+
 def block_bar(fraction: float, width: int) -> str:
-    """A progress bar of `width` cells, exact to an eighth of a cell: `|███▌    |`."""
-    whole, eighths = divmod(int(min(max(fraction, 0.0), 1.0) * (width - 2) * 8), 8)
-    blocks = "█" * whole + (_EIGHTHS[eighths] if eighths else "")
-    return f"|{blocks.ljust(width - 2)}|"
+    """A progress bar of `width` cells: `|███▌    |`."""
+    return f"|{blocks(fraction, width - 2).ljust(width - 2)}|"
 
 
 # %% ../../nbs/views/terminal.ipynb #f1307d90

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..best import GrowingBest, is_same_validation
-from ..events import OWN_COLUMNS, Event, Progress, Shown, is_rate, steps_of
+from ..events import OWN_COLUMNS, Event, Progress, Shown, is_rate, steps_of, still_shown
 from .advice import Advice
 from .axes import DIGITS, digits_of, told_apart
 from .curve import Ghost, LossCurve, Mark, cut_of, without
@@ -358,13 +358,8 @@ class Board:
             for rows in (self.rows, self.epochs, self.validations):
                 rows[:] = [row for row in rows if row.get("processed", 0) <= p.processed and row.get("epoch", 0) <= p.epoch]
             self.marks = [mark for mark in self.marks if mark[0].processed <= p.processed]
-            self._drop_shown(p)
+            self.shown = still_shown(self.shown, self.epochs, p.processed, p.epoch)
             self.diffs = {mark: diff for mark, diff in self.diffs.items() if mark in self.marks}
-
-    def _drop_shown(self, p: Progress) -> None:
-        """Drop what was shown behind the place at which a run continues."""
-        ends_epoch = not p.processed or any(row.get("processed") == p.processed for row in self.epochs)
-        self.shown = [one for one in self.shown if not one.is_undone(p.processed, p.epoch, ends_epoch=ends_epoch)]
 
     def _add_mark(self, event: Event) -> None:
         withdrawn = event.data.get("withdraws", ())
@@ -814,8 +809,8 @@ _MAX_CHARACTERS = 120  # of a record's lines
 
 
 def fixed_lr(board: Board) -> float | None:
-    """The learning rate, if it is the same in all rows of a run; otherwise None."""
-    rates = {value for row in board.rows for name, value in row.items() if is_rate(name)}
+    """The learning rate, if it is the same in all rows of a run and of its past; otherwise None."""
+    rates = {value for row in (*board.past, *board.rows) for name, value in row.items() if is_rate(name)}
     return rates.pop() if len(rates) == 1 else None
 
 

@@ -54,7 +54,6 @@ EXCEPTIONS = {
     "TensorLoader.load_state_dict": "called by a resume",
     "Event.from_json": "reads what nbtrain has written",
     "Shown.read": "reads what nbtrain has written",
-    "Shown.is_undone": "called by the history",
     "RunHandle.start": "called by the run",
     "Session.run": "called by the trainer's run, which is checked",
     "Session.end": "called by the controls",

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from nbtrain import AccumulationAddon, ConfigError, LimitsAddon, Trainer
-from nbtrain.tools.step_parts import parts_of
+from nbtrain.tools.step_parts import timed_modules
 
 
 class Slow(Dataset[Any]):
@@ -65,8 +65,8 @@ def test_of_a_loader_that_is_quick_there_is_no_advice_and_a_step_may_be_several_
 
 def test_containers_are_looked_into_up_to_twelve_parts() -> None:
     tower = nn.Sequential(*(nn.Linear(2, 2) for _ in range(20)))
-    assert list(parts_of(nn.Sequential(tower, nn.Sequential(nn.Linear(2, 2), nn.ReLU())))) == ["0", "1.0", "1.1"]
-    assert list(parts_of(nn.Linear(2, 2))) == ["(model)"]
+    assert list(timed_modules(nn.Sequential(tower, nn.Sequential(nn.Linear(2, 2), nn.ReLU())))) == ["0", "1.0", "1.1"]
+    assert list(timed_modules(nn.Linear(2, 2))) == ["(model)"]
 
 
 @pytest.mark.parametrize(

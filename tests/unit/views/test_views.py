@@ -241,6 +241,13 @@ def test_record_shows_the_past_that_it_goes_on_from() -> None:
     )
 
 
+def test_rate_that_was_another_in_the_past_has_its_column() -> None:
+    board = continued_board(run_events((0.35,)))
+    board.past[0]["lr"] = 0.01
+    title, head, *_ = text.record_text(board).splitlines()
+    assert title.endswith("run 2") and head.split()[-2:] == ["lr", "time"]
+
+
 def test_terminal_and_log_of_a_resumed_run_begin_with_its_past() -> None:
     for view in (TerminalView(io.StringIO(), width=80, colour=False), LogView(io.StringIO())):
         past = board_after(run_events((0.5, 0.3, 0.4)))
