@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
@@ -57,7 +58,8 @@ def _of_value(name: str, old: Any, new: Any) -> Iterator[str]:
 
 
 # %% ../../nbs/history/differences.ipynb #8ddae6d1
-def _definitions(steps: str) -> dict[str, str]:
+@functools.lru_cache(100)
+def _definitions(steps: str) -> Mapping[str, str]:
     """The text of each function and method in a record's source, by its name; of text that does not parse by its section."""
     sections = re.split(r"^# ==== (.+?) · .*$", steps, flags=re.MULTILINE)[1:]
     found: dict[str, str] = {}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import inspect
 import json
@@ -29,7 +30,7 @@ from typing import Any
 import nbtrain
 from ..errors import ConfigError, first_line
 from .history import History, Row
-from ..source.redaction import HIDDEN, blot_diff, blot_out, environment_variables, is_from_environment, is_secret
+from ..source.redaction import HIDDEN, blot_diff, blot_out, environment_variables, held_environment, is_from_environment, is_secret
 from .run_files import read_file, write_file
 from .run_folder import find_run, read_events
 from .run_tree import family, tree_lines
@@ -45,11 +46,17 @@ __all__ = ["FROM_ENVIRONMENT", "describe", "git_state", "record", "describe_run"
 FROM_ENVIRONMENT = "<from the environment>"
 
 
+_ASSIGNMENT = re.compile(r"^[ \t]*([\w., \t]+?)\s*(?::[^=\n]+)?=[^=\n].*\b(?:environ|getenv)\b", re.MULTILINE)
+
+
+@functools.lru_cache(1_000)
+def _names_from_environment(text: str) -> frozenset[str]:
+    return frozenset(name.strip() for names in _ASSIGNMENT.findall(text) for name in names.split(","))
+
+
 def _assigned_from_environment(reached: Reached) -> set[str]:
     """Names that are assigned from the environment in the files and cells that set the values."""
-    assignment = re.compile(r"^[ \t]*([\w., \t]+?)\s*(?::[^=\n]+)?=[^=\n].*\b(?:environ|getenv)\b", re.MULTILINE)
-    texts = ["".join(linecache.getlines(place)) for place in reached.places]
-    return {name.strip() for text in texts for names in assignment.findall(text) for name in names.split(",")}
+    return {name for place in reached.places for name in _names_from_environment("".join(linecache.getlines(place)))}
 
 
 # %% ../../nbs/history/provenance.ipynb #9799da30
@@ -323,13 +330,14 @@ def record(
 def describe_run(roots: Iterable[Any], arguments: Mapping[str, Any], run: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
     """What `record` would write of a run that differs between runs, without writing anything; the source is under `steps`."""
     reached = reach(roots)
-    return {
-        "seed": seed,
-        "arguments": {name: describe(value, name) for name, value in arguments.items()},
-        "sources": {"source": {"values": _values(reached)}},
-        "runs": [{name: describe(value, name) for name, value in run.items()}],
-        "steps": _steps_text(reached, _labels(reached), names_only=False),
-    }
+    with held_environment():
+        return {
+            "seed": seed,
+            "arguments": {name: describe(value, name) for name, value in arguments.items()},
+            "sources": {"source": {"values": _values(reached)}},
+            "runs": [{name: describe(value, name) for name, value in run.items()}],
+            "steps": _steps_text(reached, _labels(reached), names_only=False),
+        }
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:

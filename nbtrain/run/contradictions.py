@@ -5,6 +5,7 @@
 # %% ../../nbs/run/contradictions.ipynb #f4ad060b
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -78,10 +79,13 @@ def _not_averaged(run: Planned) -> Iterator[str]:
         )
 
 
+_hints_of = functools.cache(parameter_hints)  # each run checks them
+
+
 def _own_names(run: Planned) -> Iterator[str]:
     trainer, kind = run.trainer, type(run.trainer)
     of_trainer = (base for base in kind.__mro__ if base.__module__ == "nbtrain.trainer.trainer")
-    hints = next(map(parameter_hints, (base.__init__ for base in of_trainer)), {})  # its chapter has another Trainer
+    hints = next(map(_hints_of, (base.__init__ for base in of_trainer)), {})  # its chapter has another Trainer
     names = ("monitor", "monitor_mode", "seed", "save_path", "log_bar", "on_error")
     kept = {f"self.{name}": vars(trainer)[name] for name in names if name in vars(trainer)}
     remedy = "The trainer has an attribute of this name: give yours another one."

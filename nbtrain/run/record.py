@@ -137,7 +137,8 @@ def _described(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: An
     """The arguments of the trainer and of this run, and the objects whose code it runs."""
     arguments = {name: value for name, value in trainer.given.items() if value is not None}
     run = {"mode": trainer.mode, "n_epoch": n_epoch, "loader": loader, "valid_loader": valid_loader}
-    return arguments, run, [trainer, loader, valid_loader]
+    own = (value for name, value in vars(trainer).items() if name not in trainer._internal)  # without the history, which grows
+    return arguments, run, [type(trainer), *own, *trainer.given.values(), loader, valid_loader]
 
 
 def settings_of(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any) -> dict[str, str]:

@@ -12,12 +12,14 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, cast
 
 from ..deferred_imports import deferring
 
 # %% auto #0
-__all__ = ["HIDDEN", "is_secret", "environment_variables", "is_from_environment", "blot_out", "blot_diff"]
+__all__ = ["HIDDEN", "is_secret", "environment_variables", "held_environment", "is_from_environment", "blot_out", "blot_diff"]
 
 # %% ../../nbs/source/redaction.ipynb #853b3c0a
 HIDDEN = "<redacted>"
@@ -48,7 +50,21 @@ def is_secret(name: str) -> bool:
 
 def environment_variables() -> dict[str, str]:
     """The environment variables. `os.environ.items()` would raise KeyError if another thread removed one meanwhile."""
-    return {name: value for name in list(os.environ) if (value := os.environ.get(name)) is not None}
+    held = _held_environment.get()
+    return held if held is not None else {name: value for name in list(os.environ) if (value := os.environ.get(name)) is not None}
+
+
+_held_environment: ContextVar[dict[str, str] | None] = ContextVar("held_environment", default=None)
+
+
+@contextmanager
+def held_environment() -> Iterator[None]:
+    """Read the environment once for all that is described within, which takes 30 µs each time."""
+    token = _held_environment.set(environment_variables())
+    try:
+        yield
+    finally:
+        _held_environment.reset(token)
 
 
 def is_from_environment(value: Any) -> bool:

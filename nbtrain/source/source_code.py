@@ -85,8 +85,10 @@ def modules_imported(code: CodeType, package: str) -> Iterator[tuple[ModuleType,
 
 
 # %% ../../nbs/source/source_code.ipynb #3bc4068a
-def _compiled(nodes: list[ast.stmt]) -> CodeType | None:
-    """Code that reads the names in `nodes`. Annotations are not evaluated, so their names don't count."""
+@functools.lru_cache(1_000)
+def _evaluated(node: ast.AST) -> CodeType | None:
+    """Code that reads the names that are evaluated where `node` is defined. Annotations are not, so their names don't count."""
+    nodes: list[ast.stmt] = [node] if isinstance(node, ast.ClassDef) else _expressions(node)
     try:
         return compile(ast.Module(nodes, []), "<names>", "exec", flags=__future__.annotations.compiler_flag, dont_inherit=True)
     except SyntaxError:  # a `nonlocal` without the function around it
@@ -230,6 +232,7 @@ def _places(kind: type) -> list[str]:
 
 # %% ../../nbs/source/source_code.ipynb #4bc9cf15
 _CODE = (FunctionType, MethodType, BuiltinFunctionType, type, ModuleType, staticmethod, classmethod, property)
+_WITHOUT_CODE = (*PLAIN, ModuleType)
 
 
 class _Walk:
@@ -248,7 +251,7 @@ class _Walk:
     def add(self, *items: Any) -> None:
         """Queue the objects that were not seen."""
         for item in items:
-            if id(item) not in self.seen and not is_kind(item, (*PLAIN, ModuleType)) and item is not os.environ:
+            if id(item) not in self.seen and not is_kind(item, _WITHOUT_CODE) and item is not os.environ:
                 self.seen[id(item)] = item
                 self.queue.append(item)
 
@@ -272,7 +275,7 @@ class _Walk:
         node, definition = self.sources.find_function(function)
         if node and definition:
             self.definitions.append(definition)
-            self._read(_compiled(_expressions(node)), function.__globals__)
+            self._read(_evaluated(node), function.__globals__)
         elif not function.__name__.startswith("__"):  # a dataclass's __init__ has no source, and needs none
             self.no_source.add(name_of(function))
         self._read(function.__code__, function.__globals__)
@@ -285,7 +288,7 @@ class _Walk:
         node, definition = self.sources.find_class(kind)
         if node and definition:
             self.definitions.append(definition)
-            self._read(_compiled([node]), _namespace(kind))
+            self._read(_evaluated(node), _namespace(kind))
         elif type.__getattribute__(kind, "__name__").isidentifier():  # or else `add_on` composed it: its bases are what was written
             self.no_source.add(name_of(kind))
 

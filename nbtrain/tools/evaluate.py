@@ -36,6 +36,7 @@ from ..base.operation import Operation, advance, operate
 from ..base.trainer_base import TrainerBase
 from ..run.data_module import is_data_source, read_evaluated, read_source
 from ..run.lightning_trainer import continue_counts, driving, make_pl_trainer
+from ..run.redefined import use_newest
 from ..run.run import Run
 
 # %% auto #0
@@ -215,6 +216,7 @@ def evaluate(trainer: TrainerBase, loader: Any, metrics: Any = None) -> dict[str
     if trainer.control.state != "idle":
         if is_data_source(loader):
             raise ConfigError("A data module can't be set up while a run is on.", remedy="Give a loader.")
+        use_newest(trainer)
         return measure(trainer, loader, metrics)
     result = trainer.result
     try:

@@ -792,7 +792,6 @@ class Trainer(TrainerBase):
         return run_batch(self, batch)
 
     @checked
-    @with_newest
     def evaluate(
         self, data: Loaders | Dataset[Any] | L.LightningDataModule, batch_size: PositiveInt = 32, *, metrics: Any = None
     ) -> dict[str, float]:

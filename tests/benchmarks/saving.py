@@ -26,9 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from nbtrain.checkpoint.files import Writer
-from nbtrain.checkpoint.snapshot import snapshot
-from nbtrain.engine.meter import Meter
-from nbtrain.history.history import History
 
 MB = 1_000_000
 WAYS = ("torch.save", "lightning save_checkpoint", "nbtrain ckpt", "nbtrain safetensor")
@@ -98,21 +95,6 @@ def measure(way: str, parent: str) -> dict[str, Any]:
     return {"way": way, "mb": n_bytes / MB, "first": rows[0][0], "stall": stall, "durable": durable, "extra": extra}
 
 
-def history_stall(n: int = 100_000) -> float:
-    """What `n` steps of four metrics add to a save, in seconds: the history and the open epoch."""
-    names, history, meter = ("loss", "acc", "mae", "grad_norm"), History(), Meter()
-    history.steps["train"].add(1, n, {name: [0.1 * i for i in range(n)] for name in names})
-    for _ in range(n):
-        meter.add(dict.fromkeys(names, 0.5), 32)
-    meter.take()
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        snapshot({"history": history.state_dict(), "meter": meter.state_dict()})
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
 def main(parent: str) -> None:
     found = []
     for way in WAYS:
@@ -125,7 +107,6 @@ def main(parent: str) -> None:
         stall, durable = row["stall"] / base["stall"], row["durable"] / base["durable"]
         times = f"{row['stall']:.2f} s | {stall:.2f} | {row['first']:.2f} s | {row['durable']:.2f} s | {durable:.2f}"
         print(f"| {row['way']} | {times} | {row['extra']:.2f} |")
-    print(f"\nA history of 100,000 steps with four metrics adds {1000 * history_stall():.0f} ms to nbtrain's stall.")
 
 
 if __name__ == "__main__":
