@@ -259,7 +259,7 @@ def test_a_paused_notebook_opened_with_a_dead_kernel_shows_where_it_paused(lab: 
     assert not saved.metadata.get("widgets", {}).get("application/vnd.jupyter.widget-state+json", {}).get("state")
     lab.command("kernelmenu:shutdown", wait=True)
     lab.show("left.ipynb")
-    lab.wait_text(r"‖ paused · epoch 3/20 · \d+/45")
+    lab.wait_text(r"■ its kernel is gone · paused at \d\d:\d\d:\d\d · epoch 3/20 · \d+/45")
     _shoot(lab.page, "dark-reloaded")
     assert "Error displaying widget" not in lab.page.inner_text("body")
 
