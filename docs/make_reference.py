@@ -128,9 +128,9 @@ SHARED: dict[str, dict[str, str]] = {  # arguments that many functions take; "" 
 }
 _STATEFUL = {"state_dict", "load_state_dict"}
 _OF_LAUNCHERS = {"home", "launch", "start", "use", "world", "backend", "is_elsewhere", "n_processes", "n_readers"}
-# Members that nbtrain's own parts call, and whose names Lightning, transformers or many modules share: not for you
-_PUBLIC = {name: getattr(nbtrain, name) for name in nbtrain.__all__}
+_PUBLIC = {name: getattr(nbtrain, name) for name in nbtrain.PUBLIC}
 LISTED = {name: kind._internal for name, kind in _PUBLIC.items() if isinstance(kind, type) and issubclass(kind, Listed)}
+# Members that nbtrain's own parts call, and whose names Lightning, transformers or many modules share: not for you
 INTERNAL: dict[str, Set[str]] = {
     **LISTED,
     "MultiGPUAddon": _OF_LAUNCHERS,
@@ -483,7 +483,7 @@ def of_commands() -> set[str]:
 @cache
 def entries() -> dict[str, Entry]:
     """All public names."""
-    return {name: Entry(name, getattr(nbtrain, name)) for name in nbtrain.PUBLIC}
+    return {name: Entry(name, thing) for name, thing in _PUBLIC.items()}
 
 
 def everything() -> list[Entry]:

@@ -300,6 +300,7 @@ def _begin(
     }
 
 
+@held_environment()
 def record(
     folder: Path,
     roots: Iterable[Any],
@@ -327,17 +328,17 @@ def record(
     write_file(folder, "provenance.json", json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+@held_environment()
 def describe_run(roots: Iterable[Any], arguments: Mapping[str, Any], run: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
     """What `record` would write of a run that differs between runs, without writing anything; the source is under `steps`."""
     reached = reach(roots)
-    with held_environment():
-        return {
-            "seed": seed,
-            "arguments": {name: describe(value, name) for name, value in arguments.items()},
-            "sources": {"source": {"values": _values(reached)}},
-            "runs": [{name: describe(value, name) for name, value in run.items()}],
-            "steps": _steps_text(reached, _labels(reached), names_only=False),
-        }
+    return {
+        "seed": seed,
+        "arguments": {name: describe(value, name) for name, value in arguments.items()},
+        "sources": {"source": {"values": _values(reached)}},
+        "runs": [{name: describe(value, name) for name, value in run.items()}],
+        "steps": _steps_text(reached, _labels(reached), names_only=False),
+    }
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:

@@ -25,6 +25,7 @@ from .user_code import is_kind, is_user, is_user_module, module_of, mro, name_of
 # %% auto #0
 __all__ = [
     "PLAIN",
+    "CODELESS",
     "WRAPPERS",
     "names_read",
     "modules_imported",
@@ -105,6 +106,7 @@ def _expressions(function: ast.AST) -> list[ast.stmt]:
 
 # %% ../../nbs/source/source_code.ipynb #561b08f6
 PLAIN = (int, float, str, bool, type(None), complex, bytes)
+CODELESS = (*PLAIN, ModuleType)  # in which a search for code finds nothing
 _MAX_ITEMS = 100  # of a container: the elements of a dataset are alike
 
 
@@ -232,7 +234,6 @@ def _places(kind: type) -> list[str]:
 
 # %% ../../nbs/source/source_code.ipynb #4bc9cf15
 _CODE = (FunctionType, MethodType, BuiltinFunctionType, type, ModuleType, staticmethod, classmethod, property)
-_WITHOUT_CODE = (*PLAIN, ModuleType)
 
 
 class _Walk:
@@ -251,7 +252,7 @@ class _Walk:
     def add(self, *items: Any) -> None:
         """Queue the objects that were not seen."""
         for item in items:
-            if id(item) not in self.seen and not is_kind(item, _WITHOUT_CODE) and item is not os.environ:
+            if id(item) not in self.seen and not is_kind(item, CODELESS) and item is not os.environ:
                 self.seen[id(item)] = item
                 self.queue.append(item)
 

@@ -17,7 +17,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from .redaction import blot_out
-from .source_code import PLAIN, WRAPPERS, chain, chains_read, closure, parts
+from .source_code import CODELESS, PLAIN, WRAPPERS, chain, chains_read, closure, parts
 from .source_file import SourceFile, read_source
 from .user_code import is_kind, is_user, is_user_module, module_of, mro, name_of, own, state
 
@@ -121,7 +121,7 @@ class _Search:
                     self.follow(held.get(name))
 
     def follow(self, item: Any, label: str = "") -> None:
-        if id(item) not in self._seen and not is_kind(item, (*PLAIN, ModuleType)):
+        if id(item) not in self._seen and not is_kind(item, CODELESS):
             self._seen[id(item)] = item
             self._queue.append((item, label))
 

@@ -35,9 +35,8 @@ def test_after_a_trainer_come_its_documented_members_and_your_own_and_nothing_el
 
 def test_no_property_of_a_public_class_hides_the_others() -> None:
     """At some annotations jedi fails, and the object completes to nothing."""
-    for kind in (
-        kind for kind in map(nbtrain.__dict__.get, nbtrain.__all__) if inspect.isclass(kind) and kind is not nbtrain.TrainerProtocol
-    ):
+    names = [name for name in nbtrain.PUBLIC if name != "TrainerProtocol"]
+    for kind in filter(inspect.isclass, (getattr(nbtrain, name) for name in names)):
         properties = {name: value for name, value in inspect.getmembers(kind, lambda value: isinstance(value, property)) if name[0] != "_"}
         assert completed("thing.", thing=type(kind.__name__, (), properties)()) == properties.keys()
 
