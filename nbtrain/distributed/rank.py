@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.strategies import DDPStrategy
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.order_check import same_random
 from ..data.several_loaders import is_several
@@ -27,6 +27,7 @@ from .world import StopTogether, World
 from ..engine.callback import callbacks_of, notify
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
+from ..engine.step_output import LeftOut
 from ..engine.train_state import Mode
 from ..errors import NbtrainError, first_line
 from ..rng import random_state
@@ -36,6 +37,26 @@ __all__ = ["RankCallback", "find_rank", "InWorld"]
 
 # %% ../../nbs/distributed/rank.ipynb #9f89cf07
 _MEET = timedelta(seconds=5)  # how long a rank that has failed waits for the others to fail too
+
+
+class _Carrier:
+    """Two numbers that are averaged over the ranks as if they were the gradient of a parameter, `place`, whose values are 0."""
+
+    def __init__(self, place: Tensor) -> None:
+        self.place = place
+        self._numbers = self._usual = place.new_tensor([1.0, 0.0])
+        place.register_hook(lambda _: self._numbers)
+
+    def load(self, loss: Tensor, numbers: tuple[float, float]) -> Tensor:
+        """Return the loss, whose backward pass takes the numbers along."""
+        self._numbers = self._usual if numbers == (1.0, 0.0) else self._usual.new_tensor(numbers)
+        self.place.grad = None
+        return loss + self.place.sum(dtype=loss.dtype)  # which is 0
+
+    def unload(self) -> list[float]:
+        """The means of the numbers, after a backward pass in which the ranks have exchanged gradients."""
+        assert self.place.grad is not None
+        return self.place.grad.tolist()
 
 
 class RankCallback(L.Callback):
@@ -60,6 +81,7 @@ class RankCallback(L.Callback):
         self._reader = number // n_sharing
         self.loaders: dict[bool, RankLoader] = {}  # by whether it is for training
         self._share = 1.0
+        self._carrier: _Carrier | None = None  # of what the ranks agree on, with the gradients
         self._agreement: Agreement | None = None  # on the commands of who watches the run
         self._commands: deque[tuple[Any, ...]] = deque()  # received by all ranks, not yet executed by this one
         self._meeting: Any = dist.new_group(backend="gloo", timeout=_MEET) if parallelism.splits else None
@@ -140,16 +162,46 @@ class RankCallback(L.Callback):
             assert mesh is not None  # Lightning has made it just before
             self.parallelism.split(self.trainer.model, self.trainer.optimizer, mesh)
 
-    def open(self, *, left_out: bool) -> None:
-        """Begin to add up, over the ranks, how much of this round of batches counts."""
-        self._round = torch.tensor([0.0 if left_out else self._share, float(left_out)], dtype=torch.float64)
-        self._adding: Any = dist.all_reduce(self._round, group=self.readers or self.group, async_op=True)
+    def before_wrapping(self, module: L.LightningModule) -> None:
+        """Let DistributedDataParallel average two more numbers with the gradients: a message of their own costs as much as theirs.
+
+        On a device the host would wait for them. There they are a message between the hosts, which goes beside the device's work.
+        """
+        strategy = module.trainer.strategy
+        is_averaged = strategy._ddp_comm_hook is None  # it may compress gradients, or leave them local
+        if module.automatic_optimization and strategy.root_device.type == "cpu" and is_averaged:
+            dtype = next(p.dtype for p in module.parameters() if p.requires_grad)  # one of those that go in one message
+            module.register_parameter("round_carrier", nn.Parameter(torch.zeros(2, dtype=dtype)))
+
+    def after_wrapping(self, module: L.LightningModule) -> None:
+        """The wrapper alone keeps the parameter that was added: nothing else needs to know of it."""
+        self._wrapper: Any = module.trainer.strategy.model
+        place = getattr(module, "round_carrier", None)
+        self._carrier = _Carrier(place) if place is not None else None
+        if place is not None:
+            del module.round_carrier
+
+    def open(self, output: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Begin to average, over the ranks, how much of this round of batches counts. Returns `output`, whose loss may take it along."""
+        own = (0.0, 1.0) if type(output) is LeftOut else (self._share, 0.0)
+        if self._carrier is not None and self._wrapper.require_backward_grad_sync:
+            self._sending = None
+            output = output if type(output) is LeftOut else dict(output)
+            output["loss"] = self._carrier.load(output["loss"], own)
+        else:
+            self._sent = torch.tensor(own, dtype=torch.float64) / self.n_readers
+            self._sending = dist.all_reduce(self._sent, group=self.readers or self.group, async_op=True)
+        return output
 
     def close(self) -> float:
         """How much of this round counts, in [0, 1], the same on all ranks."""
-        self._adding.wait()
-        share, n_left_out = self._round.tolist()
-        return share / self.n_readers if n_left_out else 1.0
+        if self._sending is not None:
+            self._sending.wait()
+            share, left_out = self._sent.tolist()
+        else:
+            assert self._carrier is not None
+            share, left_out = self._carrier.unload()
+        return share if left_out else 1.0
 
     # -- Lightning's hooks
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

@@ -50,7 +50,9 @@ class Round(Protocol):
 
     @property
     def weighs(self) -> bool: ...  # whether gradients are weighted by the samples of a round
-    def open(self, *, left_out: bool) -> None: ...
+    def before_wrapping(self, module: L.LightningModule) -> None: ...
+    def after_wrapping(self, module: L.LightningModule) -> None: ...
+    def open(self, output: Mapping[str, Any]) -> Mapping[str, Any]: ...  # the output to go on with
     def close(self) -> float: ...  # in [0, 1], the same on all ranks
 
 
@@ -282,11 +284,15 @@ class PassModule(L.LightningModule):
         return self._left_out_by_one_rank(mode) if self.trainer.world_size > 1 else None
 
     def _left_out_by_one_rank(self, mode: Mode) -> LeftOut | None:
-        strategy = self.trainer.strategy
+        strategy, why = self.trainer.strategy, "the others wait for its part of the model"
         if isinstance(strategy, DDPStrategy):
-            return LeftOut(self) if mode == "train" and self.automatic_optimization else None
+            if mode != "train" or not self.automatic_optimization:
+                return None
+            if not getattr(strategy.model, "static_graph", False):
+                return LeftOut(self)
+            why = "its static_graph=True says that each step computes the same graph"
         raise StepError(
-            f"A batch can't be left out by one rank of a {type(strategy).__name__}: the others wait for its part of the model.",
+            f"A batch can't be left out by one rank of a {type(strategy).__name__}: {why}.",
             where=self.owner.recorder.place,
             remedy="Return a loss of zeros that the model has computed, or use strategy='ddp'.",
         )

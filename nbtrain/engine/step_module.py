@@ -118,8 +118,12 @@ class StepModule(PassModule):
     def configure_model(self) -> None:
         for addon in self._addons:
             addon.configure_model(self.owner, self)
+        if self.round is not None:
+            self.round.before_wrapping(self)
 
     def configure_optimizers(self) -> Optimizer | None:
+        if self.round is not None:
+            self.round.after_wrapping(self)
         return self.owner.optimizer
 
     def on_fit_start(self) -> None:
@@ -149,7 +153,9 @@ class StepModule(PassModule):
             assert self._trainer is not None  # and the property would cost 1 µs
             results = self._trainer.fit_loop.epoch_loop._results
             output = self.guard.step("train_step", batch, results, partial(self._train, batch, batch_idx))
-        return output if output is not None else self.leave_out("train", batch)
+        if output is None:
+            output = self.leave_out("train", batch)
+        return output if output is None or self.round is None else self.round.open(output)
 
     def _train(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
         if self._wrapped_step is None:

@@ -77,8 +77,6 @@ class _Optimization(_AutomaticOptimization):
         result = super()._training_step(kwargs)
         self._newest = self._newest if result.loss is None else result.loss
         self.is_left_out = getattr(self.trainer.lightning_module, "leaves_out", False)
-        if self.round is not None:
-            self.round.open(left_out=self.is_left_out)
         return result
 
     def _agree(self, optimizer: Optimizer) -> None:

@@ -174,9 +174,7 @@ class LeanUpdate:
         self.is_left_out = False
         self._call_step()
         self.loss = loss = self.find_loss()
-        if self.round is not None:
-            self.round.open(left_out=self.is_left_out)
-        elif self.is_left_out:
+        if self.is_left_out and self.round is None:
             return
         if not self.n_added:
             self.zero_grad.run()
