@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from .world import StopTogether, World
 from ..engine.callback import callbacks_of, notify
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
-from ..engine.step_output import LeftOut
+from ..engine.step_output import LeftOut, as_output
 from ..engine.train_state import Mode
 from ..errors import NbtrainError, first_line
 from ..rng import random_state
@@ -51,6 +51,8 @@ class _Carrier:
         """Return the loss, whose backward pass takes the numbers along."""
         self._numbers = self._usual if numbers == (1.0, 0.0) else self._usual.new_tensor(numbers)
         self.place.grad = None
+        if not loss.requires_grad:  # it must not get a gradient by this
+            return loss
         return loss + self.place.sum(dtype=loss.dtype)  # which is 0
 
     def unload(self) -> list[float]:
@@ -81,6 +83,7 @@ class RankCallback(L.Callback):
         self._reader = number // n_sharing
         self.loaders: dict[bool, RankLoader] = {}  # by whether it is for training
         self._share = 1.0
+        self._sending: Any = None  # a message about the current round
         self._carrier: _Carrier | None = None  # of what the ranks agree on, with the gradients
         self._agreement: Agreement | None = None  # on the commands of who watches the run
         self._commands: deque[tuple[Any, ...]] = deque()  # received by all ranks, not yet executed by this one
@@ -168,9 +171,10 @@ class RankCallback(L.Callback):
         On a device the host would wait for them. There they are a message between the hosts, which goes beside the device's work.
         """
         strategy = module.trainer.strategy
+        assert isinstance(strategy, DDPStrategy)
         is_averaged = strategy._ddp_comm_hook is None  # it may compress gradients, or leave them local
         if module.automatic_optimization and strategy.root_device.type == "cpu" and is_averaged:
-            dtype = next(p.dtype for p in module.parameters() if p.requires_grad)  # one of those that go in one message
+            dtype = next((p.dtype for p in module.parameters() if p.requires_grad), torch.float32)  # those of a dtype are one message
             module.register_parameter("round_carrier", nn.Parameter(torch.zeros(2, dtype=dtype)))
 
     def after_wrapping(self, module: L.LightningModule) -> None:
@@ -181,16 +185,19 @@ class RankCallback(L.Callback):
         if place is not None:
             del module.round_carrier
 
-    def open(self, output: Mapping[str, Any]) -> Mapping[str, Any]:
+    def open(self, output: Any) -> Any:
         """Begin to average, over the ranks, how much of this round of batches counts. Returns `output`, whose loss may take it along."""
         own = (0.0, 1.0) if type(output) is LeftOut else (self._share, 0.0)
-        if self._carrier is not None and self._wrapper.require_backward_grad_sync:
-            self._sending = None
-            output = output if type(output) is LeftOut else dict(output)
-            output["loss"] = self._carrier.load(output["loss"], own)
-        else:
+        if self._carrier is None or not self._wrapper.require_backward_grad_sync:
             self._sent = torch.tensor(own, dtype=torch.float64) / self.n_readers
             self._sending = dist.all_reduce(self._sent, group=self.readers or self.group, async_op=True)
+            return output
+        self._sending = None
+        if isinstance(output, Tensor):
+            return self._carrier.load(output, own)
+        output = output if type(output) is LeftOut else as_output(output)
+        if isinstance(output.get("loss"), Tensor):  # otherwise Lightning has an error for it
+            output["loss"] = self._carrier.load(output["loss"], own)
         return output
 
     def close(self) -> float:

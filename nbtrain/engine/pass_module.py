@@ -52,7 +52,7 @@ class Round(Protocol):
     def weighs(self) -> bool: ...  # whether gradients are weighted by the samples of a round
     def before_wrapping(self, module: L.LightningModule) -> None: ...
     def after_wrapping(self, module: L.LightningModule) -> None: ...
-    def open(self, output: Mapping[str, Any]) -> Mapping[str, Any]: ...  # the output to go on with
+    def open(self, output: Any) -> Any: ...  # the output of a step, with which the batch continues
     def close(self) -> float: ...  # in [0, 1], the same on all ranks
 
 
@@ -296,6 +296,10 @@ class PassModule(L.LightningModule):
             where=self.owner.recorder.place,
             remedy="Return a loss of zeros that the model has computed, or use strategy='ddp'.",
         )
+
+    def opened(self, output: Any) -> Any:
+        """The output of a training step, after which several ranks begin to agree on their round of batches."""
+        return self.round.open(output) if self.round is not None and self.automatic_optimization else output
 
     def is_repeated(self) -> bool:
         """Whether this batch was counted already. LBFGS and SAM call their closure several times; the first call makes the row."""

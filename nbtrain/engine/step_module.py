@@ -155,7 +155,7 @@ class StepModule(PassModule):
             output = self.guard.step("train_step", batch, results, partial(self._train, batch, batch_idx))
         if output is None:
             output = self.leave_out("train", batch)
-        return output if output is None or self.round is None else self.round.open(output)
+        return self.opened(output)
 
     def _train(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
         if self._wrapped_step is None:

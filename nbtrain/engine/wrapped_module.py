@@ -146,6 +146,8 @@ class WrappedModule(StepModule):
             self.inner.on_load_checkpoint({**state, "state_dict": _without_prefix(state["state_dict"])})
 
     def configure_optimizers(self) -> Any:
+        if self.round is not None:
+            self.round.after_wrapping(self)
         return self.maker.configure(self.inner.configure_optimizers)
 
     def on_fit_start(self) -> None:
@@ -178,9 +180,11 @@ class WrappedModule(StepModule):
         """`count`, where an error of the module's lets the run wait; None for a batch that is left out."""
         call = partial(self.count, mode, name, batch, *args, **options)
         if self.guard is None or not self.inner.automatic_optimization:  # a step by hand has changed weights when it raises
-            return call()
-        loop: Any = self.trainer.fit_loop.epoch_loop if mode == "train" else self.trainer._evaluation_loop
-        return self.guard.step(name, batch, loop._results, call)
+            output = call()
+        else:
+            loop: Any = self.trainer.fit_loop.epoch_loop if mode == "train" else self.trainer._evaluation_loop
+            output = self.guard.step(name, batch, loop._results, call)
+        return self.opened(output) if mode == "train" else output
 
     def count(self, mode: Mode, name: str, batch: Any, *args: Any, **options: Any) -> Any:
         """Call a step of the inner module, and record what it returns and logs. Returns the step's output."""
