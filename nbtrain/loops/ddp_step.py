@@ -5,6 +5,7 @@
 # %% ../../nbs/loops/ddp_step.ipynb #2ca220a0
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +18,15 @@ from torch.nn.parallel import DistributedDataParallel
 from .fast_step import is_defined_in, is_profiling
 
 # %% auto #0
-__all__ = ["KNOWN_TORCH", "DDPStep", "ddp_functions", "find_ddp_step"]
+__all__ = ["KNOWN_FORWARD", "DDPStep", "ddp_functions", "find_ddp_step"]
 
 # %% ../../nbs/loops/ddp_step.ipynb #12f1dc12
-KNOWN_TORCH = ("2.13.",)  # of which the inner steps of DDP's forward are known
+KNOWN_FORWARD = {  # what DDP's functions for a forward pass name, in the order of its use: this says what `DDPStep` must do
+    "forward": "torch autograd profiler record_function _pre_forward _delay_all_reduce_all_params module forward _run_ddp_forward "
+    "_post_forward",
+    "_run_ddp_forward": "_use_python_reducer module _inside_ddp_forward",
+    "_inside_ddp_forward": "DistributedDataParallel _active_ddp_module",
+}
 _CONTEXTS = {"training_step": "train_step_context", "validation_step": "val_step_context"}  # of Lightning's precision plugins
 
 
@@ -74,6 +80,15 @@ def ddp_functions(strategy: Any, name: str) -> tuple[Any, ...]:
     return (*of_instances, getattr(type(strategy), name), type(model).forward, type(model).__call__, type(module).__call__)
 
 
+def _forwards_as_known() -> bool:
+    """Does this version of torch have what `DDPStep` uses, and does DDP's forward pass do nothing else?"""
+    if not hasattr(torch.nn.modules.module, "_has_any_global_hook"):
+        return False
+    names = {name: getattr(DistributedDataParallel, name, None) for name in KNOWN_FORWARD}
+    codes = {name: getattr(inspect.unwrap(function), "__code__", None) for name, function in names.items() if callable(function)}
+    return {name: " ".join(code.co_names) for name, code in codes.items() if code is not None} == KNOWN_FORWARD
+
+
 def find_ddp_step(strategy: Any, name: str) -> Callable[..., Any]:
     """The function that calls the step `name` through the strategy's model: the fast one if all that it leaves out is known.
 
@@ -81,8 +96,7 @@ def find_ddp_step(strategy: Any, name: str) -> Callable[..., Any]:
     """
     own_step, own_forward, redirection, redirected, *functions = ddp_functions(strategy, name)
     model: Any = strategy.model
-    is_known = torch.__version__.startswith(KNOWN_TORCH) and type(redirection) is _DDPForwardRedirection
-    is_known = is_known and type(model) is DistributedDataParallel
+    is_known = type(redirection) is _DDPForwardRedirection and type(model) is DistributedDataParallel and _forwards_as_known()
     is_own = own_step is not None or own_forward is not None or not is_defined_in(L, redirected)
     if not is_known or is_own or not all(is_defined_in(torch, function) for function in functions):
         return getattr(strategy, name)

@@ -200,7 +200,7 @@ ASIDE: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
     "replaced forward of DDP": lambda strategy, patches: patches.setattr(DistributedDataParallel, "forward", own),
     "replaced call of modules": lambda strategy, patches: patches.setattr(nn.Module, "__call__", own),
     "own class of DDP": lambda strategy, patches: setattr(strategy.model, "__class__", OwnDDP),
-    "unknown torch": lambda strategy, patches: patches.setattr(ddp_step, "KNOWN_TORCH", ("99.",)),
+    "another forward": lambda strategy, patches: patches.setitem(ddp_step.KNOWN_FORWARD, "_run_ddp_forward", "module"),
     "python reducer": lambda strategy, patches: setattr(strategy.model, "_use_python_reducer", True),
     "delayed exchange": lambda strategy, patches: setattr(strategy.model, "_delay_all_reduce_all_params", True),
     "a module between": lambda strategy, patches: setattr(strategy, "model", DistributedDataParallel(nn.Sequential(strategy.model.module))),
