@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -597,6 +597,10 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     def _turn(self) -> Turn | None:
         """The current step, if a batch has several steps, as with several optimizers; else None."""
         return None
+
+    def _turns(self) -> Iterator[tuple[str, str]]:
+        """The name of each step of a batch, and the ending of its metrics' names, while it is as at its turn."""
+        yield "train_step", ""
 
     @checked
     def _scale_schedules(self, factor: float) -> None:
