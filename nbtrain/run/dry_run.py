@@ -225,7 +225,7 @@ class _Trial:
                 found |= _scalars(scalars, batch) if scalars is not None else set()
         return _Names(None, found if is_known else None, self.module.names)
 
-    def _train(self, step: str, batch: Any, place: str) -> dict[str, Any] | None:
+    def _train(self, step: str, batch: Any, place: str) -> Mapping[str, Any] | None:
         """Call `step`, and compute the gradients of its loss. None if it leaves the batch out."""
         trainer, automatic = self.trainer, self.trainer.automatic_optimization
         with self.plugin.train_step_context():

@@ -5,7 +5,7 @@
 # %% ../../nbs/trainer/multi_optimizer.ipynb #cb0e6152
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -225,7 +225,7 @@ class MultiOptimizerTrainer(Trainer):
         first, *_, last = [*self.joint.optimizers, *self.joint.optimizers]
         return Turn(self.joint.turn, self.joint.turn == first, self.joint.turn == last)
 
-    def _turns(self) -> Iterator[tuple[str, str]]:
+    def _turns(self) -> Generator[tuple[str, str], None, None]:
         assert self.joint is not None
         for name in self.joint.optimizers:
             with self.joint.at_turn(name):
