@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -22,7 +21,6 @@ from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..addons.hooks import HooksAddon
 from ..addons.limits import LimitsAddon
@@ -61,8 +59,10 @@ def _refuse(*args: Any, **options: Any) -> Any:
     raise _NeedsRun
 
 
-def _hold(closure: Callable[[], Any] | None = None, *args: Any, **options: Any) -> Any:
+def _hold(trainer: TrainerBase, closure: Callable[[], Any] | None = None, *args: Any, **options: Any) -> Any:
     """Replaces the `step` of an optimizer or a schedule in a step that optimizes by hand: it computes gradients, and updates nothing."""
+    assert trainer.module is not None
+    trainer.module._check_trains("steps an optimizer")
     if callable(closure):
         with torch.enable_grad():
             return closure()
@@ -92,6 +92,7 @@ class _Module(StepModule):
         self.names |= set(dictionary)
 
     def backward_by_hand(self, loss: Tensor, **options: Any) -> None:
+        self._check_trains("calls backward")
         loss.backward(**options)
 
     @property
@@ -103,9 +104,9 @@ class _Module(StepModule):
 def _no_updates(trainer: TrainerBase) -> Iterator[None]:
     """A context in which no optimizer updates and no schedule steps. Restores what a step may have set in them, such as a learning rate.
 
-    By hand, an update is left out; elsewhere, and for an optimizer that the trainer doesn't know, the step is left to the run.
+    By hand, an update is left out; elsewhere, a step that makes one is left to the run.
     """
-    thread, instead = threading.current_thread(), _refuse if trainer.automatic_optimization else _hold
+    instead = _refuse if trainer.automatic_optimization else partial(_hold, trainer)
     held = [item for _, item in Search(objects_of(trainer)) if isinstance(item, (Optimizer, LRScheduler))]  # in your attributes
     given = [*trainer.all_optimizers, *single(trainer.all_optimizers), trainer.scheduler]
     steppers = {id(one): one for one in (*given, *held) if hasattr(one, "step") and hasattr(one, "__dict__")}.values()
@@ -113,18 +114,11 @@ def _no_updates(trainer: TrainerBase) -> Iterator[None]:
     dicts = [vars(one) for one in steppers] + [group for one in optimizers for group in one.param_groups]
     dicts += [state for one in optimizers for state in (one.state, *one.state.values()) if isinstance(state, dict)]
     kept = [(found, dict(found)) for found in dicts]
-
-    def refuse_other(*args: Any) -> None:
-        if threading.current_thread() is thread:
-            raise _NeedsRun
-
-    handle = register_optimizer_step_pre_hook(refuse_other)
     try:
         for one in steppers:
             vars(one)["step"] = instead
         yield
     finally:
-        handle.remove()
         for found, before in kept:
             restore_attributes(found, before)
 

@@ -768,6 +768,21 @@ def test_error_in_a_step_by_hand_is_found_before_epoch_1() -> None:
     assert all(map(torch.equal, before.values(), trainer.model.state_dict().values())) and not trainer.optimizers["adam"].state
 
 
+@pytest.mark.parametrize("act", [lambda self, loss: self.backward(loss), lambda self, loss: self.optimizers["adam"].step()])
+def test_validation_by_hand_that_would_train_is_refused_before_epoch_1(act: Callable[[Any, Any], Any]) -> None:
+    class Wrong(_ByHand):
+        def test_step(self, batch: Any) -> dict[str, Any]:
+            output = super().test_step(batch)
+            act(self, output["loss"])
+            return output
+
+    trainer = _by_hand()
+    trainer.__class__ = Wrong
+    with pytest.raises(StepError, match="it would train on the data of an evaluation"):
+        trainer.run(1, make_loader(), make_valid())
+    assert trainer.train_state.run == 0
+
+
 def test_error_in_a_step_is_found_before_processes_are_started() -> None:
     class Wrong(Regress.add_on(MultiGPUAddon)):
         def train_step(self, batch: Any) -> dict[str, Any]:
