@@ -226,7 +226,8 @@ class MultiOptimizerTrainer(Trainer):
         return Turn(self.joint.turn, self.joint.turn == first, self.joint.turn == last)
 
     def _turns(self) -> Generator[tuple[str, str], None, None]:
-        assert self.joint is not None
+        if self.joint is None:
+            return
         for name in self.joint.optimizers:
             with self.joint.at_turn(name):
                 yield f"train_step_{name}", f"_{name}"
