@@ -62,7 +62,7 @@ def _refuse(*args: Any, **options: Any) -> Any:
 def _hold(trainer: TrainerBase, closure: Callable[[], Any] | None = None, *args: Any, **options: Any) -> Any:
     """Replaces the `step` of an optimizer or a schedule in a step that optimizes by hand: it computes gradients, and updates nothing."""
     assert trainer.module is not None
-    trainer.module._check_trains("steps an optimizer")
+    trainer.module.check_trains("steps an optimizer")
     if callable(closure):
         with torch.enable_grad():
             return closure()
@@ -92,7 +92,7 @@ class _Module(StepModule):
         self.names |= set(dictionary)
 
     def backward_by_hand(self, loss: Tensor, **options: Any) -> None:
-        self._check_trains("calls backward")
+        self.check_trains("calls backward")
         loss.backward(**options)
 
     @property
