@@ -6,7 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from .errors import nearest
+from .tracebacks import UnknownAttribute
 
 # %% auto #0
 __all__ = ["Listed", "completed_by_value"]
@@ -20,6 +24,28 @@ class Listed:
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in self._internal]
+
+    def _about_missing(self, name: str) -> str:
+        title = getattr(self, "title", "") or type(self).__name__
+        remedy = self._remedy_of(name)
+        return f"{title} has no {name}.\n  {remedy}" if remedy else f"{title!r} object has no attribute {name!r}"
+
+    def _remedy_of(self, name: str) -> str:
+        """What to use instead of the attribute `name`; empty if that is not known."""
+        known = [other for other in object.__dir__(self) if not other.startswith("_") and other not in self._internal]
+        close = nearest(name, known)
+        return close if close.startswith("Did you mean") else ""
+
+    if not TYPE_CHECKING:  # with it, a type checker would know every name
+
+        def __getattr__(self, name: str) -> Any:
+            """Let the error about a missing attribute say what to use instead. It is called for these alone."""
+            try:
+                return object.__getattribute__(self, name)  # which raises again, also what a property raises
+            except AttributeError:
+                if name.startswith("_") or any(name in vars(kind) for kind in type(self).__mro__):
+                    raise
+            raise UnknownAttribute(partial(self._about_missing, name))
 
 
 # %% ../nbs/completion.ipynb #a3747260

@@ -38,6 +38,7 @@ __all__ = [
     "hidden_line",
     "user_frames",
     "render",
+    "UnknownAttribute",
     "shorten",
     "boundary",
     "clear_frames",
@@ -305,6 +306,32 @@ def render(error: BaseException, kept: KeptTraceback, shell: Any) -> list[str]:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+class UnknownAttribute(AttributeError):
+    """The error about an attribute that an object does not have. A notebook shows it without frames of libraries.
+
+    `say` returns its text, when that is shown: most such errors are not.
+    """
+
+    def __init__(self, say: Callable[[], str]) -> None:
+        super().__init__(name="")  # without, Python adds a suggestion below the text
+        self.say = say
+
+    def __str__(self) -> str:
+        return self.say()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AttributeError, (str(self),)
+
+    def _render_traceback_(self) -> list[str]:
+        shell, kept = ipython_shell(), KeptTraceback()
+        kept.update(self)
+        return render(self, kept, shell) if shell is not None else kept.text.splitlines()
+
+
+UnknownAttribute.__name__, UnknownAttribute.__module__ = "AttributeError", "builtins"  # as it is shown
+UnknownAttribute.__qualname__ = "AttributeError"
+
+
 class _Rendering:
     """What IPython calls to show an error (`_render_traceback_`)."""
 
@@ -360,7 +387,7 @@ def shorten(error: Exception, function: Callable[..., Any], args: Sequence[Any],
     shell = shell or ipython_shell()
     if (keeper := _keeper(function, args)) is not None:
         keep_traceback(keeper, shown, caller)
-    if shell is not None and not hasattr(type(shown), "_render_traceback_"):
+    if shell is not None and (isinstance(shown, UnknownAttribute) or not hasattr(type(shown), "_render_traceback_")):
         kept = kept_traceback(shown)
         kept.update(shown, caller)
         _hide(shown, kept)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, TypeVar
 
 from ..engine.addon import AddOnBase
+from ..tracebacks import UnknownAttribute
 
 # %% auto #0
 __all__ = [
@@ -325,9 +326,8 @@ class _Missing:
 
     def __get__(self, trainer: Any, kind: type[Any]) -> Any:
         title = kind.__name__ if trainer is None else trainer.title
-        raise AttributeError(
-            f"{title} has no {self.name}: it is a command of {self.addon}.\n  Make the trainer with {title}.add_on({self.addon})."
-        )
+        text = f"{title} has no {self.name}: it is a command of {self.addon}.\n  Make the trainer with {title}.add_on({self.addon})."
+        raise UnknownAttribute(lambda: text)
 
 
 def command_of(addon: str) -> Callable[[_Method], _Method]:

@@ -225,6 +225,11 @@ class Composable(AddonCommands):
     _addon_instances: ClassVar[Mapping[type[AddOnBase], AddOnBase]] = {}  # the addons that were given as instances
     _addons: dict[type[AddOnBase], AddOnBase]
 
+    def __dir__(self) -> list[str]:
+        kind, commands = type(self), vars(AddonCommands).items()
+        without = {name for name, found in commands if name[0] != "_" and inspect.getattr_static(kind, name) is found}  # their addons
+        return [name for name in super().__dir__() if name not in without]
+
     @overload
     @classmethod
     def add_on(  # pyright: ignore[reportOverlappingOverload]

@@ -235,22 +235,23 @@ def unchanged(trainer: TrainerProtocol, *, weights: bool = True) -> Iterator[Non
     model = trainer.model
     tensors = chain(model.parameters(), model.buffers()) if weights else model.buffers()
     values = [(tensor, tensor.detach().clone()) for tensor in tensors]
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    parts = [(part, dict(vars(part)), dict(part._buffers)) for part in model.modules()]
-    for parameter, _ in gradients:
+    gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in model.parameters()]
+    parts = [(part, dict(vars(part)), dict(part._buffers), dict(part._parameters)) for part in model.modules()]
+    for parameter, *_ in gradients:
         parameter.grad = None  # so that a backward pass makes new ones instead of adding to these
 
     def put_back() -> None:
-        for part, attributes, buffers in parts:  # a module may have replaced a buffer by another tensor
+        for part, attributes, buffers, parameters in parts:  # a module may have replaced a tensor by another one
             restore_attributes(vars(part), attributes)
             restore_attributes(part._buffers, buffers)
+            restore_attributes(part._parameters, parameters)
         with torch.no_grad():
             for tensor, value in values:
                 if tensor.shape != value.shape:  # a buffer that grew
                     tensor.resize_(value.shape)
                 tensor.copy_(value)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+        for parameter, gradient, is_trained in gradients:
+            parameter.grad, parameter.requires_grad = gradient, is_trained
 
     with kept_objects(trainer), keep_random():
         try:

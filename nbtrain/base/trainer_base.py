@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import lightning as L
 import torch
@@ -287,17 +287,8 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         """
         return {name or type(one).__name__.lower(): one for name, one in named_parts(self.optimizer).items()}
 
-    if not TYPE_CHECKING:  # with it, a type checker would know every name
-
-        def __getattr__(self, name: str) -> Any:
-            """Add to the error about a missing attribute what to use instead, if another library has the name."""
-            try:
-                return object.__getattribute__(self, name)  # which raises again, also what a property raises
-            except AttributeError:
-                remedy = "" if hasattr(type(self), name) else remedy_of_member(name)
-                if not remedy:
-                    raise
-            raise AttributeError(f"{self.title} has no {name}.\n  {remedy}")
+    def _remedy_of(self, name: str) -> str:
+        return remedy_of_member(name) or super()._remedy_of(name)
 
     @property
     def loader_name(self) -> str | None:
@@ -597,6 +588,10 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     def _turn(self) -> Turn | None:
         """The current step, if a batch has several steps, as with several optimizers; else None."""
         return None
+
+    def _turns(self) -> Generator[tuple[str, str], None, None]:
+        """The name of each step of a batch, and the ending of its metrics' names, while it is as at its turn."""
+        yield "train_step", ""
 
     @checked
     def _scale_schedules(self, factor: float) -> None:

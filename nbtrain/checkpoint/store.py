@@ -74,7 +74,7 @@ class CheckpointStore:
         kept |= {self._best.name} if self._best is not None and self._best.parent == folder else set()
         kept |= {found.name for found in self._top}
         names = ordered_names(folder)
-        old = [folder / name for name in names[: len(names) - (self.keep_last_n or 0)] if name not in kept][:_MAX_REMOVED]
+        old = [folder / name for name in names[: max(0, len(names) - (self.keep_last_n or 0))] if name not in kept][:_MAX_REMOVED]
         for path in old:
             with suppress(FileNotFoundError):
                 _delete(path)

@@ -158,7 +158,8 @@ class Recorded(Protocol):
 class Recorder:
     """Records a run of `trainer` as `Event`s.
 
-    `emit` is called with each event. A flush is due every `every_s` seconds of `clock`; `wall` gives the events' time.
+    `emit` is called with each event. A flush is due after the first step and every `every_s` seconds of `clock`; `wall` gives the time of
+    the events.
     """
 
     def __init__(
@@ -188,13 +189,16 @@ class Recorder:
             self.timer.proceed(now_s)
         else:
             self.timer.start(now_s)
-        self.begun_s, self.due_s = now_s - self.timer.start_s, now_s + self.every_s
+        self.begun_s, self.due_s = now_s - self.timer.start_s, now_s + self.every_s if joins else now_s  # the first step is shown at once
         self.emit_now("start", header)
         self._notes.open()
 
-    def note(self, text: str, *, once: bool = False) -> None:
-        """Emit a note for the user; with `once`, unless the same note was emitted before. Between two runs it waits for the next one."""
-        self._notes.add("note", {"text": text}, once=once)
+    def note(self, text: str, *, once: bool = False, **more: Any) -> None:
+        """Emit a note for the user; with `once`, unless the same note was emitted before. Between two runs it waits for the next one.
+
+        `more`: other data, such as `until_resumed=True` for one that is not true in a resumed run.
+        """
+        self._notes.add("note", {"text": text, **more}, once=once)
 
     def mark(self, text: str, **more: str) -> None:
         """Emit a mark for a change by hand, with `more` data, such as a `diff`. Between two runs it waits for the next one."""

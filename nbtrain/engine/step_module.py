@@ -199,12 +199,12 @@ class StepModule(PassModule):
 
     def backward_by_hand(self, loss: Tensor, **options: Any) -> None:
         """Compute gradients, in the precision of the run."""
-        self._check_trains("calls backward")
+        self.check_trains("calls backward")
         vars(self)["_n_backward"] += 1
         self._rescale()
         self.manual_backward(loss, **options)
 
-    def _check_trains(self, what: str) -> None:
+    def check_trains(self, what: str) -> None:
         if self.owner.mode == "test":
             raise StepError(
                 f"{self.owner.title}.test_step {what}: it would train on the data of an evaluation.",
@@ -214,7 +214,7 @@ class StepModule(PassModule):
 
     def _before_step(self, optimizer: Optimizer) -> None:
         """Unscale the gradients for a step by hand, and let the callbacks change them: `gradient_clip` is one."""
-        self._check_trains("steps an optimizer")
+        self.check_trains("steps an optimizer")
         if (scaler := getattr(self.trainer.precision_plugin, "scaler", None)) is not None:
             self._unscale(scaler, optimizer)
         call._call_callback_hooks(self.trainer, "on_before_optimizer_step", optimizer)

@@ -524,7 +524,7 @@ def short_path(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class RunResult:
+class RunResult(Listed):
     """The result of a run: how it ended, and its best and last metrics.
 
     Attributes:

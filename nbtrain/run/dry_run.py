@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
@@ -19,6 +19,8 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..addons.hooks import HooksAddon
 from ..addons.limits import LimitsAddon
@@ -26,17 +28,20 @@ from ..data.batch import batch_size, is_out_of_memory, out_of_memory, to_device
 from ..data.first_batch import first_batch
 from ..data.several_loaders import Loaders, named_loaders
 from ..data.task_loader import Task
+from ..distributed.launcher import Launcher
 from ..engine.addon import AddOnBase
 from ..engine.callback import as_list
 from ..engine.meter import N_SAMPLES, Meter
 from ..engine.precision import precision_plugin
 from ..engine.logged import lend_log, take_log_back
 from ..engine.step_module import StepModule, note_batch
-from ..engine.step_output import check_output, leaves_out
+from ..engine.step_output import check_output, leaves_out, named
 from ..engine.train_state import Mode
 from .data_module import is_data_source
 from ..errors import ConfigError, NbtrainError, add_note
-from ..optim.joint_optimizer import single
+from ..objects import Search
+from ..optim.joint_optimizer import JointOptimizer, single
+from ..state.attribute_state import objects_of
 from ..loops.step_snapshot import restore_attributes
 from ..base.operation import Operation, unchanged
 from ..base.trainer_base import TrainerBase
@@ -47,11 +52,30 @@ __all__ = ["DryRun"]
 
 # %% ../../nbs/run/dry_run.ipynb #d2cbe888
 class _NeedsRun(Exception):
-    """The step needs something that exists only in a run, such as Lightning's trainer or a pause."""
+    """The step needs something that exists only in a run, such as Lightning's trainer, a pause, or the other processes."""
 
 
 def _refuse(*args: Any, **options: Any) -> Any:
     raise _NeedsRun
+
+
+def _hold(trainer: TrainerBase, closure: Callable[[], Any] | None = None, *args: Any, **options: Any) -> Any:
+    """Replaces the `step` of an optimizer or a schedule in a step that optimizes by hand: it computes gradients, and updates nothing."""
+    assert trainer.module is not None
+    trainer.module.check_trains("steps an optimizer")
+    if callable(closure):
+        with torch.enable_grad():
+            return closure()
+    return None
+
+
+def _reads_other_processes(error: BaseException) -> bool:
+    """Whether `error` comes from torch.distributed, or from a missing variable of the environment, such as RANK."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    return module.startswith("torch.distributed") or module == "os"
 
 
 class _Module(StepModule):
@@ -68,6 +92,7 @@ class _Module(StepModule):
         self.names |= set(dictionary)
 
     def backward_by_hand(self, loss: Tensor, **options: Any) -> None:
+        self.check_trains("calls backward")
         loss.backward(**options)
 
     @property
@@ -75,9 +100,27 @@ class _Module(StepModule):
         raise _NeedsRun
 
 
-def _alone(trainer: TrainerBase) -> list[Any]:
-    """The optimizers, and each of several that are joined."""
-    return list({id(one): one for one in (*trainer.all_optimizers, *single(trainer.all_optimizers))}.values())
+@contextmanager
+def _no_updates(trainer: TrainerBase) -> Iterator[None]:
+    """A context in which no optimizer updates and no schedule steps. Restores what a step may have set in them, such as a learning rate.
+
+    By hand, an update is left out; elsewhere, a step that makes one is left to the run.
+    """
+    instead = _refuse if trainer.automatic_optimization else partial(_hold, trainer)
+    held = [item for _, item in Search(objects_of(trainer)) if isinstance(item, (Optimizer, LRScheduler))]  # in your attributes
+    given = [*trainer.all_optimizers, *single(trainer.all_optimizers), trainer.scheduler]
+    steppers = {id(one): one for one in (*given, *held) if hasattr(one, "step") and hasattr(one, "__dict__")}.values()
+    optimizers = [one for one in steppers if isinstance(one, Optimizer) and not isinstance(one, JointOptimizer)]
+    dicts = [vars(one) for one in steppers] + [group for one in optimizers for group in one.param_groups]
+    dicts += [state for one in optimizers for state in (one.state, *one.state.values()) if isinstance(state, dict)]
+    kept = [(found, dict(found)) for found in dicts]
+    try:
+        for one in steppers:
+            vars(one)["step"] = instead
+        yield
+    finally:
+        for found, before in kept:
+            restore_attributes(found, before)
 
 
 @dataclass
@@ -137,22 +180,18 @@ class _Trial:
     def as_in_run(self) -> Iterator[None]:
         """A context in which the steps are called as in a run. What the context itself changes is restored."""
         trainer, model = self.trainer, self.trainer.model
-        optimizers = [(vars(optimizer), dict(vars(optimizer))) for optimizer in _alone(trainer)]
         data = [(tensor, tensor.data) for tensor in chain(model.parameters(), model.buffers())]
-        with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
+        eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+        with eager, _no_updates(trainer):
             try:
                 self.plugin.convert_module(model)
                 trainer.train_state, trainer.module = trainer.train_state.scratch(), self.module
                 lend_log(self.module, model)
                 requests = [*_REQUESTS, *(name for addon in trainer.active_addons for name in addon.commands)]
                 vars(trainer).update(dict.fromkeys(requests, _refuse))
-                for attributes, _ in optimizers:
-                    attributes["step"] = _refuse  # a step that makes its updates needs the run
                 yield
             finally:
                 take_log_back(model)
-                for attributes, before in optimizers:
-                    restore_attributes(attributes, before)
                 for tensor, before in data:
                     if tensor.dtype != before.dtype:
                         tensor.data = before
@@ -163,22 +202,34 @@ class _Trial:
         trainer.train_state.meters[mode].reset(keep_tensors=trainer._reads_tensors)
 
     def try_train_step(self, batch: Any) -> _Names:
-        """Try `train_step` and its backward pass on `batch`, and return the names of its metrics."""
+        """Try `train_step`, or each of several, and its backward pass on `batch`. Returns the names of the metrics."""
         trainer = self.trainer
         if not trainer.model.training:
             trainer.model.train()  # as `correct_model` does
         self._begin("train")
-        with self._names_place(batch, "train_step", "loader") as place, torch.enable_grad():
-            with self.plugin.train_step_context():
-                batch = self.plugin.convert_input(to_device(batch, trainer.device))
-                output = trainer.train_step(batch) if batch is not None else None
-            if batch is None or leaves_out(output, trainer.train_step) or (output is None and not trainer.automatic_optimization):
-                return _Names(None, None, self.module.names)
-            automatic = trainer.automatic_optimization
-            output = check_output(output, "train_step", place.format, trainer.device, needs_loss=automatic)
-            if automatic:
-                output["loss"].backward()
-        return _Names(None, _scalars(output, batch), self.module.names)
+        with self._names_place(batch, "train_step", "loader"), self.plugin.train_step_context():
+            batch = self.plugin.convert_input(to_device(batch, trainer.device))
+        found, is_known = set[str](), batch is not None
+        with closing(trainer._turns()) as turns:
+            for step, ending in turns if batch is not None else ():
+                with self._names_place(batch, step, "loader") as place, torch.enable_grad():
+                    output = self._train(step, batch, place)
+                is_known = is_known and output is not None
+                scalars = {**named(output, ending), "loss": output["loss"]} if ending and output is not None else output
+                found |= _scalars(scalars, batch) if scalars is not None else set()
+        return _Names(None, found if is_known else None, self.module.names)
+
+    def _train(self, step: str, batch: Any, place: str) -> Mapping[str, Any] | None:
+        """Call `step`, and compute the gradients of its loss. None if it leaves the batch out."""
+        trainer, automatic = self.trainer, self.trainer.automatic_optimization
+        with self.plugin.train_step_context():
+            output = getattr(trainer, step)(batch)
+        if leaves_out(output, getattr(trainer, step)) or (output is None and not automatic):
+            return None
+        output = check_output(output, step, place.format, trainer.device, needs_loss=automatic)
+        if automatic:
+            output["loss"].backward()
+        return output
 
     def try_test_step(self, batch: Any, loader_name: str | None) -> _Names:
         """Try `test_step` on `batch` and return the names of its metrics, and of those of the `train_step` that it calls."""
@@ -217,6 +268,8 @@ class _Trial:
         except (NbtrainError, _NeedsRun):
             raise
         except Exception as error:
+            if (trainer.launcher is not None or trainer.world.size > 1) and _reads_other_processes(error):
+                raise _NeedsRun from error
             if is_out_of_memory(error):
                 raise out_of_memory(error, batch, trainer.device, place) from error
             note_batch(error, place, batch)
@@ -268,8 +321,9 @@ class DryRun:
 
     def _key(self, mode: Mode) -> Any:
         """What a dry run has tried: it is not tried again until this changes."""
-        step = getattr(self.trainer, f"{mode}_step")
-        return getattr(step, "__func__", step), self.trainer.monitor
+        names = [name for name, _ in self.trainer._turns()] if mode == "train" else []
+        steps = [getattr(self.trainer, name) for name in dict.fromkeys([f"{mode}_step", *names])]
+        return [getattr(step, "__func__", step) for step in steps], self.trainer.monitor
 
     def _try(self, modes: Sequence[Mode], plugin: Precision, say: Callable[[str], None], operation: Operation) -> _Names | None:
         """Try the steps of `modes`. Returns the names of the metrics; None if they are not known."""
@@ -298,16 +352,16 @@ class DryRun:
 
     @property
     def _trains(self) -> bool:
-        """Whether a training step can be tried as it is: alone, its gradients go nowhere else, and a copy of the weights is small."""
+        """Whether a training step can be tried as it is: its gradients go nowhere else, and a copy of the weights is small."""
         trainer, parameters = self.trainer, list(self.trainer.model.parameters())
         is_hooked = any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters)
         wraps = [
             addon for addon in trainer.active_addons if type(addon) in self.foreign and type(addon).wrap_step is not AddOnBase.wrap_step
         ]
         splits = any(getattr(addon, "auto_micro_batch", False) for addon in trainer.active_addons)  # a whole batch may not fit
-        is_one = trainer._step_method == (trainer, "train_step") and type(trainer)._turn is TrainerBase._turn and not (wraps or splits)
+        is_own = trainer._step_method == (trainer, "train_step") and not (wraps or splits)
         is_read = self.loader is not None and not is_data_source(self.loader) and self._limit("limit_train_batches") != 0
-        return is_one and is_read and self.n_epoch > 0 and not is_hooked and sum(p.nbytes for p in parameters) <= _COPIED_BYTES
+        return is_own and is_read and self.n_epoch > 0 and not is_hooked and sum(p.nbytes for p in parameters) <= _COPIED_BYTES
 
     def _limit(self, name: str) -> Any:
         return self.trainer.lightning.get(name)
@@ -324,14 +378,20 @@ class DryRun:
         return {name for addon in found for name in addon._gather(self.trainer)}
 
     @property
+    def _is_in_processes(self) -> bool:
+        """Whether the run executes in other processes, or this one is a rank."""
+        return self.trainer.launcher is not None or self.trainer.world.size > 1
+
+    @property
     def _is_as_given(self) -> bool:
-        """Whether a validation in the run would use the model, step and batches as they are now, in this process."""
+        """Whether the run would use the model, steps and batches as they are now, in this process or in replicas of it."""
         trainer, lightning, changes = self.trainer, self.trainer.lightning, (AddOnBase.configure_model, AddOnBase.loader)
         foreign = [kind for kind in self.foreign if issubclass(kind, AddOnBase)]
         by_addon = any(getattr(kind, change.__name__) is not change for kind in foreign for change in changes)
         by_trainer = type(trainer)._read_loader is not TrainerBase._read_loader
         options = any(lightning.get(name, "auto") != "auto" for name in _ELSEWHERE)
-        elsewhere = trainer.launcher is not None or trainer.world.size > 1 or options
+        launchers = [addon for addon in trainer.active_addons if isinstance(addon, Launcher)] if self._is_in_processes else []
+        elsewhere = options or not all(launcher.has_replicas_on(trainer.device) for launcher in launchers)
         return not (by_addon or by_trainer or elsewhere) and lightning.get("num_sanity_val_steps") != 0
 
     @property

@@ -40,7 +40,9 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: 
         return n_epoch  # this trainer itself finished all earlier phases
     path = manager.find(trainer, resume)
     if path is None:
-        trainer.recorder.note(f"resume={resume!r}: nothing was saved in {str(trainer.save_path)!r} yet, so this is a fresh run.")
+        trainer.recorder.note(
+            f"resume={resume!r}: nothing was saved in {str(trainer.save_path)!r} yet, so this is a fresh run.", until_resumed=True
+        )
         return n_epoch
     path = manager.restore(trainer, path, loader, phase=number if is_newest else None)
     return continue_from(trainer, path, n_epoch, number if is_newest else state.phase)

@@ -23,7 +23,7 @@ from ..history.run_lock import RunLock
 from ..history.runs import KeptCard, RunEntry, TestedCard, keep_entry, session_runs
 from ..views.curve import Ghost
 from ..views.epoch_slider import Travel
-from ..views.notebook import Controls, NotebookView, in_kernel, open_view
+from ..views.notebook import Controls, NotebookView, in_kernel, is_watched, open_view
 from ..views.runs import RunCard
 from ..views.terminal import LogView, TerminalView, View
 from ..views.text import Past
@@ -109,15 +109,20 @@ class RunSinks:
             return
         trainer.view = self._view or self._open_view(validates=validates)
         if trainer.mode == "train":
-            if trainer.slider_view is not None:
-                trainer.slider_view.refresh_slider(withdraw=True)
-            trainer.slider_view = trainer.view if isinstance(trainer.view, NotebookView) else None
+            self._take_slider(trainer.view)
         self._opened = [EventGroup(self._folder(trainer.run_dir).update_all)] if trainer.run_dir is not None else []
         self._opened += [trainer.view] if trainer.view is not None else []
         self._opened += self._of_card()
         trainer.sinks += self._opened
         if session is not None:
             session.view, session.sinks = trainer.view, self._opened
+
+    def _take_slider(self, view: View | None) -> None:
+        """`view` is that of the newest training: only this one has a slider."""
+        trainer = self.trainer
+        if trainer.slider_view is not None:
+            trainer.slider_view.refresh_slider(withdraw=True)
+        trainer.slider_view = view if isinstance(view, NotebookView) else None
 
     def _new_card(self) -> RunCard | None:
         """The card of a training run; of an evaluation, that of the run before it."""
@@ -156,7 +161,11 @@ class RunSinks:
         with suppress(ConfigError):  # the record was removed, and the checkpoints were not
             events, history = run_events(folder, trainer.finished_phase)
             if events:
-                trainer.view = view = NotebookView(live=False)
+                here, travel = trainer.train_state.counts.epoch, self.travel
+                leads_back = travel is not None and any(place.epoch not in (0, here) for place in travel.places())
+                controls = Controls({}, travel=travel) if leads_back else None
+                trainer.view = view = NotebookView(controls, live=is_watched())
+                self._take_slider(view)
                 view.board.find_past = lambda: history._past
                 view.show_finished(events, f"finished before · the record of {short_path(folder)}")
 

@@ -282,14 +282,19 @@ def find_lr(trainer: TrainerBase, loader: Iterable[Any], arguments: dict[str, An
     return RangeTest(rates[: len(losses)], losses, _smooth(losses, per_decade), growth.diverged)
 
 
+_MOST_BATCHES = 100_000
+
+
 def _check(trainer: TrainerBase, loader: Iterable[Any], start: float, end: float, n_batches: int) -> None:
     if trainer.mode == "test":
         raise ConfigError("In mode 'test' nothing is trained, so there is no learning rate to find.", remedy="Call toggle('train') first.")
     refuse_while_on(trainer.control, trainer.recorder.place)
-    if not 0 < start < end < math.inf:
+    if not 0 < start < end < math.inf or math.isinf(end / start):
         raise ConfigError(f"From start={start!r} to end={end!r} no learning rate grows.", remedy="Give 0 < start < end.")
     if n_batches < 10:
         raise ConfigError(f"n_batches={n_batches!r} are too few to see a curve.", remedy="Give an integer from 10; 100 is usual.")
+    if n_batches > _MOST_BATCHES:
+        raise ConfigError(f"n_batches={n_batches!r} must be at most {_MOST_BATCHES}.", remedy="100 is usual.")
     check_run(1, loader, None)
     if trainer.optimizer is not None:
         check_has_lr(trainer.optimizer)

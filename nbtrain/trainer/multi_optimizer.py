@@ -5,7 +5,7 @@
 # %% ../../nbs/trainer/multi_optimizer.ipynb #cb0e6152
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,29 +45,27 @@ class AlternatingOptimizer(JointOptimizer):
     def step(self, closure: Callable[[], Any]) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update with each optimizer in turn. Returns what the last call of the closure returned."""
         loss, n_left_out = None, 0
-        try:
-            for name, optimizer in self.optimizers.items():
-                self.turn = name
-                with self._others_still(optimizer):
-                    try:
-                        loss = step_around(optimizer, closure, gradients_first=True)
-                    except NoUpdate:
-                        n_left_out += 1
-        finally:
-            self.turn = None
+        for name, optimizer in self.optimizers.items():
+            with self.at_turn(name):
+                try:
+                    loss = step_around(optimizer, closure, gradients_first=True)
+                except NoUpdate:
+                    n_left_out += 1
         if n_left_out == len(self.optimizers):
             raise NoUpdate
         return loss
 
     @contextmanager
-    def _others_still(self, active: Optimizer) -> Iterator[None]:
-        """A context in which the parameters of the other optimizers get no gradient."""
-        still = [p for other in self.optimizers.values() if other is not active for p in parameters_in(other) if p.requires_grad]
+    def at_turn(self, name: str) -> Iterator[None]:
+        """A context in which it is the turn of the optimizer `name`: the parameters of the others get no gradient."""
+        still = [p for other, one in self.optimizers.items() if other != name for p in parameters_in(one) if p.requires_grad]
         for parameter in still:
             parameter.requires_grad = False
+        self.turn = name
         try:
             yield
         finally:
+            self.turn = None
             for parameter in still:
                 parameter.requires_grad = True
 
@@ -226,6 +224,13 @@ class MultiOptimizerTrainer(Trainer):
             return None
         first, *_, last = [*self.joint.optimizers, *self.joint.optimizers]
         return Turn(self.joint.turn, self.joint.turn == first, self.joint.turn == last)
+
+    def _turns(self) -> Generator[tuple[str, str], None, None]:
+        if self.joint is None:
+            return
+        for name in self.joint.optimizers:
+            with self.joint.at_turn(name):
+                yield f"train_step_{name}", f"_{name}"
 
     @checked
     def lr_find(self, loader: Iterable[Any], *, start: float = 1e-7, end: float = 10.0, n_batches: int = 100) -> RangeTest:

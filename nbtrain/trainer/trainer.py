@@ -369,7 +369,7 @@ class Trainer(TrainerBase):
             check_run(n_epoch, loader, valid_loader)
             n_epoch = epochs_left(self, n_epoch, resume, None if is_data_source(loader) else loader)
             if n_epoch == 0:
-                RunSinks(self).show_finished()
+                RunSinks(self, travel_of(self)).show_finished()
                 result = RunOutcome(self).conclude("completed", "finished before")
                 return RunHandle(self.control, lambda: "", result=result) if background else result
         return Run(self, n_epoch, loader, valid_loader, travel_of(self), notify=notify).start(background=background)

@@ -330,7 +330,8 @@ def step_axis(curve: LossCurve, end_step: int | None, n_epochs: int | None, ghos
     before = [place for place in known if place[0] < start]
     if before and len(known) > len(before):
         (step, epoch), (next_step, next_epoch) = before[-1], known[len(before)]
-        known[: len(before)] = [(start, epoch + (start - step) / (next_step - step) * (next_epoch - epoch))]
+        at_start = (start, epoch + (start - step) / (next_step - step) * (next_epoch - epoch))
+        known[: len(before)] = [at_start] if next_step > start else []
     return StepAxis(start, end, tuple(known) if len(known) > 1 else ())
 
 

@@ -139,7 +139,7 @@ class _Live:
 
         self.board, self.name = board, name
         self.is_open = True
-        self.buttons = _Buttons(controls) if controls is not None else None
+        self.buttons = _Buttons(controls) if controls is not None and controls.actions else None
         self.travel = controls.travel if controls is not None else None
         self.slider: EpochSlider | None = None
         self.shown: Any = None  # a separate widget, which is sent only when something is shown
@@ -150,9 +150,8 @@ class _Live:
         self.widget: Any = VBox([self.page, *buttons, self._below], layout=Layout(margin="0", overflow="visible"))
         self.widget.add_class(_LIVE)
         self.widget.add_class(f"{name}-live")
-        self.refresh()
         self.display_id = f"{name}-live"
-        self.show()
+        self.refresh()
 
     def refresh(self) -> None:
         """Draw the record again."""
@@ -304,6 +303,7 @@ class NotebookView:
         self._record = _Record(self.board)
         self._live: _Live | None = None
         self._last_s = self._last_saved_s = float("-inf")  # of a message, by the time of the events
+        self._has_steps = False  # whether it has drawn any; the first ones don't wait
         self._seen_s = self._drawn_s = 0.0  # the newest event and message, by this process's clock
         self._cell = 0  # where it was shown, by its execution count
         self.card: RunCard | None = None  # beside other runs; an evaluation has that of the run before it
@@ -328,10 +328,14 @@ class NotebookView:
                 self._close()
             elif event.kind == "state":
                 self._follow(event.data["state"])
-            elif event.kind in ("mark", "show") or event.time_s - self._last_s >= self.every_s:
+            elif event.kind in ("mark", "show") or self._is_due(event):
                 self._draw()
         if event.kind == "end" and self._runs is not None:
             self._runs.ended()
+
+    def _is_due(self, event: Event) -> bool:
+        is_first, self._has_steps = event.kind == "steps" and not self._has_steps, self._has_steps or event.kind == "steps"
+        return is_first or event.time_s - self._last_s >= self.every_s
 
     def _follow(self, state: str) -> None:
         if self._live is not None:
@@ -370,12 +374,18 @@ class NotebookView:
                 self._display()
 
     def show_finished(self, events: Iterable[Event], note: str) -> None:
-        """Show the record of these `events` of a finished run, with a `note`. A process that was killed has not recorded the end."""
+        """Show the record of these `events` of a finished run, with a `note`, and the slider of its controls.
+
+        A process that was killed has not recorded the end.
+        """
         for event in events:
             self.board.update(event)
         if self.board.is_on:
             self.board.update(Event("end", self.board.progress, data={"status": "completed", "reason": ""}))
         self.board.notes.append(note)
+        if self.live and self.controls is not None:
+            self._live = _Live(self.board, self._record.name, self.controls)
+            self._record.has_slider = self._live.end()
         self.show()
 
     def refresh(self) -> None:
@@ -407,6 +417,7 @@ class NotebookView:
             self.is_folded, self._record = False, _Record(self.board)
         if self.live:
             self._live = _Live(self.board, self._record.name, self.controls)
+            self._live.show()
         self._display(with_live=False)
         self._clock.start()
 

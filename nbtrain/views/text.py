@@ -287,6 +287,7 @@ class Board:
     epochs: list[Row] = field(default_factory=list)  # finished epochs only
     validations: list[Row] = field(default_factory=list)  # also inside an epoch
     notes: list[str] = field(default_factory=list)
+    notes_until_resumed: list[str] = field(default_factory=list)  # those that are not true in a resumed run
     marks: list[Mark] = field(default_factory=list)  # what was changed by hand
     shown: list[Shown] = field(default_factory=list)  # pictures, texts and histograms
     diffs: dict[Mark, str] = field(default_factory=dict)  # of the source
@@ -329,6 +330,7 @@ class Board:
             self.speed.skip_to(event.progress.elapsed_s)
         elif event.kind == "note":
             self.notes.append(event.data["text"])
+            self.notes_until_resumed += [event.data["text"]] if event.data.get("until_resumed") else []
         elif event.kind == "mark":
             self._add_mark(event)
         elif event.kind == "show":
@@ -355,6 +357,8 @@ class Board:
         if cut is not None:
             self.curve.go_on(cut)
         if continues:
+            if self.header.get("resumed"):
+                self.notes = [note for note in self.notes if note not in self.notes_until_resumed]
             for rows in (self.rows, self.epochs, self.validations):
                 rows[:] = [row for row in rows if row.get("processed", 0) <= p.processed and row.get("epoch", 0) <= p.epoch]
             self.marks = [mark for mark in self.marks if mark[0].processed <= p.processed]

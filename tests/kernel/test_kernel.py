@@ -70,8 +70,31 @@ trainer = Slow.add_on(StateManagerAddon)(nn.Linear(4, 1), "cpu", optimizer=sgd, 
 
     for first, again in ((2, 5), (3, 6)):
         assert lines(cells[first]) == lines(cells[again]) and "note: finished before · the record of " in record(cells[again])["text/plain"]
-        assert record(cells[again])["text/html"].count("<img") == 1 and len(cells[again].outputs) == 1
+        assert record(cells[again])["text/html"].count("<img") == 1
+    assert WIDGET not in cells[5].outputs[0].data and WIDGET in cells[6].outputs[0].data  # the newest record has the slider
     assert "✓ completed · 1 epoch, 3 in all" in lines(cells[6])[-1] and "finished before" in cells[7].outputs[0].text
+
+
+def test_record_that_is_drawn_again_has_the_slider_of_the_run(execute: Any, tmp_path: Path) -> None:
+    make = f"""from nbtrain import StateManagerAddon
+sgd = lambda params: torch.optim.SGD(params, lr=0.1)
+trainer = Slow.add_on(StateManagerAddon)(nn.Linear(4, 1), "cpu", optimizer=sgd, save_path={str(tmp_path)!r}, keep_last_n=3)"""
+    run = "result = trainer.run(3, loader[:20], resume='auto')"
+    look = "slider = trainer.view._live.slider\nprint([label for label, _ in slider.slider.options], trainer.slider_view is trainer.view)"
+    go = "slider.slider.value = 0\nslider.press('Rewind here')\nprint(trainer.counts.epoch)"
+    cells = execute(SETUP, make, run, make, run, look, go, "trainer.show()").cells
+    for slider, record in (cells[4].outputs, cells[7].outputs):
+        assert WIDGET in slider.data and "finished before" in record.data["text/plain"]
+    assert cells[5].outputs[0].text == "['1', '2', '3 ★'] True\n" and cells[6].outputs[-1].text == "1\n"
+
+
+def test_record_that_is_drawn_again_has_no_slider_where_there_is_nowhere_to_go(execute: Any, tmp_path: Path) -> None:
+    make = f"""from nbtrain import StateManagerAddon
+sgd = lambda params: torch.optim.SGD(params, lr=0.1)
+trainer = Slow.add_on(StateManagerAddon)(nn.Linear(4, 1), "cpu", optimizer=sgd, save_path={str(tmp_path)!r}, keep_last_n=1)"""
+    run = "result = trainer.run(2, loader[:20], resume='auto')"
+    cells = execute(SETUP, make, run, make, run).cells
+    assert len(cells[4].outputs) == 1 and WIDGET not in cells[4].outputs[0].data
 
 
 def test_failed_run_keeps_its_table_and_shows_the_place(execute: Any) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import pickle
+from pathlib import Path
 from typing import Any
 
+import pytest
 from jedi import Interpreter
 from programs import script
 from samples import Regress, make_loader, make_trainer
@@ -31,6 +34,49 @@ def test_after_a_trainer_come_its_documented_members_and_your_own_and_nothing_el
     assert {"run", "history", "set", "n_seen"} <= found
     assert found - documented == {"n_seen"}
     assert trainer._internal <= set(object.__dir__(trainer))
+
+
+def test_a_command_is_listed_where_its_addon_is(tmp_path: Path) -> None:
+    saving = make_trainer(Regress.add_on(nbtrain.StateManagerAddon), save_path=tmp_path)
+    commands = {"save_state", "load_state", "import_run"}
+    assert commands <= completed("trainer.", trainer=saving) and "apply_average" not in dir(saving)
+    assert not {*commands, "apply_average"} & (completed("trainer.", trainer=make_trainer()) | set(dir(make_trainer())))
+
+
+UNKNOWN = {
+    "histroy": "Regress has no histroy.\n  Did you mean 'history'?",
+    "modle": "Regress has no modle.\n  Did you mean 'model'?",
+    "fit": "Regress has no fit.\n  Call trainer.run(n_epoch, loader, valid_loader).",
+    "save_stat": "Regress has no save_stat.\n  Did you mean 'save_state'?",
+    "save_state": "Regress has no save_state: it is a command of StateManagerAddon.\n"
+    "  Make the trainer with Regress.add_on(StateManagerAddon).",
+    "zzz": "'Regress' object has no attribute 'zzz'",
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_unknown_attribute_names_what_to_use(name: str) -> None:
+    with pytest.raises(AttributeError) as error:
+        getattr(make_trainer(), name)
+    assert str(error.value) == str(pickle.loads(pickle.dumps(error.value))) == UNKNOWN[name]
+
+
+def test_unknown_attribute_of_a_history_and_of_a_result_names_the_nearest_one() -> None:
+    result = make_trainer().run(1, make_loader())
+    with pytest.raises(AttributeError, match="History has no epoch.\n  Did you mean 'epochs'"):
+        result.history.epoch  # type: ignore[attr-defined] # noqa: B018
+    with pytest.raises(AttributeError, match="RunResult has no bset.\n  Did you mean 'best'"):
+        result.bset  # type: ignore[attr-defined] # noqa: B018
+
+
+def test_error_in_a_property_of_yours_is_its_own() -> None:
+    class Broken(Regress):
+        @property
+        def found(self) -> Any:
+            return self.model.zzz
+
+    with pytest.raises(AttributeError, match="'Sequential' object has no attribute 'zzz'"):
+        make_trainer(Broken).found  # noqa: B018
 
 
 def test_no_property_of_a_public_class_hides_the_others() -> None:

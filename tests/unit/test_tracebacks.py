@@ -18,6 +18,7 @@ from samples import Regress, make_trainer
 
 from nbtrain import ConfigError, tracebacks
 from nbtrain.annotations import checked
+from nbtrain.completion import Listed
 from nbtrain.remote_errors import RemoteTraceback
 from nbtrain.tracebacks import TracebackKeeper, hidden_line, keep_traceback, kept_traceback, library_of, render, shorten, user_frames
 
@@ -135,6 +136,20 @@ def test_wrong_argument_leaves_no_frame_of_nbtrain(monkeypatch: pytest.MonkeyPat
         "-----",
         "test_wrong_argument_leaves_no_frame_of_nbtrain . . . . .",
         "\x1b[31mConfigError\x1b[0m: n must be an integer, got '3'.\n  Leave out the quotes: n=3.",
+    ]
+
+
+def test_unknown_attribute_leaves_no_frame_of_nbtrain(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Two(Listed):
+        first, second = 1, 2
+
+    monkeypatch.setattr(tracebacks, "ipython_shell", Shell)
+    with pytest.raises(AttributeError) as raised:
+        Two().secnod  # type: ignore[attr-defined] # noqa: B018
+    assert raised.value._render_traceback_() == [  # type: ignore[attr-defined]
+        "-----",
+        "test_unknown_attribute_leaves_no_frame_of_nbtrain . . . . .",
+        "\x1b[31mAttributeError\x1b[0m: Two has no secnod.\n  Did you mean 'second'?",
     ]
 
 
@@ -287,4 +302,4 @@ def test_script_prints_what_python_prints(tmp_path: Path) -> None:
         script.write_text(start.replace("\n", ";") + SCRIPT)
         printed.append(subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment).stderr)
     assert printed[0].replace(str(script), "") == printed[1].replace(str(script), "")
-    assert "lightning/pytorch/trainer/trainer.py" in printed[0] and 'return {"loss": batch["x"]}' in printed[0]
+    assert "nbtrain/run/dry_run.py" in printed[0] and 'return {"loss": batch["x"]}' in printed[0]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 import torch
 from samples import Regress, make_data, make_loader, make_trainer, make_valid
 
-from nbtrain import EarlyStoppingAddon, LimitsAddon, StateManagerAddon, TrainerArgs
+import nbtrain
+from nbtrain import AddOnBase, EarlyStoppingAddon, LimitsAddon, StateManagerAddon, TrainerArgs, addons
 from nbtrain.cli import main
 from nbtrain.errors import ConfigError, NbtrainError
 
@@ -47,6 +50,8 @@ TABLE: dict[str, tuple[Callable[[Any], Any], list[Any], str]] = {  # a call, bad
     "predict's batch_size": (lambda v: make_trainer().predict(make_data(), batch_size=v), [0, -1, HUGE], "batch_size must be"),
     "evaluate's batch_size": (lambda v: make_trainer().evaluate(make_data(), batch_size=v), [0, -1], "batch_size must be a positive"),
     "inference's batch_size": (lambda v: make_trainer().inference(make_data(), batch_size=v), [0], "batch_size must be a positive"),
+    "lr_find's end": (lambda v: make_trainer().lr_find(make_loader(), end=v), [0.0, -1.0, math.inf, 1e308], "From start=1e-07 to end="),
+    "lr_find's n_batches": (lambda v: make_trainer().lr_find(make_loader(), n_batches=v), [0, -1, 2**62], "n_batches="),
     "set(lr)": (lambda v: make_trainer().set(lr=v), [math.nan, math.inf, -1.0], "lr"),
     "rewind": (lambda v: make_trainer(keep_states=True).rewind(step=v), [HUGE, math.nan], "step"),
     "replay": (lambda v: make_trainer(keep_states=True).replay(v), [HUGE, math.nan], "step"),
@@ -62,6 +67,36 @@ def test_a_value_that_can_not_be_meant_is_refused_by_name(name: str, value: Any,
         call(value)
     assert str(caught.value).startswith(begin), str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def _numeric_options() -> dict[str, type[AddOnBase] | None]:
+    """The options that are numbers, each with its addon; None for those of a trainer."""
+    kinds = [kind for name in addons.__all__ if isinstance(kind := getattr(nbtrain, name), type) and issubclass(kind, AddOnBase)]
+    found = {field.name: kind for kind in kinds if kind is not nbtrain.RayAddon for field in fields(kind) if _is_number(field.type)}
+    return {**found, **{p.name: None for p in inspect.signature(nbtrain.Trainer).parameters.values() if _is_number(p.annotation)}}
+
+
+def _is_number(hint: Any) -> bool:
+    return any(word in str(hint) for word in ("int", "float")) and "Callable" not in str(hint)
+
+
+NUMERIC = _numeric_options()
+NUMBERS = [0, -1, 2**62, 2**64, 1e308, math.nan, math.inf, True, "3"]
+
+
+@pytest.mark.parametrize("name", NUMERIC)
+def test_number_works_or_is_refused_by_the_name_of_its_option(name: str, tmp_path: Path) -> None:
+    kind = NUMERIC[name]
+    made = Regress if kind is None else Regress.add_on(kind)
+    save = {"save_path": tmp_path} if kind is StateManagerAddon else {}
+    refused = []
+    for value in NUMBERS:
+        try:
+            make_trainer(made, **{**save, name: value}).run(1, make_loader(20), None)
+        except NbtrainError as error:
+            refused.append(value)
+            assert name in str(error).partition("\n")[0], error
+    assert "3" in refused or name == "freeze"  # where it is the name of a part
 
 
 @pytest.mark.parametrize("value", [".nan", ".inf", "-.inf", "1e400", str(HUGE)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torchmetrics import CatMetric, MeanMetric
 
@@ -28,6 +30,7 @@ from nbtrain import (
     MetricsAddon,
     ModelTrainer,
     MultiGPUAddon,
+    MultiOptimizerTrainer,
     SeededLoader,
     StateManagerAddon,
     StepError,
@@ -37,6 +40,7 @@ from nbtrain import (
 )
 from nbtrain.data.first_batch import first_batch
 from nbtrain.data.loader import BatchList
+from nbtrain.optim.joint_optimizer import single
 from nbtrain.rng import random_state
 from nbtrain.run.dry_run import DryRun
 from nbtrain.state.kept_objects import kept_objects
@@ -571,7 +575,7 @@ def test_batches_that_an_addon_changes_are_left_to_the_run() -> None:
 UNTRIED: dict[str, Callable[[type[Trainer]], Any]] = {
     "turned off": lambda kind: make_trainer(kind, lightning={"num_sanity_val_steps": 0}),
     "no validation": lambda kind: make_trainer(kind, lightning={"limit_val_batches": 0}),
-    "other processes": lambda kind: make_trainer(kind.add_on(MultiGPUAddon), device=["cpu", "cpu"]),
+    "shards": lambda kind: make_trainer(kind.add_on(MultiGPUAddon), device=["cpu", "cpu"], strategy="fsdp2"),
     "mode test": lambda kind: make_trainer(kind, mode="test"),
     "a strategy": lambda kind: make_trainer(kind, lightning={"strategy": "single_device"}),
 }
@@ -638,6 +642,17 @@ class _Driven(Regress):
         return Regress.train_step(self, batch)
 
 
+def _trained(trainer: Any, loader: Any) -> list[Any]:
+    """Train, and return all that this has changed."""
+    trainer.run(2, loader, make_valid())
+    rows = [{name: row[name] for name in row.metrics if "_loss" in name} for row in trainer.history.epochs]
+    optimizer = [state for one in single(trainer.all_optimizers) for state in one.state.values()]
+    moments = [torch.as_tensor(value).tolist() for state in optimizer for value in state.values() if value is not None]
+    weights = [value.tolist() for value in trainer.model.state_dict().values()]
+    rates = [group["lr"] for one in single(trainer.all_optimizers) for group in one.param_groups]
+    return [weights, moments, rows, rates, trainer.losses, trainer.seen, random_state()]
+
+
 @pytest.mark.parametrize("own_generator", [False, True])
 @pytest.mark.parametrize("precision", [None, "bf16", "bf16-true"])
 def test_epoch_after_a_dry_run_is_bit_for_bit_the_one_without(precision: Any, own_generator: bool) -> None:
@@ -645,15 +660,165 @@ def test_epoch_after_a_dry_run_is_bit_for_bit_the_one_without(precision: Any, ow
     for lightning in ({}, {"num_sanity_val_steps": 0}):
         model = nn.Sequential(*make_model(), nn.BatchNorm1d(1))
         trainer = make_trainer(_Driven, model=model, precision=precision, lightning=lightning, seed=3)
-        trainer.run(2, make_loader(own_generator=own_generator), make_valid())
+        found.append(_trained(trainer, make_loader(own_generator=own_generator)))
         assert (set(trainer.probed) == {"train", "test"}) == (not lightning)
-        rows = [{name: row[name] for name in ("train_loss", "val_loss")} for row in trainer.history.epochs]
-        optimizer = trainer.optimizer.state_dict()["state"].values()
-        moments = [value for state in optimizer for value in state.values()]
-        found.append((list(trainer.model.state_dict().values()), moments, rows, trainer.losses, trainer.seen, random_state()))
-    (weights, moments, *rest), (other_weights, other_moments, *other_rest) = found
-    assert all(map(torch.equal, weights, other_weights)) and all(map(torch.equal, moments, other_moments))
-    assert _same(rest, other_rest)
+    assert _same(*found)
+
+
+class _ByHand(_Driven):
+    """As a GAN by hand: it sets a rate, turns parameters off and on, and steps two optimizers, one with a closure, and a schedule."""
+
+    automatic_optimization = False
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        first, second = self.optimizers.values()
+        first.param_groups[0]["lr"] = 0.1 / (1 + self.counts.processed)
+        self.model[0].weight.requires_grad_(self.seen % 2 == 0)
+        first.zero_grad()
+        output = super().train_step(batch)
+        self.backward(output["loss"])
+        first.step()
+
+        def closure() -> Any:
+            second.zero_grad()
+            loss = _Driven.train_step(self, batch)["loss"]
+            self.backward(loss)
+            return loss
+
+        second.step(closure)
+        self.plan.step()
+        return output
+
+
+def _by_hand(**options: Any) -> Any:
+    model = nn.Sequential(*make_model(), nn.BatchNorm1d(1))
+    parts = [Adam(model[0].parameters(), lr=0.1), SGD(model[-2].parameters(), lr=0.1, momentum=0.9)]
+    trainer = make_trainer(_ByHand, model=model, optimizer=parts, seed=3, **options)
+    trainer.plan = torch.optim.lr_scheduler.ExponentialLR(parts[1], 0.9)
+    return trainer
+
+
+class _Two(_Driven, MultiOptimizerTrainer):
+    def train_step_first(self, batch: Any) -> dict[str, Any]:
+        return {**_Driven.train_step(self, batch), "extra": 1.0}
+
+    def train_step_second(self, batch: Any) -> dict[str, Any]:
+        return _Driven.train_step(self, batch)
+
+    train_step = MultiOptimizerTrainer.train_step
+
+
+def _in_turns(kind: Any = _Two, **options: Any) -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizers = {"first": Adam(model[0].parameters(), lr=0.1), "second": SGD(model[2].parameters(), lr=0.1, momentum=0.9)}
+    return kind(model, "cpu", optimizers=optimizers, seed=3, log_bar=False, **options)
+
+
+def _joint(**options: Any) -> Any:
+    model = nn.Sequential(*make_model(), nn.BatchNorm1d(1))
+    parts = [Adam(model[0].parameters(), lr=0.1), SGD(model[-2].parameters(), lr=0.1, momentum=0.9)]
+    return make_trainer(_Driven, model=model, optimizer=parts, seed=3, **options)
+
+
+SEVERAL: dict[str, Callable[..., Any]] = {"by hand": _by_hand, "in turns": _in_turns, "one loss": _joint}
+
+
+@pytest.mark.parametrize("make", SEVERAL.values(), ids=SEVERAL)
+def test_several_optimizers_after_a_dry_run_are_bit_for_bit_as_without(make: Callable[..., Any]) -> None:
+    found = []
+    for lightning in ({}, {"num_sanity_val_steps": 0}):
+        trainer = make(lightning=lightning)
+        found.append(_trained(trainer, make_loader()))
+        assert (set(trainer.probed) == {"train", "test"}) == (not lightning)
+    assert _same(*found)
+
+
+def test_error_in_one_of_several_training_steps_is_found_before_epoch_1() -> None:
+    class Wrong(_Two):
+        def train_step_second(self, batch: Any) -> dict[str, Any]:
+            return {"loss": self.model[0](batch[0]).mean()}  # without a gradient: it is the turn of the other layer
+
+    trainer = _in_turns(Wrong)
+    with pytest.raises(StepError, match="Wrong.train_step_second, on a batch of loader before epoch 1"):
+        trainer.run(1, make_loader())
+    assert (trainer.train_state.run, trainer.joint.turn) == (0, None) and all(p.requires_grad for p in trainer.model.parameters())
+
+
+def test_monitor_that_no_turn_gives_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'train_extra_first'"):
+        _in_turns(monitor="train_extra", monitor_mode="min").run(1, make_loader())
+
+
+def test_error_in_a_step_by_hand_is_found_before_epoch_1() -> None:
+    class Wrong(_ByHand):
+        def test_step(self, batch: Any) -> dict[str, Any]:
+            return {"note": "text"}
+
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            super().train_step(batch)
+            raise KeyError("after the updates")
+
+    trainer = _by_hand()
+    trainer.__class__ = Wrong
+    before = deepcopy(trainer.model.state_dict())
+    with pytest.raises(KeyError, match="after the updates") as error:
+        trainer.run(1, make_loader())
+    assert "Wrong.train_step, on a batch of loader before epoch 1" in error.value.__notes__[0]
+    assert all(map(torch.equal, before.values(), trainer.model.state_dict().values())) and not trainer.optimizers["adam"].state
+
+
+@pytest.mark.parametrize("act", [lambda self, loss: self.backward(loss), lambda self, loss: self.optimizers["adam"].step()])
+def test_validation_by_hand_that_would_train_is_refused_before_epoch_1(act: Callable[[Any, Any], Any]) -> None:
+    class Wrong(_ByHand):
+        def test_step(self, batch: Any) -> dict[str, Any]:
+            output = super().test_step(batch)
+            act(self, output["loss"])
+            return output
+
+    trainer = _by_hand()
+    trainer.__class__ = Wrong
+    with pytest.raises(StepError, match="it would train on the data of an evaluation"):
+        trainer.run(1, make_loader(), make_valid())
+    assert trainer.train_state.run == 0
+
+
+def test_error_in_a_step_is_found_before_processes_are_started() -> None:
+    class Wrong(Regress.add_on(MultiGPUAddon)):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            return super().train_step((batch[0].T, batch[1]))
+
+    trainer = make_trainer(Wrong, device=["cpu", "cpu"])
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as error:
+        trainer.run(1, make_loader())
+    assert "Wrong.train_step, on a batch of loader before epoch 1" in error.value.__notes__[0] and trainer.train_state.run == 0
+
+
+@pytest.mark.parametrize("read", [lambda: torch.distributed.get_rank(), lambda: os.environ["A_RANK"]], ids=["group", "variable"])
+def test_step_that_reads_what_only_the_processes_have_is_left_to_them(read: Callable[[], Any]) -> None:
+    class Reading(Regress.add_on(MultiGPUAddon)):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            read()
+            return super().train_step(batch)
+
+    said: list[str] = []
+    DryRun(make_trainer(Reading, device=["cpu", "cpu"]), 1, make_loader(), None).try_steps(said.append)
+    assert said == ["train_step on one batch"]
+    with pytest.raises((ValueError, KeyError)):
+        DryRun(make_trainer(type("Alone", (Regress,), {"train_step": Reading.train_step})), 1, make_loader(), None).try_steps()
+
+
+def test_step_that_updates_with_an_optimizer_of_its_own_is_left_to_the_run() -> None:
+    class Hidden(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            self.other.step()
+            return super().train_step(batch)
+
+    trainer = make_trainer(Hidden)
+    trainer.other = Adam([nn.Parameter(torch.ones(1))], lr=0.1)
+    trainer.other.param_groups[0]["params"][0].grad = torch.ones(1)
+    DryRun(trainer, 1, make_loader(), None).try_steps()
+    assert not trainer.other.state and trainer.other.param_groups[0]["params"][0].item() == 1.0
 
 
 WRONG_TRAINING: dict[str, Callable[[Any, Any], Any]] = {

@@ -28,6 +28,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR,
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from nbtrain import ConfigError, StateManagerAddon, Trainer
+from nbtrain.events import Event
 from nbtrain.run.lightning_trainer import quiet
 
 
@@ -587,3 +588,11 @@ def test_two_runs_that_overlap_leave_the_messages_of_lightning_as_they_were() ->
     assert logger.level == logging.WARNING  # the second run is still on
     second.__exit__(None, None, None)
     assert (logger.level, list(warnings.filters)) == before
+
+
+def test_first_step_is_recorded_at_once() -> None:
+    events: list[Event] = []
+    trainer = make_trainer()
+    trainer.sinks.append(type("Sink", (), {"update": staticmethod(events.append)})())
+    trainer.run(1, make_loader())
+    assert [event.data["n"] for event in events if event.kind == "steps"][0] == 1

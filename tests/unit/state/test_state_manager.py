@@ -346,6 +346,13 @@ def test_old_checkpoints_are_removed_by_their_progress_and_not_by_their_time(tmp
     assert saved(two) == ["epoch=11-step=55.ckpt", "epoch=12-step=60.ckpt", "epoch=13-step=65.ckpt", "last.ckpt"]
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 9])
+def test_the_newest_n_checkpoints_are_kept(n: int, tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path, save_best=False, keep_last_n=n)
+    trainer.run(5, make_loader())
+    assert saved(trainer) == [*(f"epoch={i}-step={5 * i}.ckpt" for i in range(max(1, 6 - n), 6)), "last.ckpt"]
+
+
 @pytest.mark.parametrize("keep_last_n", [None, 1, 2])
 def test_a_run_that_went_back_is_resumed_and_not_what_it_left_behind(keep_last_n: int | None, tmp_path: Path) -> None:
     one = make_trainer(Saving, save_path=tmp_path, save_best=False)

@@ -12,7 +12,7 @@ from drawn import Drawing
 
 from nbtrain.events import Progress
 from nbtrain.views.axes import axis_of, count_ticks, digits_of, short, short_count
-from nbtrain.views.curve import LossCurve, curve_svg, curve_words, mark_numbers
+from nbtrain.views.curve import LossCurve, curve_svg, curve_words, mark_numbers, step_axis
 from nbtrain.views.svg import COLOURS, picture
 
 
@@ -223,6 +223,18 @@ def test_newest_run_has_a_fifth_of_the_axis_and_its_own_points_after_a_long_past
     assert len(curve.points) == 100 and len(curve.past) <= 200
     curve.past[0].mean, far = 1e6, Drawing(curve_svg(curve, end_step=100_100))
     assert far.words() == drawing.words()  # a loss that is not on the axis does not stretch it
+
+
+@pytest.mark.parametrize("paused", range(5))
+def test_axis_may_begin_where_an_epoch_of_the_past_ended(paused: int) -> None:
+    n = 25 * 5 + paused  # steps; an epoch has five, and the axis of the next run begins 20 before it
+    curve = curve_of(falling(n), {})
+    for epoch in range(1, 26):
+        curve.add_row({"step": 5 * epoch, "epoch": epoch, "train_loss": 0.5}, is_epoch=True)
+    curve.begin(Progress(epoch=25, n_epochs=26, step=n))
+    curve.go_on((Progress(step=n), "continued"))
+    axis = step_axis(curve, n + 5, 26, [])
+    assert axis.start == n - 20 and all(math.isfinite(axis.step_of(axis.epochs[0][1] + i / 7)) for i in range(8))
 
 
 def test_best_validation_is_in_a_thinned_curve() -> None:

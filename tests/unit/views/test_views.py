@@ -18,7 +18,7 @@ from views_of_runs import HEADER, row, run_events
 from nbtrain.events import Event, Progress
 from nbtrain.views import html, text
 from nbtrain.views.curve import cut_of
-from nbtrain.views.notebook import open_view
+from nbtrain.views.notebook import NotebookView, open_view
 from nbtrain.views.terminal import LogView, RowWriter, TerminalView
 
 
@@ -355,6 +355,15 @@ def test_record_of_a_run_that_was_resumed_after_a_crash_has_each_epoch_once() ->
     assert text.record_text(board) == text.record_text(board_after(events))
 
 
+def test_record_of_a_resumed_run_does_not_say_that_it_is_fresh() -> None:
+    start, *_ = events = run_events((0.5, 0.4))
+    fresh = Event("note", start.progress, 0.0, {"text": "so this is a fresh run", "until_resumed": True})
+    other, resumed = (Event("note", start.progress, 0.0, {"text": text}) for text in ("the data are new", "resumed from 1.ckpt"))
+    again = Event("start", start.progress, 0.0, {**start.data, "resumed": True})
+    assert board_after([start, fresh, other, *events[1:]]).notes == ["so this is a fresh run", "the data are new"]
+    assert board_after([start, fresh, other, again, resumed, *events[1:]]).notes == ["the data are new", "resumed from 1.ckpt"]
+
+
 def test_record_that_goes_on_from_a_saved_state_keeps_the_diffs_of_its_changes_before() -> None:
     events = run_events((0.5, 0.4, 0.3))
     at = next(event for event in events if event.kind == "epoch").progress
@@ -448,3 +457,14 @@ def test_view_of_a_terminal_in_ci_is_a_log(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(open_view(), TerminalView)
     monkeypatch.setenv("CI", "true")
     assert isinstance(open_view(), LogView)
+
+
+def test_first_step_is_drawn_at_once_and_the_next_ones_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[float] = []
+    view = NotebookView(live=False)
+    view._last_s = 10.0  # the start was drawn
+    monkeypatch.setattr(view, "_draw", lambda: drawn.append(view._record.time_s))
+    for time_s in (10.01, 10.02, 10.15, 10.21):
+        data = {"values": {"train_loss": [0.5]}, "n": 1, "samples": 8, "lr": 1e-3}
+        view.update(Event("steps", Progress(phase="train", batch=1, n_epochs=1, elapsed_s=time_s), time_s, data))
+    assert drawn == [10.01, 10.21]
