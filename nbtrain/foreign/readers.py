@@ -343,19 +343,26 @@ def _newest(path: Path) -> Path:
 
 
 def read_runs(
-    path: str | Path, *, trust: bool = False, key: str | None = None, fitness: Fitness = lambda weights: (), epoch: int | None = None
+    path: str | Path,
+    *,
+    trust: bool = False,
+    key: str | None = None,
+    fitness: Fitness = lambda weights: (),
+    epoch: int | None = None,
+    convert: Callable[[Any], Any] | None = None,
 ) -> list[ForeignRun]:
     """Read what another system has saved in a file or a folder: a run; of Neptune's tables perhaps several.
 
     `trust`: unpickle Python objects, which may run any code. `key`, `fitness`: which weights, as for `find_weights`. `epoch`: the finished
-    epochs, if the files don't say. Raises ConfigError for files that no reader knows, and CheckpointError for what can't be read.
+    epochs, if the files don't say. `convert`: a function of the content of the file, which returns what is read.
+    Raises ConfigError for files that no reader knows, and CheckpointError for what can't be read.
     """
 
     def choose(file: Path, content: Any) -> Weights:
         found = find_weights(file, key, fitness) if content is None else choose_weights(file, content, key, fitness)
         return {name: value for name, value in bare(found.weights).items() if isinstance(value, Tensor)}
 
-    files = Files(_newest(Path(path)), trust)
+    files = Files(Path(path) if convert is not None else _newest(Path(path)), trust, convert)
     if files.find("state.json", "events.jsonl") or (isinstance(files.content, Mapping) and "nbtrain" in files.content):
         raise ConfigError(f"{files.path.name} is of nbtrain.", where=str(files.path), remedy="Continue it: run(..., resume=path).")
     reader = next((reader for reader in READERS if reader.knows(files)), None)
