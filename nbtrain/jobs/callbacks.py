@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from torch import profiler
 
 from ..compat.config_fields import NnScalerProfile, NnScalerTraces
@@ -104,25 +102,23 @@ class ProgressLines(L.Callback):
 
     def __init__(self, n_steps: int) -> None:
         self.n_steps = n_steps
-        self._losses: list[torch.Tensor] = []
-        self._step = 0
+        self._step = self._n_batches = 0
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._losses, self._step = [], pl_trainer.global_step
+        self._step, self._n_batches = pl_trainer.global_step, 0
 
-    def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if loss is not None:
-            self._losses.append(loss.detach())
+    def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._n_batches += 1
         if pl_trainer.global_step == self._step:
             return
         self._step = pl_trainer.global_step
         if self._step % self.n_steps == 0 and pl_trainer.is_global_zero:
             n_batches = pl_trainer.num_training_batches
             place = f"{batch_idx + 1}/{int(n_batches)}" if n_batches != float("inf") else str(batch_idx + 1)
-            mean = f" · train_loss {sum(map(float, self._losses)) / len(self._losses):.4g}" if self._losses else ""
+            losses = pl_module.owner.train_state.meters["train"].log.get("loss", [])[-self._n_batches :]
+            mean = f" · train_loss {sum(losses) / len(losses):.4g}" if losses else ""
             print(f"epoch {pl_trainer.current_epoch + 1} · batch {place} · step {self._step}{mean}")
-        self._losses = []
+        self._n_batches = 0
 
 
 # %% ../../nbs/jobs/callbacks.ipynb #jobcb011

@@ -191,14 +191,14 @@ def _check_limits(settings: Settings, document: Document, problems: Problems) ->
     if resume is not None and resume not in ("last", "best", "auto") and not url_of(resume) and not Path(resume).exists():
         where = document.place(("checkpoint", "resume_from"))
         problems.add(f"checkpoint.resume_from: {resume!r} does not exist.", where, "Give last, best, auto or the path of a checkpoint.")
+    elif saving.no_save and resume is not None:
+        where = document.place(("checkpoint", "resume_from"))
+        problems.add(f"checkpoint.resume_from is {resume!r}, and checkpoint.no_save is true.", where, "Leave one of them out.")
     if saving.convert_fn is not None:
         check_name(saving.convert_fn, ("checkpoint", "convert_fn"), document, problems)
         if resume is None:
             where = document.place(("checkpoint", "convert_fn"))
             problems.add("checkpoint.convert_fn is given, and there is nothing to convert.", where, "Give checkpoint.resume_from, a file.")
-    if saving.no_save and resume is not None:
-        where = document.place(("checkpoint", "resume_from"))
-        problems.add(f"checkpoint.resume_from is {resume!r}, and checkpoint.no_save is true.", where, "Leave one of them out.")
 
 
 def _check_reduction(settings: Settings, document: Document, problems: Problems) -> None:
