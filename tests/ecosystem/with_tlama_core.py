@@ -1,4 +1,4 @@
-"""tlama-core's Trainer beside nbtrain, with `check_port`: updates by tokens, decay of matrices alone, clipping, its schedule, bit for bit"""
+"""tlama-core's Trainer beside nbtrain, with `check_port`: updates by tokens, decay of matrices alone, clipping, schedule, bit for bit"""
 
 # dependencies = ["rich"]
 # no-deps = ["tlama-core"]
