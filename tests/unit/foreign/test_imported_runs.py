@@ -7,6 +7,8 @@ OmniGenBench and nnScaler can't be installed beside the others: their files are 
 from __future__ import annotations
 
 import csv
+import importlib
+import importlib.util
 import json
 import pickle
 import shutil
@@ -509,8 +511,19 @@ def exported(run: str, name: str, kind: str, step: float | None, value: float) -
     return {"project_id": "a/b", "run_id": run, "attribute_path": name, "attribute_type": kind, "step": step, "float_value": value}
 
 
+def write_parquet(path: Path, rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pyarrow if it is installed, as where `datasets` is; else its reader is stood in for."""
+    if importlib.util.find_spec("pyarrow") is not None:
+        pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        return
+    path.write_bytes(b"PAR1")
+    module = types.ModuleType("pyarrow.parquet")
+    vars(module)["read_table"] = lambda path: types.SimpleNamespace(to_pylist=lambda: rows)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", module)
+
+
 def test_the_tables_of_neptune_s_exporter_become_a_run_folder_for_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of the exporter's schema; pyarrow, which is not installed here, is stood in for."""
     rows = [
         exported(run, "metrics/val/loss", "float_series", step, 1 / (step + n))
         for n, run in enumerate(("R-1", "R-2"))
@@ -518,15 +531,19 @@ def test_the_tables_of_neptune_s_exporter_become_a_run_folder_for_each_run(tmp_p
     ]
     rows += [exported("R-1", "params/lr", "float", None, 0.1), exported("R-1", "sys/owner", "float", None, 0.0)]
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "R-1_part_0.parquet").write_bytes(b"PAR1")
-    assert main(["import", str(tmp_path / "data"), "-o", str(tmp_path / "runs")]) == 2  # without pyarrow
-    module = types.ModuleType("pyarrow.parquet")
-    vars(module)["read_table"] = lambda path: types.SimpleNamespace(to_pylist=lambda: rows)
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", module)
+    write_parquet(tmp_path / "data" / "R-1_part_0.parquet", rows, monkeypatch)
     assert main(["import", str(tmp_path / "data"), "-o", str(tmp_path / "runs")]) == 0
     first, second = (load_run(tmp_path / "runs" / name) for name in ("run-001", "run-002"))
     assert [row["val_loss"] for row in first.epochs] == [0.2, 0.1] and [row["val_loss"] for row in second.epochs] == [1 / 6, 1 / 11]
     assert json.loads((tmp_path / "runs/run-001/provenance.json").read_text())["arguments"] == {"params/lr": 0.1}
+
+
+def test_without_pyarrow_parquet_is_an_error_that_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "R-1.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ConfigError) as caught:
+        read_runs(tmp_path / "R-1.parquet")
+    assert str(caught.value) == f"R-1.parquet needs pyarrow to be read.\n  {tmp_path}/R-1.parquet\n  pip install pyarrow"
 
 
 def test_the_table_of_the_site_is_that_of_the_files() -> None:
