@@ -80,7 +80,7 @@ class TraceUpdates(L.Callback):
     def on_train_batch_end(self, pl_trainer: L.Trainer, *args: Any) -> None:
         if self._profiler is not None and pl_trainer.global_step != self._step:  # an update has been made
             self._step = pl_trainer.global_step
-            with warnings.catch_warnings():  # that each cycle has a trace of its own, which is meant
+            with warnings.catch_warnings():  # that each cycle has a separate trace, which is meant
                 warnings.simplefilter("ignore", UserWarning)
                 self._profiler.step()
 
@@ -123,7 +123,7 @@ class ProgressLines(L.Callback):
 
 # %% ../../nbs/jobs/callbacks.ipynb #jobcb011
 def own_callbacks(settings: Settings) -> list[L.Callback]:
-    """The callbacks that a configuration asks for by `debug.profile` and `log_progress_every_n_train_steps`."""
+    """The callbacks for `debug.profile` and `log_progress_every_n_train_steps` of a configuration."""
     profile = getattr(getattr(settings, "debug", None), "profile", None)
     every = getattr(settings, "log_progress_every_n_train_steps", None)
     found: list[L.Callback] = [TraceUpdates(profile)] if profile is not None else []

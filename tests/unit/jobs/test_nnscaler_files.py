@@ -219,7 +219,7 @@ def test_a_function_without_a_file_is_named() -> None:
     assert what in problem(checkpoint={"convert_fn": "parts.converted"})
     args = read(checkpoint=saving(checkpoint="last", convert_fn="parts.converted"))
     args.check()
-    assert args.plan().splitlines()[-1] == "checkpoint.convert_fn is for a file, and resume_from is none: it is not called"
+    assert args.plan().splitlines()[-1] == "checkpoint.convert_fn converts a file, and resume_from does not name one: it is not called"
 
 
 def test_what_a_function_raises_is_its_own_error(folder: Path) -> None:
