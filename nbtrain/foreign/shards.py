@@ -90,10 +90,11 @@ def _joined(states: Sequence[Mapping[str, Any]], shapes: Shapes, *, each: bool) 
 
 def _optimizer(parts: Sequence[Mapping[str, Any]], groups: Sequence[Shapes], *, each: bool) -> dict[str, Any] | None:
     """The state of the optimizer, as it is without DeepSpeed. None if it is kept in another way."""
-    states = [part.get("optimizer_state_dict" if each else "base_optimizer_state") for part in parts]
-    if not all(isinstance(state, Mapping) and len(state["state"]) == len(groups) == len(state["param_groups"]) for state in states):
+    kept = [part.get("optimizer_state_dict" if each else "base_optimizer_state") for part in parts]
+    states: list[Mapping[str, Any]] = [state for state in kept if isinstance(state, Mapping)]
+    if len(states) < len(parts) or not all(len(state["state"]) == len(groups) == len(state["param_groups"]) for state in states):
         return None
-    found, named = {}, []
+    found, named = dict[str, Any](), list[dict[str, Any]]()
     for number, (shapes, group) in enumerate(zip(groups, states[0]["param_groups"])):
         found |= _joined([state["state"][number] for state in states], shapes, each=each)
         named.append({**group, "params": list(shapes)})

@@ -294,7 +294,7 @@ def notes(settings: Settings) -> list[str]:
         lines.append(f"precision: {settings.precision} is mixed precision; with nnScaler it is {settings.precision}-true, for weights too")
     saving = settings.checkpoint
     if saving.convert_fn is not None and (saving.resume_from in ("last", "best", "auto") or Path(saving.resume_from or ".").is_dir()):
-        lines.append("checkpoint.convert_fn is for a file, and resume_from is none: it is not called")
+        lines.append("checkpoint.convert_fn converts a file, and resume_from does not name one: it is not called")
     if names := [*ignored_fields(settings), *getattr(settings, "dropped", ())]:
         lines.append(f"ignored, because no code is generated here: {', '.join(names)}")
     sections = {"dataloader": settings.dataloader, "dataset_sampler": settings.dataset_sampler}
