@@ -5,7 +5,7 @@
 # %% ../../nbs/addons/state_manager.ipynb #d1f9d204
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -233,6 +233,7 @@ class StateManagerAddon(AddOnBase):
         key: str | None = None,
         rename: Mapping[str, str] | None = None,
         epoch: int | None = None,
+        convert: Callable[[Any], Any] | None = None,
     ) -> Path:
         """Take over a run of another system, as far as its files have it; the next `run` continues it. Returns its new run folder.
 
@@ -246,6 +247,7 @@ class StateManagerAddon(AddOnBase):
             key: Where the weights are in the file, as in `apply_weights`.
             rename: Parts of the names of weights and what replaces them, as in `apply_weights`.
             epoch: How many epochs it had finished, if its files don't say.
+            convert: A function of the content of the file, which returns what is taken over: a dict with "model", "optimizer" and others.
 
         Returns:
             The new run folder.
@@ -268,7 +270,7 @@ class StateManagerAddon(AddOnBase):
             2
         """
         refuse_while_on(trainer.control)
-        found = read_runs(path, trust=trust, key=key, fitness=fitness_of(trainer.model), epoch=epoch)
+        found = read_runs(path, trust=trust, key=key, fitness=fitness_of(trainer.model), epoch=epoch, convert=convert)
         run = fit_run(trainer, found, rename, strict=self.strict)
         keys = [callback.state_key for callback in as_list(trainer.lightning.get("callbacks"))]
         world = world_of(trainer)

@@ -363,6 +363,7 @@ class AddonCommands:
         key: str | None = None,
         rename: Mapping[str, str] | None = None,
         epoch: int | None = None,
+        convert: Callable[[Any], Any] | None = None,
     ) -> Path:
         """Take over a run of another system, as far as its files have it; the next `run` continues it. Returns its new run folder."""
         ...

@@ -97,3 +97,26 @@ class DcpReader(FileSystemReader):
             warnings.simplefilter("ignore")
             load_tensors(tensors, storage_reader=self, no_dist=True)
         return {name: tensors[item.name] for name, item in stored.items()}
+
+    def read_all(self) -> dict[str, Any]:
+        """Everything that was saved, nested as it was; a list by its indices. Python objects are not made."""
+        found: dict[str, Any] = {}
+        names = [name for name, entry in self.index.state_dict_metadata.items() if isinstance(entry, dcp_metadata.TensorStorageMetadata)]
+        for name in names:
+            self._check(name, self.index.state_dict_metadata[name])  # pyright: ignore[reportArgumentType]
+        tensors = self.read({name: StoredTensor(name, self.index.state_dict_metadata[name]) for name in names})  # pyright: ignore[reportArgumentType]
+        for name in self.index.state_dict_metadata:
+            place, path = found, (self.index.planner_data or {}).get(name) or (name,)
+            for part in path[:-1]:
+                place = place.setdefault(part, {})
+            place[path[-1]] = tensors[name] if name in tensors else self._read_value(name)
+        return found
+
+    def _read_value(self, name: str) -> Any:
+        """A value that is not a tensor, such as a learning rate."""
+        at = next((at for place, at in self.index.storage_data.items() if place.fqn == name), None)
+        if at is None or getattr(at, "transform_descriptors", None):
+            raise CheckpointError(f"{name} is not stored, or compressed.", where=str(self.path))
+        with open(Path(self.path, at.relative_path), "rb") as file:
+            file.seek(at.offset)
+            return torch.load(io.BytesIO(file.read(at.length)), map_location="cpu", weights_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 from dataclasses import Field, MISSING, dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import nbtrain
 
@@ -18,6 +18,10 @@ __all__ = [
     "At",
     "JOINED",
     "NnScalerComputeFields",
+    "NnScalerSchedule",
+    "NnScalerTraces",
+    "NnScalerProfile",
+    "NnScalerDebug",
     "NnScalerFields",
     "ignored_fields",
     "unsupported",
@@ -33,9 +37,15 @@ __all__ = [
 
 
 # %% ../../nbs/compat/config_fields.ipynb #c0b929ca
-def _accepted(text: str, default: Any = None, *, ignored: bool = True) -> Any:
-    metadata = {"help": text, "least": None, "ignored": ignored}
-    return field(default_factory=dict, metadata=metadata) if default == {} else field(default=default, metadata=metadata)
+def _accepted(text: str, default: Any = None, *, ignored: bool = True, least: int | None = None) -> Any:
+    metadata = {"help": text, "least": least, "ignored": ignored}
+    if default in ({}, []) or isinstance(default, type):
+        return field(default_factory=default if isinstance(default, type) else type(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _read(text: str, default: Any = None, *, least: int | None = None) -> Any:
+    return _accepted(text, default, ignored=False, least=least)
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,48 @@ class NnScalerComputeFields:
 
 
 @dataclass(frozen=True)
+class NnScalerSchedule:
+    """Which updates `debug.profile` traces, as for torch.profiler.schedule: after `skip_first`, cycles of `wait`, `warmup`, `active`."""
+
+    wait: int = _read("updates that are not traced, in each cycle", 0, least=0)
+    warmup: int = _read("updates that are traced and left out", 0, least=0)
+    active: int = _read("updates that are traced", 0, least=0)
+    repeat: int = _read("cycles; 0: until the run ends", 0, least=0)
+    skip_first: int = _read("updates before the first cycle", 0, least=0)
+    skip_first_wait: int = _read("1: the first cycle does not wait", 0, least=0)
+
+
+@dataclass(frozen=True)
+class NnScalerTraces:
+    """Where the traces of `debug.profile` go."""
+
+    name: Literal["default", "tensorboard"] = _read("default: files of Chrome's traces or of stacks; tensorboard: a folder", "default")
+    args: dict[str, Any] = _read("of default: export_chrome_trace, export_stacks; of tensorboard: dir_name", {})
+
+
+@dataclass(frozen=True)
+class NnScalerProfile:
+    """The trace of a run's updates by torch.profiler."""
+
+    activities: list[str] = _read("of CPU, CUDA and XPU; default: those that are there", [])
+    schedule: NnScalerSchedule = _read("which updates", NnScalerSchedule)
+    record_shapes: bool = _read("the shapes of tensors", True)
+    profile_memory: bool = _read("memory", True)
+    with_stack: bool = _read("the lines of code", False)
+    with_flops: bool = _read("an estimate of the computation", False)
+    with_modules: bool = _read("the modules", False)
+    trace_handler: NnScalerTraces = _read("where the traces go", NnScalerTraces)
+
+
+@dataclass(frozen=True)
+class NnScalerDebug:
+    """nnScaler's `debug`."""
+
+    check_gradient_sync_cross_devices: bool = _accepted("compare gradients across devices", True)
+    profile: NnScalerProfile | None = _read("trace some updates of the run with torch.profiler")
+
+
+@dataclass(frozen=True)
 class NnScalerFields:
     """The additional fields of nnScaler's `TrainerArgs`."""
 
@@ -64,8 +116,8 @@ class NnScalerFields:
     instance_name: str | None = _accepted("name of the generated code")
     tracing_from_weights: str | None = _accepted("weights to trace with")
     dummy_sample_gen_fn: str | None = _accepted("makes the sample to trace with")
-    debug: dict[str, Any] = _accepted("checks of the generated code", {})
-    log_progress_every_n_train_steps: int | None = _accepted("lines without a progress bar; here one an epoch", 100)
+    debug: NnScalerDebug = _read("a check of the generated code, and a trace", NnScalerDebug)
+    log_progress_every_n_train_steps: int | None = _read("without a progress bar: also a line every n updates", least=1)
 
 
 # Arguments that nbtrain passes to a loader and a sampler automatically; in a file they are ignored
@@ -75,8 +127,9 @@ AUTOMATIC = {"dataloader": ("dataset", "batch_size", "sampler"), "dataset_sample
 # %% ../../nbs/compat/config_fields.ipynb #f658b78f
 def _foreign(settings: Any) -> Iterator[tuple[str, Any, Field[Any]]]:
     """The fields of nnScaler in `settings`, by full name, with their values."""
-    for prefix, section in (("", settings), ("compute_config.", settings.compute_config)):
-        for known in fields(section):
+    parts = {"": settings, "compute_config.": settings.compute_config, "debug.": getattr(settings, "debug", None)}
+    for prefix, section in parts.items():
+        for known in fields(section) if section is not None else ():
             if "ignored" in known.metadata:
                 yield prefix + known.name, getattr(section, known.name), known
 
@@ -129,6 +182,9 @@ _DROPPED: tuple[At, ...] = (  # fields of newer versions within sections of nbtr
 def drop_fields(document: Fields) -> tuple[str, ...]:
     """Remove nnScaler's fields that have no effect, within sections that nbtrain has too. Returns their names."""
     given = [at for at in _DROPPED if _value(document, at)[1]]
+    optimizer = _value(document, ("optimizer",))[0]
+    if isinstance(optimizer, dict) and "param_clss_fn" in optimizer and not (_is_hybrid(optimizer) or "each" in optimizer):
+        given.append(("optimizer", "param_clss_fn"))  # beside one optimizer it only orders the buckets of gradients
     for at in given:
         document.delete(at)
     return tuple(".".join(map(str, at)) for at in given)
@@ -138,6 +194,7 @@ def translate_fields(document: Fields, problems: Findings) -> None:
     """Rename fields of `document` to nbtrain's names. Invalid values are added to `problems`."""
     _translate_format(document, problems)
     _translate_resume(document, problems)
+    _translate_hybrid(document, problems)
     logs, place = _value(document, ("log",))[0], document.place(("log",))
     if isinstance(logs, dict) and isinstance(logs.get("logs"), list):
         document.set(("log",), logs["logs"], place)
@@ -160,18 +217,56 @@ def _translate_logger(document: Fields, at: At, part: Any) -> None:
         document.set((*at, "args", "save_dir"), folder, place)
 
 
+def _is_hybrid(section: Any) -> bool:
+    name = section.get("type") if isinstance(section, dict) else None
+    return isinstance(name, str) and name.startswith("nnscaler.") and name.endswith((".HybridOptimizer", ".HybridLRScheduler"))
+
+
+def _parts_in(document: Fields, section: str, problems: Findings) -> list[dict[str, Any]]:
+    """The parts of a HybridOptimizer or a HybridLRScheduler, as nbtrain has them."""
+    name = "optimizers" if section == "optimizer" else "schedulers"
+    at: At = (section, "args", "config", name)
+    given = _value(document, at)[0]
+    if not (isinstance(given, list) and given and all(isinstance(part, dict) for part in given)):
+        problems.add(f"{section}.args.config.{name}: expected a list of mappings, got {given!r}.", document.place((section,)))
+        return []
+    known = {"type", "options"} | ({"param_groups"} if section == "optimizer" else set())
+    for i, part in enumerate(given):
+        for field_name in part.keys() - known:
+            what = f"There is no field {section}.args.config.{name}.{i}.{field_name}."
+            problems.add(what, document.place((*at, i)), f"It has {', '.join(sorted(known))}.")
+    parts = [{"type": part.get("type"), "args": part.get("options") or {}} for part in given]
+    groups = [[(group or {}).get("options") or {} for group in part.get("param_groups") or []] for part in given]
+    return [part | ({"groups": options} if options else {}) for part, options in zip(parts, groups)]
+
+
+def _translate_hybrid(document: Fields, problems: Findings) -> None:
+    """A HybridOptimizer is `optimizer.each`, and a HybridLRScheduler is `lr_scheduler.each`, or one scheduler for all."""
+    optimizer, place = _value(document, ("optimizer",))[0], document.place(("optimizer",))
+    if _is_hybrid(optimizer):
+        if optimizer.get("param_clss_fn") is None:
+            remedy = "Name a function of a parameter's name that returns (optimizer, group)."
+            problems.add("optimizer.param_clss_fn is missing, which HybridOptimizer needs.", place, remedy)
+        kept = {name: value for name, value in optimizer.items() if name not in ("type", "args")}
+        document.set(("optimizer",), kept | {"each": _parts_in(document, "optimizer", problems)}, place)
+    scheduler, place = _value(document, ("lr_scheduler",))[0], document.place(("lr_scheduler",))
+    if _is_hybrid(scheduler):
+        kept = {name: value for name, value in scheduler.items() if name not in ("type", "args")}
+        parts = _parts_in(document, "lr_scheduler", problems)
+        document.set(("lr_scheduler",), kept | (parts[0] if len(parts) == 1 else {"each": parts}), place)
+
+
 def _translate_resume(document: Fields, problems: Findings) -> None:
     """`resume_from: {checkpoint: last}` is `resume_from: last`."""
     at: At = ("checkpoint", "resume_from")
     given = _value(document, at)[0]
     if not isinstance(given, dict):
         return
-    if given.get("convert_fn") is not None:
-        remedy = "Convert the checkpoint before, or load its weights by trainer.apply_weights(path, rename={...})."
-        problems.add("checkpoint.resume_from.convert_fn is not supported.", document.place((*at, "convert_fn")), remedy)
-    elif unknown := given.keys() - {"checkpoint", "convert_fn"}:
+    if unknown := given.keys() - {"checkpoint", "convert_fn"}:
         name = min(map(str, unknown))
         problems.add(f"There is no field checkpoint.resume_from.{name}.", document.place((*at, name)), "Give checkpoint: last.")
+    if given.get("convert_fn") is not None:
+        document.set(("checkpoint", "convert_fn"), given["convert_fn"], document.place((*at, "convert_fn")))
     document.set(at, given.get("checkpoint", "last"), document.place(at))
 
 
@@ -202,12 +297,13 @@ def describe_accepted() -> list[str]:
     """The lines of `--help` for nnScaler's fields."""
     ours = ", ".join(f"{other} for {value}" for value, other in _FORMATS.items())
     lines, ignored = [f"  --checkpoint.format {'|'.join(_FORMATS)}", f"        --checkpoint.save_format: {ours}"], []
-    for prefix, kind in (("compute_config.", NnScalerComputeFields), ("", NnScalerFields)):
+    for prefix, kind in (("compute_config.", NnScalerComputeFields), ("", NnScalerFields), ("debug.", NnScalerDebug)):
         for known in fields(kind):
+            default = f" BOOL = {str(known.default).lower()}" if isinstance(known.default, bool) else ""
             if known.metadata["ignored"]:
                 ignored.append(f"--{prefix}{known.name}")
-            else:
-                lines += [f"  --{prefix}{known.name} BOOL = {str(known.default).lower()}", f"        {known.metadata['help']}"]
+            elif known.default_factory is MISSING:
+                lines += [f"  --{prefix}{known.name}{default}", f"        {known.metadata['help']}"]
     return [*lines, *textwrap.wrap(f"without effect: {', '.join(ignored)}", 100, initial_indent="  ", subsequent_indent="        ")]
 
 

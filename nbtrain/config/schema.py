@@ -25,6 +25,7 @@ __all__ = [
     "ModelConfig",
     "OneOptimizerConfig",
     "OptimizerConfig",
+    "OneSchedulerConfig",
     "LRSchedulerConfig",
     "DatasetConfig",
     "DataloaderConfig",
@@ -78,6 +79,7 @@ class OneOptimizerConfig:
     name: str | None = described("what it is called (default: its class, as in muon)")
     params: list[str] = described("names of its parameters, with * for anything, such as layers.*.weight; default: all that are left", [])
     dims: int | None = described("only the parameters with so many dimensions: 2, the matrices, for Muon", least=0)
+    groups: list[dict[str, Any]] = described("options of its groups of parameters, such as lr; param_clss_fn returns the group", [])
     clip_gnorm: float | None = described("clip its gradients to this norm")
 
 
@@ -89,10 +91,19 @@ class OptimizerConfig:
     args: dict[str, Any] = described("its other arguments", {})
     groups: list[dict[str, Any]] = described("groups of parameters: their names as `params`, and what differs in each, such as lr", [])
     each: list[OneOptimizerConfig] = described("several optimizers on one loss; a list in the place of `optimizer` is short for it", [])
+    param_clss_fn: Name | None = described("a function of a parameter's name: its optimizer's index in `each`, or (optimizer, group)")
     clip_gnorm: float | None = described("clip gradients to this norm; 0: no clipping", 0.0)
     loss_reduction: Literal["mean", "sum", "per-token-mean"] = described("how the losses of the micro batches are reduced", "mean")
     grad_reduction: Literal["mean", "sum", "per-token-mean"] = described("how the gradients of the micro batches are reduced", "mean")
     aggregate_outputs_fn: Name | None = described("a function that counts the tokens, for per-token-mean")
+
+
+@dataclass(frozen=True)
+class OneSchedulerConfig:
+    """The schedule of one of several optimizers."""
+
+    type: Name | None = described("the scheduler's class; its first argument is the optimizer")
+    args: dict[str, Any] = described("its other arguments", {})
 
 
 @dataclass(frozen=True)
@@ -101,6 +112,7 @@ class LRSchedulerConfig:
 
     type: Name | None = described("the scheduler's class; its first argument is the optimizer")
     args: dict[str, Any] = described("its other arguments", {})
+    each: list[OneSchedulerConfig] = described("of several optimizers: a schedule for each, in their order", [])
     interval: Literal["epoch", "step"] = described("step after each epoch, or after each update", "epoch")
 
 
@@ -155,7 +167,8 @@ class CheckpointConfig:
     every_n_train_steps: int | None = described("save every n updates", least=1)
     every_n_epochs: int | None = described("save every n epochs (default: 1, without every_n_train_steps)", least=1)
     keep_last_n_checkpoints: int | None = described("keep only the newest n, besides best and last", least=1)
-    resume_from: str | None = described("last, best, auto or the path of a checkpoint")
+    resume_from: str | None = described("last, best, auto or the path of a checkpoint; one of another system is imported")
+    convert_fn: Name | None = described("a function of the content of the file in resume_from, which returns what is imported")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import re
 import types
 import zipfile
 from codecs import encode
+from collections.abc import Callable
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
@@ -108,12 +109,17 @@ def read_content(path: Path, trust: bool = False) -> Any:
 
 # %% ../../nbs/foreign/foreign_files.ipynb #5f7e8000
 class Files:
-    """The files of a run: `path` is one, or a folder of them. `lost`: why a part could not be read, by its name."""
+    """The files of a run: `path` is one, or a folder of them. `convert`: what to make of the content of the file.
 
-    def __init__(self, path: Path, trust: bool = False) -> None:
+    `lost`: why a part could not be read, by its name.
+    """
+
+    def __init__(self, path: Path, trust: bool = False, convert: Callable[[Any], Any] | None = None) -> None:
         if not path.exists():
             raise ConfigError(f"There is no {str(path)!r}.", remedy="Give a checkpoint, or the folder of a run.")
-        self.path, self.trust = path, trust
+        if convert is not None and path.is_dir():
+            raise ConfigError(f"{path.name} is a folder, and a function converts the content of a file.", remedy="Give the file.")
+        self.path, self.trust, self.convert = path, trust, convert
         self.folder = path if path.is_dir() else path.parent
         self.names = sorted(file.name for file in path.iterdir()) if path.is_dir() else [path.name]
         self.lost: dict[str, str] = {}
@@ -122,7 +128,10 @@ class Files:
     def content(self) -> Any:
         """What `path` holds, if it is one file of torch; else None."""
         is_table = self.path.suffix in (".csv", ".parquet")
-        return read_content(self.path, self.trust) if self.path.is_file() and not is_table else None
+        if not self.path.is_file() or is_table:
+            return None
+        content = read_content(self.path, self.trust)
+        return content if self.convert is None else self.convert(content)
 
     def find(self, *patterns: str) -> Path | None:
         """The first file that matches one of these patterns; None if there is none."""

@@ -22,6 +22,7 @@ from ..compat.weight_names import bare
 from ..errors import CheckpointError, ConfigError, NbtrainError, first_line, listed
 from .foreign_files import Files, Unmade, read_content, read_table
 from .foreign_run import ForeignRun, is_optimizer, random_in, updates_in
+from .shards import deepspeed_folder, deepspeed_state, distributed_state, numbered
 from .points import Point, measured, own_name, row_points, series_points
 
 # %% auto #0
@@ -99,8 +100,9 @@ def _measured_in(content: Mapping[str, Any], epoch: int, step: int) -> list[Poin
     return [Point(step, single, max(epoch, 1))] if single else []
 
 
-def _plain(files: Files, choose: Choose, system: str = "a script") -> ForeignRun:
-    content: Mapping[str, Any] = files.content
+def _plain(files: Files, choose: Choose, system: str = "a script", content: Mapping[str, Any] | None = None) -> ForeignRun:
+    content = files.content if content is None else content
+    assert content is not None
     named = {**content, **_plain_values(content.get("train_status"))}
     notes: dict[str, str] = {}
     optimizers, schedules = _states(content, lambda _, value: is_optimizer(value)), _states(content, _is_schedule)
@@ -149,8 +151,19 @@ def _lightning_epochs(content: Mapping[str, Any]) -> tuple[int, int]:
     return current["started"] if is_whole else current["processed"], 0 if is_whole else batches.get("current", {}).get("processed", 0)
 
 
-def _lightning(files: Files, choose: Choose) -> ForeignRun:
-    content, callbacks = files.content, files.content.get("callbacks", {})
+def _lightning_content(files: Files) -> Mapping[str, Any]:
+    """What a checkpoint of Lightning holds; that of FSDP is a folder of shards, with the rest in `meta.pt`."""
+    if not files.path.is_dir():
+        return files.content
+    state = distributed_state(files.path)
+    optimizers = [state[name] for name in sorted(name for name in state if name.startswith("optimizer_"))]
+    weights = state.get("state_dict", state.get("model", {}))
+    return {**read_content(files.path / "meta.pt", files.trust), "state_dict": weights, "optimizer_states": optimizers}
+
+
+def _lightning(files: Files, choose: Choose, content: Mapping[str, Any] | None = None) -> ForeignRun:
+    content = _lightning_content(files) if content is None else content
+    callbacks = content.get("callbacks", {})
     (epoch, n_open), step = _lightning_epochs(content), content.get("global_step", 0)
     lost = {"random numbers": "Lightning does not save them: dropout and shuffling draw others from here on"}
     if n_open:
@@ -175,11 +188,26 @@ def _one(value: Any) -> list[Any]:
     return [] if value is None else [value]
 
 
+def _weights_and_optimizers(files: Files, choose: Choose, *names: str) -> tuple[Weights, list[Any]]:
+    """Those of a folder of Hugging Face's: in files, in shards of FSDP, or of DeepSpeed."""
+    if (inner := deepspeed_folder(files.folder)) is not None:
+        state = deepspeed_state(inner, files.trust)
+        if "optimizer" not in state:
+            files.lost["optimizer"] = "DeepSpeed has kept it in another way"
+        return choose(inner, state), _one(state.get("optimizer"))
+    if (shards := files.find("pytorch_model_fsdp_0")) is not None:
+        optimizer = files.find("optimizer_0")
+        return choose(shards, None), _one(distributed_state(optimizer)["optimizer"] if optimizer is not None else None)
+    weights = files.find("model.safetensors", "*.index.json", "pytorch_model.bin", "model*.safetensors", "pytorch_model_fsdp.bin")
+    optimizers = _one(files.part("optimizer", *names))
+    return choose(weights or files.folder, None), [numbered(state) if is_optimizer(state) else state for state in optimizers]
+
+
 def _hf_trainer(files: Files, choose: Choose) -> ForeignRun:
     state = files.json("trainer_state.json")
     log, n_epochs = state.get("log_history", []), state.get("epoch") or 0.0
-    optimizers, schedules = _one(files.part("optimizer", "optimizer.pt", "optimizer.bin")), _one(files.part("schedule", "scheduler.pt"))
-    random = random_in(files.part("random numbers", "rng_state.pth"))
+    weights, optimizers = _weights_and_optimizers(files, choose, "optimizer.pt", "optimizer.bin")
+    schedules, random = _one(files.part("schedule", "scheduler.pt")), random_in(files.part("random numbers", "rng_state.pth"))
     if files.find("rng_state_1.pth"):
         files.lost["random numbers"] = "each of several processes had others"
     if abs(n_epochs - round(n_epochs)) > 1e-6:
@@ -188,7 +216,7 @@ def _hf_trainer(files: Files, choose: Choose) -> ForeignRun:
     found = [name for row in log for name, value in row.items() if value == metric and name.startswith("eval_")]
     folder = files.folder.parent / re.split(r"[\\/]", best)[-1] if best else files.folder
     return ForeignRun(
-        "Hugging Face Trainer", files.path, weights=choose(files.folder, None), optimizers=optimizers, schedules=schedules,
+        "Hugging Face Trainer", files.path, weights=weights, optimizers=optimizers, schedules=schedules,
         scaler=files.part("loss scaler", "scaler.pt") if files.find("scaler.pt") else None, epoch=int(n_epochs + 1e-6),
         step=state.get("global_step", 0), random=random, points=row_points(log, from_zero=False),
         monitor=own_name(found[0]) if found else "", best=choose(folder, None) if folder != files.folder and folder.is_dir() else None,
@@ -198,7 +226,7 @@ def _hf_trainer(files: Files, choose: Choose) -> ForeignRun:
 
 
 def _accelerate(files: Files, choose: Choose) -> ForeignRun:
-    optimizers = _one(files.part("optimizer", "optimizer.bin"))
+    weights, optimizers = _weights_and_optimizers(files, choose, "optimizer.bin")
     random = random_in(files.part("random numbers", "random_states_0.pkl"))
     if files.find("random_states_1.pkl"):
         random, files.lost["random numbers"] = {}, "each of several processes had others"
@@ -209,12 +237,23 @@ def _accelerate(files: Files, choose: Choose) -> ForeignRun:
     for file in files.names:
         if file.startswith("custom_checkpoint"):
             files.lost[file] = "an object that the script has registered"
-    weights = files.find("model.safetensors", "*.index.json", "pytorch_model.bin", "model*.safetensors")
     return ForeignRun(
-        "accelerate", files.path, weights=choose(weights or files.folder, None), optimizers=optimizers, schedules=schedules,
+        "accelerate", files.path, weights=weights, optimizers=optimizers, schedules=schedules,
         scaler=files.part("loss scaler", "scaler.pt") if files.find("scaler.pt") else None, epoch=int(named[1]) + 1 if named else 0,
         step=updates_in(optimizers), random=random, notes=notes, lost=files.lost | {"history": "accelerate saves none"},
     )  # fmt: skip
+
+
+def _deepspeed(files: Files, choose: Choose) -> ForeignRun:
+    """What DeepSpeed's engine saves; below Lightning, with what Lightning saves."""
+    inner = deepspeed_folder(files.folder)
+    assert inner is not None
+    state = deepspeed_state(inner, files.trust)
+    if "pytorch-lightning_version" in state:
+        return _lightning(files, choose, {**state, "state_dict": state["model"], "optimizer_states": _one(state.get("optimizer"))})
+    run = _plain(files, choose, "DeepSpeed", state)
+    lost = {"optimizer": "DeepSpeed has kept it in another way"} if "optimizer" not in state else {}
+    return replace(run, lost={"random numbers": "DeepSpeed does not save them", **run.lost, **lost})
 
 
 # %% ../../nbs/foreign/readers.ipynb #d44b5653
@@ -311,6 +350,10 @@ def _has(*patterns: str) -> Callable[[Files], bool]:
     return lambda files: files.path.is_dir() and all(files.find(pattern) is not None for pattern in patterns)
 
 
+def _has_deepspeed(files: Files) -> bool:
+    return files.path.is_dir() and deepspeed_folder(files.path) is not None
+
+
 def _keys(*names: str) -> Callable[[Files], bool]:
     return lambda files: isinstance(files.content, Mapping) and set(names) <= files.content.keys()
 
@@ -323,6 +366,8 @@ READERS = (
     Reader("Hugging Face Trainer", "`checkpoint-N/` with `trainer_state.json`", _has("trainer_state.json"), _hf_trainer, is_folder=True),
     Reader("zae-engine", "`model.ckpt` or `model.safetensor`, `optimizer.zae`, `scheduler.zae`", _has("*.zae"), _zae, is_folder=True),
     Reader("accelerate", "the folder of `save_state`", _has("random_states_*.pkl"), _accelerate, is_folder=True),
+    Reader("DeepSpeed", "the folder of `save_checkpoint`", _has_deepspeed, _deepspeed, is_folder=True),
+    Reader("Lightning, FSDP", "a `.ckpt` that is a folder, with `meta.pt`", _has(".metadata", "meta.pt"), _lightning, is_folder=True),
     Reader("OmniGenBench", "the folder of `save_model`", _has("metadata.json"), _omnigenbench, is_folder=True),
     Reader("Neptune", "CSV or parquet", lambda files: any(name.endswith((".csv", ".parquet")) for name in files.names), _neptune),
     Reader("Lightning", "`.ckpt`, and `metrics.csv` of a CSVLogger beside", _keys("pytorch-lightning_version"), _lightning),
@@ -343,19 +388,26 @@ def _newest(path: Path) -> Path:
 
 
 def read_runs(
-    path: str | Path, *, trust: bool = False, key: str | None = None, fitness: Fitness = lambda weights: (), epoch: int | None = None
+    path: str | Path,
+    *,
+    trust: bool = False,
+    key: str | None = None,
+    fitness: Fitness = lambda weights: (),
+    epoch: int | None = None,
+    convert: Callable[[Any], Any] | None = None,
 ) -> list[ForeignRun]:
     """Read what another system has saved in a file or a folder: a run; of Neptune's tables perhaps several.
 
     `trust`: unpickle Python objects, which may run any code. `key`, `fitness`: which weights, as for `find_weights`. `epoch`: the finished
-    epochs, if the files don't say. Raises ConfigError for files that no reader knows, and CheckpointError for what can't be read.
+    epochs, if the files don't say. `convert`: a function of the content of the file, which returns what is read.
+    Raises ConfigError for files that no reader knows, and CheckpointError for what can't be read.
     """
 
     def choose(file: Path, content: Any) -> Weights:
         found = find_weights(file, key, fitness) if content is None else choose_weights(file, content, key, fitness)
         return {name: value for name, value in bare(found.weights).items() if isinstance(value, Tensor)}
 
-    files = Files(_newest(Path(path)), trust)
+    files = Files(Path(path) if convert is not None else _newest(Path(path)), trust, convert)
     if files.find("state.json", "events.jsonl") or (isinstance(files.content, Mapping) and "nbtrain" in files.content):
         raise ConfigError(f"{files.path.name} is of nbtrain.", where=str(files.path), remedy="Continue it: run(..., resume=path).")
     reader = next((reader for reader in READERS if reader.knows(files)), None)

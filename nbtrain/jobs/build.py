@@ -22,18 +22,24 @@ from ..addons.accumulation import AccumulationAddon
 from ..addons.limits import ValidateSteps
 from ..addons.multi_gpu import MultiGPUAddon
 from ..addons.state_manager import StateManagerAddon
-from ..checkpoint.pretrained import open_pretrained
+from ..checkpoint.files import read_counts
+from ..checkpoint.pretrained import fitness_of, open_pretrained
+from ..checkpoint.store import FOLDER
 from ..compat.config_fields import AUTOMATIC
 from ..config.compute_plan import device_batches, limits, n_epochs, plan_compute
 from ..config.document import At, Document, Problems
 from ..config.instantiate import Maker
-from ..config.schema import DatasetSamplerConfig, OneOptimizerConfig, PartConfig, Settings
+from ..config.schema import DatasetSamplerConfig, LRSchedulerConfig, OneOptimizerConfig, OneSchedulerConfig
+from ..config.schema import OptimizerConfig, PartConfig, Settings
 from ..distributed.devices import resolve_devices
 from ..distributed.memory_estimate import DevicePlan, device_memory, plan_devices
 from ..distributed.world import find_world
 from ..engine.addon import AddOnBase
 from ..errors import CheckpointError, ConfigError, first_line, nearest
+from ..foreign.imported import fit_run
+from ..foreign.readers import read_runs
 from ..history.history import RunResult
+from .callbacks import own_callbacks
 from .validate import LOGGERS, STAGES, check_optimizer, check_part, device_type, hook_part, n_available, notes
 from ..optim.joint_optimizer import JointOptimizer, named_optimizers
 from ..rng import check_seed, seed_all
@@ -56,14 +62,32 @@ class Job:
     test_loader: Iterable[Any] | None
     resume: str | None
     notes: list[str] = field(default_factory=list)
+    convert: Callable[[Any], Any] | None = None  # what a file of another system holds becomes what is imported
+    trust: bool = False
 
     def run(self) -> RunResult:
         """Train, from the start or from `checkpoint.resume_from`."""
         for note in self.notes:
             self.trainer.recorder.note(note)
-        result = self.trainer.run(self.n_epoch, self.loader, self.valid_loader, resume=self.resume)
+        result = self.trainer.run(self.n_epoch, self.loader, self.valid_loader, resume=self.open_resume())
         assert isinstance(result, RunResult)
         return result
+
+    def open_resume(self) -> str | Path | None:
+        """What `run` resumes from. A file of another system becomes a run folder, and its checkpoint is returned."""
+        if self.resume is None or not self._is_foreign(self.resume):
+            return self.resume
+        folder = self.trainer.import_run(self.resume, trust=self.trust, convert=self.convert)
+        return next((folder / FOLDER).glob("epoch=*"))
+
+    def _is_foreign(self, resume: str) -> bool:
+        """Whether this is a file of another system."""
+        if resume in ("last", "best", "auto") or not Path(resume).is_file():
+            return False
+        try:
+            return read_counts(Path(resume)) is None
+        except CheckpointError:  # Python objects may be in it
+            return self.convert is not None
 
     def load(self) -> str:
         """Load the weights to evaluate: those of `checkpoint.resume_from`, or else the best. Returns their name, or ""."""
@@ -72,6 +96,10 @@ class Job:
         path = self.trainer[StateManagerAddon].find(self.trainer, self.resume or "best")
         if path is None:
             return ""
+        if self.convert is not None and self._is_foreign(str(path)):
+            found = read_runs(path, trust=self.trust, fitness=fitness_of(self.trainer.model), convert=self.convert)
+            self.trainer.model.load_state_dict(fit_run(self.trainer, found, None, strict=False).weights)
+            return Path(path).name
         try:
             if note := open_pretrained(path, self.trainer.model).load():
                 self.trainer.recorder.note(note)
@@ -133,10 +161,32 @@ def _chosen(part: OneOptimizerConfig, known: Mapping[str, nn.Parameter]) -> set[
     return {name for name in names if part.dims in (None, known[name].ndim)}
 
 
-def _each(model: nn.Module, parts: Sequence[OneOptimizerConfig], maker: Maker) -> JointOptimizer:
-    """The optimizers of a list."""
+def _classified(model: nn.Module, parts: Sequence[OneOptimizerConfig], maker: Maker, function: Callable[[str], Any]) -> list[list[Any]]:
+    """The parameters, or the groups of them, of each of several optimizers, as `function` places each name."""
+    found: list[dict[int, list[nn.Parameter]]] = [{} for _ in parts]
+    for name, parameter in model.named_parameters():
+        place = function(name)
+        index, group = (*place, 0)[:2] if isinstance(place, tuple) else (place, 0)
+        if index not in range(len(parts)) or group not in range(max(len(parts[index].groups), 1)):
+            what = f"optimizer.param_clss_fn returned {place!r} for {name!r}, and there is no such optimizer or group."
+            raise ConfigError(what, remedy="Return the index of an optimizer, or (optimizer, group), both counted from 0.")
+        found[index].setdefault(group, []).append(parameter)
     made = []
-    for i, (part, parameters) in enumerate(zip(parts, _driven(model, parts))):
+    for i, (part, of_groups) in enumerate(zip(parts, found)):
+        if len(of_groups) < max(len(part.groups), 1):
+            what = f"optimizer.{i}" + (f".groups.{min(set(range(len(part.groups))) - of_groups.keys())}" if part.groups else "")
+            raise ConfigError(f"{what} has no parameter: param_clss_fn never returned it.", remedy="Leave it out, or return it.")
+        options = maker.value(part.groups, ("optimizer", i, "groups"))
+        made.append([{**given, "params": of_groups[group]} for group, given in enumerate(options)] or of_groups[0])
+    return made
+
+
+def _each(model: nn.Module, section: OptimizerConfig, maker: Maker) -> JointOptimizer:
+    """The optimizers of a list."""
+    parts, made = section.each, []
+    name = section.param_clss_fn
+    driven = _driven(model, parts) if name is None else _classified(model, parts, maker, maker.load(name, ("optimizer", "param_clss_fn")))
+    for i, (part, parameters) in enumerate(zip(parts, driven)):
         at = ("optimizer", i)
         made.append(maker.call(maker.load(part.type, (*at, "type")), part.args, (*at, "args"), parameters))
     names = [part.name or name for part, name in zip(parts, named_optimizers(made))]
@@ -154,7 +204,7 @@ def _clip(settings: Settings, optimizer: Any) -> float | dict[str, float]:
 def _model_and_optimizer(settings: Settings, maker: Maker) -> tuple[Any, Any]:
     model = maker.call(maker.load(settings.model.type, ("model", "type")), settings.model.args, ("model", "args"))
     if settings.optimizer.each:
-        return model, _each(model, settings.optimizer.each, maker)
+        return model, _each(model, settings.optimizer, maker)
     optimizer = maker.load(settings.optimizer.type, ("optimizer", "type"))
     return model, maker.call(
         optimizer,
@@ -177,12 +227,20 @@ def _scheduler(settings: Settings, maker: Maker, optimizer: Any) -> Any:
     section = settings.lr_scheduler
     if section is None:
         return None
-    target: Callable[..., Any] = maker.load(section.type, ("lr_scheduler", "type"))
-    at = ("lr_scheduler", "args")
-    if section.interval == "epoch":
-        return maker.call(target, section.args, at, optimizer)
+    if not section.each:
+        return _one_scheduler(section, section.interval, maker, ("lr_scheduler",), optimizer)
+    return [
+        _one_scheduler(part, section.interval, maker, ("lr_scheduler", "each", i), own)
+        for i, (part, own) in enumerate(zip(section.each, optimizer.optimizers.values()))
+    ]
+
+
+def _one_scheduler(section: LRSchedulerConfig | OneSchedulerConfig, interval: str, maker: Maker, at: At, optimizer: Any) -> Any:
+    target: Callable[..., Any] = maker.load(section.type, (*at, "type"))
+    if interval == "epoch":
+        return maker.call(target, section.args, (*at, "args"), optimizer)
     with_plan = "plan" in _parameters_of(target)
-    return lambda optimizer, plan: maker.call(target, section.args, at, optimizer, **({"plan": plan} if with_plan else {}))
+    return lambda optimizer, plan: maker.call(target, section.args, (*at, "args"), optimizer, **({"plan": plan} if with_plan else {}))
 
 
 # %% ../../nbs/jobs/build.ipynb #7fdda280
@@ -325,12 +383,14 @@ def build(settings: Settings, document: Document, callbacks: Iterable[L.Callback
     n_batches = sized_len(loaders["train"])
     n_readers = plan.n_copies * plan.n_sharing
     n_epoch = n_epochs(settings, math.ceil(n_batches / n_readers) if n_batches is not None else None, accumulate)
-    callbacks = list(callbacks)
+    callbacks = [*callbacks, *own_callbacks(settings)]
     if settings.val_every_n_train_steps is not None:
         callbacks.append(ValidateSteps(settings.val_every_n_train_steps, settings.val_every_n_epochs))
     trainer = _trainer(settings, maker, model, optimizer, callbacks, limits(settings, accumulate))
-    resume = settings.checkpoint.resume_from
-    return Job(trainer, n_epoch, loaders["train"], loaders["val"], loaders["test"], resume, notes(settings))
+    saving = settings.checkpoint
+    convert = maker.load(saving.convert_fn, ("checkpoint", "convert_fn")) if saving.convert_fn is not None else None
+    data = loaders["train"], loaders["val"], loaders["test"]
+    return Job(trainer, n_epoch, *data, saving.resume_from, notes(settings), convert, document.trusted)
 
 
 # %% ../../nbs/jobs/build.ipynb #fee6b7fd

@@ -384,7 +384,7 @@ class TrainerArgs(NnScalerFields, Settings):
 def _build_in_job(files: Sequence[Path], overrides: Sequence[Override], trust: bool) -> tuple[Any, ...]:
     """Make a run where it trains: there are the devices and the processes."""
     job = TrainerArgs.from_files(files, overrides, trust=trust).build()
-    return job.trainer, job.n_epoch, job.loader, job.valid_loader, job.resume
+    return job.trainer, job.n_epoch, job.loader, job.valid_loader, job.open_resume()
 
 
 def submit_config(

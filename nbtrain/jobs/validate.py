@@ -17,12 +17,13 @@ from ..compat.config_fields import AUTOMATIC, ignored_fields, unsupported
 from ..config.compute_plan import ComputePlan, accumulation, device_batches, plan_compute
 from ..config.document import At, Document, Problems, dotted
 from ..config.instantiate import check_call, check_name, check_value, load_checked
-from ..config.schema import OptimizerConfig, PartConfig, Settings
+from ..config.schema import LRSchedulerConfig, OptimizerConfig, PartConfig, Settings
 from ..distributed.devices import resolve_devices
 from ..distributed.world import find_world
 from ..errors import ConfigError
 from ..resources import n_cores
 from ..base.arguments import check_lightning_names
+from .callbacks import check_callbacks
 from ..trainer.trainer import Trainer
 
 # %% auto #0
@@ -50,6 +51,9 @@ def check_optimizer(section: OptimizerConfig, document: Document, problems: Prob
     """Add problems with the optimizer, or with each of several."""
     if not section.each:
         check_part(section, ("optimizer",), document, problems, n_first=1)
+        if section.param_clss_fn is not None:
+            where = document.place(("optimizer", "param_clss_fn"))
+            problems.add("optimizer.param_clss_fn chooses among several optimizers.", where, "Give them in optimizer.each.")
         return
     for name in ("type", "args", "groups"):
         if getattr(section, name):
@@ -62,6 +66,16 @@ def check_optimizer(section: OptimizerConfig, document: Document, problems: Prob
         problems.add(f"Two optimizers are called {name!r}.", document.place(("optimizer",)), "Give them different names.")
     for i, part in enumerate(section.each):
         check_part(part, ("optimizer", i), document, problems, n_first=1)
+    if section.param_clss_fn is not None:
+        check_name(section.param_clss_fn, ("optimizer", "param_clss_fn"), document, problems)
+        names = [name for part in section.each for name in ("params", "dims") if getattr(part, name) not in ([], None)]
+        if names:
+            where = document.place(("optimizer", "param_clss_fn"))
+            problems.add(f"optimizer.param_clss_fn is given beside {names[0]} of an optimizer.", where, "Leave one of them out.")
+        return
+    if any(part.groups for part in section.each):
+        what = "Groups of one of several optimizers need optimizer.param_clss_fn, which returns the group of a parameter."
+        problems.add(what, document.place(("optimizer",)), "Give a function of a parameter's name: it returns (optimizer, group).")
     if sum(not part.params and part.dims is None for part in section.each) > 1:
         what = "Two optimizers name no parameters: only one can drive what is left."
         problems.add(what, document.place(("optimizer",)), "Give params: names with * for anything.")
@@ -82,11 +96,26 @@ def _check_trainer(settings: Settings, document: Document, problems: Problems) -
         problems.add(f"trainer.args.{name} is given by the field {_FIELDS[name]}.", where, f"Give --{_FIELDS[name]}.")
 
 
+def _check_scheduler(section: LRSchedulerConfig, n_optimizers: int, document: Document, problems: Problems) -> None:
+    """Check the schedule, or that of each of several optimizers."""
+    if not section.each:
+        check_part(section, ("lr_scheduler",), document, problems, n_first=1, automatic=("plan",))
+        return
+    if section.type is not None:
+        problems.add("lr_scheduler.type is given beside lr_scheduler.each.", document.place(("lr_scheduler", "type")), "Leave one out.")
+    if len(section.each) != n_optimizers:
+        what = f"lr_scheduler.each has {len(section.each)} schedules, and there {'is' if n_optimizers == 1 else 'are'} {n_optimizers}"
+        remedy = "Give one for each, in the order of optimizer.each; or one for all, as lr_scheduler.type."
+        problems.add(f"{what} optimizer{'s' * (n_optimizers != 1)}.", document.place(("lr_scheduler", "each")), remedy)
+    for i, part in enumerate(section.each):
+        check_part(part, ("lr_scheduler", "each", i), document, problems, n_first=1, automatic=("plan",))
+
+
 def _check_parts(settings: Settings, document: Document, problems: Problems) -> None:
     check_part(settings.model, ("model",), document, problems)
     check_optimizer(settings.optimizer, document, problems)
     if settings.lr_scheduler is not None:
-        check_part(settings.lr_scheduler, ("lr_scheduler",), document, problems, n_first=1, automatic=("plan",))
+        _check_scheduler(settings.lr_scheduler, max(len(settings.optimizer.each), 1), document, problems)
     if settings.trainer.type is not None:
         check_part(settings.trainer, ("trainer",), document, problems, automatic=("model", "optimizer"))
     _check_trainer(settings, document, problems)
@@ -165,6 +194,11 @@ def _check_limits(settings: Settings, document: Document, problems: Problems) ->
     elif saving.no_save and resume is not None:
         where = document.place(("checkpoint", "resume_from"))
         problems.add(f"checkpoint.resume_from is {resume!r}, and checkpoint.no_save is true.", where, "Leave one of them out.")
+    if saving.convert_fn is not None:
+        check_name(saving.convert_fn, ("checkpoint", "convert_fn"), document, problems)
+        if resume is None:
+            where = document.place(("checkpoint", "convert_fn"))
+            problems.add("checkpoint.convert_fn is given, and there is nothing to convert.", where, "Give checkpoint.resume_from, a file.")
 
 
 def _check_reduction(settings: Settings, document: Document, problems: Problems) -> None:
@@ -244,6 +278,7 @@ def check_settings(settings: Settings, document: Document, problems: Problems) -
     if settings.hook is not None:
         _check_hook(settings.hook, document, problems)
     _check_data(settings, document, problems)
+    check_callbacks(settings, document, problems)
 
 
 # %% ../../nbs/jobs/validate.ipynb #6f5f11cb
@@ -257,6 +292,9 @@ def notes(settings: Settings) -> list[str]:
         lines.append(f"{plan.n_sharing} devices share a copy of the model, and each needs a sample: an update has {size} per copy")
     if settings.precision in ("bf16", "fp16") and compute != type(compute)():
         lines.append(f"precision: {settings.precision} is mixed precision; with nnScaler it is {settings.precision}-true, for weights too")
+    saving = settings.checkpoint
+    if saving.convert_fn is not None and (saving.resume_from in ("last", "best", "auto") or Path(saving.resume_from or ".").is_dir()):
+        lines.append("checkpoint.convert_fn converts a file, and resume_from does not name one: it is not called")
     if names := [*ignored_fields(settings), *getattr(settings, "dropped", ())]:
         lines.append(f"ignored, because no code is generated here: {', '.join(names)}")
     sections = {"dataloader": settings.dataloader, "dataset_sampler": settings.dataset_sampler}

@@ -32,7 +32,7 @@ from ..engine.train_state import Mode
 from ..errors import ConfigError, StepError
 from ..history.history import RunResult
 from ..optim.param_groups import param_groups
-from ..optim.schedulers import Scheduler
+from ..optim.joint_optimizer import Schedulers
 from ..base.addon_options import TrainerOptions
 from ..base.arguments import Optimizers
 from ..run.handle import RunHandle
@@ -329,7 +329,7 @@ class ModelTrainer(DatasetTrainer):
         device: Device | list[Device] = "auto",
         mode: Mode = "train",
         optimizer: Optimizers | None = None,
-        scheduler: Scheduler | None = None,
+        scheduler: Schedulers | None = None,
         *,
         loss_fn: Callable[[Any, Any], Tensor] | None = None,
         train_dataset: Any = None,

@@ -28,20 +28,25 @@ SETTINGS = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 _NEEDS = re.compile(r"^# dependencies = (\[.*?\])$", re.M)
+_BARE = re.compile(r"^# no-deps = (\[.*?\])$", re.M)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A script with a docstring that says what it shows, and what it needs as PEP 723 writes it: `# dependencies = ["timm"]`."""
+    """A script with a docstring that says what it shows, and what it needs as PEP 723 writes it: `# dependencies = ["timm"]`.
+
+    A library that asks for what can't be had beside this torch, and works without it, is installed alone: `# no-deps = ["tlama-core"]`.
+    """
 
     path: Path
     shows: str
-    needs: tuple[str, ...]  # as pip reads them; the first is the library that the job is about
+    needs: tuple[str, ...]  # as pip reads them; the first is the library that the job is about, if there is none in `bare`
     n_lines: int  # of code
+    bare: tuple[str, ...] = ()  # what is installed without its dependencies
 
     @property
     def library(self) -> str:
-        return re.split(r"[\[=<>~! ]", self.needs[0])[0]
+        return re.split(r"[\[=<>~! ]", (*self.bare, *self.needs)[0])[0]
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,8 @@ def read_job(path: Path) -> Job:
         raise ValueError(f'{path.name} needs a docstring and a line such as # dependencies = ["timm"]')
     first = tree.body[0].end_lineno or 1
     code = [line for line in text.splitlines()[first:] if line.strip() and not line.lstrip().startswith("#")]
-    return Job(path, " ".join(shows.split()), tuple(ast.literal_eval(needs[1])), len(code))
+    bare = tuple(ast.literal_eval(found[1])) if (found := _BARE.search(text)) is not None else ()
+    return Job(path, " ".join(shows.split()), tuple(ast.literal_eval(needs[1])), len(code), bare)
 
 
 def make_environment(job: Job) -> Path:
@@ -84,9 +90,12 @@ def install(job: Job, python: Path) -> str:
     pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith(("torch==", "lightning=="))]
     constraints = python.with_name("constraints.txt")
     constraints.write_text("\n".join(pins), encoding="utf-8")
-    command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--constraint", constraints, *job.needs]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else f"not installed: {last_error(done.stderr)}"
+    command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--constraint", constraints]
+    for packages in (job.needs, ("--no-deps", *job.bare) if job.bare else ()):
+        done = subprocess.run([*command, *packages], capture_output=True, text=True, check=False) if packages else None
+        if done is not None and done.returncode != 0:
+            return f"not installed: {last_error(done.stderr)}"
+    return ""
 
 
 def run_job(job: Job, python: Path, limit_s: float = LIMIT_S) -> str:
@@ -137,7 +146,7 @@ def page(rows: Iterable[str]) -> str:
     tested = f"Python {platform.python_version()}, torch {version('torch')}, lightning {version('lightning')}"
     return f"""# Libraries that were tried
 
-{len(rows) - failed} of {len(rows)} libraries did what their job shows, with {tested}.
+{len(rows) - failed} of {len(rows)} jobs did what they show, with {tested}.
 
 A job is a short script that uses the library as the library's own documentation does, on data that it makes, without a network. It ends
 with an assertion. Copy one from `tests/ecosystem/` as a beginning. `make ecosystem` installs the newest versions that go with the tested

@@ -37,6 +37,8 @@ def test_the_page_has_a_row_for_each_job() -> None:
 def test_a_job_is_read(tmp_path: Path) -> None:
     found = job(tmp_path, "x = 1\n\n# a comment\nassert x")
     assert (found.library, found.shows, found.n_lines) == ("it", "Shows it", 2)
+    (tmp_path / "with_it.py").write_text('"""Shows it"""\n# dependencies = ["rich"]\n# no-deps = ["it"]\nx = 1')
+    assert eco.read_job(tmp_path / "with_it.py").library == "it"
     (tmp_path / "with_it.py").write_text("x = 1")
     with pytest.raises(ValueError, match="with_it.py needs a docstring and a line such as"):
         eco.read_job(tmp_path / "with_it.py")
@@ -62,4 +64,4 @@ def test_a_failure_is_a_row_and_is_counted(tmp_path: Path) -> None:
     rows = [eco.row(found, eco.Outcome("2.1", 3.4, "")), eco.row(found, eco.Outcome("", 0.2, "ValueError: a|b"))]
     assert rows[0] == "| it | 2.1 | Shows it | yes | `with_it.py` | 1 | 3 |"
     assert "| **no**: ValueError: a¦b |" in rows[1]
-    assert "1 of 2 libraries did what their job shows" in eco.page(rows)
+    assert "1 of 2 jobs did what they show" in eco.page(rows)

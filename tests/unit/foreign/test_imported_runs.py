@@ -1,4 +1,5 @@
-"""Runs of other systems are taken over: from files that the real systems have written (`fixtures/make_foreign.py`), and made here.
+"""Runs of other systems are taken over: from files that the real systems have written (`fixtures/make_foreign.py`, `make_sharded.py`), and
+made here.
 
 OmniGenBench and nnScaler can't be installed beside the others: their files are written as their source does it.
 """
@@ -6,8 +7,11 @@ OmniGenBench and nnScaler can't be installed beside the others: their files are 
 from __future__ import annotations
 
 import csv
+import importlib
+import importlib.util
 import json
 import pickle
+import shutil
 import sys
 import types
 from collections.abc import Callable
@@ -222,28 +226,78 @@ def torch_file(path: Path) -> Any:
     return torch.load(path, weights_only=False)
 
 
-REAL: dict[str, tuple[str, Any, Any, Any, dict[str, Any]]] = {  # the files, model, optimizer, schedule by epochs, and options
-    "hf_trainer": ("checkpoint-10", make_model, groups, None, {"scheduler": linear}),
-    "accelerate": ("epoch_1", make_model, adamw, steps, {}),
-    "zae": ("saved", still_model, adam, steps, {}),
-    "nnscaler": ("merged.ckpt", still_model, adamw, steps, {}),
-    "tlama": ("checkpoints/checkpoint_step_00000009.pt", still_model, adamw, None, {"scheduler": lambda step: 0.01 / (step + 1)}),
+REAL: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {  # by the files: model, optimizer, schedule by epochs, and options
+    "hf_trainer/checkpoint-10": (make_model, groups, None, {"scheduler": linear}),
+    "accelerate/epoch_1": (make_model, adamw, steps, {}),
+    "zae/saved": (still_model, adam, steps, {}),
+    "nnscaler/merged.ckpt": (still_model, adamw, steps, {}),
+    "tlama/checkpoints/checkpoint_step_00000009.pt": (still_model, adamw, None, {"scheduler": lambda step: 0.01 / (step + 1)}),
+    "deepspeed_2": (still_model, adamw, None, {}),
+    "deepspeed_3/global_step10": (still_model, adamw, None, {}),
+    "fsdp/sharded/epoch_1": (still_model, adamw, None, {}),
+    "fsdp/full/epoch_1": (still_model, adamw, None, {}),
+    "lightning_fsdp/epoch=1-step=10.ckpt": (still_model, adamw, None, {}),
 }
 
 
-@pytest.mark.parametrize("name", REAL)
-def test_a_run_of_a_real_system_continues_as_the_system_itself_does(name: str, tmp_path: Path) -> None:
-    file, make, make_optimizer, make_schedule, options = REAL[name]
+@pytest.mark.parametrize("file", REAL)
+def test_a_run_of_a_real_system_continues_as_the_system_itself_does(file: str, tmp_path: Path) -> None:
+    make, make_optimizer, make_schedule, options = REAL[file]
+    name = file.partition("/")[0]
     model = zeroed(make())
     optimizer = make_optimizer(model)
     options |= {"scheduler": make_schedule(optimizer)} if make_schedule is not None else {}
     trainer = trainer_of(tmp_path, model, optimizer=optimizer, **options)
-    trainer.import_run(SAVED / name / file, epoch=2 if name == "zae" else None)
+    trainer.import_run(SAVED / file, epoch=2 if name == "zae" else None)
     assert (trainer.counts.epoch, trainer.counts.step) == (2, 10)
     trainer.run(1, make_loader(shuffle=False))
     expected = {key.removeprefix("net."): value for key, value in load_file(SAVED / name / "expected.safetensors").items()}
     for key, value in model.state_dict().items():
         torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("file", "system"), [("deepspeed_2", "DeepSpeed"), ("fsdp/sharded/epoch_1", "accelerate")])
+def test_of_shards_nothing_is_lost_but_what_the_system_lacks(file: str, system: str) -> None:
+    (run,) = read_runs(SAVED / file)
+    assert run.system == system and run.taken()["optimizer"] == "1 state" and run.taken()["weights"] == "4 tensors"
+    assert ("random numbers" in run.without()) == (system == "DeepSpeed")
+
+
+def test_deepspeed_s_shards_below_hugging_face_and_accelerate_are_found(tmp_path: Path) -> None:
+    hf, state = tmp_path / "checkpoint-10", {"epoch": 2.0, "global_step": 10, "log_history": []}
+    shutil.copytree(SAVED / "deepspeed_2", hf)
+    (hf / "trainer_state.json").write_text(json.dumps(state))
+    shutil.copytree(SAVED / "deepspeed_3" / "global_step10", tmp_path / "epoch_1" / "pytorch_model")
+    shutil.copy(SAVED / "accelerate" / "epoch_1" / "random_states_0.pkl", tmp_path / "epoch_1")
+    runs = [read_runs(path)[0] for path in (hf, tmp_path / "epoch_1")]
+    assert [run.system for run in runs] == ["Hugging Face Trainer", "accelerate"]
+    first, second = (run.optimizers[0]["state"] for run in runs)
+    assert len(first) == len(second) == 4 and all(torch.allclose(first[i]["exp_avg"], second[i]["exp_avg"]) for i in range(4))
+    assert all(torch.allclose(value, runs[1].weights[name]) for name, value in runs[0].weights.items())
+
+
+def test_deepspeed_below_lightning_has_what_lightning_saves(tmp_path: Path) -> None:
+    folder = tmp_path / "last.ckpt" / "checkpoint"
+    shutil.copytree(SAVED / "deepspeed_2" / "global_step10", folder)
+    file = folder / "mp_rank_00_model_states.pt"
+    torch.save(torch.load(file, weights_only=False) | {"pytorch-lightning_version": "2.6", "epoch": 2, "global_step": 10}, file)
+    (run,) = read_runs(tmp_path / "last.ckpt")
+    assert (run.system, run.epoch, run.step, len(run.optimizers)) == ("Lightning", 2, 10, 1)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_shard_that_is_missing_is_an_error_that_says_so(stage: int, tmp_path: Path) -> None:
+    shutil.copytree(SAVED / f"deepspeed_{stage}" / "global_step10", tmp_path / "a")
+    (tmp_path / "a" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    with pytest.raises(CheckpointError, match="a is not whole: 1 of 2 shards of the optimizer are here"):
+        read_runs(tmp_path / "a")
+
+
+def test_tensors_that_are_split_over_devices_need_deepspeed_s_tools(tmp_path: Path) -> None:
+    shutil.copytree(SAVED / "deepspeed_2" / "global_step10", tmp_path / "a")
+    shutil.copy(tmp_path / "a" / "mp_rank_00_model_states.pt", tmp_path / "a" / "mp_rank_01_model_states.pt")
+    with pytest.raises(CheckpointError, match=r"split over several devices \(mp_rank_01\)"):
+        read_runs(tmp_path / "a")
 
 
 def test_hugging_face_s_checkpoint_continues_bit_for_bit_and_its_log_is_the_history(tmp_path: Path) -> None:
@@ -457,8 +511,19 @@ def exported(run: str, name: str, kind: str, step: float | None, value: float) -
     return {"project_id": "a/b", "run_id": run, "attribute_path": name, "attribute_type": kind, "step": step, "float_value": value}
 
 
+def write_parquet(path: Path, rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pyarrow if it is installed, as where `datasets` is; else its reader is stood in for."""
+    if importlib.util.find_spec("pyarrow") is not None:
+        pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        return
+    path.write_bytes(b"PAR1")
+    module = types.ModuleType("pyarrow.parquet")
+    vars(module)["read_table"] = lambda path: types.SimpleNamespace(to_pylist=lambda: rows)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", module)
+
+
 def test_the_tables_of_neptune_s_exporter_become_a_run_folder_for_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of the exporter's schema; pyarrow, which is not installed here, is stood in for."""
     rows = [
         exported(run, "metrics/val/loss", "float_series", step, 1 / (step + n))
         for n, run in enumerate(("R-1", "R-2"))
@@ -466,15 +531,19 @@ def test_the_tables_of_neptune_s_exporter_become_a_run_folder_for_each_run(tmp_p
     ]
     rows += [exported("R-1", "params/lr", "float", None, 0.1), exported("R-1", "sys/owner", "float", None, 0.0)]
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "R-1_part_0.parquet").write_bytes(b"PAR1")
-    assert main(["import", str(tmp_path / "data"), "-o", str(tmp_path / "runs")]) == 2  # without pyarrow
-    module = types.ModuleType("pyarrow.parquet")
-    vars(module)["read_table"] = lambda path: types.SimpleNamespace(to_pylist=lambda: rows)
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", module)
+    write_parquet(tmp_path / "data" / "R-1_part_0.parquet", rows, monkeypatch)
     assert main(["import", str(tmp_path / "data"), "-o", str(tmp_path / "runs")]) == 0
     first, second = (load_run(tmp_path / "runs" / name) for name in ("run-001", "run-002"))
     assert [row["val_loss"] for row in first.epochs] == [0.2, 0.1] and [row["val_loss"] for row in second.epochs] == [1 / 6, 1 / 11]
     assert json.loads((tmp_path / "runs/run-001/provenance.json").read_text())["arguments"] == {"params/lr": 0.1}
+
+
+def test_without_pyarrow_parquet_is_an_error_that_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "R-1.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ConfigError) as caught:
+        read_runs(tmp_path / "R-1.parquet")
+    assert str(caught.value) == f"R-1.parquet needs pyarrow to be read.\n  {tmp_path}/R-1.parquet\n  pip install pyarrow"
 
 
 def test_the_table_of_the_site_is_that_of_the_files() -> None:
