@@ -147,7 +147,13 @@ def _without_marks(source: str) -> tuple[list[str], str]:
 
 
 def only_imports(source: str) -> bool:
-    return all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(source).body)
+    """Whether a cell only imports, for type checkers among others."""
+    body = [
+        inner
+        for node in ast.parse(source).body
+        for inner in (node.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" else [node])
+    ]
+    return all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body)
 
 
 def module_name(path: Path) -> str:
