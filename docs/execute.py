@@ -28,11 +28,11 @@ from nbclient.exceptions import CellExecutionError
 ROOT = Path(__file__).resolve().parent.parent
 _NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 _METRIC = re.compile(rf"\b((?:train|val|test)_\w+|loss|accuracy|acc|f1|perplexity)['\"]?[:=]?\s+({_NUMBER})\b")
-_VARYING = re.compile(r"(_per_s|time_s|_wait_share|_gb)$")  # of the machine and the moment
+_VARYING = re.compile(r"(_per_s|time_s|wait_share|_gb)$")  # of the machine and the moment
 _WITHIN, _ZERO = 1e-4, 1e-6  # a seed and one thread give the same numbers; relative, and what counts as zero
 # What may differ in a text: addresses, hashes, pictures, numbers with their unit, bars, and the spaces that align them
 _NOT_WORDING = re.compile(
-    r"0x[0-9a-f]+|base64,[^\"]+|\b[0-9a-f]{7,}\b|-?\d[\d,.]*(?:e[+-]?\d+)?(?: ?(?:[µm]?s|min|[kMG]i?B)\b)?|[▁-█━╸╺─]|\s"
+    r"nbtrain-[0-9a-f]{8}|0x[0-9a-f]+|base64,[^\"]+|\b[0-9a-f]{7,}\b|-?\d[\d,.]*(?:e[+-]?\d+)?(?: ?(?:[µm]?s|min|[kMG]i?B)\b)?|[▁-█━╸╺─]|\s"
 )
 
 
