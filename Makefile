@@ -27,7 +27,8 @@ coverage: .venv/installed-dev
 	$(BIN)/coverage report
 
 # 1,000 runs that are interrupted in two lives where their state changes; 100 kills of a process that saves and 100 of whole runs, on two file
-# systems; runs resumed at every save; 1,000 damaged files for each reader; the long tests
+# systems; runs resumed at every save; 1,000 damaged files for each reader; and last every test that `make test` leaves out: those that are
+# marked as long and three of four cases of those with five or more, about 5,000, which is as many again as it runs: hours on two cores
 faults: .venv/installed-dev .venv/s3
 	NBTRAIN_FAULT_CASES=1000 $(BIN)/python -m pytest --dist worksteal tests/faults/test_interrupted.py $(TEST_ARGS)
 	NBTRAIN_KILLS=100 NBTRAIN_EVERY_SAVE=1 NBTRAIN_FLIPS=1000 $(BIN)/python -m pytest -m "" --ignore tests/faults/test_interrupted.py \

@@ -15,10 +15,11 @@ import sys
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-import nbformat
+import yaml
 from nbformat import NotebookNode
-from nbformat.v4 import new_markdown_cell
+from nbformat.v4 import new_markdown_cell, reads, writes
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
@@ -62,8 +63,8 @@ def gather(source: Path) -> None:
     """Write all pages as Sphinx reads them into the new folder `source`."""
     notebooks = [p for p in NOTEBOOKS.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts]
     for path in notebooks:
-        page = as_page(nbformat.read(path, as_version=4))
-        _write(source / path.relative_to(ROOT), nbformat.writes(as_front_page(page) if path.stem.startswith("index") else page))
+        page = as_page(_notebook(path))
+        _write(source / path.relative_to(ROOT), writes(as_front_page(page) if path.stem.startswith("index") else page))
     shutil.copytree(DOCS / "images", source / "docs" / "images")
     for path in DOCS.rglob("*.md"):
         _write(source / path.relative_to(ROOT), path.read_text(encoding="utf-8"))
@@ -81,6 +82,11 @@ def gather(source: Path) -> None:
         _add_buttons(source, address)
     for page in [*source.rglob("*.ipynb"), *source.rglob("*.md")]:
         _describe(page)
+
+
+def _notebook(path: Path) -> NotebookNode:
+    """A notebook; the tests have validated it, which here would take most of the time."""
+    return reads(path.read_text(encoding="utf-8"))
 
 
 def as_page(notebook: NotebookNode) -> NotebookNode:
@@ -105,7 +111,7 @@ def as_page(notebook: NotebookNode) -> NotebookNode:
 
 def listed(index: Path) -> list[Path]:
     """The notebooks that an index lists, in its order."""
-    text = "\n\n".join(cell.source for cell in nbformat.read(index, as_version=4).cells if cell.cell_type == "markdown")
+    text = "\n\n".join(cell.source for cell in _notebook(index).cells if cell.cell_type == "markdown")
     return [index.parent / f"{name}.ipynb" for name in _LISTED.findall(text)]
 
 
@@ -141,7 +147,13 @@ def _without_marks(source: str) -> tuple[list[str], str]:
 
 
 def only_imports(source: str) -> bool:
-    return all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(source).body)
+    """Whether a cell only imports, for type checkers among others."""
+    body = [
+        inner
+        for node in ast.parse(source).body
+        for inner in (node.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" else [node])
+    ]
+    return all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body)
 
 
 def module_name(path: Path) -> str:
@@ -212,17 +224,17 @@ def _append(page: Path, text: str) -> None:
     if page.suffix == ".md":
         page.write_text(f"{page.read_text(encoding='utf-8')}\n{text}", encoding="utf-8")
         return
-    notebook = nbformat.read(page, as_version=4)
+    notebook = _notebook(page)
     notebook.cells.append(new_markdown_cell(text))
-    nbformat.write(notebook, page)
+    _write(page, writes(notebook))
 
 
 def _put(page: Path, text: str) -> None:
     """Add a part below the picture in motion of the front page."""
-    notebook = nbformat.read(page, as_version=4)
+    notebook = _notebook(page)
     before, picture, after = notebook.cells[0].source.rpartition("</picture>\n")
     notebook.cells[0].source = f"{before}{picture}\n{text}{after}"
-    nbformat.write(notebook, page)
+    _write(page, writes(notebook))
 
 
 def _add_buttons(source: Path, address: str) -> None:
@@ -230,16 +242,16 @@ def _add_buttons(source: Path, address: str) -> None:
     _append(source / "index.ipynb", toctree("Elsewhere", [f"Repository <{address}>"]).replace(":maxdepth", ":hidden:\n:maxdepth"))
     for path in listed(NOTEBOOKS / "tutorials" / "index.ipynb"):
         page = source / path.relative_to(ROOT)
-        notebook = nbformat.read(page, as_version=4)
+        notebook = _notebook(page)
         notebook.cells[0].source += f"\n\n{repository.buttons(address, path.relative_to(ROOT).as_posix())}"
-        nbformat.write(notebook, page)
+        _write(page, writes(notebook))
 
 
 def _link_tutorials(source: Path) -> None:
     """At the end of each tutorial: the how-to pages that name it."""
     found: dict[str, list[str]] = {}
     for path in listed(NOTEBOOKS / "howto" / "index.ipynb"):
-        text = nbformat.read(path, as_version=4).cells[-1].source
+        text = _notebook(path).cells[-1].source
         for tutorial in re.findall(r"\(\.\./tutorials/(\w+)\.ipynb\)", text):
             found.setdefault(tutorial, []).append(f"[{title_of(path)}](../howto/{path.name})")
     for tutorial, links in found.items():
@@ -248,20 +260,20 @@ def _link_tutorials(source: Path) -> None:
 
 def _introduce_tutorials(source: Path) -> None:
     """Below the title of each tutorial: for whom it is and how long it takes, as their index says."""
-    index = nbformat.read(NOTEBOOKS / "tutorials" / "index.ipynb", as_version=4)
+    index = _notebook(NOTEBOOKS / "tutorials" / "index.ipynb")
     text = "\n\n".join(cell.source for cell in index.cells)
     for level, audience, entries in re.findall(r"^## (\w+)\n\n(For .+\.)\n\n((?:\d+\. .+\n?)+)", text, re.M):
         for name, needed, minutes in re.findall(r"\]\((\w+)\.ipynb\): .+?\. (?:(.+); )?(\d+ minutes)\.", entries):
             page = source / "nbs" / "tutorials" / f"{name}.ipynb"
-            notebook = nbformat.read(page, as_version=4)
+            notebook = _notebook(page)
             needs = f" {needed}." if needed else ""
             notebook.cells[0].source += f"\n\n*{level}, {minutes}. {audience}{needs}*"
-            nbformat.write(notebook, page)
+            _write(page, writes(notebook))
 
 
 def title_of(notebook: Path) -> str:
     """The first heading of a notebook."""
-    return nbformat.read(notebook, as_version=4).cells[0].source.partition("\n")[0].removeprefix("# ")
+    return _title(_notebook(notebook).cells[0].source)
 
 
 # -- what a search finds
@@ -279,31 +291,30 @@ def description(text: str) -> str:
     return sentence[0] if sentence else plain[:157].rsplit(" ", 1)[0] + " …"
 
 
-def _head(text: str, entry: str) -> str:
-    """The directive that describes a page."""
-    return f"```{{eval-rst}}\n.. meta::\n   :description: {description(text) or entry}\n```"
-
-
 def _describe(page: Path) -> None:
-    """Add the description below the title of a page."""
+    """Add the description to the metadata of a page. (A directive in the first cell would be parsed below 10,000 empty lines.)"""
     if page.suffix == ".md":
         text = page.read_text(encoding="utf-8")
         if page.parent.name == "api" and page.stem != "index":
             module = ast.parse((PACKAGE / f"{page.stem.replace('.', '/')}.py").read_text(encoding="utf-8"))
-            page.write_text(_with_head(text, f"# {page.stem}\n\n{ast.get_docstring(module) or ''}"), encoding="utf-8")
+            found = _metadata(page.stem, ast.get_docstring(module) or "")
         else:
-            page.write_text(_with_head(text, text), encoding="utf-8")
+            found = _metadata(_title(text), text)
+        page.write_text(f"---\n{yaml.safe_dump(found, allow_unicode=True, width=1000)}---\n\n{text}", encoding="utf-8")
         return
-    notebook = nbformat.read(page, as_version=4)
+    notebook = _notebook(page)
     text = "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    first = notebook.cells[0]
-    first.source = _with_head(first.source, text)
-    nbformat.write(notebook, page)
+    notebook.metadata |= _metadata(_title(text), text)
+    _write(page, writes(notebook))
 
 
-def _with_head(page: str, text: str) -> str:
-    title, _, rest = page.partition("\n")
-    return f"{title}\n\n{_head(text, title.removeprefix('# '))}\n{rest}"
+def _title(text: str) -> str:
+    return text.partition("\n")[0].removeprefix("# ")
+
+
+def _metadata(title: str, text: str) -> dict[str, Any]:
+    """What Sphinx reads of a page for search engines, and for the site's own search."""
+    return {"myst": {"html_meta": {"description": description(text) or title}}}
 
 
 def _write(path: Path, text: str) -> None:

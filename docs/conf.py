@@ -12,6 +12,8 @@ from typing import Any
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+from sphinx.domains.python import ObjectEntry, PythonDomain
+from sphinx.environment import BuildEnvironment
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,6 +134,23 @@ def _find_names(env: Any) -> dict[str, str]:
     return {name: full for name, full in found.items() if name in nbtrain.PUBLIC or name not in doubled}
 
 
+class QuickPythonDomain(PythonDomain):
+    """Sphinx's, which looks for each `int` and `str` of a signature through the names of all objects."""
+
+    _last_parts: tuple[int, set[str]] = (0, set())
+
+    def find_obj(
+        self, env: BuildEnvironment, modname: str, classname: str, name: str, type: str | None, searchmode: int = 0
+    ) -> list[tuple[str, ObjectEntry]]:
+        n, known = self._last_parts
+        if n != len(self.objects):
+            known = {full.rpartition(".")[2] for full in self.objects}
+            self._last_parts = len(self.objects), known
+        if name.removesuffix("()").rpartition(".")[2] not in known:
+            return []
+        return super().find_obj(env, modname, classname, name, type, searchmode)
+
+
 def _is_linked(node: nodes.Node) -> bool:
     parent = node.parent
     while parent is not None and not isinstance(parent, (nodes.reference, pending_xref, nodes.title)):
@@ -146,10 +165,13 @@ def _link(node: nodes.literal, target: str, docname: str) -> None:
 
 
 def fold_sidebar(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Open the sidebar where the page is: all of it on every page would take most of the time of a build, and of each page's bytes."""
-    whole = context.get("toctree")
+    """Open the sidebar where the page is: all of it on every page would take most of the time of a build, and of each page's bytes.
+
+    A page of a module does not list its two hundred siblings.
+    """
+    whole, depth = context.get("toctree"), {"maxdepth": 1} if page.startswith("api/") and page != "api/index" else {}
     if whole is not None:
-        context["toctree"] = lambda **options: whole(**options | {"collapse": True})
+        context["toctree"] = lambda **options: whole(**options | {"collapse": True} | depth)
 
 
 def leave_out_index(app: Sphinx) -> None:
@@ -171,10 +193,19 @@ def write_pages(app: Sphinx, error: Exception | None) -> None:
         (static / name).unlink(missing_ok=True)
 
 
+def use_processes(app: Sphinx, n: int) -> None:
+    """Pages are written in several processes, and read in one: to hand over what another has read takes longer than to read it."""
+    app.parallel = n
+
+
 def setup(app: Sphinx) -> None:
+    n_processes = app.parallel
+    app.connect("env-before-read-docs", lambda app, env, pages: use_processes(app, 1))
+    app.connect("env-updated", lambda app, env: use_processes(app, n_processes))
     app.connect("builder-inited", leave_out_index)
     app.connect("doctree-resolved", collect_page)
     app.connect("build-finished", write_pages)
     app.connect("html-page-context", fold_sidebar, priority=400)  # before the theme's
     app.connect("autodoc-process-docstring", docstring_as_rst, priority=400)  # before napoleon's
     app.add_post_transform(LinkNames)
+    app.add_domain(QuickPythonDomain, override=True)

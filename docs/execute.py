@@ -1,6 +1,7 @@
 """Execute notebooks in a folder of their own, and keep the outputs: `python docs/execute.py [NOTEBOOK ...]`.
 
-With `--compare` nothing is kept: the metrics and texts that come out are set beside those of the stored outputs.
+With `--compare` nothing is kept: the metrics and texts that come out are set beside those of the stored outputs. Where another kind of
+processor has stored them, torch rounds otherwise, and training amplifies it: `--within 0.05`.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from nbclient.exceptions import CellExecutionError
 ROOT = Path(__file__).resolve().parent.parent
 _NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 _METRIC = re.compile(rf"\b((?:train|val|test)_\w+|loss|accuracy|acc|f1|perplexity)['\"]?[:=]?\s+({_NUMBER})\b")
-_VARYING = re.compile(r"(_per_s|time_s|_wait_share|_gb)$")  # of the machine and the moment
-_RELATIVE, _ABSOLUTE = 0.05, 0.02  # another processor rounds otherwise, and training amplifies it
+_VARYING = re.compile(r"(_per_s|time_s|wait_share|_gb)$")  # of the machine and the moment
+_WITHIN, _ZERO = 1e-4, 1e-6  # a seed and one thread give the same numbers; relative, and what counts as zero
 # What may differ in a text: addresses, hashes, pictures, numbers with their unit, bars, and the spaces that align them
 _NOT_WORDING = re.compile(
-    r"0x[0-9a-f]+|base64,[^\"]+|\b[0-9a-f]{7,}\b|-?\d[\d,.]*(?:e[+-]?\d+)?(?: ?(?:[µm]?s|min|[kMG]i?B)\b)?|[▁-█━╸╺─]|\s"
+    r"nbtrain-[0-9a-f]{8}|0x[0-9a-f]+|base64,[^\"]+|\b[0-9a-f]{7,}\b|-?\d[\d,.]*(?:e[+-]?\d+)?(?: ?(?:[µm]?s|min|[kMG]i?B)\b)?|[▁-█━╸╺─]|\s"
 )
 
 
@@ -101,15 +102,15 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
             yield from _METRIC.findall(line)
 
 
-def differences(stored: nbformat.NotebookNode, fresh: nbformat.NotebookNode) -> list[str]:
-    """What does not agree, a line each."""
+def differences(stored: nbformat.NotebookNode, fresh: nbformat.NotebookNode, within: float = _WITHIN) -> list[str]:
+    """What does not agree, a line each; metrics may differ by the share `within`."""
     old, new = results(stored), results(fresh)
     if [found[:2] for found in old] != [found[:2] for found in new]:
         return [f"other metrics: {len(old)} are stored, {len(new)} came out", *_other_lines(stored, fresh)]
     far = [
         f"cell {cell}: {name} is {value:g}, {after:g} came out"
         for (cell, name, value), (_, _, after) in zip(old, new)
-        if not math.isclose(value, after, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
+        if not math.isclose(value, after, rel_tol=within, abs_tol=_ZERO)
     ]
     return far + _other_lines(stored, fresh)
 
@@ -138,14 +139,15 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: all")
     parser.add_argument("--compare", action="store_true", help="keep the stored outputs, and compare with them")
+    parser.add_argument("--within", type=float, default=_WITHIN, metavar="SHARE", help=f"by which a metric may differ: {_WITHIN}")
     given = parser.parse_args(arguments)
     paths = given.notebooks or sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
     os.environ["OMP_NUM_THREADS"] = "1"  # with another number of threads torch rounds otherwise, and training amplifies it
     with warm_kernels() as make_manager:
-        return sum(_execute_one(path, make_manager(), compare=given.compare) for path in paths)
+        return sum(_execute_one(path, make_manager(), compare=given.compare, within=given.within) for path in paths)
 
 
-def _execute_one(path: Path, manager: AsyncKernelManager, *, compare: bool) -> bool:
+def _execute_one(path: Path, manager: AsyncKernelManager, *, compare: bool, within: float) -> bool:
     """Does it not agree with what it has stored?"""
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -160,7 +162,7 @@ def _execute_one(path: Path, manager: AsyncKernelManager, *, compare: bool) -> b
         print(path, flush=True)
         return False
     stored = nbformat.read(path, as_version=4)
-    found = differences(stored, fresh)
+    found = differences(stored, fresh, within)
     print(path, *(found or [f"{len(results(stored))} metrics and all texts agree"]), sep="\n  ", flush=True)
     return bool(found)
 

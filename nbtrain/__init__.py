@@ -197,10 +197,15 @@ def __getattr__(name: str) -> Any:
         if not name.startswith("_") and (new := _renamed_to(name)):
             raise ImportError(f"{name} is now {new}: from nbtrain import {new.partition('(')[0]}")  # Python would hide an AttributeError
         raise AttributeError(f"module 'nbtrain' has no attribute {name!r}")
-    from nbtrain.deferred_imports import deferring
+    from nbtrain.deferred_imports import deferring, misfit
 
     with deferring():
-        value = getattr(import_module(f"nbtrain.{PUBLIC[name]}"), name)
+        try:
+            value = getattr(import_module(f"nbtrain.{PUBLIC[name]}"), name)
+        except Exception as error:
+            if reason := misfit(error):
+                raise ImportError(reason) from None
+            raise
     globals()[name] = value
     return value
 

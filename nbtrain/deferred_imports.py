@@ -17,9 +17,10 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
+from importlib.metadata import PackageNotFoundError, version
 
 # %% auto #0
-__all__ = ["deferring"]
+__all__ = ["deferring", "misfit"]
 
 
 # %% ../nbs/deferred_imports.ipynb #89bd7757
@@ -214,3 +215,30 @@ def _leave(finder: _Finder) -> None:
             gc.freeze()
             gc.unfreeze()  # the new objects are in the oldest generation now
         gc.enable()
+
+
+# %% ../nbs/deferred_imports.ipynb #fa2b77e1
+_BUILT_FOR_TORCH = {"torchvision", "torchaudio", "torchao", "torchtext"}
+
+
+def _with_version(package: str) -> str:
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return package
+
+
+def misfit(error: Exception) -> str:
+    """Which package that is built for one release of torch has raised `error` while it was imported, and what to do; else empty."""
+    names, step = [], error.__traceback__
+    while step is not None:
+        names.append(str(step.tb_frame.f_globals.get("__name__")).partition(".")[0])
+        step = step.tb_next
+    found = next((name for name in reversed(names) if name in _BUILT_FOR_TORCH), None)
+    if found is None:
+        return ""
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return (
+        f"{_with_version(found)} can't be imported beside {_with_version('torch')}: {reason}. "
+        f"Install the {found} that was built for this torch, or remove it: pip uninstall {found}"
+    )

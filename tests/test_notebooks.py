@@ -183,11 +183,13 @@ def test_results_are_the_metrics_of_tables_and_of_lines() -> None:
     assert found == [(0, name, value) for name, value in values]
 
 
-def test_only_metrics_that_are_far_off_are_told() -> None:
+def test_metrics_that_differ_are_told() -> None:
     differences = script("execute").differences
     stored = _notebook_with("val_loss 1.0 · val_acc 0.5 · time 1.0s")
-    assert differences(stored, _notebook_with("val_loss 1.04 · val_acc 0.5 · time 9.0s")) == []
-    assert differences(stored, _notebook_with("val_loss 1.2 · val_acc 0.5 · time 1.0s")) == ["cell 0: val_loss is 1, 1.2 came out"]
+    other = _notebook_with("val_loss 1.04 · val_acc 0.5 · time 9.0s")
+    assert differences(stored, _notebook_with("val_loss 1.00001 · val_acc 0.5 · time 9.0s")) == []
+    assert differences(stored, other) == ["cell 0: val_loss is 1, 1.04 came out"]
+    assert differences(stored, other, 0.05) == []  # what another processor may make of it
     text = "cell 0: the text is 'val_loss 1.0 · val_acc 0.5 · time 1.0s', 'val_loss 1.0' came out"
     assert differences(stored, _notebook_with("val_loss 1.0")) == ["other metrics: 2 are stored, 1 came out", text]
 

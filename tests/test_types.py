@@ -1,4 +1,4 @@
-"""What a type checker knows in a user's project, in which nbtrain is installed from its wheel."""
+"""What pyright and mypy, both strict, know in a user's project, in which nbtrain is installed from its wheel or for editing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BIN = Path(sys.executable).parent
 
 
 class Message(NamedTuple):
-    """What pyright says of a line, counted from 1."""
+    """What a type checker says of a line, counted from 1."""
 
     kind: str
     line: int
@@ -29,7 +29,8 @@ class Message(NamedTuple):
     text: str
 
 
-# A line that must be an error ends with `# error: RULE`, a revealed type is followed by `# type: TYPE`; all other lines must be right.
+# A line that must be an error ends with `# error: RULE`, with pyright's name for it; a revealed type is followed by `# type: TYPE`. All other
+# lines must be right. mypy knows no class whose base is a call, so it takes such a class as it is: `# error for pyright: RULE`.
 USER = """
 from __future__ import annotations
 
@@ -103,12 +104,12 @@ Warm.add_on(StateManagerAddon)(net, temperature="hot")  # error: reportArgumentT
 Warm.add_on(StateManagerAddon)(net, every_n_epoch=1)  # error: reportCallIssue
 
 
-class Careful(Digits.add_on(GradientClipAddon)):
+class Careful(Digits.add_on(GradientClipAddon)):  # type: ignore[misc]
     pass
 
 
 Careful(net, gradient_clip=1.0, gradient_clip_algorithm="value")
-Careful(net, gradient_clip_algorithm="values")  # error: reportArgumentType
+Careful(net, gradient_clip_algorithm="values")  # error for pyright: reportArgumentType
 
 
 # an addon of one's own, as an instance and as a class
@@ -135,11 +136,13 @@ class Waits(AddOnBase):
 # a run, and what comes of it
 result = trainer.run(1, [])
 reveal_type(result)  # type: RunResult
-result.last["epoch"] + trainer.history.best["val_loss"]
+reveal_type(result.last["epoch"])  # type: Any
+total: float = trainer.history.last["epoch"] + trainer.history.best["val_loss"]
 handle = trainer.run(1, [], background=True)
 reveal_type(handle)  # type: RunHandle
 handle.pause()
-trainer.resume().status
+reveal_type(ModelTrainer(net).run(1, background=True))  # type: RunHandle
+reveal_type(trainer.resume())  # type: RunResult | Any
 trainer.resume(background=True).wait(timeout_s=3)
 ModelTrainer(net).run(1, background=True).wait()
 
@@ -163,48 +166,100 @@ def _run(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with nbtrain from its wheel, which is built aside; torch and the rest are those of this environment."""
-    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("environment")
-    shutil.copytree(ROOT / "nbtrain", source / "nbtrain", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository as far as an install reads it."""
+    folder = tmp_path_factory.mktemp("source")
+    shutil.copytree(ROOT / "nbtrain", folder / "nbtrain", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "README.pypi.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def _environment(folder: Path, *nbtrain: object) -> Path:
+    """A new environment with nbtrain; torch and the rest are those of this environment. Returns its packages."""
     venv.create(folder, with_pip=False)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+    options = ("--no-deps", "--no-build-isolation", "--ignore-installed")  # nbtrain is also among the others
+    install = _run(BIN / "pip", "--python", folder / "bin" / "python", "install", *options, *nbtrain)
+    assert install.returncode == 0, install.stderr
+    return packages
+
+
+@pytest.fixture(scope="module")
+def environment(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with nbtrain from its wheel, which is built aside."""
+    folder = tmp_path_factory.mktemp("environment")
     build = _run(BIN / "python", "-m", "build", "--wheel", "--no-isolation", "--outdir", source / "dist", source)
     assert build.returncode == 0, build.stdout + build.stderr
     (wheel,) = (source / "dist").glob("nbtrain-*.whl")
-    install = _run(BIN / "pip", "--python", folder / "bin" / "python", "install", "--no-deps", wheel)
-    assert install.returncode == 0, install.stderr
-    (packages,) = folder.glob("lib/python*/site-packages")
-    assert (packages / "nbtrain" / "py.typed").exists()
-    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+    assert (_environment(folder, wheel) / "nbtrain" / "py.typed").exists()
     return folder
 
 
 @pytest.fixture(scope="module")
-def found(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Message]:
-    """What pyright says of the user's module."""
-    project = tmp_path_factory.mktemp("project")
-    (project / "user.py").write_text(USER)
-    (project / "pyrightconfig.json").write_text(json.dumps({"include": ["user.py"], "typeCheckingMode": "standard"}))
-    done = _run(BIN / "pyright", "--outputjson", "--pythonpath", environment / "bin" / "python", cwd=project)
+def editable(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with `pip install -e .`; the folder that it names is none that pyright finds otherwise."""
+    folder = tmp_path_factory.mktemp("editable")
+    packages = _environment(folder, "--editable", source)
+    assert not (packages / "nbtrain").exists()
+    return folder
+
+
+def _pyright(folder: Path, python: Path) -> list[Message]:
+    """What pyright says of the user's module, in a project in `folder`."""
+    (folder / "user.py").write_text(USER)
+    (folder / "pyrightconfig.json").write_text(json.dumps({"include": ["user.py"], "typeCheckingMode": "strict"}))
+    done = _run(BIN / "pyright", "--outputjson", "--pythonpath", python, cwd=folder)
     report = json.loads(done.stdout)["generalDiagnostics"]
     return [Message(m["severity"], m["range"]["start"]["line"] + 1, m.get("rule", ""), m["message"]) for m in report]
 
 
+@pytest.fixture(scope="module")
+def found(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Message]:
+    return _pyright(tmp_path_factory.mktemp("project"), environment / "bin" / "python")
+
+
 def _marked(pattern: str) -> dict[int, str]:
     lines = enumerate(USER.splitlines(), 1)
-    return {number: match[1] for number, line in lines if (match := re.search(rf"  # {pattern}: (.+)$", line))}
+    return {number: match[1] for number, line in lines if (match := re.search(rf"  # {pattern}: (?!ignore)(.+)$", line))}
+
+
+def _errors(found: list[Message]) -> set[tuple[int, str]]:
+    return {(message.line, message.rule) for message in found if message.kind == "error"}
+
+
+def _types(found: list[Message], kind: str) -> dict[int, str]:
+    """What was revealed, without the modules of the types."""
+    texts = {message.line: message.text.rpartition(" is ")[2].strip('"') for message in found if message.kind == kind}
+    return {line: re.sub(r"\b(?:\w+\.)+(?=\w)", "", text) for line, text in texts.items()}
 
 
 def test_pyright_reports_exactly_the_wrong_lines(found: list[Message]) -> None:
-    errors = {message.line: message.rule for message in found if message.kind == "error"}
-    assert errors == _marked("error"), [message for message in found if message.kind == "error"]
+    wrong = _marked("error") | _marked("error for pyright")
+    errors = _errors(found)
+    assert {line for line, _ in errors} == set(wrong), sorted(errors)
+    assert set(wrong.items()) <= errors, sorted(errors)
 
 
 def test_pyright_knows_trainers_addons_and_commands(found: list[Message]) -> None:
-    revealed = {message.line: message.text.rpartition(" is ")[2].strip('"') for message in found if message.kind == "information"}
-    assert revealed == _marked("type")
+    assert _types(found, "information") == _marked("type")
+
+
+def test_pyright_knows_as_much_of_an_editable_install(found: list[Message], editable: Path, tmp_path: Path) -> None:
+    assert _pyright(tmp_path, editable / "bin" / "python") == found
+
+
+@pytest.mark.long
+def test_mypy_reports_the_same_lines_and_knows_the_same_types(environment: Path, tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text(USER)
+    options = ("--strict", "--output", "json", "--cache-dir", tmp_path / "cache")
+    done = _run(BIN / "mypy", *options, "--python-executable", environment / "bin" / "python", "user.py", cwd=tmp_path)
+    report = [json.loads(line) for line in done.stdout.splitlines()]
+    found = [Message(m["severity"], m["line"], m["code"] or "", m["message"]) for m in report]
+    assert {line for line, _ in _errors(found)} == set(_marked("error")), (found, done.stderr)
+    revealed = [message for message in found if message.text.startswith("Revealed type is ")]
+    assert _types(revealed, "note") == _marked("type")
 
 
 def test_declared_options_and_commands_are_those_of_the_addons() -> None:

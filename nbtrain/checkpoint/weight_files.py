@@ -20,13 +20,19 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from .dcp_files import DcpReader, StoredTensor
 from .files import read_checkpoint, verify_weights
 from ..compat.weight_names import of_part
 from ..errors import CheckpointError, listed, nearest
+import io
+import pickle
+import warnings
+from pathlib import PurePosixPath, PureWindowsPath
+from torch.distributed.checkpoint import metadata as dcp_metadata
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 # %% auto #0
-__all__ = ["Weights", "Fitness", "FoundWeights", "find_weights", "choose_weights"]
+__all__ = ["Weights", "Fitness", "StoredTensor", "DcpReader", "FoundWeights", "find_weights", "choose_weights"]
 
 # %% ../../nbs/checkpoint/weight_files.ipynb #17449f3e
 Weights = dict[str, Tensor]
@@ -70,6 +76,104 @@ def _unreadable(path: Path, error: BaseException) -> CheckpointError:
             f"within torch.serialization.safe_globals([{found[1].rpartition('.')[2]}])."
         )
     return CheckpointError(f"{path.name} holds no weights that can be read safely.", where=str(path), remedy=remedy)
+
+
+# %% ../../nbs/checkpoint/weight_files.ipynb #8eadc745
+_METADATA = dcp_metadata.__name__
+_OF_INDEX = {(_METADATA, name) for name in ("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata")}
+_OF_INDEX |= {(_METADATA, name) for name in ("BytesStorageMetadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")}
+_OF_INDEX |= {("torch.distributed.checkpoint.filesystem", "_StorageInfo"), ("torch", "Size"), ("torch.serialization", "_get_layout")}
+_OF_INDEX |= {("collections", "OrderedDict")}
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    """Unpickles only the classes of an index."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        if module in ("pathlib", "pathlib._local"):
+            return PureWindowsPath if "Windows" in name else PurePosixPath
+        if (module, name) in _OF_INDEX or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"GLOBAL {module}.{name}")
+
+
+# %% ../../nbs/checkpoint/weight_files.ipynb #96f83b13
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a checkpoint of torch.distributed.checkpoint, before it is read: the `name` in the checkpoint, and what its index has."""
+
+    name: str
+    entry: dcp_metadata.TensorStorageMetadata
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.entry.size)
+
+
+class DcpReader(FileSystemReader):
+    """Reads a checkpoint of torch.distributed.checkpoint whose index has been read safely."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.index: dcp_metadata.Metadata = _IndexUnpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
+        for place in self.index.storage_data.values():
+            if Path(place.relative_path).is_absolute() or ".." in Path(place.relative_path).parts:
+                raise CheckpointError(f"The index has a file outside of the folder: {place.relative_path!r}.")
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> dcp_metadata.Metadata:
+        return self.index
+
+    def tree(self) -> dict[str, Any]:
+        """Tensors without memory, by the names under which they were saved."""
+        found: dict[str, Any] = {}
+        for name, entry in self.index.state_dict_metadata.items():
+            if isinstance(entry, dcp_metadata.TensorStorageMetadata):
+                self._check(name, entry)
+                path = (self.index.planner_data or {}).get(name) or (name,)
+                place = found
+                for part in path[:-1]:
+                    place = place.setdefault(part, {})
+                place[path[-1]] = StoredTensor(name, entry)
+        return found
+
+    def _check(self, name: str, entry: dcp_metadata.TensorStorageMetadata) -> None:
+        """Raise CheckpointError if some of a tensor is not stored; torch would return memory with whatever was in it."""
+        if sum(chunk.sizes.numel() for chunk in entry.chunks) < entry.size.numel():
+            raise CheckpointError(f"{name} is not stored as a whole.")
+
+    def read(self, stored: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Read some of the tensors."""
+        tensors = {item.name: torch.empty(item.entry.size, dtype=item.entry.properties.dtype) for item in stored.values()}
+        for place, at in self.index.storage_data.items():
+            if place.fqn in tensors and not Path(self.path, at.relative_path).is_file():
+                raise CheckpointError(f"{at.relative_path} is missing, in which {place.fqn} is.", where=str(self.path))
+        with warnings.catch_warnings():  # that there is one process, which is meant
+            warnings.simplefilter("ignore")
+            load_tensors(tensors, storage_reader=self, no_dist=True)
+        return {name: tensors[item.name] for name, item in stored.items()}
+
+    def read_all(self) -> dict[str, Any]:
+        """Everything that was saved, nested as it was; a list by its indices. Python objects are not made."""
+        found: dict[str, Any] = {}
+        names = [name for name, entry in self.index.state_dict_metadata.items() if isinstance(entry, dcp_metadata.TensorStorageMetadata)]
+        for name in names:
+            self._check(name, self.index.state_dict_metadata[name])  # pyright: ignore[reportArgumentType]
+        tensors = self.read({name: StoredTensor(name, self.index.state_dict_metadata[name]) for name in names})  # pyright: ignore[reportArgumentType]
+        for name in self.index.state_dict_metadata:
+            place, path = found, (self.index.planner_data or {}).get(name) or (name,)
+            for part in path[:-1]:
+                place = place.setdefault(part, {})
+            place[path[-1]] = tensors[name] if name in tensors else self._read_value(name)
+        return found
+
+    def _read_value(self, name: str) -> Any:
+        """A value that is not a tensor, such as a learning rate."""
+        at = next((at for place, at in self.index.storage_data.items() if place.fqn == name), None)
+        if at is None or getattr(at, "transform_descriptors", None):
+            raise CheckpointError(f"{name} is not stored, or compressed.", where=str(self.path))
+        with open(Path(self.path, at.relative_path), "rb") as file:
+            file.seek(at.offset)
+            return torch.load(io.BytesIO(file.read(at.length)), map_location="cpu", weights_only=True)
 
 
 # %% ../../nbs/checkpoint/weight_files.ipynb #4afec664

@@ -166,7 +166,7 @@ class RankCallback(L.Callback):
             self.parallelism.split(self.trainer.model, self.trainer.optimizer, mesh)
 
     def before_wrapping(self, module: L.LightningModule) -> None:
-        """Let DistributedDataParallel average two more numbers with the gradients: a message of their own costs as much as theirs.
+        """Let DistributedDataParallel average two more numbers with the gradients: a separate message costs as much as theirs.
 
         On a device the host would wait for them. There they are a message between the hosts, which goes beside the device's work.
         """

@@ -17,11 +17,12 @@ from typing import Any
 
 from ..errors import ConfigError
 from .history import History, StepTable
-from .older_records import history_in_updates, is_older
 from .run_files import append_to, inside, recorded_file
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
 
 # %% auto #0
-__all__ = ["FILE", "save_history", "flush_journal", "journal_of", "whole_history"]
+__all__ = ["FILE", "save_history", "flush_journal", "is_older", "history_in_updates", "journal_of", "whole_history"]
 
 # %% ../../nbs/history/journal.ipynb #jrnl0005
 FILE = "history.jsonl"  # next to the checkpoints of a run folder
@@ -112,6 +113,45 @@ def flush_journal(state: Mapping[str, Any], checkpoint: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+# %% ../../nbs/history/journal.ipynb #a72f52b5
+def is_older(state: Mapping[str, Any]) -> bool:
+    """Whether the steps in the `state` of a history count batches, validations included."""
+    return any("processed" not in table for table in state["steps"].values())
+
+
+def history_in_updates(state: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
+    """The `state` of a history, with updates as its steps. `counts`: those of the trainer, in updates, when the state was taken."""
+    step_at = _steps_by_batch(state["steps"]["train"], counts)
+
+    def rows(table: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        return [{**row, "step": step_at(row["step"]), "processed": row["step"]} if "step" in row else dict(row) for row in table]
+
+    tables = {name: rows(state[name]) for name in ("epochs", "validations", "tests") if name in state}
+    steps = {phase: _columns(table, step_at, is_training=phase == "train") for phase, table in state["steps"].items()}
+    rest = {name: value for name, value in state.items() if name != "saved"}  # its journal begins again, in updates
+    return rest | tables | {"steps": steps}
+
+
+def _steps_by_batch(table: Mapping[str, Any], counts: Mapping[str, int]) -> Callable[[int], int]:
+    """A function from a number of processed batches to the updates that were done then."""
+    batches, n_updates, n_trained = array("q", table["steps"]), counts["step"], table["seen"]
+
+    def step_at(processed: int) -> int:
+        if not batches:  # only the best and the last rows are known
+            return processed * n_updates // max(counts["processed"], 1)
+        n = min(bisect_right(batches, processed) * table["stride"], n_trained)
+        return n * n_updates // n_trained
+
+    return step_at
+
+
+def _columns(table: Mapping[str, Any], step_at: Callable[[int], int], *, is_training: bool) -> dict[str, Any]:
+    """A table of steps. A training batch belongs to the update that follows it; other batches stand at the newest update."""
+    processed = array("q", table["steps"])
+    steps = array("q", (step_at(n - 1) + 1 if is_training else step_at(n) for n in processed))
+    return {**table, "steps": steps.tobytes(), "processed": processed.tobytes()}
 
 
 # %% ../../nbs/history/journal.ipynb #jrnl0009

@@ -24,8 +24,7 @@ from ..engine.train_state import Counts
 from ..errors import CheckpointError, first_line
 from ..events import in_updates
 from ..history.history import History
-from ..history.journal import journal_of, whole_history
-from ..history.older_records import history_in_updates, is_older
+from ..history.journal import history_in_updates, is_older, journal_of, whole_history
 from ..rng import set_random_state
 from .attribute_state import drop_new
 from .kept_states import KeptState

@@ -38,9 +38,15 @@ from ..run.data_module import is_data_source, read_evaluated, read_source
 from ..run.lightning_trainer import continue_counts, driving, make_pl_trainer
 from ..run.redefined import use_newest
 from ..run.run import Run
+import os
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from torch import Tensor
+from ..engine.addon import AddOnBase
+from ..engine.precision import precision_args, precision_plugin
+from ..run.lightning_trainer import ENTRY_POINTS
 
 # %% auto #0
-__all__ = ["run_batch", "validate", "collect", "look_at", "measure", "batches_of", "evaluate"]
+__all__ = ["run_batch", "validate", "collect", "look_at", "needs_lightning", "predict_directly", "measure", "batches_of", "evaluate"]
 
 
 # %% ../../nbs/tools/evaluate.ipynb #f4ddce57
@@ -160,6 +166,77 @@ def _alone(trainer: TrainerBase) -> dict[str, Any]:
     if trainer.world.size > 1:
         arguments |= device_args(trainer.device) | {"num_nodes": 1, "strategy": "auto"}
     return arguments
+
+
+# %% ../../nbs/tools/evaluate.ipynb #f7bd7371
+_HOOKS = (*(name for name in dir(L.Callback) if name.startswith("on_predict_")), "setup", "teardown", "on_exception")
+# Arguments of Lightning that affect only training, evaluation, views or logs
+_ELSEWHERE = frozenset(
+    ("callbacks", "logger", "log_every_n_steps", "default_root_dir")
+    + ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "num_sanity_val_steps")
+    + ("gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches", "reload_dataloaders_every_n_epochs")
+    + ("min_epochs", "min_steps", "max_steps", "max_time", "val_check_interval", "check_val_every_n_epoch")
+    + ("limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches")
+)
+
+
+def _acts(callback: Any) -> bool:
+    """Whether a Lightning callback does something in a prediction."""
+    if vars(type(callback)).get("idle_in_predictions"):
+        return False
+    return any(getattr(getattr(callback, hook), "__func__", None) is not getattr(L.Callback, hook) for hook in _HOOKS)
+
+
+def _is_simple(addon: AddOnBase) -> bool:
+    """Whether it is an addon of nbtrain that adds no logger and does not change the model, so that its callbacks may be made again."""
+    kind = type(addon)
+    own = kind.configure_model is AddOnBase.configure_model and kind.lightning_loggers is AddOnBase.lightning_loggers
+    return own and kind.__module__.startswith("nbtrain.")
+
+
+def _are_plain(arguments: dict[str, Any], trainer: TrainerBase) -> bool:
+    """Whether these arguments for Lightning affect a prediction only by its device and precision."""
+    own = {"inference_mode": False} | device_args(trainer.device) | precision_args(trainer.precision)
+    return all(name in _ELSEWHERE or (name in own and value == own[name]) for name, value in arguments.items())
+
+
+def needs_lightning(trainer: TrainerBase) -> bool:
+    """Whether anything other than the model, its device and its precision affects a prediction of `trainer`."""
+    if (
+        trainer.launcher is not None
+        or trainer.world.size > 1
+        or trainer.configures_optimizers
+        or not all(map(_is_simple, trainer.active_addons))
+    ):
+        return True
+    if any(name.startswith("PL_TRAINER_") for name in os.environ) or any(ENTRY_POINTS.find("lightning.pytorch.callbacks_factory")):
+        return True
+    arguments = trainer.lightning_args()
+    if any(map(_acts, (*arguments["callbacks"], *trainer.callbacks()))) or not _are_plain(arguments, trainer):
+        return True
+    return any(isinstance(part, L.LightningModule) for part in trainer.model.modules())  # under Lightning they can log and use a trainer
+
+
+# %% ../../nbs/tools/evaluate.ipynb #99a25f04
+_PRECISIONS = (Precision, MixedPrecision)  # others change the model or replace its modules
+
+
+def predict_directly(trainer: TrainerBase, x: Tensor) -> tuple[Any] | None:
+    """Return the model's output for `x`, on the CPU, in a tuple; None if the prediction needs Lightning.
+
+    The model is in eval mode afterwards.
+    """
+    plugin = precision_plugin(trainer.precision, trainer.device)
+    if plugin is None or type(plugin) not in _PRECISIONS or needs_lightning(trainer):
+        return None
+    if any(tensor.device != trainer.device for tensor in trainer.model.parameters()):
+        return None
+    trainer.model.train(False)
+    with torch.no_grad():
+        batch = to_device(plugin.convert_input(x), trainer.device)
+        with plugin.predict_step_context():
+            output = trainer.model(batch)
+        return (to_device(output, torch.device("cpu")),)
 
 
 # %% ../../nbs/tools/evaluate.ipynb #ab4caf5a

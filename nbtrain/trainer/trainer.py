@@ -78,8 +78,7 @@ from ..run.resume import epochs_left
 from ..run.run import Run
 from ..run.session import Session
 from ..run.sinks import RunSinks
-from ..tools.direct_prediction import predict_directly
-from ..tools.evaluate import batches_of, collect, evaluate, run_batch, validate
+from ..tools.evaluate import batches_of, collect, evaluate, predict_directly, run_batch, validate
 from ..tools.gallery import Draw, Gallery, first_samples, worst_samples
 from ..tools.lr_finder import RangeTest, find_lr, update_args
 from ..tools.step_profile import Profile, profile_steps

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -254,3 +255,26 @@ def test_collector_and_finders_are_as_before_after_an_error(enabled: bool, monke
         assert gc.isenabled() is enabled and sys.meta_path == before and gc.get_freeze_count() == n_frozen
     finally:
         gc.enable()
+
+
+BESIDE_A_MISFIT = """
+for _ in range(2):
+    try:
+        from nbtrain import Trainer
+    except ImportError as error:
+        print(error)
+from nbtrain import Trainer
+"""
+
+
+def test_a_torchvision_that_does_not_fit_torch_is_named_in_one_line(tmp_path: Path) -> None:
+    for folder in ("torchvision", "torchvision-0.1.dist-info"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    (tmp_path / "torchvision-0.1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.1\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    done = subprocess.run([sys.executable, "-c", BESIDE_A_MISFIT], capture_output=True, text=True, env=environment)
+    reason = f"torchvision 0.1 can't be imported beside torch {version('torch')}: operator torchvision::nms does not exist. "
+    reason += "Install the torchvision that was built for this torch, or remove it: pip uninstall torchvision"
+    assert done.stdout.splitlines() == [reason, reason]
+    assert done.stderr.splitlines()[-1] == f"ImportError: {reason}" and len(done.stderr.splitlines()) <= 8

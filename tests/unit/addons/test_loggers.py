@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -973,3 +974,38 @@ def test_packages_that_train_keep_their_random_numbers(tmp_path: Path) -> None:
     """torch seeds the workers of loaders with Python's `random`, and has a logger of its own; so has Lightning."""
     draw_apart(SummaryWriter(str(tmp_path)), CSVLogger(tmp_path))
     assert vars(worker)["random"] is vars(seeding)["random"] is random
+
+
+AUTOLOGGED = """
+import sys
+import mlflow
+import torch
+
+mlflow.set_tracking_uri(f"sqlite:///{sys.argv[1]}/mlflow.db")
+mlflow.pytorch.autolog(log_models=False)
+from nbtrain import Trainer
+
+
+class Line(Trainer):
+    def train_step(self, batch):
+        return {"loss": (self.model(batch) - 1).square().mean()}
+
+    test_step = train_step
+
+
+trainer = Line(torch.nn.Linear(2, 1), "cpu", optimizer=torch.optim.SGD)
+trainer.run(1, [torch.ones(4, 2)] * 3, [torch.ones(4, 2)])
+trainer.run(1, [torch.ones(4, 2)] * 3)
+trainer.validate([torch.ones(4, 2)])
+print(len(mlflow.search_runs(output_format="list")), "runs in mlflow")
+"""
+
+
+@pytest.mark.long
+def test_with_autolog_of_mlflow_a_run_prints_its_own_lines_and_none_of_lightning(tmp_path: Path) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", AUTOLOGGED, tmp_path], capture_output=True, text=True, env=environment, cwd=tmp_path)
+    kinds = [line.split(" ")[0] for line in done.stdout.splitlines()]
+    assert kinds == ["Line", "epoch", "✓", "Line", "epoch", "✓", "2"], done.stdout + done.stderr
+    of_mlflow = re.compile(r"\d{4}/\d\d/\d\d [\d:]{8} (INFO|WARNING) mlflow\.")
+    assert not [line for line in done.stderr.splitlines() if not of_mlflow.match(line)]

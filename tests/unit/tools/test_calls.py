@@ -24,7 +24,7 @@ from nbtrain.engine.step_module import StepModule
 from nbtrain.run import execution, lightning_trainer
 from nbtrain.run.lightning_trainer import ENTRY_POINTS, EntryPoints, make_pl_trainer
 from nbtrain.tools import evaluate, lr_finder
-from nbtrain.tools.direct_prediction import needs_lightning, predict_directly
+from nbtrain.tools.evaluate import needs_lightning, predict_directly
 
 FACTORIES = "lightning.pytorch.callbacks_factory"
 BATCHES = [make_data(48, seed=seed).tensors for seed in range(3)]
