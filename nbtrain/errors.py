@@ -179,7 +179,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, known, n=1, cutoff=0.75 if len(name) > 3 else 0.65)  # all with one typing error, and few others
     longer = [other for other in known if other.startswith(f"{name}_")]  # "prefetch" for "prefetch_factor"
     swapped = [other for other in known if sorted(other) == sorted(name)]  # "rl" for "lr"
-    close = swapped or close or (longer if len(longer) == 1 else [])
+    turned = [other for other in swapped if sum(a != b for a, b in zip(name, other)) == 2]  # "modle" for "model", rather than "mode"
+    close = turned or close or swapped or (longer if len(longer) == 1 else [])
     return f"Did you mean {close[0]!r}?" if close else f"Known are: {', '.join(known)}."
 
 

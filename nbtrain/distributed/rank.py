@@ -61,6 +61,7 @@ class _Carrier:
         return self.place.grad.tolist()
 
 
+# %% ../../nbs/distributed/rank.ipynb #carrier4
 class RankCallback(L.Callback):
     """Makes a run rank `number` of `n_ranks`: it gets its share of the data, and its shard of the model if `parallelism` splits it.
 

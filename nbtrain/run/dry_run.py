@@ -59,14 +59,25 @@ def _refuse(*args: Any, **options: Any) -> Any:
     raise _NeedsRun
 
 
+_MOST_HELD = 1000  # a step may update until its loss falls, which never happens here
+
+
 def _hold(trainer: TrainerBase, closure: Callable[[], Any] | None = None, *args: Any, **options: Any) -> Any:
     """Replaces the `step` of an optimizer or a schedule in a step that optimizes by hand: it computes gradients, and updates nothing."""
-    assert trainer.module is not None
+    assert isinstance(trainer.module, _Module)
     trainer.module.check_trains("steps an optimizer")
+    trainer.module.n_held += 1
+    if trainer.module.n_held > _MOST_HELD:
+        raise _NeedsRun
     if callable(closure):
         with torch.enable_grad():
             return closure()
     return None
+
+
+def _is_in_processes(trainer: TrainerBase) -> bool:
+    """Whether the run executes in other processes, or this one is a rank."""
+    return trainer.launcher is not None or trainer.world.size > 1
 
 
 def _reads_other_processes(error: BaseException) -> bool:
@@ -84,6 +95,7 @@ class _Module(StepModule):
     def __init__(self, trainer: TrainerBase) -> None:
         super().__init__(trainer, with_addons=False)
         self.names = set[str]()
+        self.n_held = 0  # updates of the current step that were left out
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         self.names.add(name)
@@ -198,7 +210,7 @@ class _Trial:
 
     def _begin(self, mode: Mode) -> None:
         trainer = self.trainer
-        trainer.mode = mode
+        trainer.mode, self.module.n_held = mode, 0
         trainer.train_state.meters[mode].reset(keep_tensors=trainer._reads_tensors)
 
     def try_train_step(self, batch: Any) -> _Names:
@@ -268,8 +280,8 @@ class _Trial:
         except (NbtrainError, _NeedsRun):
             raise
         except Exception as error:
-            if (trainer.launcher is not None or trainer.world.size > 1) and _reads_other_processes(error):
-                raise _NeedsRun from error
+            if self.module.n_held or (_is_in_processes(self.trainer) and _reads_other_processes(error)):
+                raise _NeedsRun from error  # after an update that was held, a step by hand may miss what that makes
             if is_out_of_memory(error):
                 raise out_of_memory(error, batch, trainer.device, place) from error
             note_batch(error, place, batch)
@@ -378,11 +390,6 @@ class DryRun:
         return {name for addon in found for name in addon._gather(self.trainer)}
 
     @property
-    def _is_in_processes(self) -> bool:
-        """Whether the run executes in other processes, or this one is a rank."""
-        return self.trainer.launcher is not None or self.trainer.world.size > 1
-
-    @property
     def _is_as_given(self) -> bool:
         """Whether the run would use the model, steps and batches as they are now, in this process or in replicas of it."""
         trainer, lightning, changes = self.trainer, self.trainer.lightning, (AddOnBase.configure_model, AddOnBase.loader)
@@ -390,7 +397,7 @@ class DryRun:
         by_addon = any(getattr(kind, change.__name__) is not change for kind in foreign for change in changes)
         by_trainer = type(trainer)._read_loader is not TrainerBase._read_loader
         options = any(lightning.get(name, "auto") != "auto" for name in _ELSEWHERE)
-        launchers = [addon for addon in trainer.active_addons if isinstance(addon, Launcher)] if self._is_in_processes else []
+        launchers = [addon for addon in trainer.active_addons if isinstance(addon, Launcher)] if _is_in_processes(trainer) else []
         elsewhere = options or not all(launcher.has_replicas_on(trainer.device) for launcher in launchers)
         return not (by_addon or by_trainer or elsewhere) and lightning.get("num_sanity_val_steps") != 0
 

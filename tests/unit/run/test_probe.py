@@ -755,17 +755,34 @@ def test_error_in_a_step_by_hand_is_found_before_epoch_1() -> None:
         def test_step(self, batch: Any) -> dict[str, Any]:
             return {"note": "text"}
 
-        def train_step(self, batch: Any) -> dict[str, Any]:
-            super().train_step(batch)
-            raise KeyError("after the updates")
+        def backward(self, loss: Any, **options: Any) -> None:
+            raise KeyError("before the updates")
 
     trainer = _by_hand()
     trainer.__class__ = Wrong
     before = deepcopy(trainer.model.state_dict())
-    with pytest.raises(KeyError, match="after the updates") as error:
+    with pytest.raises(KeyError, match="before the updates") as error:
         trainer.run(1, make_loader())
     assert "Wrong.train_step, on a batch of loader before epoch 1" in error.value.__notes__[0]
     assert all(map(torch.equal, before.values(), trainer.model.state_dict().values())) and not trainer.optimizers["adam"].state
+
+
+@pytest.mark.parametrize("reads", ["state", "loss"])
+def test_step_by_hand_that_needs_its_updates_raises_no_false_alarm(reads: str) -> None:
+    class Needing(_ByHand):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            output = super().train_step(batch)
+            weight, adam = self.model[0].bias, self.optimizers["adam"]
+            if reads == "state":
+                return {**output, "n": adam.state[weight]["step"]}
+            before = weight.detach().clone()
+            while torch.equal(weight, before):
+                adam.step()
+            return output
+
+    trainer = _by_hand()
+    trainer.__class__ = Needing
+    assert trainer.run(1, make_loader()).status == "completed"
 
 
 @pytest.mark.parametrize("act", [lambda self, loss: self.backward(loss), lambda self, loss: self.optimizers["adam"].step()])

@@ -65,6 +65,9 @@ def test_repeats_have_a_mean_and_a_standard_deviation_the_best_first() -> None:
     ]
     assert spread_lines([card([0.2]), card([0.4])]) == ["all: 2 runs, val_loss 0.3 ± 0.14"]
     assert spread_lines(of_rates("1", "2")) == []
+    continued = card([0.2])
+    continued.board.epochs = [{**row, "epoch": 2} for row in continued.board.epochs]
+    assert spread_lines([card([0.4]), continued]) == []
 
 
 def picture_of(cards: list[RunCard]) -> Drawing:
