@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import pathlib
+import pickle
 import re
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +21,14 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from .files import read_checkpoint, verify_weights
 from ..compat.weight_names import of_part
 from ..errors import CheckpointError, listed, nearest
-import io
-import pickle
-import warnings
-from pathlib import PurePosixPath, PureWindowsPath
-from torch.distributed.checkpoint import metadata as dcp_metadata
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 # %% auto #0
 __all__ = ["Weights", "Fitness", "StoredTensor", "DcpReader", "FoundWeights", "find_weights", "choose_weights"]
@@ -91,7 +90,7 @@ class _IndexUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str, /) -> Any:
         if module in ("pathlib", "pathlib._local"):
-            return PureWindowsPath if "Windows" in name else PurePosixPath
+            return _WINDOWS if "Windows" in name else _POSIX
         if (module, name) in _OF_INDEX or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"GLOBAL {module}.{name}")
@@ -125,15 +124,29 @@ class DcpReader(FileSystemReader):
 
     def tree(self) -> dict[str, Any]:
         """Tensors without memory, by the names under which they were saved."""
-        found: dict[str, Any] = {}
+        return self._nested(self._stored())
+
+    def read_all(self) -> dict[str, Any]:
+        """Everything that was saved, nested as it was; a list by its indices. Python objects are not made."""
+        tensors = self.read(self._stored())
+        return self._nested({name: tensors[name] if name in tensors else self._read_value(name) for name in self.index.state_dict_metadata})
+
+    def _stored(self) -> dict[str, StoredTensor]:
+        found: dict[str, StoredTensor] = {}
         for name, entry in self.index.state_dict_metadata.items():
             if isinstance(entry, dcp_metadata.TensorStorageMetadata):
                 self._check(name, entry)
-                path = (self.index.planner_data or {}).get(name) or (name,)
-                place = found
-                for part in path[:-1]:
-                    place = place.setdefault(part, {})
-                place[path[-1]] = StoredTensor(name, entry)
+                found[name] = StoredTensor(name, entry)
+        return found
+
+    def _nested(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """`values`, by their names in the checkpoint, in the dicts in which they were saved."""
+        found: dict[str, Any] = {}
+        for name, value in values.items():
+            place, path = found, (self.index.planner_data or {}).get(name) or (name,)
+            for part in path[:-1]:
+                place = place.setdefault(part, {})
+            place[path[-1]] = value
         return found
 
     def _check(self, name: str, entry: dcp_metadata.TensorStorageMetadata) -> None:
@@ -151,20 +164,6 @@ class DcpReader(FileSystemReader):
             warnings.simplefilter("ignore")
             load_tensors(tensors, storage_reader=self, no_dist=True)
         return {name: tensors[item.name] for name, item in stored.items()}
-
-    def read_all(self) -> dict[str, Any]:
-        """Everything that was saved, nested as it was; a list by its indices. Python objects are not made."""
-        found: dict[str, Any] = {}
-        names = [name for name, entry in self.index.state_dict_metadata.items() if isinstance(entry, dcp_metadata.TensorStorageMetadata)]
-        for name in names:
-            self._check(name, self.index.state_dict_metadata[name])  # pyright: ignore[reportArgumentType]
-        tensors = self.read({name: StoredTensor(name, self.index.state_dict_metadata[name]) for name in names})  # pyright: ignore[reportArgumentType]
-        for name in self.index.state_dict_metadata:
-            place, path = found, (self.index.planner_data or {}).get(name) or (name,)
-            for part in path[:-1]:
-                place = place.setdefault(part, {})
-            place[path[-1]] = tensors[name] if name in tensors else self._read_value(name)
-        return found
 
     def _read_value(self, name: str) -> Any:
         """A value that is not a tensor, such as a learning rate."""

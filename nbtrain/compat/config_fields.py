@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 from dataclasses import Field, MISSING, dataclass, field, fields
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import nbtrain
@@ -17,6 +18,7 @@ __all__ = [
     "AUTOMATIC",
     "At",
     "JOINED",
+    "described",
     "NnScalerComputeFields",
     "NnScalerSchedule",
     "NnScalerTraces",
@@ -37,22 +39,22 @@ __all__ = [
 
 
 # %% ../../nbs/compat/config_fields.ipynb #c0b929ca
-def _accepted(text: str, default: Any = None, *, ignored: bool = True, least: int | None = None) -> Any:
-    metadata = {"help": text, "least": least, "ignored": ignored}
+def described(text: str, default: Any = None, *, least: int | None = None, **more: Any) -> Any:
+    """A dataclass field with one line of help; `least` is its minimum value. `more`: other metadata."""
+    metadata = {"help": text, "least": least, **more}
     if default in ({}, []) or isinstance(default, type):
         return field(default_factory=default if isinstance(default, type) else type(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-def _read(text: str, default: Any = None, *, least: int | None = None) -> Any:
-    return _accepted(text, default, ignored=False, least=least)
+_accepted, _read = partial(described, ignored=True), partial(described, ignored=False)  # fields of nnScaler: without effect, and with one
 
 
 @dataclass(frozen=True)
 class NnScalerComputeFields:
     """The additional fields of nnScaler's `compute_config`."""
 
-    use_end2end: bool = _accepted("the whole step, loss included, is the model's forward; false is not supported", True, ignored=False)
+    use_end2end: bool = _read("the whole step, loss included, is the model's forward; false is not supported", True)
     constant_folding: bool = _accepted("fold constants when tracing", False)
     trace_strategy: str = _accepted("where to trace", "cuda_run_cpu_offload")
     inference_only: bool = _accepted("generate code for inference only", False)
@@ -68,34 +70,34 @@ class NnScalerComputeFields:
 class NnScalerSchedule:
     """Which updates `debug.profile` traces, as for torch.profiler.schedule: after `skip_first`, cycles of `wait`, `warmup`, `active`."""
 
-    wait: int = _read("updates that are not traced, in each cycle", 0, least=0)
-    warmup: int = _read("updates that are traced and left out", 0, least=0)
-    active: int = _read("updates that are traced", 0, least=0)
-    repeat: int = _read("cycles; 0: until the run ends", 0, least=0)
-    skip_first: int = _read("updates before the first cycle", 0, least=0)
-    skip_first_wait: int = _read("1: the first cycle does not wait", 0, least=0)
+    wait: int = described("updates that are not traced, in each cycle", 0, least=0)
+    warmup: int = described("updates that are traced and left out", 0, least=0)
+    active: int = described("updates that are traced", 0, least=0)
+    repeat: int = described("cycles; 0: until the run ends", 0, least=0)
+    skip_first: int = described("updates before the first cycle", 0, least=0)
+    skip_first_wait: int = described("1: the first cycle does not wait", 0, least=0)
 
 
 @dataclass(frozen=True)
 class NnScalerTraces:
     """Where the traces of `debug.profile` go."""
 
-    name: Literal["default", "tensorboard"] = _read("default: files of Chrome's traces or of stacks; tensorboard: a folder", "default")
-    args: dict[str, Any] = _read("of default: export_chrome_trace, export_stacks; of tensorboard: dir_name", {})
+    name: Literal["default", "tensorboard"] = described("default: files of Chrome's traces or of stacks; tensorboard: a folder", "default")
+    args: dict[str, Any] = described("of default: export_chrome_trace, export_stacks; of tensorboard: dir_name", {})
 
 
 @dataclass(frozen=True)
 class NnScalerProfile:
     """The trace of a run's updates by torch.profiler."""
 
-    activities: list[str] = _read("of CPU, CUDA and XPU; default: those that are there", [])
-    schedule: NnScalerSchedule = _read("which updates", NnScalerSchedule)
-    record_shapes: bool = _read("the shapes of tensors", True)
-    profile_memory: bool = _read("memory", True)
-    with_stack: bool = _read("the lines of code", False)
-    with_flops: bool = _read("an estimate of the computation", False)
-    with_modules: bool = _read("the modules", False)
-    trace_handler: NnScalerTraces = _read("where the traces go", NnScalerTraces)
+    activities: list[str] = described("of CPU, CUDA and XPU; default: those that are there", [])
+    schedule: NnScalerSchedule = described("which updates", NnScalerSchedule)
+    record_shapes: bool = described("the shapes of tensors", True)
+    profile_memory: bool = described("memory", True)
+    with_stack: bool = described("the lines of code", False)
+    with_flops: bool = described("an estimate of the computation", False)
+    with_modules: bool = described("the modules", False)
+    trace_handler: NnScalerTraces = described("where the traces go", NnScalerTraces)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .document import At, Document, Problems, dotted, literal
+from ..compat.config_fields import described
 from ..compat.foreign_names import remedy_of_field
 from ..errors import nearest
 
@@ -20,7 +21,6 @@ __all__ = [
     "Dtype",
     "Precision",
     "Kind",
-    "described",
     "ComputeConfig",
     "ModelConfig",
     "OneOptimizerConfig",
@@ -41,14 +41,6 @@ __all__ = [
 
 # %% ../../nbs/config/schema.ipynb #443d4910
 Name = str | Callable[..., Any]  # a full name such as torch.optim.Adam, or, in Python, the object itself
-
-
-def described(text: str, default: Any = None, *, least: int | None = None) -> Any:
-    """A dataclass field with one line of help; `least` is its minimum value."""
-    metadata = {"help": text, "least": least}
-    if default in ({}, []) or isinstance(default, type):
-        return field(default_factory=default if isinstance(default, type) else type(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 # %% ../../nbs/config/schema.ipynb #4ad22e1b

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoint.weight_files import DcpReader
-from ..checkpoint.weight_files import Weights
+from ..checkpoint.weight_files import DcpReader, Weights
 from ..errors import CheckpointError
 from .foreign_files import read_content
 

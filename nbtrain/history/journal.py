@@ -10,7 +10,8 @@ import os
 import zlib
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,8 +19,6 @@ from typing import Any
 from ..errors import ConfigError
 from .history import History, StepTable
 from .run_files import append_to, inside, recorded_file
-from bisect import bisect_right
-from collections.abc import Callable, Iterable
 
 # %% auto #0
 __all__ = ["FILE", "save_history", "flush_journal", "is_older", "history_in_updates", "journal_of", "whole_history"]

@@ -62,19 +62,17 @@ class TraceUpdates(L.Callback):
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         given, schedule = self.settings, vars(self.settings.schedule)
         named = {profiler.ProfilerActivity.__members__[name.upper()] for name in given.activities}
-        self._profiler, self._step = (
-            profiler.profile(
-                activities=(named & profiler.supported_activities()) or None,
-                schedule=profiler.schedule(**schedule),
-                on_trace_ready=_handler(given.trace_handler, given.with_stack, pl_trainer.global_rank),
-                record_shapes=given.record_shapes,
-                profile_memory=given.profile_memory,
-                with_stack=given.with_stack,
-                with_flops=given.with_flops,
-                with_modules=given.with_modules,
-            ),
-            pl_trainer.global_step,
+        self._profiler = profiler.profile(
+            activities=(named & profiler.supported_activities()) or None,
+            schedule=profiler.schedule(**schedule),
+            on_trace_ready=_handler(given.trace_handler, given.with_stack, pl_trainer.global_rank),
+            record_shapes=given.record_shapes,
+            profile_memory=given.profile_memory,
+            with_stack=given.with_stack,
+            with_flops=given.with_flops,
+            with_modules=given.with_modules,
         )
+        self._step = pl_trainer.global_step
         self._profiler.start()
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, *args: Any) -> None:
@@ -122,9 +120,13 @@ class ProgressLines(L.Callback):
 
 
 # %% ../../nbs/jobs/callbacks.ipynb #jobcb011
+def _profile_of(settings: Settings) -> NnScalerProfile | None:
+    return getattr(getattr(settings, "debug", None), "profile", None)
+
+
 def own_callbacks(settings: Settings) -> list[L.Callback]:
     """The callbacks for `debug.profile` and `log_progress_every_n_train_steps` of a configuration."""
-    profile = getattr(getattr(settings, "debug", None), "profile", None)
+    profile = _profile_of(settings)
     every = getattr(settings, "log_progress_every_n_train_steps", None)
     found: list[L.Callback] = [TraceUpdates(profile)] if profile is not None else []
     return [*found, ProgressLines(every)] if every is not None and not settings.enable_progress_bar else found
@@ -159,6 +161,6 @@ def _trace_problems(profile: NnScalerProfile) -> dict[tuple[str, ...], str]:
 
 def check_callbacks(settings: Settings, document: Document, problems: Problems) -> None:
     """Add problems with `debug.profile`."""
-    profile = getattr(getattr(settings, "debug", None), "profile", None)
+    profile = _profile_of(settings)
     for at, what in (_trace_problems(profile) if profile is not None else {}).items():
         problems.add(f"{dotted((*_AT, *at))}: {what}.", document.place((*_AT, *at)))

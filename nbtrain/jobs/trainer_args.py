@@ -19,12 +19,12 @@ from ..cluster.command_file import FOLDER, make_folder, write_own
 from ..cluster.jobs import JobHandle, submit_payload
 from ..cluster.submit import Payload, Resources, new_info
 from ..tracebacks import boundary
-from ..compat.config_fields import NnScalerComputeFields, NnScalerFields, drop_fields, translate_addons, translate_fields
+from ..compat.config_fields import NnScalerComputeFields, NnScalerFields, described, drop_fields, translate_addons, translate_fields
 from ..config.compute_plan import accumulation, plan_compute
 from ..config.document import Document, Problems, read_yaml
 from ..config.instantiate import named
 from ..config.overrides import Override, apply_overrides, escape, read_command_line, resolve_references
-from ..config.schema import ComputeConfig, Settings, described, read_settings, to_plain
+from ..config.schema import ComputeConfig, Settings, read_settings, to_plain
 from ..distributed.memory_estimate import DevicePlan
 from ..distributed.worker_pool import pack
 from ..distributed.world import find_world

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -17,6 +18,8 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, LearningRateFinder, ProgressBar
 from lightning.pytorch.callbacks import StochasticWeightAveraging, Timer
 from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ..addons.metrics import Gathered, MetricsAddon, label_and_output
@@ -25,9 +28,11 @@ from ..data.batch import to_device
 from ..data.loader import BatchList, is_dataset
 from ..data.several_loaders import n_batches, named_loaders
 from ..distributed.devices import device_args
+from ..engine.addon import AddOnBase
 from ..engine.control import refuse_while_on
 from ..loops.lean_loops import use_lean_loops
 from ..engine.pass_module import joined_metrics
+from ..engine.precision import precision_args, precision_plugin
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
 from ..base.arguments import check_optimizer
@@ -35,15 +40,9 @@ from ..base.interrupts import workers_ignore_interrupts
 from ..base.operation import Operation, advance, operate
 from ..base.trainer_base import TrainerBase
 from ..run.data_module import is_data_source, read_evaluated, read_source
-from ..run.lightning_trainer import continue_counts, driving, make_pl_trainer
+from ..run.lightning_trainer import ENTRY_POINTS, continue_counts, driving, make_pl_trainer
 from ..run.redefined import use_newest
 from ..run.run import Run
-import os
-from lightning.pytorch.plugins.precision import MixedPrecision, Precision
-from torch import Tensor
-from ..engine.addon import AddOnBase
-from ..engine.precision import precision_args, precision_plugin
-from ..run.lightning_trainer import ENTRY_POINTS
 
 # %% auto #0
 __all__ = ["run_batch", "validate", "collect", "look_at", "needs_lightning", "predict_directly", "measure", "batches_of", "evaluate"]
