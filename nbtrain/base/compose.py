@@ -178,6 +178,7 @@ def addon_commands(base: type[Any], addons: Iterable[type[AddOnBase]]) -> dict[s
 def _command(addon: type[AddOnBase], method: Callable[..., Any]) -> Callable[..., Any]:
     with_check = checked(method)
 
+    @boundary  # the caller of `with_check` is nbtrain
     @wraps(method)
     def command(trainer: Any, *args: Any, **options: Any) -> Any:
         return with_check(trainer[addon], trainer, *args, **options)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from samples import Regress, make_trainer
 
-from nbtrain import ConfigError, tracebacks
+from nbtrain import ConfigError, StateManagerAddon, tracebacks
 from nbtrain.annotations import checked
 from nbtrain.completion import Listed
 from nbtrain.remote_errors import RemoteTraceback
@@ -28,7 +28,7 @@ class Shell:
 
     def __init__(self, n_lines: int = 1) -> None:
         self.InteractiveTB = self.compile = self
-        self.n_lines = n_lines
+        self.n_lines, self.user_ns = n_lines, dict[str, Any]()
 
     def structured_traceback(self, kind: type[BaseException], error: BaseException, tb: Any, offset: int, context: int) -> list[str]:
         assert offset == 0 and error.__cause__ is None and error.__context__ is None
@@ -137,6 +137,15 @@ def test_wrong_argument_leaves_no_frame_of_nbtrain(monkeypatch: pytest.MonkeyPat
         "test_wrong_argument_leaves_no_frame_of_nbtrain . . . . .",
         "\x1b[31mConfigError\x1b[0m: n must be an integer, got '3'.\n  Leave out the quotes: n=3.",
     ]
+
+
+def test_error_of_an_addons_command_leaves_no_frame_of_nbtrain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    trainer: Any = make_trainer(Regress.add_on(StateManagerAddon), save_path=str(tmp_path))
+    monkeypatch.setattr(tracebacks, "ipython_shell", Shell)
+    with pytest.raises(ConfigError) as raised:
+        trainer.import_run("missing")
+    lines = raised.value._render_traceback_()  # type: ignore[attr-defined]
+    assert lines[:2] == ["-----", "test_error_of_an_addons_command_leaves_no_frame_of_nbtrain . . . . ."] and len(lines) == 3, lines
 
 
 def test_unknown_attribute_leaves_no_frame_of_nbtrain(monkeypatch: pytest.MonkeyPatch) -> None:
