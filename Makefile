@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: demo test test-fast coverage faults compare gpu soak ecosystem cluster bench bench-peers examples lab docs pictures readme names notebooks format check dist clean
+.PHONY: demo test test-fast coverage faults compare gpu soak versions ecosystem cluster bench bench-peers examples lab docs pictures readme names notebooks format check dist clean
 
 demo: .venv/installed
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
@@ -53,6 +53,11 @@ gpu: .venv/installed-dev
 		tests/unit/trainer/test_several_optimizers.py tests/unit/trainer/test_copies.py tests/faults/test_interrupted.py $(TEST_ARGS)
 	$(BIN)/python tests/benchmarks/gpu_calls.py
 	$(BIN)/python tests/benchmarks/gpu.py
+
+# The unit tests and the time of a step with each supported torch and Lightning, each torch in an environment of its own, of about 5 GB;
+# docs/versions.md is written. VERSIONS="--torch 2.15.0 --only steps" chooses
+versions: .venv/transformers
+	$(PYTHON) tests/versions.py $(VERSIONS)
 
 # One short job with each of the libraries that people train with, each in an environment of its own; docs/ecosystem.md is written
 ecosystem: .venv-ecosystem/installed
