@@ -1,7 +1,7 @@
-"""Run the unit tests and time a step with each supported torch and Lightning, each in an environment of its own, and write the table of
-docs/versions.md: `make versions`. `--torch 2.15.0` and `--lightning 2.6.4` choose, what is already in the table stays; `--only steps` times alone.
+"""Run the unit tests and time a step with each supported torch and Lightning, and write the table of docs/versions.md: `make versions`.
 
-An environment is some gigabytes: the wheel of torch for Linux brings those of CUDA.
+`--torch 2.15.0` and `--lightning 2.6.4` choose, and the other rows stay; `--only steps` runs no tests. Each torch has an environment of its own,
+of some gigabytes: the wheel for Linux brings those of CUDA.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import venv
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ FIRST, LAST = "<!-- made by `make versions` -->", "<!-- until here -->"
 _COUNTS = re.compile(r"(\d+) (passed|failed|error|skipped)")
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Pair:
     """A torch with a Lightning, as numbers of versions."""
 
