@@ -52,7 +52,7 @@ class Net(nn.Module):
         return self.body(x.to(self.body.weight.dtype)).relu()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.hidden(x))
+        return self.head(self.hidden(x)).to(x.dtype)  # a loss of two dtypes has no gradients in torch 2.9
 
 
 class Scaled(Net):

@@ -1,7 +1,7 @@
 """Run the unit tests and time a step with each supported torch and Lightning, and write the table of docs/versions.md: `make versions`.
 
-`--torch 2.15.0` and `--lightning 2.6.4` choose, and the other rows stay; `--only steps` runs no tests. Each torch has an environment of its own,
-of some gigabytes: the wheel for Linux brings those of CUDA.
+`--torch 2.15.0` and `--lightning 2.6.4` choose, and the other rows stay; `--only steps` runs no tests. Each torch has an environment of its
+own, of some gigabytes: the wheel for Linux brings those of CUDA.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import venv
@@ -80,7 +81,15 @@ def measured(python: Path, lightning: str, only: str) -> tuple[Pair, Found]:
 
 def _output(python: Path, *arguments: str) -> str:
     environment = os.environ | {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    return subprocess.run([python, *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False).stdout
+    done = subprocess.run(
+        [python, *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False, preexec_fn=_take_interrupts
+    )
+    return done.stdout
+
+
+def _take_interrupts() -> None:
+    """A process in the background ignores them; tests send them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _tests(python: Path) -> str:

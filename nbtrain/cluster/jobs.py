@@ -27,9 +27,10 @@ from ..annotations import checked
 from ..base.trainer_base import TrainerBase
 from ..checkpoint.files import newest_valid
 from ..completion import completed_by_value
-from .command_file import FOLDER, Command, read_own, send
+from .command_file import FOLDER, Command, read_own, send, write_own
+from .kubernetes import delete_job, pods_state
 from nbtrain.cluster.submit import (
-    ENDED, FAILED, STARTED, JobInfo, Resources, check_trainer, new_info, open_folder, send_trainer, start,
+    ENDED, FAILED, PODS, STARTED, JobInfo, Scheduler, check_trainer, log_file, open_folder, send_trainer, start,
 )  # fmt: skip
 from ..engine.control import refuse_while_on
 from ..errors import CheckpointError, ConfigError, RunPaused, WorkerError
@@ -97,6 +98,16 @@ def _is_controller(pid: int, folder: Path) -> bool:
 def _local_state(info: JobInfo, run_dir: Path) -> JobState:
     is_on = info.host == os.uname().nodename and _is_controller(int(info.id or 0), run_dir / FOLDER / "tasks")
     return JobState("RUNNING" if is_on else "", node=info.host)
+
+
+def _state(info: JobInfo, run_dir: Path) -> JobState:
+    if info.cluster in PODS:
+        name, reason, node = pods_state(info)
+        if name in ("GONE", "UNKNOWN"):  # what has not begun may be applied later, and a cluster may answer again
+            has_begun = (run_dir / FOLDER / STARTED).exists()
+            name = "PENDING" if not has_begun else "CANCELLED" if name == "GONE" else "RUNNING"
+        return JobState(name, reason, node)
+    return _local_state(info, run_dir) if info.cluster == "local" else _slurm_state(info.id)
 
 
 # %% ../../nbs/cluster/jobs.ipynb #f37f7c10
@@ -196,8 +207,7 @@ class JobHandle:
     def _ask(self) -> JobState:
         """The state of the job, at most some seconds old."""
         if time.monotonic() - self._asked_s >= (0.2 if self.info.cluster == "local" else _ASK_EVERY_S):
-            local = self.info.cluster == "local"
-            self._state = _local_state(self.info, self.run_dir) if local else _slurm_state(self.info.id)
+            self._state = _state(self.info, self.run_dir)
             self._asked_s = time.monotonic()
         return self._state
 
@@ -280,9 +290,8 @@ class JobHandle:
         """
         if not 0 <= task < self.info.n_tasks:
             raise ConfigError(f"task={task}: the job has {self.info.n_tasks} tasks.", remedy=f"Give 0 to {self.info.n_tasks - 1}.")
-        file = self.run_dir / FOLDER / "tasks" / f"{self.info.id}_{task}_log.out"
         with suppress(OSError):
-            return file.read_text(encoding="utf-8", errors="replace")
+            return log_file(self.run_dir, self.info.id, task).read_text(encoding="utf-8", errors="replace")
         return ""
 
     # -- change it
@@ -385,6 +394,11 @@ class JobHandle:
         if self.info.cluster == "local":
             if _is_controller(int(self.info.id or 0), self.run_dir / FOLDER / "tasks"):
                 os.kill(int(self.info.id), signal.SIGTERM)  # it passes it on to the tasks
+            return
+        if self.info.cluster in PODS:
+            delete_job(self.info)
+            if not (self.run_dir / FOLDER / STARTED).exists():
+                write_own(self.run_dir, ENDED, json.dumps({"status": "cancelled", "reason": ""}))
             return
         answer = subprocess.run(["scancel", self.info.id], capture_output=True, text=True)
         if answer.returncode:
@@ -529,21 +543,22 @@ def _register(run_dir: Path) -> None:
         warnings.warn(f"{file} can't be written: {error.strerror}. submitted_jobs({str(run_dir.parent)!r}) finds the job.", stacklevel=3)
 
 
-def submit(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any, resources: Resources, **given: Any) -> JobHandle:
+def submit(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any, scheduler: Scheduler, **given: Any) -> JobHandle:
     """Submit a run of `trainer`; see `Trainer.submit`. `given`: its `save_path` and `name`."""
-    resources.check()
+    scheduler.check()
     check_trainer(trainer, n_epoch, loader, valid_loader)
-    n_tasks, counts = resources.nodes * resources.tasks_per_node, trainer.train_state.counts
+    n_tasks, counts = scheduler.nodes * scheduler.tasks_per_node, trainer.train_state.counts
     payload = send_trainer(trainer, n_epoch, loader, valid_loader, n_tasks)
     run_dir = open_folder(trainer, given["save_path"])
     name = given["name"] or f"{trainer.title}-{run_dir.name}"
-    info = new_info(resources, name, n_epoch, [counts.epoch, counts.step, counts.processed])
-    return submit_payload(run_dir, payload, resources, info, trainer)
+    return submit_payload(run_dir, payload, scheduler, name, trainer, n_epoch, [counts.epoch, counts.step, counts.processed])
 
 
-def submit_payload(run_dir: Path, payload: bytes, resources: Resources, info: JobInfo, trainer: TrainerBase | None = None) -> JobHandle:
-    """Submit `payload`, and remember the job."""
-    start(run_dir, payload, resources, info)
+def submit_payload(
+    run_dir: Path, payload: bytes, scheduler: Scheduler, name: str, trainer: TrainerBase | None = None, *more: Any
+) -> JobHandle:
+    """Submit `payload`, and remember the job. `more`: the number of epochs, and the trainer's counts."""
+    start(run_dir, payload, scheduler, name, *more)
     _register(run_dir)
     return JobHandle(run_dir, trainer)
 

@@ -50,6 +50,7 @@ from ..source.source_file import cells
 # %% auto #0
 __all__ = [
     "Cluster",
+    "PODS",
     "STARTED",
     "ENDED",
     "FAILED",
@@ -59,6 +60,8 @@ __all__ = [
     "minutes",
     "Payload",
     "SubmittedRun",
+    "log_file",
+    "Scheduler",
     "Resources",
     "partitions",
     "open_folder",
@@ -69,7 +72,8 @@ __all__ = [
 ]
 
 # %% ../../nbs/cluster/submit.ipynb #12c93db2
-Cluster = Literal["slurm", "local"]
+Cluster = Literal["slurm", "local", "k8s", "kubeflow"]
+PODS = ("k8s", "kubeflow")  # those whose tasks are started by torchrun in the pods of Kubernetes; submitit starts the others'
 _INFO, _PAYLOAD, STARTED, ENDED, FAILED = "job.json", "payload.pkl", "started.json", "ended.json", "failed.json"
 _MOST_STARTS = 100  # after so many time limits a job is not put back into the queue
 _WITHOUT_LIMIT_MIN = 60 * 24 * 365  # of a local job
@@ -103,6 +107,7 @@ class JobInfo:
     submitted_s: float = 0.0
     host: str = ""
     id: str = ""
+    namespace: str = ""  # of Kubernetes
 
     @property
     def n_tasks(self) -> int:
@@ -194,7 +199,7 @@ class SubmittedRun:
         rank = 0
         try:
             info = JobInfo.read(self.run_dir)
-            rank = _begin(info)
+            rank = _begin(info, self.run_dir)
             if not rank:
                 self._start(info)
             self._train(info, self._load(info), rank)
@@ -210,10 +215,10 @@ class SubmittedRun:
         write_own(self.run_dir, STARTED, json.dumps({"node": nodes, "since_s": time.time(), "pid": os.getpid()}))
 
     def _fail(self, error: BaseException, rank: int) -> None:
-        """Write what failed, unless another rank has failed before."""
-        if (self.run_dir / FOLDER / FAILED).exists():
-            return
+        """Write what failed, unless another rank has failed before, or a pod was lost: Kubernetes starts another one."""
         found = describe_failure(error, rank)
+        if (self.run_dir / FOLDER / FAILED).exists() or (found.lost_peer and JobInfo.read(self.run_dir).cluster in PODS):
+            return
         text = {"rank": rank, "kind": found.kind, "text": found.text, "frames": found.frames, "traceback": found.traceback}
         with suppress(OSError):
             write_own(self.run_dir, FAILED, json.dumps(text))
@@ -241,7 +246,7 @@ class SubmittedRun:
             if trainer.world.is_first:
                 (self.run_dir / "events.jsonl").unlink(missing_ok=True)  # of a start that saved nothing
         reader = CommandReader(trainer, self.run_dir)
-        with _signals(reader) as requeue, reader.reading():
+        with _signals(reader, info) as requeue, reader.reading():
             result = _run(reader, n_epoch, loader, valid_loader, checkpoint or resume)
         if result is None or result.status == "interrupted":
             requeue()
@@ -264,8 +269,12 @@ def _has(trainer: TrainerBase, kind: type[Any]) -> bool:
     return any(isinstance(addon, kind) for addon in trainer.active_addons)
 
 
-def _begin(info: JobInfo) -> int:
+def _begin(info: JobInfo, run_dir: Path) -> int:
     """Let the processes of a job find each other. Returns the rank of this one."""
+    if info.cluster in PODS:
+        rank = int(os.environ.get("RANK", "0"))  # as torchrun sets it
+        _copy_output(log_file(run_dir, info.id, rank))
+        return rank
     from submitit.helpers import TorchDistributedEnvironment
 
     if info.n_tasks == 1:
@@ -278,12 +287,30 @@ def _begin(info: JobInfo) -> int:
     return found.rank
 
 
+def log_file(run_dir: Path, id: str, task: int) -> Path:
+    """The file of what a task of the job `id` prints."""
+    return run_dir / FOLDER / "tasks" / f"{id}_{task}_log.out"
+
+
+def _copy_output(file: Path) -> None:
+    """Write what this process prints to `file` too, after what is there."""
+    file.parent.mkdir(exist_ok=True)
+    copy = subprocess.Popen(["tee", "--append", "--ignore-interrupts", str(file)], stdin=subprocess.PIPE)
+    assert copy.stdin is not None
+    for number in (1, 2):
+        os.dup2(copy.stdin.fileno(), number)
+    copy.stdin.close()
+
+
 @contextmanager
-def _signals(reader: CommandReader) -> Iterator[Callable[[], None]]:
+def _signals(reader: CommandReader, info: JobInfo) -> Iterator[Callable[[], None]]:
     """A context in which submitit's signal ends the run after its batch. Yields what puts the job back into the queue afterwards.
 
-    SIGTERM is left to the run, which it ends too: of a job that it preempts, SLURM itself puts it back.
+    SIGTERM is left to the run, which it ends too: of a job that it preempts, SLURM itself puts it back, and Kubernetes replaces the pod.
     """
+    if info.cluster in PODS:
+        yield lambda: sys.exit(128 + signal.SIGTERM)
+        return
     from submitit.core.job_environment import JobEnvironment
 
     signum, pid = getattr(signal, f"SIG{JobEnvironment.USR_SIG}"), os.getpid()
@@ -305,13 +332,33 @@ def _signals(reader: CommandReader) -> Iterator[Callable[[], None]]:
 
 # %% ../../nbs/cluster/submit.ipynb #2f8332c6
 @dataclass(frozen=True)
-class Resources:
-    """What a job is given: `nodes` with `tasks_per_node` processes and `gpus_per_node` GPUs each. `options`: more, of SLURM alone."""
+class Scheduler:
+    """Where a job runs: on `nodes`, with `tasks_per_node` processes and `gpus_per_node` GPUs each."""
 
     cluster: Cluster
     nodes: int
     gpus_per_node: int
     tasks_per_node: int
+
+    def check(self) -> None:
+        """Raise ConfigError or OptionError for what can't be submitted here."""
+        for name, least in (("nodes", 1), ("tasks_per_node", 1), ("gpus_per_node", 0)):
+            if (value := getattr(self, name)) < least:
+                raise ConfigError(f"{name}={value!r} must {'be a positive integer' if least else 'not be negative'}.")
+
+    def place(self, save_path: Path, name: str) -> dict[str, Any]:
+        """The fields of a JobInfo that depend on the scheduler, for a run below `save_path`."""
+        raise NotImplementedError
+
+    def launch(self, run_dir: Path, info: JobInfo) -> str:
+        """Start SubmittedRun in the tasks of the job. Returns the scheduler's name of it."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Resources(Scheduler):
+    """A job of SLURM, or of this machine. `options`: more, of SLURM alone."""
+
     time: str | int | float | None
     partition: str | None
     options: Mapping[str, Any]
@@ -323,11 +370,7 @@ class Resources:
             raise OptionError(
                 f"submit takes no option {name!r}.", remedy=f"{nearest(name, known)} sbatch={{...}} takes any other of sbatch."
             )
-        for name in ("nodes", "tasks_per_node"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be a positive integer.")
-        if self.gpus_per_node < 0:
-            raise ConfigError(f"gpus_per_node={self.gpus_per_node!r} must not be negative.")
+        super().check()
         if self.time is not None:
             minutes(self.time)
         if find_spec("submitit") is None:
@@ -373,6 +416,21 @@ class Resources:
             additional_parameters=more, **given,
         )  # fmt: skip
         return executor
+
+    def place(self, save_path: Path, name: str) -> dict[str, Any]:
+        """The folders of this process, and a name without spaces."""
+        path = [str(Path(entry or ".").absolute()) for entry in sys.path if Path(entry or ".").exists()]
+        return {"path": path, "folder": str(Path.cwd()), "name": re.sub(r"[^\w.-]", "_", name)}
+
+    def launch(self, run_dir: Path, info: JobInfo) -> str:
+        """Let submitit start the tasks."""
+        from submitit.helpers import clean_env
+
+        own = {name: value for name, value in os.environ.items() if name.startswith("SBATCH_") or name in _OF_CLIENT}
+        with clean_env():  # a notebook may be in a job, or under torchrun
+            os.environ.update(own)
+            job_id: str = self.executor(run_dir / FOLDER / "tasks", info.name).submit(SubmittedRun(run_dir)).job_id
+        return job_id
 
 
 def partitions() -> list[str]:
@@ -426,20 +484,15 @@ def send_trainer(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: 
         return pack(sent({"precision": trainer.given.get("precision")}, random), "the job")
 
 
-def start(run_dir: Path, payload: bytes, resources: Resources, info: JobInfo) -> JobInfo:
+def start(run_dir: Path, payload: bytes, scheduler: Scheduler, name: str, n_epoch: int = 0, counts: Sequence[int] = ()) -> JobInfo:
     """Submit a job with `payload` in its run folder. Raises ConfigError with the scheduler's reason; then the folder is removed."""
-    from submitit.helpers import clean_env
-
     try:
-        folder = make_folder(run_dir)
+        info = new_info(scheduler, run_dir, name, n_epoch, counts)
+        make_folder(run_dir)
         write_own(run_dir, _PAYLOAD, payload)
         info.submitted_s, info.host = time.time(), socket.gethostname()
         info.write(run_dir)
-        own = {name: value for name, value in os.environ.items() if name.startswith("SBATCH_") or name in _OF_CLIENT}
-        with clean_env():  # a notebook may be in a job, or under torchrun
-            os.environ.update(own)
-            job = resources.executor(folder / "tasks", info.name).submit(SubmittedRun(run_dir))
-        info.id = job.job_id
+        info.id = scheduler.launch(run_dir, info)
         info.write(run_dir)
     except BaseException as error:
         shutil.rmtree(run_dir, ignore_errors=True)
@@ -457,9 +510,8 @@ def _reason(error: BaseException) -> str:
     return "; ".join(dict.fromkeys(filter(None, lines))) or first_line(error)
 
 
-def new_info(resources: Resources, name: str, n_epoch: int = 0, counts: Sequence[int] = ()) -> JobInfo:
-    """What is known of a job of this process, before it is submitted. A scheduler takes no spaces in a name."""
-    name = re.sub(r"[^\w.-]", "_", name)
-    path = [str(Path(entry or ".").absolute()) for entry in sys.path if Path(entry or ".").exists()]
-    here = environment()
-    return JobInfo(resources.cluster, name, resources.nodes, resources.tasks_per_node, here, path, str(Path.cwd()), n_epoch, list(counts))
+def new_info(scheduler: Scheduler, run_dir: Path, name: str, n_epoch: int = 0, counts: Sequence[int] = ()) -> JobInfo:
+    """What is known of a job of this process, before it is submitted."""
+    shape = (scheduler.nodes, scheduler.tasks_per_node)
+    given = scheduler.place(run_dir.parent, name)
+    return JobInfo(scheduler.cluster, given.pop("name"), *shape, environment(), n_epoch=n_epoch, counts=list(counts), **given)

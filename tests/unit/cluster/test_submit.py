@@ -20,7 +20,7 @@ import nbtrain
 from nbtrain import ConfigError, JobHandle, OptionError, WorkerError, submitted_jobs
 from nbtrain.cli import main
 from nbtrain.cluster.command_file import CommandFile, make_folder, send
-from nbtrain.cluster.submit import JobInfo, SubmittedRun, environment, minutes
+from nbtrain.cluster.submit import JobInfo, SubmittedRun, environment, minutes, new_info
 from nbtrain.rng import keep_random
 from nbtrain.views.text import Board
 
@@ -120,10 +120,10 @@ def test_job_in_another_environment_fails_with_what_differs(tmp_path: Path) -> N
 def test_configuration_is_submitted_from_the_command_line(
     tmp_path: Path, state_home: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def start_here(run_dir: Path, payload: bytes, resources: Any, info: JobInfo) -> None:
+    def start_here(run_dir: Path, payload: bytes, scheduler: Any, name: str) -> None:
         make_folder(run_dir)
         (run_dir / "job" / "payload.pkl").write_bytes(payload)
-        info.write(run_dir)
+        new_info(scheduler, run_dir, name).write(run_dir)
         SubmittedRun(run_dir)()
 
     monkeypatch.setattr("nbtrain.cluster.jobs.start", start_here)
