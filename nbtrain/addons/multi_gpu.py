@@ -26,12 +26,11 @@ from ..distributed.devices import Devices, resolve_devices
 from ..distributed.launcher import Launcher
 from ..distributed.memory_estimate import device_memory, plan_devices
 from ..distributed.parallelism import Parallelize, resolve_parallelism
-from ..distributed.rank import InWorld, RankCallback
+from ..distributed.rank import InWorker, InWorld, RankCallback, WorkerEnvironment
 from ..state.replica import drive_copy, forward_event, restore_trainer, run_copy, take_state
 from ..state.states import StatefulTrainer
 from ..distributed.worker import Rank, Terminated, dumps
 from ..distributed.worker_pool import Launch, Launched, Pool
-from ..distributed.worker_rank import InWorker, WorkerEnvironment
 from ..distributed.world import find_world
 from .accumulation import AccumulationAddon
 from .state_manager import StateManagerAddon

@@ -374,9 +374,7 @@ class Resources(Scheduler):
         if self.time is not None:
             minutes(self.time)
         if find_spec("submitit") is None:
-            raise ConfigError(
-                "submit needs submitit, which is not installed.", remedy="pip install submitit, or pip install nbtrain[slurm]."
-            )
+            raise ConfigError("submit needs submitit, which is not installed.", remedy="pip install submitit.")
         self._check_local() if self.cluster == "local" else self._check_slurm()
 
     def _check_local(self) -> None:

@@ -187,9 +187,9 @@ def _is_random(text: str) -> bool:
         or (len(text.rstrip("=")) - len(letters)) * 9 >= len(text)
     ):
         return False
-    words = sum(map(len, re.findall(r"[a-z]{3,}", text)))
+    words = sum(map(len, re.findall(r"[A-Z][a-z]{2,}|[a-z]{3,}", text)))
     if re.search(r"\d", text) and re.search(r"[a-z]", text) and re.search(r"[A-Z]", text):
-        return _changes(text) >= 0.35 and words * 5 < 2 * len(letters)
+        return _changes(text) >= 0.35 and words * 5 < 3 * len(letters)
     return len(letters) >= 28 and re.fullmatch(r"[a-z\d]+", letters) is not None and _changes(text) >= 0.28
 
 

@@ -18,10 +18,9 @@ from torch.optim import Optimizer
 from ..data.resumable_loader import loader_place, restore_loader
 from ..distributed.launcher import Launcher, launcher_of
 from ..distributed.parallelism import whole
-from ..distributed.rank import InWorld, RankCallback
+from ..distributed.rank import InWorld, RankCallback, begin_copy
 from ..distributed.worker import dumps, loads
 from ..distributed.worker_pool import pack
-from ..distributed.worker_rank import begin_copy
 from ..engine.addon import AddOnBase, options
 from ..engine.callback import as_list
 from ..engine.precision import convert_model

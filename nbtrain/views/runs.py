@@ -176,15 +176,16 @@ _REPEATS = ("seed",)  # settings of runs that repeat each other
 def spread_lines(cards: Sequence[RunCard]) -> list[str]:
     """The mean and the standard deviation over runs that differ only in the seed, the best first: `lr 0.1: 5 runs, val_loss 0.2 ± 0.01`.
 
-    A run that continues another one does not repeat it.
+    A run that continues another one does not repeat it, nor does one that was changed by hand in another way.
     """
     names = [name for name in varying(cards) if name not in _REPEATS]
-    groups: dict[tuple[str, int], list[RunCard]] = {}
+    groups: dict[tuple[Any, ...], list[RunCard]] = {}
     for card in cards:
         if not math.isnan(card.value):
             first = card.board.epochs[0]["epoch"] if card.board.epochs else 1
-            groups.setdefault((label_of(card, names) if names else "all", first), []).append(card)
-    several = [(title, group) for (title, _), group in groups.items() if len(group) > 1 and len({card.metric for card in group}) == 1]
+            changes = tuple(text for _, text in card.board.marks)
+            groups.setdefault((label_of(card, names) if names else "all", first, changes), []).append(card)
+    several = [(title, group) for (title, *_), group in groups.items() if len(group) > 1 and len({card.metric for card in group}) == 1]
     several.sort(key=lambda item: mean(card.value for card in item[1]) * (1 if item[1][0].mode == "min" else -1))
     found = []
     for title, group in several:

@@ -219,6 +219,8 @@ INNOCENT += [
         "meta-llama/Llama-3.1-8B-Instruct",
         "TheBloke/Mistral-7B-Instruct-v0.2-GGUF",
         "EfficientNetV2S_ImageNet1kV2FineTuned",
+        "AutoModelForSeq2SeqLM",
+        "Wav2Vec2ConformerForCTC",
         "vit_base_patch16_224.augreg2_in21k_ft_in1k",
         "resnet50-0676ba61.pth",
         "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/",

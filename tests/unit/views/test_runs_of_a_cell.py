@@ -68,6 +68,9 @@ def test_repeats_have_a_mean_and_a_standard_deviation_the_best_first() -> None:
     continued = card([0.2])
     continued.board.epochs = [{**row, "epoch": 2} for row in continued.board.epochs]
     assert spread_lines([card([0.4]), continued]) == []
+    changed = card([0.2])
+    changed.board.marks.append((Progress(), "lr 0.1 → 0.01"))
+    assert spread_lines([card([0.4]), changed]) == [], "another learning rate"
 
 
 def picture_of(cards: list[RunCard]) -> Drawing:
