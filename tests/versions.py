@@ -56,7 +56,11 @@ def python_of(torch: str) -> Path:
     if not python.exists():
         venv.create(folder, with_pip=True)
         (folder / "transformers").symlink_to(ROOT / ".venv" / "transformers")
-    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not re.match(r"(torch|torchdata|lightning)==", line)]
+    pins = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not re.match(r"(torch|torchdata|lightning|setuptools)==", line)
+    ]
     constraints = folder / "constraints.txt"
     constraints.write_text("\n".join(pins), encoding="utf-8")
     wanted = "torch" if torch == "newest" else f"torch=={torch}"
