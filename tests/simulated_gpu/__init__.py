@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import ctypes
 import importlib.abc
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from .build import library, torch_folder
+
+SITE = str(Path(__file__).parent / "site")
 
 
 class _BeforeTorchCuda(importlib.abc.MetaPathFinder):
@@ -32,14 +36,16 @@ class _BeforeTorchCuda(importlib.abc.MetaPathFinder):
 
 
 def load() -> None:
-    """Bring the simulated devices into this process. A second call does nothing. Raises RuntimeError where torch is imported already."""
-    if f"{__name__}.torch_names" in sys.modules:
+    """Bring the simulated devices into this process, and into those that it starts with `NBTRAIN_TEST_DEVICE=simulated` in their environment.
+
+    A second call does nothing. Raises RuntimeError where torch is imported already.
+    """
+    if any(isinstance(finder, _BeforeTorchCuda) for finder in sys.meta_path) or f"{__name__}.torch_names" in sys.modules:
         return
     if "torch" in sys.modules:
         raise RuntimeError("torch is imported already, and has no CUDA devices. Call simulated_gpu.load() first.")
     for name in ("libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(torch_folder() / "lib" / name), mode=ctypes.RTLD_GLOBAL)
     sys.meta_path.insert(0, _BeforeTorchCuda(ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)))
-    from .torch_names import give_storages
-
-    give_storages()
+    paths = [SITE, *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)

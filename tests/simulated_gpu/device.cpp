@@ -8,9 +8,14 @@
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/SparseTensorImpl.h>
 #include <ATen/ops/bernoulli.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/copy_native.h>
+#include <ATen/ops/copy_sparse_to_sparse_native.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/zeros_like.h>
 #include <ATen/ops/set_native.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -33,8 +38,8 @@ constexpr DeviceType CUDA = DeviceType::CUDA;
 using Key = std::pair<DeviceIndex, StreamId>;  // a stream
 using Clock = std::map<Key, uint64_t>;         // how much of each stream is known to be finished
 
-// -- state, under one lock
-std::recursive_mutex lock;
+// -- state, under one lock; never destroyed, because tensors are freed until the process ends
+auto& lock = *new std::recursive_mutex;
 using Held = std::lock_guard<std::recursive_mutex>;
 int n_devices = 2;
 pid_t owner = 0;  // the process that has initialized the devices; a fork of it can't use them
@@ -75,17 +80,17 @@ struct Copy {  // one that the host doesn't know to be finished
   Tensor host, bytes;
   bool to_host;
 };
-std::array<Dev, MOST> devices;
-std::map<Key, uint64_t> launched;  // by each stream
-std::map<Key, Clock> seen;         // what each stream has waited for
-Clock finished;                    // what the host has waited for
-std::vector<Copy> copies;
-std::map<const void*, size_t> pinned;
-std::vector<std::string> faults;   // found where nothing may be raised
-std::vector<std::unique_ptr<Graph>> graphs;
+auto& devices = *new std::array<Dev, MOST>;
+auto& launched = *new std::map<Key, uint64_t>;  // by each stream
+auto& seen = *new std::map<Key, Clock>;         // what each stream has waited for
+auto& finished = *new Clock;                    // what the host has waited for
+auto& copies = *new std::vector<Copy>;
+auto& pinned = *new std::map<const void*, size_t>;
+auto& faults = *new std::vector<std::string>;   // found where nothing may be raised
+auto& graphs = *new std::vector<std::unique_ptr<Graph>>;
 Graph* capturing = nullptr;
 bool traced = false;
-std::string names;  // of the kernels that were launched, where they are traced
+auto& names = *new std::string;  // of the kernels that were launched, where they are traced
 
 bool mine(DeviceIndex i) { return i >= 0 && i < n_devices; }
 DeviceIndex index_of(Device device) { return device.has_index() ? device.index() : current; }
@@ -281,8 +286,8 @@ struct PinnedMemory final : at::HostAllocator {
   void reset_accumulated_stats() override {}
   void reset_peak_stats() override {}
 };
-DeviceMemory device_memory;
-PinnedMemory pinned_memory;
+auto& device_memory = *new DeviceMemory;
+auto& pinned_memory = *new PinnedMemory;
 
 // -- random numbers: a seed and a place, as on CUDA
 struct Random final : c10::GeneratorImpl {
@@ -318,7 +323,7 @@ struct Random final : c10::GeneratorImpl {
   }
 };
 bool adopting = false;  // a generator that Python makes is the device's default one
-std::array<at::Generator, MOST> generators;
+auto& generators = *new std::array<at::Generator, MOST>;
 at::Generator& generator_of(DeviceIndex i) {
   Held held(lock);
   if (!generators.at(i).defined()) generators[i] = at::make_generator<Random>(i);
@@ -328,7 +333,7 @@ Random& random_of(const at::Generator& generator) { return *static_cast<Random*>
 
 // -- kernels
 struct Call {  // the tensors of one call, and what stands for them on the CPU
-  std::vector<std::pair<Tensor, Tensor>> pairs;
+  std::vector<std::pair<Tensor, Tensor>> pairs, sparse_pairs;
   std::vector<Block*> reads, writes;
   std::map<c10::StorageImpl*, c10::Storage> storages;
   DeviceIndex device = -1;
@@ -348,6 +353,7 @@ struct Call {  // the tensors of one call, and what stands for them on the CPU
       return tensor;
     }
     meet(tensor.device().index(), name);
+    if (tensor.is_sparse()) return sparse_stand_in(tensor, written, name);
     if (Block* block = block_of(tensor)) (written ? writes : reads).push_back(block);
     for (auto& [known, cpu] : pairs)
       if (known.is_same(tensor)) return cpu;
@@ -360,6 +366,28 @@ struct Call {  // the tensors of one call, and what stands for them on the CPU
     cpu.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
     pairs.emplace_back(tensor, cpu);
     return cpu;
+  }
+  static at::SparseTensorImpl* sparse(const Tensor& tensor) { return static_cast<at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl()); }
+  static void set_sparse(const Tensor& tensor, at::SparseTensorImpl* like, const Tensor& indices, const Tensor& values) {
+    sparse(tensor)->raw_resize_(like->sparse_dim(), like->dense_dim(), like->sizes());
+    sparse(tensor)->set_indices_and_values_unsafe(indices, values);
+    sparse(tensor)->set_coalesced(like->coalesced());
+  }
+  Tensor sparse_stand_in(const Tensor& tensor, bool written, const char* name) {
+    for (auto& [known, cpu] : sparse_pairs)
+      if (known.is_same(tensor)) return cpu;
+    auto own = sparse(tensor);
+    Tensor cpu = at::detail::make_tensor<at::SparseTensorImpl>(c10::DispatchKeySet(c10::DispatchKey::SparseCPU), tensor.dtype());
+    set_sparse(cpu, own, stand_in(own->indices(), written, name), stand_in(own->values(), written, name));
+    sparse_pairs.emplace_back(tensor, cpu);
+    return cpu;
+  }
+  Tensor sparse_result(const Tensor& cpu) {
+    for (auto& [tensor, known] : sparse_pairs)
+      if (known.is_same(cpu)) return tensor;
+    Tensor tensor = at::detail::make_tensor<at::SparseTensorImpl>(c10::DispatchKeySet(c10::DispatchKey::SparseCUDA), cpu.dtype());
+    set_sparse(tensor, sparse(cpu), result(sparse(cpu)->indices()), result(sparse(cpu)->values()));
+    return tensor;
   }
   c10::IValue argument(const c10::IValue& value, bool written, const char* name) {
     if (value.isTensor()) return stand_in(value.toTensor(), written, name);
@@ -386,6 +414,7 @@ struct Call {  // the tensors of one call, and what stands for them on the CPU
   }
   Tensor result(const Tensor& cpu) {
     if (!cpu.defined()) return cpu;
+    if (cpu.is_sparse()) return sparse_result(cpu);
     for (auto& [tensor, known] : pairs)
       if (known.is_same(cpu)) return tensor;
     c10::Storage storage;
@@ -427,12 +456,13 @@ struct Call {  // the tensors of one call, and what stands for them on the CPU
       if (cpu.sizes() != tensor.sizes() || cpu.strides() != tensor.strides() || cpu.storage_offset() != tensor.storage_offset())
         tensor.unsafeGetTensorImpl()->set_sizes_and_strides(cpu.sizes(), cpu.strides(), cpu.storage_offset());
     }
+    for (auto& [tensor, cpu] : sparse_pairs) set_sparse(tensor, sparse(cpu), result(sparse(cpu)->indices()), result(sparse(cpu)->values()));
   }
 };
 
 const std::set<std::string> READ_BY_HOST{  // their result's size or value is decided by the host, which waits for it
     "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal",          "aten::is_nonzero", "aten::_unique", "aten::_unique2",
-    "aten::unique_dim",          "aten::bincount", "aten::unique_consecutive", "aten::unique_dim_consecutive", "aten::_linalg_check_errors"};
+    "aten::unique_dim",          "aten::bincount", "aten::unique_consecutive", "aten::unique_dim_consecutive", "aten::_linalg_check_errors", "aten::_coalesce"};
 const std::set<std::string> BOTH_DEVICES{  // an index may lie on the CPU, and is copied
     "aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"};
 const std::set<std::string> NO_KERNEL{"aten::resize_", "aten::set_", "aten::empty", "aten::empty_strided"};
@@ -554,17 +584,59 @@ Tensor empty_strided(
   return at::detail::empty_strided_generic(
       size, stride, &device_memory, c10::DispatchKeySet(c10::DispatchKey::CUDA), dtype.value_or(at::get_default_dtype_as_scalartype()));
 }
-std::tuple<Tensor, Tensor> dropout(const Tensor& input, double p, std::optional<bool> train) {
-  if (train.has_value() && !*train) return {input.clone(), at::empty_like(input, input.options().dtype(at::kBool)).fill_(true)};
+template <class F>
+auto as_one(const Tensor& like, const char* name, F work) {  // what is one kernel there, and several here
   Held held(lock);
-  auto& launches = devices[input.device().index()].counts.launches;
+  auto& launches = devices[like.device().index()].counts.launches;
   int64_t before = launches;
   std::string names_before = names;
-  Tensor mask = at::empty_like(input, input.options().dtype(at::kBool)).bernoulli_(1 - p);
-  auto result = std::make_tuple(at::mul(at::mul(input, mask), p == 1 ? 0.0 : 1 / (1 - p)), mask);
+  auto result = work();
   launches = before, names = names_before;
-  count_launch(input.device().index(), "aten::native_dropout");  // it is one kernel there
+  count_launch(like.device().index(), name);
   return result;
+}
+std::tuple<Tensor, Tensor> dropout(const Tensor& input, double p, std::optional<bool> train) {
+  if (train.has_value() && !*train) return {input.clone(), at::empty_like(input, input.options().dtype(at::kBool)).fill_(true)};
+  return as_one(input, "aten::native_dropout", [&] {
+    Tensor mask = at::empty_like(input, input.options().dtype(at::kBool)).bernoulli_(1 - p);
+    return std::make_tuple(at::mul(at::mul(input, mask), p == 1 ? 0.0 : 1 / (1 - p)), mask);
+  });
+}
+Tensor plus(const Tensor& tensor, const std::optional<Tensor>& bias) { return bias && bias->defined() ? tensor + *bias : tensor; }
+using Optional = std::optional<Tensor>;
+std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor& input, const Tensor& hidden, const Tensor& cx, const Optional& b, const Optional& c) {
+  return as_one(input, "aten::_thnn_fused_lstm_cell", [&] {
+    auto gates = (plus(input, b) + plus(hidden, c)).chunk(4, 1);
+    Tensor i = gates[0].sigmoid(), f = gates[1].sigmoid(), g = gates[2].tanh(), o = gates[3].sigmoid(), cy = f * cx + i * g;
+    return std::make_tuple(o * cy.tanh(), cy, at::cat({i, f, g, o}, 1));
+  });
+}
+std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(
+    const Optional& of_hy, const Optional& of_cy, const Tensor& cx, const Tensor& cy, const Tensor& workspace, bool has_bias) {
+  return as_one(cx, "aten::_thnn_fused_lstm_cell_backward_impl", [&] {
+    auto parts = workspace.chunk(4, 1);
+    Tensor i = parts[0], f = parts[1], g = parts[2], o = parts[3], tanh = cy.tanh();
+    Tensor hy = of_hy && of_hy->defined() ? *of_hy : at::zeros_like(cx), c = hy * o * (1 - tanh * tanh);
+    if (of_cy && of_cy->defined()) c = c + *of_cy;
+    Tensor gates = at::cat({c * g * i * (1 - i), c * cx * f * (1 - f), c * i * (1 - g * g), hy * tanh * o * (1 - o)}, 1);
+    return std::make_tuple(gates, c * f, has_bias ? gates.sum(0, false) : Tensor());
+  });
+}
+std::tuple<Tensor, Tensor> gru_cell(const Tensor& input, const Tensor& hidden, const Tensor& hx, const Optional& b, const Optional& c) {
+  return as_one(input, "aten::_thnn_fused_gru_cell", [&] {
+    auto x = plus(input, b).chunk(3, 1), h = plus(hidden, c).chunk(3, 1);
+    Tensor r = (x[0] + h[0]).sigmoid(), z = (x[1] + h[1]).sigmoid(), n = (x[2] + r * h[2]).tanh();
+    return std::make_tuple(n + z * (hx - n), at::cat({r, z, n, hx, h[2]}, 1));
+  });
+}
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tensor& of_hy, const Tensor& workspace, bool has_bias) {
+  return as_one(of_hy, "aten::_thnn_fused_gru_cell_backward", [&] {
+    auto parts = workspace.chunk(5, 1);
+    Tensor r = parts[0], z = parts[1], n = parts[2], hx = parts[3], hn = parts[4];
+    Tensor of_n = of_hy * (1 - z) * (1 - n * n), of_z = of_hy * (hx - n) * z * (1 - z), of_r = of_n * hn * r * (1 - r);
+    Tensor x = at::cat({of_r, of_z, of_n}, 1), h = at::cat({of_r, of_z, of_n * r}, 1);
+    return std::make_tuple(x, h, of_hy * z, has_bias ? x.sum(0, false) : Tensor(), has_bias ? h.sum(0, false) : Tensor());
+  });
 }
 void record_stream(Tensor& tensor, Stream stream) { device_memory.recordStream(tensor.storage().data_ptr(), stream); }
 
@@ -766,10 +838,21 @@ void register_all() {
   cuda.impl("set_.source_Storage", TORCH_FN(set_storage));
   cuda.impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
   cuda.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));
+  cuda.impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
+  cuda.impl("_thnn_fused_lstm_cell_backward_impl", TORCH_FN(lstm_cell_backward));
+  cuda.impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
+  cuda.impl("_thnn_fused_gru_cell_backward", TORCH_FN(gru_cell_backward));
+  auto& sparse = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::SparseCUDA, __FILE__, __LINE__);
+  sparse.impl("copy_", TORCH_FN(at::native::copy_sparse_wrapper_));
+  sparse.impl("copy_sparse_to_sparse_", TORCH_FN(at::native::copy_sparse_));
+  const std::set<std::string> own_sparse{"aten::copy_", "aten::copy_sparse_to_sparse_"};
   auto& dispatcher = c10::Dispatcher::singleton();
   for (auto& name : dispatcher.getAllOpNames()) {
     auto op = dispatcher.findSchema(name);
-    if (!op || name.name.rfind("aten::", 0) != 0 || own.count(c10::toString(name))) continue;
+    if (!op || name.name.rfind("aten::", 0) != 0) continue;
+    if (op->hasKernelForDispatchKey(c10::DispatchKey::SparseCPU) && !own_sparse.count(c10::toString(name)))
+      sparse.impl(c10::toString(name).c_str() + 6, torch::CppFunction::makeFromBoxedFunction<&boxed>());
+    if (own.count(c10::toString(name))) continue;
     if (op->hasKernelForDispatchKey(c10::DispatchKey::CPU) || name.name.rfind("aten::_foreach_", 0) == 0)
       cuda.impl(c10::toString(name).c_str() + 6, torch::CppFunction::makeFromBoxedFunction<&boxed>());
   }

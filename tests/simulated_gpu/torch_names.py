@@ -172,6 +172,20 @@ def _graphs(C: Any) -> dict[str, Any]:
     }
 
 
+def _storages(kind: Any) -> None:
+    """`torch.UntypedStorage(n, device="cuda")`, which the CPU's build refuses in C++."""
+    made = sys.modules["torch._C"].StorageBase.__new__
+
+    def new(cls: type, *args: Any, device: Any = None, **options: Any) -> Any:
+        import torch
+
+        if device is None or torch.device(device).type != "cuda":
+            return made(cls, *args, **options | ({} if device is None else {"device": device}))
+        return torch.empty(args[0] if args else 0, dtype=torch.uint8, device=device).untyped_storage()
+
+    kind.__new__ = staticmethod(new)
+
+
 def give(library: ctypes.CDLL) -> None:
     """Put all of it into `torch._C`, before `torch.cuda` is imported."""
     global DEVICES
@@ -181,15 +195,5 @@ def give(library: ctypes.CDLL) -> None:
     for found in (_devices(C), _streams(C), _memory(C), _graphs(C)):
         for name, value in found.items():
             setattr(C, name, value)
-
-
-def give_storages() -> None:
-    """`torch.UntypedStorage(n, device="cuda")`, which the CPU's build refuses in C++. After torch is imported."""
-    import torch
-
-    def new(cls: type, *args: Any, device: Any = None, **options: Any) -> Any:
-        if device is None or torch.device(device).type != "cuda":
-            return torch._C.StorageBase.__new__(cls, *args, **options | ({} if device is None else {"device": device}))
-        return torch.empty(args[0] if args else 0, dtype=torch.uint8, device=device).untyped_storage()
-
-    torch.UntypedStorage.__new__ = staticmethod(new)
+    C._set_cudnn_enabled(False)  # nothing asks for its library
+    _storages(sys.modules["torch.storage"].UntypedStorage)
