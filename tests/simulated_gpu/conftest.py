@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "unit/addons"))  # the addons with their options are those of test_addons
 
 if os.environ.get("NBTRAIN_TEST_DEVICE") != "simulated":
     collect_ignore_glob = ["test_*"]
