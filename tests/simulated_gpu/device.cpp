@@ -40,7 +40,17 @@ using Clock = std::map<Key, uint64_t>;         // how much of each stream is kno
 
 // -- state, under one lock; never destroyed, because tensors are freed until the process ends
 auto& lock = *new std::recursive_mutex;
-using Held = std::lock_guard<std::recursive_mutex>;
+thread_local int depth = 0;
+thread_local std::vector<c10::IValue> dropped;  // tensors to let go of: the last reference to one may need Python's lock, which another thread may
+                                                // hold while it waits for this one
+struct Held {
+  Held() { lock.lock(), depth++; }
+  ~Held() {
+    std::vector<c10::IValue> freed;
+    if (--depth == 0) freed.swap(dropped);
+    lock.unlock();
+  }
+};
 int n_devices = 2;
 pid_t owner = 0;  // the process that has initialized the devices; a fork of it can't use them
 thread_local DeviceIndex current = 0;
@@ -149,6 +159,7 @@ void finish(const Clock& clock) {  // the host has waited for it
   std::vector<Copy> done, left;
   for (auto& copy : copies) (finished[copy.stream] >= copy.at ? done : left).push_back(copy);
   copies = left;
+  for (auto& copy : done) dropped.emplace_back(copy.host), dropped.emplace_back(copy.bytes);
   bool overwritten = false;
   for (auto& copy : done) {
     if (copy.to_host)
@@ -185,7 +196,7 @@ std::string size_text(double bytes) {
   return out.str();
 }
 void free_block(void* context) {
-  Held held(lock);
+  Held held;
   auto block = static_cast<Block*>(context);
   if (block->device >= 0) {
     devices[block->device].allocated -= block->size;
@@ -239,7 +250,7 @@ c10::DataPtr new_block(DeviceIndex i, size_t n) {
 }
 struct DeviceMemory final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t n) override {
-    Held held(lock);
+    Held held;
     check_process();
     return new_block(current, n);
   }
@@ -247,15 +258,15 @@ struct DeviceMemory final : c10::DeviceAllocator {
   void copy_data(void* to, const void* from, size_t n) const override { default_copy_data(to, from, n); }
   bool initialized() override { return owner != 0; }
   void emptyCache(c10::MempoolId_t) override {
-    Held held(lock);
+    Held held;
     for (auto& device : devices) device.reserved = device.allocated;
   }
   void recordStream(const c10::DataPtr& data, Stream stream) override {
-    Held held(lock);
+    Held held;
     if (data.get_deleter() == &free_block) static_cast<Block*>(data.get_context())->recorded.insert({stream.device_index(), stream.id()});
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex i) override {
-    Held held(lock);
+    Held held;
     Dev& device = devices.at(i);
     c10::CachingDeviceAllocator::DeviceStats stats;
     auto put = [](auto& stat, int64_t now, int64_t peak) { stat[0].current = now, stat[0].peak = peak; };
@@ -268,14 +279,14 @@ struct DeviceMemory final : c10::DeviceAllocator {
   }
   void resetAccumulatedStats(DeviceIndex) override {}
   void resetPeakStats(DeviceIndex i) override {
-    Held held(lock);
+    Held held;
     devices.at(i).peak = devices.at(i).allocated, devices.at(i).reserved_peak = devices.at(i).reserved;
   }
   std::pair<size_t, size_t> getMemoryInfo(DeviceIndex i) override { return {devices.at(i).total - devices.at(i).reserved, devices.at(i).total}; }
 };
 struct PinnedMemory final : at::HostAllocator {
   c10::DataPtr allocate(size_t n) override {
-    Held held(lock);
+    Held held;
     return new_block(-1, n);
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
@@ -325,7 +336,7 @@ struct Random final : c10::GeneratorImpl {
 bool adopting = false;  // a generator that Python makes is the device's default one
 auto& generators = *new std::array<at::Generator, MOST>;
 at::Generator& generator_of(DeviceIndex i) {
-  Held held(lock);
+  Held held;
   if (!generators.at(i).defined()) generators[i] = at::make_generator<Random>(i);
   return generators[i];
 }
@@ -465,7 +476,7 @@ const std::set<std::string> READ_BY_HOST{  // their result's size or value is de
     "aten::unique_dim",          "aten::bincount", "aten::unique_consecutive", "aten::unique_dim_consecutive", "aten::_linalg_check_errors", "aten::_coalesce"};
 const std::set<std::string> BOTH_DEVICES{  // an index may lie on the CPU, and is copied
     "aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"};
-const std::set<std::string> NO_KERNEL{"aten::resize_", "aten::set_", "aten::empty", "aten::empty_strided"};
+const std::set<std::string> NO_KERNEL{"aten::_local_scalar_dense", "aten::resize_", "aten::set_", "aten::empty", "aten::empty_strided"};
 
 bool is_mask(const c10::IValue& value) {
   if (!value.isOptionalTensorList()) return false;
@@ -533,13 +544,14 @@ void compute_again(const c10::OperatorHandle& op, const Stack& given, const Stac
       std::memcpy(to[i].storage().mutable_data(), from[i].storage().data(), from[i].storage().nbytes());
 }
 void kernel(const c10::OperatorHandle& op, Stack* stack) {
-  Held held(lock);
+  Held held;
   check_process();
   check_faults();
   const auto& schema = op.schema();
   const std::string& operator_name = schema.name();
   const char* name = kept(operator_name);
   Stack given(stack->end() - schema.arguments().size(), stack->end());
+  dropped.insert(dropped.end(), given.begin(), given.end());
   torch::jit::drop(*stack, given.size());
   bool waits = READ_BY_HOST.count(operator_name) > 0;
   for (auto& value : given) waits |= is_mask(value);
@@ -566,6 +578,7 @@ void kernel(const c10::OperatorHandle& op, Stack* stack) {
     keep(call, given, results, [op, given, results, name] { compute_again(op, given, results, name); });
   else if (launches)
     for (size_t i = n_written; i < call.writes.size(); i++) call.writes[i]->writes[stream] = {launched[stream], name};
+  if (operator_name == "aten::_local_scalar_dense") devices[call.device].counts.to_host++;
   if (waits) wait_for(stream);
 }
 void boxed(const c10::OperatorHandle& op, Stack* stack) { kernel(op, stack); }
@@ -586,7 +599,7 @@ Tensor empty_strided(
 }
 template <class F>
 auto as_one(const Tensor& like, const char* name, F work) {  // what is one kernel there, and several here
-  Held held(lock);
+  Held held;
   auto& launches = devices[like.device().index()].counts.launches;
   int64_t before = launches;
   std::string names_before = names;
@@ -668,7 +681,7 @@ Tensor& copy_within(Tensor& to, const Tensor& from) {
   return to;
 }
 Tensor& copy(Tensor& to, const Tensor& from, bool non_blocking) {
-  Held held(lock);
+  Held held;
   check_process();
   check_faults();
   if (to.is_same(from) || to.numel() == 0) return to;
@@ -732,7 +745,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   Stream getStream(Device device) const override { return as_stream(stream_of(index_of(device))); }
   Stream getDefaultStream(Device device) const override { return as_stream({index_of(device), 0}); }
   Stream getNewStream(Device device, int) const override {
-    Held held(lock);
+    Held held;
     DeviceIndex i = index_of(device);
     return as_stream({i, 1 + devices[i].next_stream++ % 32});  // a pool of 32, as CUDA's
   }
@@ -746,17 +759,17 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   DeviceIndex deviceCount() const noexcept override { return n_devices; }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   void record(void** event, const Stream& stream, const DeviceIndex, const c10::EventFlag) const override {
-    Held held(lock);
+    Held held;
     Key key{stream.device_index(), stream.id()};
     delete static_cast<Event*>(*event);
     *event = new Event{key, launched[key], clock_of(key), std::chrono::steady_clock::now()};
   }
   void block(void* event, const Stream& stream) const override {
-    Held held(lock);
+    Held held;
     if (event) merge(seen[{stream.device_index(), stream.id()}], static_cast<Event*>(event)->clock);
   }
   bool queryEvent(void* event) const override {  // not at the first time: a device is busy
-    Held held(lock);
+    Held held;
     auto found = static_cast<Event*>(event);
     if (!found) return true;
     auto done = finished.find(found->stream);
@@ -766,17 +779,17 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return ready;
   }
   bool queryStream(const Stream& stream) const override {
-    Held held(lock);
+    Held held;
     Key key{stream.device_index(), stream.id()};
     auto done = finished.find(key);
     return launched[key] == 0 || (done != finished.end() && done->second >= launched[key]);
   }
   void synchronizeStream(const Stream& stream) const override {
-    Held held(lock);
+    Held held;
     wait_for({stream.device_index(), stream.id()});
   }
   void synchronizeEvent(void* event) const override {
-    Held held(lock);
+    Held held;
     if (!event) return;
     auto found = static_cast<Event*>(event);
     devices[found->stream.first].counts.waits++;
@@ -784,7 +797,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     check_faults();
   }
   void synchronizeDevice(const DeviceIndex i) const override {
-    Held held(lock);
+    Held held;
     wait_for_device(i < 0 ? current : i);
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const Stream& stream) const override { device_memory.recordStream(data, stream); }
@@ -815,7 +828,7 @@ struct Hooks final : at::CUDAHooksInterface {
   c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
   c10::Allocator* getCUDADeviceAllocator() const override { return &device_memory; }
   bool isPinnedPtr(const void* data) const override {
-    Held held(lock);
+    Held held;
     auto after = pinned.upper_bound(data);
     return after != pinned.begin() && data < static_cast<const char*>(std::prev(after)->first) + std::prev(after)->second;
   }
@@ -898,7 +911,7 @@ void simulated_start() { owner = getpid(); }
 int simulated_forked() { return owner != 0 && owner != getpid(); }
 const char* simulated_error() { return error.c_str(); }
 int simulated_capture() {  // on the current stream, until simulated_captured; the number of the graph
-  Held held(lock);
+  Held held;
   return checked([] {
     TORCH_CHECK(capturing == nullptr, "CUDA error: operation would result in a merge of two independent captures");
     graphs.push_back(std::make_unique<Graph>());
@@ -910,7 +923,7 @@ int simulated_capture() {  // on the current stream, until simulated_captured; t
 void simulated_captured() { capturing = nullptr; }
 int simulated_captures() { return captures(stream_of(current)); }
 int simulated_replay(int number) {
-  Held held(lock);
+  Held held;
   return checked([number] {
     check_faults();
     Graph& graph = *graphs.at(number);
@@ -922,7 +935,7 @@ int simulated_replay(int number) {
 }
 void simulated_drop(int number) { graphs.at(number) = std::make_unique<Graph>(); }
 void simulated_forget() {  // between tests: what one has left unordered is not the next one's
-  Held held(lock);
+  Held held;
   for (auto& [key, at] : launched) finished[key] = at;
   copies.clear(), faults.clear();
 }
