@@ -117,7 +117,9 @@ def test_metrics_of_batches_with_ignored_labels_do_not_wait(metric: Callable[[],
     assert found["cpu"] == pytest.approx(found["cuda"])
 
 
-@pytest.mark.parametrize("addon", [addon for addon in ADDONS if addon not in (MultiGPUAddon, NonFiniteAddon)], ids=lambda addon: addon.__name__)
+@pytest.mark.parametrize(
+    "addon", [addon for addon in ADDONS if addon not in (MultiGPUAddon, NonFiniteAddon)], ids=lambda addon: addon.__name__
+)
 def test_no_addon_waits_in_a_step(addon: type[AddOnBase], tmp_path: Path) -> None:
     batches = [(x[:, :8], x.sum(1, keepdim=True)) for x, _ in make_batches()]
     options = ADDONS[addon](tmp_path) | OFTEN.get(addon, {})

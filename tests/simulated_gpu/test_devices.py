@@ -141,7 +141,9 @@ def test_memory_is_counted_and_runs_out() -> None:
     assert torch.cuda.max_memory_allocated() - before == 8192 and torch.cuda.memory_allocated() - before == 4096
     free, total = torch.cuda.mem_get_info()
     assert total == 16 * 2**30 and free <= total - 8192 and torch.cuda.memory_allocated(1) == 0
-    with pytest.raises(torch.OutOfMemoryError, match=r"CUDA out of memory. Tried to allocate 18.63 GiB. GPU 0 has a total capacity of 16.00 GiB"):
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"CUDA out of memory. Tried to allocate 18.63 GiB. GPU 0 has a total capacity of 16.00 GiB"
+    ):
         torch.empty(5 * 10**9, device="cuda")
     devices().simulated_total(1, 2**20)
     with pytest.raises(torch.cuda.OutOfMemoryError):

@@ -38,7 +38,9 @@ class Properties(SimpleNamespace):
         import torch
 
         total = torch._C._accelerator_getMemoryInfo(index)[1]
-        super().__init__(name="Simulated GPU", major=9, minor=0, total_memory=total, multi_processor_count=132, warp_size=32, uuid=str(index))
+        super().__init__(
+            name="Simulated GPU", major=9, minor=0, total_memory=total, multi_processor_count=132, warp_size=32, uuid=str(index)
+        )
 
 
 def _streams(C: Any) -> dict[str, Any]:
