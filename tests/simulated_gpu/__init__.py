@@ -1,8 +1,9 @@
 """CUDA devices on a machine without one: `load()` before torch is imported, and `torch.cuda` has two of them.
 
-Tensors say `cuda:0` and hold memory that is counted and can run out; kernels compute on the CPU. What a CPU's clock doesn't show is counted:
-kernels that are launched, copies, and times at which the host waits (`counts`). What a real device would do later is checked: a stream that
-reads what another one has written, without an event between them, is an error; a copy that doesn't block arrives when something waits for it.
+Tensors say `cuda:0` and hold memory that is counted and can run out; kernels compute on the CPU. What a CPU's clock doesn't show is
+counted: kernels that are launched, copies, and times at which the host waits (`counts`). What a real device would do later is checked: a
+stream that reads what another one has written, without an event between them, is an error; a copy that doesn't block arrives when
+something waits for it.
 
 It can't show the numerics of CUDA's kernels, what depends on timing, NCCL, Triton, or how long anything takes.
 """
@@ -36,9 +37,10 @@ class _BeforeTorchCuda(importlib.abc.MetaPathFinder):
 
 
 def load() -> None:
-    """Bring the simulated devices into this process, and into those that it starts with `NBTRAIN_TEST_DEVICE=simulated` in their environment.
+    """Bring the simulated devices into this process.
 
-    A second call does nothing. Raises RuntimeError where torch is imported already.
+    A process that it starts has them too, if its environment has `NBTRAIN_TEST_DEVICE=simulated`. A second call does nothing. Raises
+    RuntimeError where torch is imported already.
     """
     if any(isinstance(finder, _BeforeTorchCuda) for finder in sys.meta_path) or f"{__name__}.torch_names" in sys.modules:
         return

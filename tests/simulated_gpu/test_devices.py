@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from simulated_gpu.counts import counted, kernels
 from simulated_gpu.torch_names import devices
-from torch import Tensor, nn
 
 CUDA = torch.device("cuda", 0)
 

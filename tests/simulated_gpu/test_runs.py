@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from samples import Breaks, Broken, Regress, make_loader, make_trainer, make_valid, same_weights, without_times
-from simulated_gpu.torch_names import devices
 from test_addons import ADDONS
 from torch import nn
 
 from nbtrain import AddOnBase, MultiGPUAddon, OutOfMemory, StateManagerAddon
+from simulated_gpu.torch_names import devices
 
 
 def adam(params: Any) -> torch.optim.Optimizer:
