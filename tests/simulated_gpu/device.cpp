@@ -73,7 +73,6 @@ struct Graph {  // what was launched while it was captured, and does again
   Key stream;
   std::vector<std::function<void()>> kernels;
   std::vector<Block*> reads, writes;
-  std::vector<c10::IValue> held;  // the tensors that it uses
 };
 struct Counts {
   int64_t launches = 0, waits = 0, to_device = 0, to_host = 0, on_device = 0;
@@ -349,8 +348,12 @@ struct Call {  // the tensors of one call, and what stands for them on the CPU
   std::map<c10::StorageImpl*, c10::Storage> storages;
   DeviceIndex device = -1;
   bool plain = false;  // a tensor of the CPU with dimensions is among them
-  at::Generator generator;
+  std::vector<std::pair<at::Generator, uint64_t>> offsets;  // of the generators that were drawn from, before
 
+  at::Generator drawn(const at::Generator& generator) {
+    offsets.emplace_back(generator, random_of(generator).offset_);
+    return random_of(generator).draw();
+  }
   void meet(DeviceIndex i, const char* name) {
     TORCH_CHECK(
         device < 0 || device == i, "Expected all tensors to be on the same device, but found at least two devices, cuda:", int(std::min(device, i)),
@@ -418,8 +421,7 @@ struct Call {  // the tensors of one call, and what stands for them on the CPU
       return Device(DeviceType::CPU);
     }
     if (value.isGenerator() && value.toGenerator().device().is_cuda()) {
-      generator = value.toGenerator();
-      return random_of(generator).draw();
+      return drawn(value.toGenerator());
     }
     return value;
   }
@@ -506,7 +508,7 @@ Stack stand_ins(const c10::OperatorHandle& op, const Stack& given, Call& call, c
     inner.push_back(call.argument(given[i], arguments[i].alias_info() && arguments[i].alias_info()->isWrite(), name));
   if (call.device < 0) call.device = current;
   for (size_t i = 0; i < given.size(); i++)
-    if (given[i].isNone() && arguments[i].name() == "generator") inner[i] = random_of(generator_of(call.device)).draw();
+    if (given[i].isNone() && arguments[i].name() == "generator") inner[i] = call.drawn(generator_of(call.device));
   return inner;
 }
 void each_tensor(const Stack& values, const std::function<void(const Tensor&)>& act) {
@@ -525,10 +527,27 @@ struct Undone {  // what a capture doesn't compute
     for (auto& [block, before] : bytes) std::memcpy(block->ptr, before.data(), before.size());
   }
 };
-void keep(Call& call, const Stack& given, const Stack& results, std::function<void()> again) {  // in the graph that is captured
+Tensor bare(const Tensor& tensor) {  // its memory, without the autograd graph, which would stay alive with a CUDA graph
+  return tensor.defined() ? Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), false)) : tensor;
+}
+Stack bare(const Stack& values) {
+  Stack found;
+  for (auto& value : values) {
+    if (value.isTensor()) {
+      found.push_back(bare(value.toTensor()));
+    } else if (value.isTensorList()) {
+      c10::List<Tensor> list;
+      for (const Tensor& tensor : value.toTensorVector()) list.push_back(bare(tensor));
+      found.push_back(list);
+    } else {
+      found.push_back(value);
+    }
+  }
+  return found;
+}
+void keep(Call& call, std::function<void()> again) {  // in the graph that is captured
   Graph& graph = *capturing;
   graph.kernels.push_back(std::move(again));
-  for (auto list : {&given, &results}) graph.held.insert(graph.held.end(), list->begin(), list->end());
   graph.reads.insert(graph.reads.end(), call.reads.begin(), call.reads.end());
   graph.writes.insert(graph.writes.end(), call.writes.begin(), call.writes.end());
 }
@@ -575,7 +594,9 @@ void kernel(const c10::OperatorHandle& op, Stack* stack) {
   stack->insert(stack->end(), results.begin(), results.end());
   if (launches) count_launch(call.device, name);
   if (captured)
-    keep(call, given, results, [op, given, results, name] { compute_again(op, given, results, name); });
+    for (auto& [generator, offset] : call.offsets) random_of(generator).offset_ = offset;
+  if (captured)
+    keep(call, [op, given = bare(given), results = bare(results), name] { compute_again(op, given, results, name); });
   else if (launches)
     for (size_t i = n_written; i < call.writes.size(); i++) call.writes[i]->writes[stream] = {launched[stream], name};
   if (operator_name == "aten::_local_scalar_dense") devices[call.device].counts.to_host++;
@@ -667,7 +688,7 @@ Tensor& copy_within(Tensor& to, const Tensor& from) {
   call.stand_in(from, false, "aten::copy_"), target.stand_in(to, true, "aten::copy_");
   call.writes = target.writes;
   if (captures(stream_of(a))) {
-    keep(call, {to, from}, {}, [to, from] { copy_again(to, from); });
+    keep(call, [to = bare(to), from = bare(from)] { copy_again(to, from); });
     return to;
   }
   if (a != b) merge(seen[stream_of(a)], clock_of(stream_of(b)));  // as CUDA's copies between devices do: both streams wait for each other

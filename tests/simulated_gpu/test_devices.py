@@ -224,6 +224,18 @@ def test_a_graph_computes_when_it_is_replayed() -> None:
     assert (counts.launches, y.item(), x.tolist()) == (2, 12, [3, 3])
 
 
+def test_a_graph_draws_the_numbers_that_come_when_it_is_replayed() -> None:
+    torch.cuda.manual_seed(1)
+    expected = [torch.rand(2, device="cuda") for _ in range(2)]
+    torch.cuda.manual_seed(1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x = torch.rand(2, device="cuda")
+    for numbers in expected:
+        graph.replay()
+        assert torch.equal(x, numbers)
+
+
 def test_a_graph_can_not_wait() -> None:
     x = torch.ones(2, device="cuda")
     with pytest.raises(RuntimeError, match="operation not permitted when stream is capturing"), torch.cuda.graph(torch.cuda.CUDAGraph()):

@@ -13,7 +13,8 @@ from samples import Breaks, Broken, Regress, make_loader, make_trainer, make_val
 from test_addons import ADDONS
 from torch import nn
 
-from nbtrain import AddOnBase, MultiGPUAddon, OutOfMemory, StateManagerAddon
+from nbtrain import AddOnBase, CudaGraphAddon, MultiGPUAddon, OutOfMemory, StateManagerAddon
+from simulated_gpu.counts import kernels
 from simulated_gpu.torch_names import devices
 
 
@@ -29,7 +30,7 @@ def make_model(dropout: float = 0.0) -> nn.Module:
 
 
 def make(device: str, *addons: type[AddOnBase], dropout: float = 0.0, **options: Any) -> Any:
-    return make_trainer(Regress.add_on(*addons), device=device, optimizer=adam, model=make_model(dropout), **options)
+    return make_trainer(Regress.add_on(*addons), **{"device": device, "optimizer": adam, "model": make_model(dropout)} | options)
 
 
 def run(device: str, *addons: type[AddOnBase], **options: Any) -> Any:
@@ -59,6 +60,16 @@ def test_every_addon_trains_as_on_the_cpu(addon: type[AddOnBase], tmp_path: Path
 def test_all_addons_together_train_as_on_the_cpu(tmp_path: Path) -> None:
     options = {device: [ADDONS[addon](tmp_path / device) for addon in ONE_DEVICE] for device in ("cpu", "cuda")}
     assert_same(*(run(device, *ONE_DEVICE, **dict(ChainMap(*own))) for device, own in options.items()))
+
+
+def test_a_graph_trains_as_the_steps_that_it_stands_for() -> None:
+    options: dict[str, Any] = {"dropout": 0.3, "optimizer": lambda params: torch.optim.Adam(params, lr=1e-2, capturable=True)}
+    eager, graphed = run("cuda", **options), make("cuda", CudaGraphAddon, **options)
+    torch.manual_seed(3)
+    with kernels() as names:
+        graphed.run(3, make_loader(), make_valid())
+    assert names["graph"] == 9  # of the 12 whole batches, after three steps that warm up; the last one of an epoch is short
+    assert_same(eager, graphed)
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "64-true", "bf16-true"])
