@@ -5,7 +5,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: demo test test-fast coverage faults compare gpu soak versions ecosystem cluster bench bench-peers examples lab docs pictures readme names notebooks format check dist clean
+.PHONY: demo test test-fast coverage faults compare gpu simulated-gpu soak versions ecosystem cluster bench bench-peers examples lab docs pictures \
+	readme names notebooks format check dist clean
 
 demo: .venv/installed
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
@@ -45,7 +46,9 @@ compare: .venv/installed-dev
 	PYTHONPATH=tests $(BIN)/python tests/random_configurations.py 1000
 	PYTHONPATH=tests $(BIN)/python tests/random_jobs.py 1000 --page
 
-# On a machine with a CUDA device: jobs beside a plain PyTorch loop, time travel, copies and interrupted runs on it, and what a step costs there
+# On a machine with a CUDA device: jobs beside a plain PyTorch loop, time travel, copies and interrupted runs on it, and what a step costs there.
+# `make simulated-gpu` runs on devices that are simulated on the CPU, which need g++: what `make test` runs of it in a minute, and the rest. They
+# count launches, waits and memory, and find reads that nothing orders; they can't show CUDA's numerics, NCCL, or how long anything takes
 gpu: export NBTRAIN_TEST_DEVICE=cuda
 gpu: .venv/installed-dev
 	PYTHONPATH=tests $(BIN)/python tests/random_jobs.py 200
@@ -54,10 +57,16 @@ gpu: .venv/installed-dev
 	$(BIN)/python tests/benchmarks/gpu_calls.py
 	$(BIN)/python tests/benchmarks/gpu.py
 
+<<<<<<< HEAD
 # The unit tests and the time of a step with each supported torch and Lightning, each torch in an environment of its own, of about 5 GB;
 # docs/versions.md is written. VERSIONS="--torch 2.15.0 --only steps" chooses
 versions: .venv/transformers
 	$(PYTHON) tests/versions.py $(VERSIONS)
+=======
+simulated-gpu: .venv/installed-dev
+	PYTHONPATH=tests $(BIN)/python -m simulated_gpu tests/random_jobs.py 200
+	$(BIN)/python -m pytest -m "" tests/test_simulated_gpu.py $(TEST_ARGS)
+>>>>>>> 546f12657a2e98f30830f1cf80f4b2f6bfa1fac0
 
 # One short job with each of the libraries that people train with, each in an environment of its own; docs/ecosystem.md is written
 ecosystem: .venv-ecosystem/installed

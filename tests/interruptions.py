@@ -16,6 +16,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from inspect import unwrap
 from pathlib import Path
 from pkgutil import resolve_name
 from types import CodeType, FrameType
@@ -48,7 +49,8 @@ class Interruption:
 @cache
 def codes() -> dict[CodeType, str]:
     """The code of each function in CHANGES, with the name of its moment."""
-    return {resolve_name(place).__code__: moment for moment, places in CHANGES.items() for place in places}
+    # Unwrapped: a decorator of torch gives all that it decorates one code
+    return {unwrap(resolve_name(place)).__code__: moment for moment, places in CHANGES.items() for place in places}
 
 
 class Life(L.Callback):

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from nbtrain import Trainer
 
-DEVICE = os.environ.get("NBTRAIN_TEST_DEVICE", "cpu")  # "cuda" in `make gpu`
+DEVICE = os.environ.get("NBTRAIN_TEST_DEVICE", "cpu").replace("simulated", "cuda")  # "cuda" in `make gpu`
 
 
 class Regress(Trainer):

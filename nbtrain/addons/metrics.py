@@ -9,6 +9,7 @@ import json
 import math
 import re
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -83,12 +84,17 @@ def _by_task(metrics: Any) -> dict[str | None, dict[str, Measure]]:
 # %% ../../nbs/addons/metrics.ipynb #d93efe78
 def without_ignored(label: Tensor, output: Tensor, ignore_index: int | None = -100) -> tuple[Tensor, Tensor]:
     """Return the labels that are not `ignore_index`, and a row of output for each. Labels that are not integers are returned unchanged."""
+    label, output, keep = _marked(label, output, ignore_index)
+    return (label, output) if keep is None else (label[keep], output[keep])
+
+
+def _marked(label: Tensor, output: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Labels, outputs with a row for each, and which of them count; None if all do."""
     if ignore_index is None or label.is_floating_point() or label.dtype == torch.bool or output.shape[: label.ndim] != label.shape:
-        return label, output
+        return label, output, None
     if label.ndim > 1 and output.ndim == label.ndim + 1:
         label, output = label.flatten(), output.flatten(0, -2)
-    keep = label != ignore_index
-    return label[keep], output[keep]
+    return label, output, label != ignore_index
 
 
 def _joined(parts: Sequence[Tensor]) -> Any:
@@ -116,6 +122,44 @@ def label_and_output(phase: str, outputs: Any) -> tuple[Tensor, Tensor]:
 
 
 # %% ../../nbs/addons/metrics.ipynb #4aaf238c
+_MOST_LATE = 2  # batches whose copies are on their way: the device has work meanwhile
+
+
+class _LateBatch:
+    """A batch on a GPU: what the host has to know of it is on its way, and nothing waits for it.
+
+    `marks`: its number of labels that count, so that they are taken without asking the device. `copies`: labels and outputs.
+    """
+
+    def __init__(self, label: Tensor, output: Tensor, ignore_index: int | None, *, marks: bool, copies: bool) -> None:
+        self.label, self.output, self.keep = _marked(label, output, ignore_index) if marks else (label, output, None)
+        needed = [label, output] if copies else []
+        needed += [self.keep.sum()] if self.keep is not None else []
+        self._host = [tensor.to("cpu", non_blocking=True) for tensor in needed]
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(label.device))
+
+    @property
+    def has_arrived(self) -> bool:
+        return self._event.query()
+
+    def finish(self) -> None:
+        """Wait for the copies, if they have not arrived."""
+        if not self.has_arrived:
+            self._event.synchronize()
+
+    def counted(self) -> tuple[Tensor, Tensor]:
+        """The labels that count, with their outputs, on the device. After `finish`."""
+        if self.keep is None or (n := int(self._host[-1])) == len(self.label):
+            return self.label, self.output
+        rows = torch.nonzero_static(self.keep, size=n)[:, 0]
+        return self.label[rows], self.output[rows]
+
+    def copied(self) -> tuple[Tensor, Tensor]:
+        """All of it on the host, in memory that isn't pinned: a whole pass of it is kept. After `finish`."""
+        return self._host[0].clone(), self._host[1].clone()
+
+
 class Gathered:
     """Labels and outputs of one pass over one loader, or the metrics that are updated with them."""
 
@@ -124,18 +168,40 @@ class Gathered:
         self.clones = {n: _clone(m, device, readers) for n, m in measures.items() if isinstance(m, (Metric, MetricCollection))}
         self.functions = {n: m for n, m in measures.items() if n not in self.clones}
         self.pairs: list[tuple[Tensor, Tensor]] = []
+        self._late: deque[_LateBatch] = deque()
 
     def add(self, label: Tensor, output: Tensor) -> None:
+        if label.is_cuda and output.device == label.device:
+            self._late.append(_LateBatch(label, output, self.ignore_index, marks=bool(self.clones), copies=bool(self.functions)))
+            while len(self._late) > _MOST_LATE or (self._late and self._late[0].has_arrived):
+                self._add_late()
+            return
+        self._add_all_late()
         if self.clones:
-            label_here, output_here = without_ignored(label, output, self.ignore_index)
-            if label_here.numel():
-                self.is_empty = False
-                for clone in self.clones.values():
-                    clone.update(output_here, label_here)
+            self._update(*without_ignored(label, output, self.ignore_index))
         if self.functions:
             self.pairs.append((label.cpu(), output.cpu()))
 
+    def _update(self, label: Tensor, output: Tensor) -> None:
+        if label.numel():
+            self.is_empty = False
+            for clone in self.clones.values():
+                clone.update(output, label)
+
+    def _add_late(self) -> None:
+        batch = self._late.popleft()
+        batch.finish()
+        if self.clones:
+            self._update(*batch.counted())
+        if self.functions:
+            self.pairs.append(batch.copied())
+
+    def _add_all_late(self) -> None:
+        while self._late:
+            self._add_late()
+
     def state(self) -> dict[str, Any]:
+        self._add_all_late()
         clones = {name: pack_module(clone) for name, clone in self.clones.items()}
         return {"clones": clones, "pairs": list(self.pairs), "is_empty": self.is_empty}
 
@@ -147,6 +213,7 @@ class Gathered:
 
     def compute(self) -> dict[str, dict[str, float] | None]:
         """The values of each metric by name; None for a metric if all labels in all ranks are ignored."""
+        self._add_all_late()
         found: dict[str, dict[str, float] | None] = dict.fromkeys([*self.clones, *self.functions])
         if self.clones and not all(gather(self.is_empty, self.readers)):
             with warnings.catch_warnings():  # from a clone that only other ranks updated
@@ -330,15 +397,15 @@ class MetricsAddon(AddOnBase):
 
     With several loaders in a pass, `<name>` is the metric of all samples together, and `<name>/<loader>` that of each loader; with a
     TaskLoader, `<name>_<task>` is that of each task. If all labels of a pass are ignored, its metrics are nan, with a note. Functions need
-    the labels and outputs of a whole pass in CPU memory.
+    the labels and outputs of a whole pass in CPU memory. On a GPU the last two batches of a pass are kept until the device has finished
+    them, so that no step waits for it.
 
     Args:
         metrics: A metric, a list of them, or a dict by name. A metric is a function `fn(y_true, y_pred)` of NumPy arrays that returns a
             number or a dict of numbers, a `compute_metrics(eval_pred)` as for Hugging Face's trainer, or a torchmetrics object. For a
             TaskLoader, it may be a dict from tasks to lists or dicts of metrics.
         metrics_in_training: Also compute them for training passes, as `train_<name>`.
-        ignore_index: Ignore integer labels of this value. With torchmetrics on a GPU this waits for the device in each batch; None turns it
-            off.
+        ignore_index: Ignore integer labels of this value; None turns it off.
 
     Raises:
         ConfigError: `metrics` is invalid

@@ -340,7 +340,12 @@ class DryRun:
     def _try(self, modes: Sequence[Mode], plugin: Precision, say: Callable[[str], None], operation: Operation) -> _Names | None:
         """Try the steps of `modes`. Returns the names of the metrics; None if they are not known."""
         trainer, train, test = self.trainer, list[_Names](), list[_Names]()
-        operation.keep(unchanged(trainer, weights="train" in modes))
+        try:
+            operation.keep(unchanged(trainer, weights="train" in modes))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return None  # its copies don't fit beside the model; the run needs none
         trial = _Trial(trainer, plugin)
         operation.keep(trial.as_in_run())
         named = named_loaders(self.valid_loader) if "test" in modes else {}

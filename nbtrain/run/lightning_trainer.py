@@ -122,6 +122,7 @@ _NOISE = (
     "smaller than the logging interval",
     "module(s) in eval mode",
     "LeafSpec",
+    "GPU available but not used",  # the trainer's `device=` says where it trains, and in words that Lightning doesn't know
     "`training_step` returned `None`",  # the pass notes how many batches were left out
     "train_dataloader yielded None",
     "have overridden `transfer_batch_to_device` in",  # a LightningDataModule without it uses the module's

@@ -112,11 +112,13 @@ WAYS: dict[str, tuple[list[Any], dict[str, Any]]] = {
 }
 
 
-def ours(what: str) -> Callable[[list[Any]], None]:
+def ours(what: str, every_s: float | None = None) -> Callable[[list[Any]], None]:
+    """An epoch of nbtrain, whose recorder reads the values of its steps every `every_s` seconds."""
     addons, options = WAYS[what]
     options = {name: value() if callable(value) else value for name, value in options.items()}
     kind = Classify.add_on(*addons) if addons else Classify
     trainer = kind(make_model(), device="cuda", optimizer=lambda p: torch.optim.Adam(p, 1e-3), log_bar=False, **options)
+    trainer.recorder.every_s = trainer.recorder.every_s if every_s is None else every_s
 
     def epoch(batches: list[Any]) -> None:
         trainer.evaluate(batches) if what == "evaluation" else trainer.run(1, batches)

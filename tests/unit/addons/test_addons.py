@@ -243,5 +243,5 @@ def test_lightnings_checkpoints_and_loggers_work(tmp_path: Any) -> None:
     logger = L.pytorch.loggers.CSVLogger(tmp_path)
     trainer = make_trainer(lightning={"callbacks": [checkpoint], "logger": logger, "log_every_n_steps": 1})
     trainer.run(2, make_loader(), make_valid())
-    assert checkpoint.best_model_score == pytest.approx(trainer.history.best["val_loss"])
+    assert float(checkpoint.best_model_score) == pytest.approx(trainer.history.best["val_loss"])
     assert "val_loss" in (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text()

@@ -1,0 +1,31 @@
+"""What runs on GPUs that are simulated, in processes of its own: torch looks for devices when it is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PARTS = {
+    "the devices, runs and budgets": ["tests/simulated_gpu"],
+    "states and copies": ["tests/unit/checkpoint/test_device_copy.py", "tests/unit/trainer/test_copies.py"],
+    "several optimizers": ["tests/unit/trainer/test_several_optimizers.py"],
+}
+LONG = {
+    "jobs beside a plain loop": ["tests/unit/loops/test_random_jobs.py"],
+    "time travel": ["tests/unit/travel/test_time_travel_draws.py"],
+    "addons": ["tests/unit/addons/test_addons.py", "tests/unit/addons/test_cuda_graph.py", "tests/unit/addons/test_lean_addons.py"],
+    "interrupted runs": ["tests/faults/test_interrupted.py"],
+}
+
+
+@pytest.mark.parametrize("part", [*PARTS, *(pytest.param(part, marks=pytest.mark.long) for part in LONG)])
+def test_it_runs_on_simulated_gpus(part: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", *(PARTS | LONG)[part]]
+    environment = os.environ | {"NBTRAIN_TEST_DEVICE": "simulated"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
