@@ -45,6 +45,7 @@ from ..state.attribute_state import objects_of
 from ..loops.step_snapshot import restore_attributes
 from ..base.operation import Operation, unchanged
 from ..base.trainer_base import TrainerBase
+from ..views.text import format_value
 
 # %% auto #0
 __all__ = ["DryRun"]
@@ -187,6 +188,7 @@ class _Trial:
 
     def __init__(self, trainer: TrainerBase, plugin: Precision) -> None:
         self.trainer, self.plugin, self.module = trainer, plugin, _Module(trainer)
+        self.loss: float | None = None  # that a training step returned
 
     @contextmanager
     def as_in_run(self) -> Iterator[None]:
@@ -241,6 +243,7 @@ class _Trial:
         output = check_output(output, step, place.format, trainer.device, needs_loss=automatic)
         if automatic:
             output["loss"].backward()
+            self.loss = output["loss"].item() if self.loss is None else self.loss
         return output
 
     def try_test_step(self, batch: Any, loader_name: str | None) -> _Names:
@@ -349,8 +352,11 @@ class DryRun:
             if "train" in modes:
                 say("train_step on one batch")
                 train = [trial.try_train_step(batch) for batch in first_batch(self.loader)]
+            gave = f" · train_step gave loss {format_value(trial.loss)}" if trial.loss is not None else ""
+            if gave and not loaders:
+                say(f"train_step on one batch{gave}")
             for name, loader in loaders.items():
-                say("test_step on one batch")
+                say(f"test_step on one batch{gave}")
                 test += [trial.try_test_step(batch, name) for batch in first_batch(loader)]
         except _NeedsRun:
             return None

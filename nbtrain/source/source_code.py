@@ -248,6 +248,7 @@ class _Walk:
         self.places: set[str] = set()
         self.seen: dict[int, Any] = {}  # holds each object, so that no id is used again
         self.queue: deque[Any] = deque()
+        self._noted: set[int] = set()  # namespaces whose place is in `places`
 
     def add(self, *items: Any) -> None:
         """Queue the objects that were not seen."""
@@ -311,8 +312,10 @@ class _Walk:
             self.values[path] = item
 
     def _note_place(self, namespace: dict[str, Any]) -> None:
-        file = namespace.get("__file__")
-        self.places.update([file] if isinstance(file, str) else cells())
+        if id(namespace) not in self._noted:  # listing the cells of a notebook takes a system call for each
+            self._noted.add(id(namespace))
+            file = namespace.get("__file__")
+            self.places.update([file] if isinstance(file, str) else cells())
 
 
 # %% ../../nbs/source/source_code.ipynb #c157f5a2
