@@ -121,10 +121,10 @@ def parts(item: Any) -> Iterable[Any]:
     """The items of a container, the functions in a wrapper of functions, or the values that an object holds."""
     if is_kind(item, dict):
         return islice(dict.values(item), _MAX_ITEMS)
-    for kind in (list, tuple, set, frozenset, deque):
+    for kind in _CONTAINERS if is_kind(item, _CONTAINERS) else ():
         if is_kind(item, kind):
             return islice(kind.__iter__(item), _MAX_ITEMS)
-    for kind, names in WRAPPERS.items():
+    for kind, names in WRAPPERS.items() if is_kind(item, _WRAPPERS) else ():
         if is_kind(item, kind):
             return [object.__getattribute__(item, name) for name in names]
     # The private attributes of a library's objects lead everywhere; but a torch module keeps its layers in _modules
@@ -141,6 +141,7 @@ WRAPPERS: dict[type, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"),
     functools.partialmethod: ("func", "args", "keywords"),
 }
+_WRAPPERS, _CONTAINERS = tuple(WRAPPERS), (list, tuple, set, frozenset, deque)
 
 
 def closure(function: FunctionType) -> dict[str, Any]:
