@@ -203,6 +203,8 @@ class RunSinks:
         self._view = self._view or (session.view if session is not None else None)
         if self._view is None and event.kind == "start" and self.trainer.world.is_first:
             self._view = self._open_view(validates=validates)
+        if event.kind == "end" and self._card is not None:
+            self._card.settings = dict(self._card.settings)  # else they would hold the trainer
         if self._view is not None:
             self._view.update(event)
 
