@@ -8,9 +8,14 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,7 +24,7 @@ from samples import Broken, make_loader, make_model, make_trainer, make_valid
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from nbtrain import RunStopped, Trainer
+from nbtrain import RunPaused, RunStopped, StateManagerAddon, Trainer
 from nbtrain.run.dry_run import DryRun
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
@@ -31,6 +36,7 @@ class Fails:
 
     def __init__(self) -> None:
         self.end, self.at, self.n = "done", 0, 0
+        self.is_heard: Callable[[str], bool] = lambda state: True  # by a run in another thread, which has this state then
 
     def arm(self, end: str, at: int) -> None:
         self.end, self.at, self.n = end, at, 0
@@ -41,11 +47,19 @@ class Fails:
             return
         if self.end == "error":
             raise Broken
+        if self.end == "kernel restart":
+            os._exit(3)
         try:
             os.kill(os.getpid(), signal.SIGINT)
         finally:
             if self.end == "■■":  # the second while the first takes effect
+                self._wait("pausing")
                 os.kill(os.getpid(), signal.SIGINT)
+                self._wait("stopping")
+
+    def _wait(self, state: str) -> None:
+        while not self.is_heard(state):
+            time.sleep(0.001)
 
 
 FAILS = Fails()
@@ -160,6 +174,81 @@ def changed(name: str, end: str) -> tuple[list[str], BaseException | None]:
     return [part for part in before if not same(before[part], after[part])], error
 
 
+# -- what becomes of a training
+TRAINING_ENDS = (*ENDS, "kernel restart")
+_AT = {"run": 6, "resume": 9}  # the call of a step at which a training ends early: in epoch 1, and in its validation
+
+
+def make_saving(folder: Path) -> Any:
+    """A trainer that saves after each step."""
+    FAILS.arm("done", 0)
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"save_path": folder, "every_n_steps": 1, "on_error": "pause", "model": nn.Sequential(*make_model())}
+    return make_trainer(Busy.add_on(StateManagerAddon), **options)
+
+
+def _train(trainer: Any, name: str, **options: Any) -> str:
+    """`run`, or `resume` after ■, until its end, to which `FAILS` leads. Returns its status."""
+    loaders, (end, at) = (loader_of(), make_valid()), (FAILS.end, FAILS.at)
+    FAILS.is_heard = lambda state: trainer.control.state == state
+    if name == "resume":
+        FAILS.arm("■", 4)
+    try:
+        trainer.run(2, *loaders, background=True, **options).wait()
+    except (RunPaused, RunStopped, Broken):
+        pass
+    if name == "resume":
+        FAILS.end, FAILS.at = end, at
+        with suppress(RunPaused, RunStopped, Broken):
+            trainer.resume()
+    return trainer.result.status
+
+
+def _die(folder: Path, name: str) -> None:
+    """Train in another process, which a restart of its kernel kills."""
+    code = f"import pathlib, operations; operations.die(pathlib.Path({str(folder)!r}), {name!r})"
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}).returncode == 3
+
+
+def die(folder: Path, name: str) -> None:
+    trainer = make_saving(folder)
+    FAILS.arm("kernel restart", _AT[name])
+    _train(trainer, name)
+
+
+def trained(name: str, end: str, folder: Path) -> tuple[str, bool]:
+    """What becomes of `run` or `resume` that ends so; and whether it equals, continued, a run that did not end."""
+    whole = make_saving(folder / "whole")
+    _train(whole, "run")
+    trainer = make_saving(folder / "ended")
+    if end == "kernel restart":
+        _die(folder / "ended", name)
+        status = "lost"
+    else:
+        FAILS.arm(end, _AT[name])
+        status = _train(trainer, name)
+    if status == "paused":
+        trainer.resume()
+    elif status != "completed":
+        trainer = make_saving(folder / "ended")
+        _train(trainer, "run", resume="auto")
+    FAILS.arm("done", 0)
+    FAILS.is_heard = lambda state: True
+    parts = ("weights", "optimizer", "objects", "counts")
+    after, before = (state_of(one, loader_of()) for one in (trainer, whole))
+    return status, all(same(after[part], before[part]) for part in parts)
+
+
+_THEN = {"completed": "completed", "paused": "paused; `resume()` continues it", "interrupted": "ended, its state saved", "lost": "gone"}
+
+
+def training_words(status: str, is_same: bool) -> str:
+    """What a cell of the page's second table says."""
+    continues = "" if status in ("completed", "paused") else '; `run(…, resume="auto")` continues it'
+    return f"{_THEN[status]}{continues}, {'bit for bit' if is_same else 'otherwise'}"
+
+
 def words(parts: Iterable[str]) -> str:
     """What a cell of the page's table says of the parts that have changed."""
     return ", ".join(parts) or "–"
@@ -171,7 +260,12 @@ def page() -> str:
         found = {end: changed(name, end)[0] for end in ENDS}
         rows.append(f"| {name} | " + " | ".join(words(found[end]) for end in ENDS) + " |")
     checked = ", ".join(state_of(make(), loader_of()))
-    return TEXT.format(rows="\n".join(rows), checked=checked)
+    trainings = []
+    for name in _AT:
+        with TemporaryDirectory() as folder:
+            found = {end: trained(name, end, Path(folder) / str(i)) for i, end in enumerate(TRAINING_ENDS)}
+        trainings.append(f"| {name} | " + " | ".join(training_words(*found[end]) for end in TRAINING_ENDS) + " |")
+    return TEXT.format(rows="\n".join(rows), checked=checked, trainings="\n".join(trainings))
 
 
 TEXT = """# Operations: what ■ does, and what is put back
@@ -209,8 +303,18 @@ an error in a step. It lists what has changed afterwards. Compared are
   are done.
 - After `rewind` the trainer is at the earlier place; interrupted on the way there, it is where it was.
 
-What a step writes outside of Python, such as a file, stays. After a restart of the kernel nothing is left in memory;
-[resume](resume.md) continues from the newest checkpoint.
+What a step writes outside of Python, such as a file, stays. After a restart of the kernel nothing is left in memory, so that there is
+nothing to put back.
+
+## What becomes of a training
+
+A `run`, and a `resume` after ■, end in five ways in mid-epoch. The table, made by the same command, says what becomes of it, and whether
+weights, optimizer, objects and counts at its end equal those of a run that was never interrupted. The trainer has a `StateManagerAddon`,
+which saves; without one, a run that was stopped or whose kernel was restarted can't [resume](resume.md).
+
+| operation | done | ■ | ■ ■ | error | kernel restart |
+| --- | --- | --- | --- | --- | --- |
+{trainings}
 """
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
+from types import FunctionType
 from typing import Annotated, Any
 
 import lightning as L
@@ -37,6 +38,7 @@ from ..errors import ConfigError, OptionError, first_line, nearest
 from ..best import known_mode
 from ..events import MonitorMode
 from ..optim.joint_optimizer import JointOptimizer, named_optimizers
+from ..source.user_code import signature_of
 
 # %% auto #0
 __all__ = [
@@ -245,7 +247,9 @@ def check_optimizer(optimizer: Optimizer | None, model: nn.Module) -> None:
             f"The optimizer has none of the parameters of {type(model).__name__}.",
             remedy="Make it from the parameters of the model that the trainer has (running the model's cell again makes a new one).",
         )
-    parameters = inspect.signature(optimizer.step).parameters
+    written = type(optimizer).step  # an instance may have another one, as that of a scheduler that counts
+    is_own = "step" not in vars(optimizer) and isinstance(written, FunctionType)
+    parameters = (signature_of(written) if is_own else inspect.signature(optimizer.step)).parameters
     if "closure" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         raise ConfigError(
             f"{type(optimizer).__name__}.step takes no closure, which computes the loss and the gradients.",

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
+import lightning as L
+
 from .compose import written_class
 from .trainer_base import TrainerBase
 from ..compat.foreign_names import row_of_step
@@ -19,7 +21,7 @@ from ..errors import StepError
 from ..source.user_code import is_user
 
 # %% auto #0
-__all__ = ["check_written_steps", "uncalled_methods"]
+__all__ = ["check_written_steps", "check_module_steps", "uncalled_methods"]
 
 
 # %% ../../nbs/base/written_steps.ipynb #sn000005
@@ -82,6 +84,23 @@ def _check_signature(title: str, name: str, step: FunctionType) -> None:
         given = ", ".join(signature.parameters)
         remedy = f"Write {name}(self, batch); self.counts has the numbers of epochs, batches and updates."
         raise StepError(f"{title}.{name}({given}) can't be called with the batch alone.", remedy=remedy) from None
+
+
+_STEPS_OF_MODULES = {"training_step": 2, "validation_step": 3, "test_step": 3}  # batch, batch_idx, dataloader_idx
+
+
+def check_module_steps(module: L.LightningModule) -> None:
+    """Raise StepError for a step of a LightningModule that needs more arguments than Lightning gives it."""
+    for name, n_given in _STEPS_OF_MODULES.items():
+        parameters = inspect.signature(getattr(module, name)).parameters
+        needed = [p for p in parameters.values() if p.default is p.empty]
+        positional = [p.name for p in needed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        more = positional[n_given:] + [p.name for p in needed if p.kind is p.KEYWORD_ONLY]
+        if more:
+            raise StepError(
+                f"{type(module).__name__}.{name}({', '.join(parameters)}) can't be called with the batch and its number.",
+                remedy=f"Write {name}(self, batch, batch_idx), or give {more[0]} a default.",
+            )
 
 
 # %% ../../nbs/base/written_steps.ipynb #sn000010

@@ -428,7 +428,7 @@ class JobHandle:
         begun_s = time.monotonic()
         while self._is_on(status := self.status):
             if status == "paused":
-                raise RunPaused(f"job {self.info.id} is paused at {self._record.board.progress.place} · handle.resume() continues it")
+                raise RunPaused(f"job {self.info.id} is paused at {self._record.board.progress.place}\n  handle.resume()  # continues it")
             if timeout_s is not None and time.monotonic() - begun_s > timeout_s:
                 raise TimeoutError(f"the job is still {status} after {timeout_s} s")
             time.sleep(0.1 if self.info.cluster == "local" else 1.0)

@@ -21,7 +21,18 @@ from .protocol import TrainerProtocol
 from ..errors import StepError
 
 # %% auto #0
-__all__ = ["as_output", "check_output", "NoUpdate", "LeftOut", "leaves_out", "named", "count_samples", "doubt_of_count", "split_count"]
+__all__ = [
+    "as_output",
+    "check_output",
+    "check_training_output",
+    "NoUpdate",
+    "LeftOut",
+    "leaves_out",
+    "named",
+    "count_samples",
+    "doubt_of_count",
+    "split_count",
+]
 
 # %% ../../nbs/engine/step_output.ipynb #f1722b22
 _USUAL_TYPES = frozenset({Tensor, float, int})
@@ -46,8 +57,7 @@ def check_output(
         raise StepError(f"{step} returned {'None' if output is None else type(output).__name__}, not a dict.", where=where(), remedy=remedy)
     if step.startswith("train_step") and needs_loss:  # a trainer with several optimizers has train_step_<name>
         if "loss" not in output:
-            names = "{" + ", ".join(map(repr, output)) + "}"
-            raise StepError(f"{step} returned {names}, without 'loss'.", where=where(), remedy=example)
+            raise StepError(f"{step} returned {_names(output)}, without 'loss'.", where=where(), remedy=example)
         _check_loss(output["loss"], step, where, device)
     for name, value in output.items():
         if type(value) is Tensor and value.is_complex() and value.numel() == 1:
@@ -64,6 +74,24 @@ def check_output(
                 remedy="Return scalars as numbers or 0-d tensors, and leave everything else out.",
             )
     return output
+
+
+def check_training_output(output: Any, where: Callable[[], str]) -> None:
+    """Raise StepError if the training step of a LightningModule returned neither a loss nor a dict with one.
+
+    What else a loss must be is left to Lightning and to the module's own `backward`.
+    """
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if isinstance(loss, Tensor):
+        return
+    if isinstance(output, Mapping) and "loss" not in output:
+        remedy = 'Return the loss, or a dict such as {"loss": loss}; None leaves a batch out.'
+        raise StepError(f"training_step returned {_names(output)}, without 'loss'.", where=where(), remedy=remedy)
+    _check_loss(loss, "training_step", where, None)
+
+
+def _names(output: Mapping[str, Any]) -> str:
+    return "{" + ", ".join(map(repr, output)) + "}"
 
 
 def _check_loss(loss: Any, step: str, where: Callable[[], str], device: torch.device | None) -> None:

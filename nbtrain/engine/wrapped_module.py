@@ -18,7 +18,7 @@ from torch import Tensor
 from .addon import Phase
 from .pass_module import StepsProtocol
 from .step_module import StepModule
-from .step_output import count_samples, named
+from .step_output import check_training_output, count_samples, named
 from .train_state import Mode
 
 # %% auto #0
@@ -201,6 +201,8 @@ class WrappedModule(StepModule):
         output = step(batch, *args, **options)
         if output is None and mode == "train" and self.inner.automatic_optimization:
             return self.leave_out("train", batch)
+        if mode == "train" and self.inner.automatic_optimization:
+            check_training_output(output, lambda: f"{self.owner.title}.training_step, {self.owner.recorder.place}")
         if self._sanity_check or (mode == "train" and self.is_repeated()):
             return output
         loss = output.get("loss") if isinstance(output, Mapping) else output

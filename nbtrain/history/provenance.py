@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import functools
 import hashlib
-import inspect
 import json
 import linecache
 import math
@@ -36,7 +35,7 @@ from .run_folder import find_run, read_events
 from .run_tree import family, tree_lines
 from ..source.source_code import PLAIN, Reached, reach
 from ..source.source_file import is_cell, lambda_text
-from ..source.user_code import is_kind, mro, name_of, own, state
+from ..source.user_code import is_kind, mro, name_of, own, signature_of, state
 from ..views.text import Board, format_value, note_line, record_text, summary_line, titles, visible
 
 # %% auto #0
@@ -71,7 +70,7 @@ def _settings(value: Any) -> dict[str, Any]:
     if "batch_sampler" in held:  # a DataLoader keeps its sampler only
         held = {**held, "shuffle": True if type(held.get("sampler")).__name__ == "RandomSampler" else None}
     found = {}
-    for name, parameter in inspect.signature(init).parameters.items():
+    for name, parameter in signature_of(init).parameters.items():
         if name in held and _is_small(held[name]) and (name == "lr" or not _same(held[name], parameter.default)):
             found[name] = held[name]
     return found

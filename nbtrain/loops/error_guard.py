@@ -74,7 +74,7 @@ class Failure:
         named = {f"{self.name}.{call.format(self.title)}": words for call, words in calls.items()}
         width = max(map(len, named))
         lines = [f"  {call:{width}}  # {words}" for call, words in named.items()]
-        return "\n".join([f"paused at {self.place}{lost} · fix the cell and run it, then:", *lines])
+        return "\n".join([f"paused at {self.place}{lost}", "fix the cell and run it, then:", *lines])
 
     def __repr__(self) -> str:
         text = f"{type(self.error).__name__}: {first_line(self.error)}"

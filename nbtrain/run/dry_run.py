@@ -38,13 +38,15 @@ from ..engine.step_module import StepModule, note_batch
 from ..engine.step_output import check_output, leaves_out, named
 from ..engine.train_state import Mode
 from .data_module import is_data_source
-from ..errors import ConfigError, NbtrainError, add_note
+from ..errors import ConfigError, NbtrainError, StepError, add_note
 from ..objects import Search
 from ..optim.joint_optimizer import JointOptimizer, single
 from ..state.attribute_state import objects_of
 from ..loops.step_snapshot import restore_attributes
 from ..base.operation import Operation, unchanged
 from ..base.trainer_base import TrainerBase
+from ..base.written_steps import check_module_steps
+from ..views.text import format_value
 
 # %% auto #0
 __all__ = ["DryRun"]
@@ -187,6 +189,7 @@ class _Trial:
 
     def __init__(self, trainer: TrainerBase, plugin: Precision) -> None:
         self.trainer, self.plugin, self.module = trainer, plugin, _Module(trainer)
+        self.loss: float | None = None  # that a training step returned
 
     @contextmanager
     def as_in_run(self) -> Iterator[None]:
@@ -241,6 +244,7 @@ class _Trial:
         output = check_output(output, step, place.format, trainer.device, needs_loss=automatic)
         if automatic:
             output["loss"].backward()
+            self.loss = output["loss"].item() if self.loss is None else self.loss
         return output
 
     def try_test_step(self, batch: Any, loader_name: str | None) -> _Names:
@@ -306,6 +310,8 @@ class DryRun:
     def check_steps(self) -> None:
         """Raise StepError for a step that the run needs but the user did not write."""
         trainer = self.trainer
+        if isinstance(trainer.model, L.LightningModule) and trainer.configures_optimizers:
+            check_module_steps(trainer.model)
         needed = ["train_step"] if trainer.mode == "train" and self.n_epoch else []
         needed += ["test_step"] if self.n_epoch and (trainer.mode == "test" or self._validates) else []
         for name in needed:
@@ -354,15 +360,19 @@ class DryRun:
             if "train" in modes:
                 say("train_step on one batch")
                 train = [trial.try_train_step(batch) for batch in first_batch(self.loader)]
+            gave = f" · train_step gave loss {format_value(trial.loss)}" if trial.loss is not None else ""
+            if gave and not loaders:
+                say(f"train_step on one batch{gave}")
             for name, loader in loaders.items():
-                say("test_step on one batch")
+                say(f"test_step on one batch{gave}")
                 test += [trial.try_test_step(batch, name) for batch in first_batch(loader)]
         except _NeedsRun:
             return None
-        except Exception:
-            if not self._is_prepared_in_run:
-                raise
-            return None
+        except Exception as error:
+            is_left = not (self._is_replicated or isinstance(error, StepError))  # a step may need the shards of its model
+            if is_left or self._is_prepared_in_run:
+                return None
+            raise
         if len(test) < len(loaders) or not (train or test):
             return None
         return _Names.joined(test) if test else _Names(None, train[0].train, train[0].logged)
@@ -396,15 +406,24 @@ class DryRun:
 
     @property
     def _is_as_given(self) -> bool:
-        """Whether the run would use the model, steps and batches as they are now, in this process or in replicas of it."""
+        """Whether the run would use the model, steps and batches as they are now, in this process or in others."""
         trainer, lightning, changes = self.trainer, self.trainer.lightning, (AddOnBase.configure_model, AddOnBase.loader)
         foreign = [kind for kind in self.foreign if issubclass(kind, AddOnBase)]
         by_addon = any(getattr(kind, change.__name__) is not change for kind in foreign for change in changes)
         by_trainer = type(trainer)._read_loader is not TrainerBase._read_loader
         options = any(lightning.get(name, "auto") != "auto" for name in _ELSEWHERE)
-        launchers = [addon for addon in trainer.active_addons if isinstance(addon, Launcher)] if _is_in_processes(trainer) else []
-        elsewhere = options or not all(launcher.has_replicas_on(trainer.device) for launcher in launchers)
+        elsewhere = options or not all(launcher.tries_on(trainer.device) for launcher in self._launchers)
         return not (by_addon or by_trainer or elsewhere) and lightning.get("num_sanity_val_steps") != 0
+
+    @property
+    def _launchers(self) -> list[Launcher]:
+        addons = self.trainer.active_addons if _is_in_processes(self.trainer) else ()
+        return [addon for addon in addons if isinstance(addon, Launcher)]
+
+    @property
+    def _is_replicated(self) -> bool:
+        """Whether the model is the same in the run: whole, and not in shards."""
+        return all(launcher.has_replicas_on(self.trainer.device) for launcher in self._launchers)
 
     @property
     def _is_prepared_in_run(self) -> bool:

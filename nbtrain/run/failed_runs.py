@@ -40,7 +40,7 @@ def needs_thread(trainer: TrainerBase) -> bool:
 
 # %% ../../nbs/run/failed_runs.ipynb #64892399
 _LIBRARIES = ("nbtrain", "lightning", "torch", "torchmetrics", "ipywidgets", "contextlib")
-_CONTAINERS = (dict, list, tuple, set, CellType, MethodType)
+_CONTAINERS = (dict, list, tuple, set, CellType, MethodType, partial)
 _DEPTH = 4  # containers in containers
 
 

@@ -227,7 +227,7 @@ class RunHandle(Listed):
             failure.is_seen = True
             raise failure.error.with_traceback(failure.raised_at)
         if self._control.state == "paused":
-            raise RunPaused(f"run paused at {self._place()} · while paused, {self._name()}.resume() continues it")
+            raise RunPaused(f"run paused at {self._place()}\n  {self._name()}.resume()  # continues it, while it is paused")
         return self._thread.finish(self._place(), f"{self._name()}.result has what it reached")
 
     @contextmanager

@@ -65,13 +65,16 @@ def change_class(trainer: TrainerBase, steps: type[TrainerBase]) -> None:
 
 
 # %% ../../nbs/run/redefined.ipynb #d8c81606
-def adopt(items: Iterable[Any]) -> None:
-    """Switch each of `items` to the newest definition of its class, or, for a function, to its newest code."""
+def adopt(items: Iterable[Any]) -> bool:
+    """Switch each of `items` to the newest definition of its class, or, for a function, to its newest code. Returns whether one was."""
+    is_any = False
     for item in items:
         if isinstance(item, FunctionType):
-            _adopt_code(item)
+            is_any |= _adopt_code(item)
         elif (kind := newest(type(item))) is not None:
             switch(item, kind)
+            is_any = True
+    return is_any
 
 
 def switch(item: Any, kind: type) -> None:
@@ -82,11 +85,13 @@ def switch(item: Any, kind: type) -> None:
         return
 
 
-def _adopt_code(function: FunctionType) -> None:
+def _adopt_code(function: FunctionType) -> bool:
     fresh = newest(function)
-    if fresh is not None and fresh.__code__.co_freevars == function.__code__.co_freevars:
-        for name in ("__code__", "__defaults__", "__kwdefaults__"):
-            setattr(function, name, getattr(fresh, name))
+    if fresh is None or fresh.__code__.co_freevars != function.__code__.co_freevars:
+        return False
+    for name in ("__code__", "__defaults__", "__kwdefaults__"):
+        setattr(function, name, getattr(fresh, name))
+    return True
 
 
 # %% ../../nbs/run/redefined.ipynb #277233ce
@@ -173,17 +178,18 @@ def _mark(trainer: TrainerBase, before: StepCode, after: StepCode) -> None:
 
 def _use(trainer: TrainerBase, loaders: Iterable[Any], steps: type[Any] | None) -> None:
     before = trainer.code if trainer.code is not None else read_code(trainer, loaders)
+    is_read = trainer.code is None and steps is None  # as it is now, unless there is something newer
     models = list(trainer.model.modules())
     if steps is not None:
         _give(trainer, steps)
     elif not trainer.holds_steps and not trainer.configures_optimizers:
-        _take_newest(trainer)
-    adopt(models[1:] if trainer.configures_optimizers and (trainer.holds_steps or steps is not None) else models)
-    adopt(_objects(trainer, loaders))
+        is_read &= not _take_newest(trainer)
+    is_read &= not adopt(models[1:] if trainer.configures_optimizers and (trainer.holds_steps or steps is not None) else models)
+    is_read &= not adopt(_objects(trainer, loaders))
     if trainer.configures_optimizers and trainer.module is not None:
         module: Any = trainer.module
         module.pass_on()
-    trainer.code = read_code(trainer, loaders, before)
+    trainer.code = before if is_read else read_code(trainer, loaders, before)
     if trainer.code.changes(before):
         _mark(trainer, before, trainer.code)
 
@@ -199,10 +205,12 @@ def _give(trainer: TrainerBase, steps: type[Any]) -> None:
     trainer.holds_steps = newest(written_class(steps)) is not None
 
 
-def _take_newest(trainer: TrainerBase) -> None:
+def _take_newest(trainer: TrainerBase) -> bool:
     steps = newest(trainer._written_steps)
-    if steps is not None and issubclass(steps, TrainerBase):
-        change_class(trainer, steps)
+    if steps is None or not issubclass(steps, TrainerBase):
+        return False
+    change_class(trainer, steps)
+    return True
 
 
 def use_newest(trainer: TrainerBase, *loaders: Any, steps: type[Any] | None = None) -> None:

@@ -437,8 +437,8 @@ class Session(Listed):
         self.is_left = error is not None
         if trainer.control.state == "paused":
             if isinstance(error, RunPaused):
-                how = f"run this cell again to continue the session · {variable_name(trainer)}.stop() ends it"
-                raise RunPaused(f"session paused in {where}, at {trainer.recorder.place} · {how}") from None
+                how = f"run this cell again to continue the session, or:\n  {variable_name(trainer)}.stop()  # ends it"
+                raise RunPaused(f"session paused in {where}, at {trainer.recorder.place}\n{how}") from None
         elif error is None:
             self.end("completed")
         elif isinstance(error, RunStopped):

@@ -5,7 +5,7 @@
 # %% ../../nbs/run/sinks.ipynb #b892fdf3
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -48,6 +48,22 @@ def _past_of(trainer: ref[TrainerBase]) -> Past | None:
     """What a training run that begins now continues. The view of a run stays when its trainer is gone."""
     found = trainer()
     return None if found is None else found.train_state.history._past
+
+
+class _Settings(Mapping[str, str]):
+    """The settings of a run, described when they are first read: that takes longer than to show its header."""
+
+    def __init__(self, describe: Callable[[], dict[str, str]]) -> None:
+        self._known = cache(describe)
+
+    def __getitem__(self, name: str) -> str:
+        return self._known()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known())
+
+    def __len__(self) -> int:
+        return len(self._known())
 
 
 class RunSinks:
@@ -129,7 +145,7 @@ class RunSinks:
         trainer = self.trainer
         if trainer.mode == "test":
             return trainer.card
-        return RunCard(f"{trainer.title} {len(session_runs(trainer.title)) + 1}", settings=self.settings())
+        return RunCard(f"{trainer.title} {len(session_runs(trainer.title)) + 1}", settings=_Settings(self.settings))
 
     def _of_card(self) -> list[EventSink]:
         """The sinks that keep the card of the run. A training run is added to the runs of this session."""
@@ -138,6 +154,7 @@ class RunSinks:
             return [TestedCard(trainer.card)] if trainer.card is not None else []
         card = self._card or self._new_card()
         assert card is not None
+        card.settings = dict(card.settings)  # as they are before the first batch
         trainer.card, card.name = card, trainer.run_dir.name if trainer.run_dir is not None else card.name
         keep_entry(RunEntry(card, trainer.run_dir))
         if isinstance(view, (NotebookView, TerminalView, LogView)):
@@ -186,6 +203,8 @@ class RunSinks:
         self._view = self._view or (session.view if session is not None else None)
         if self._view is None and event.kind == "start" and self.trainer.world.is_first:
             self._view = self._open_view(validates=validates)
+        if event.kind == "end" and self._card is not None:
+            self._card.settings = dict(self._card.settings)  # else they would hold the trainer
         if self._view is not None:
             self._view.update(event)
 

@@ -121,10 +121,10 @@ def parts(item: Any) -> Iterable[Any]:
     """The items of a container, the functions in a wrapper of functions, or the values that an object holds."""
     if is_kind(item, dict):
         return islice(dict.values(item), _MAX_ITEMS)
-    for kind in (list, tuple, set, frozenset, deque):
+    for kind in _CONTAINERS if is_kind(item, _CONTAINERS) else ():
         if is_kind(item, kind):
             return islice(kind.__iter__(item), _MAX_ITEMS)
-    for kind, names in WRAPPERS.items():
+    for kind, names in WRAPPERS.items() if is_kind(item, _WRAPPERS) else ():
         if is_kind(item, kind):
             return [object.__getattribute__(item, name) for name in names]
     # The private attributes of a library's objects lead everywhere; but a torch module keeps its layers in _modules
@@ -141,6 +141,7 @@ WRAPPERS: dict[type, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"),
     functools.partialmethod: ("func", "args", "keywords"),
 }
+_WRAPPERS, _CONTAINERS = tuple(WRAPPERS), (list, tuple, set, frozenset, deque)
 
 
 def closure(function: FunctionType) -> dict[str, Any]:
@@ -248,6 +249,7 @@ class _Walk:
         self.places: set[str] = set()
         self.seen: dict[int, Any] = {}  # holds each object, so that no id is used again
         self.queue: deque[Any] = deque()
+        self._noted: set[int] = set()  # namespaces whose place is in `places`
 
     def add(self, *items: Any) -> None:
         """Queue the objects that were not seen."""
@@ -311,8 +313,10 @@ class _Walk:
             self.values[path] = item
 
     def _note_place(self, namespace: dict[str, Any]) -> None:
-        file = namespace.get("__file__")
-        self.places.update([file] if isinstance(file, str) else cells())
+        if id(namespace) not in self._noted:  # listing the cells of a notebook takes a system call for each
+            self._noted.add(id(namespace))
+            file = namespace.get("__file__")
+            self.places.update([file] if isinstance(file, str) else cells())
 
 
 # %% ../../nbs/source/source_code.ipynb #c157f5a2

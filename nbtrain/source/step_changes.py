@@ -64,7 +64,7 @@ def _repr(constant: Any) -> str:
 
 # %% ../../nbs/source/step_changes.ipynb #81f430af
 _MAX_OBJECTS = 20_000
-_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_HOLDERS = (dict, list, tuple, set, frozenset, deque, *WRAPPERS)
 # Python calls these methods by themselves, but not to compute anything with the object
 _APART = ("__init__", "__new__", "__del__", "__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
 
@@ -141,7 +141,7 @@ class _Search:
                 self.add_owner(item, {})
                 for name in ("__init__", "__new__"):  # code that names the class may call it
                     self._look(item, name)
-        elif is_kind(item, (*_CONTAINERS, *WRAPPERS)):
+        elif is_kind(item, _HOLDERS):
             for part in parts(item):
                 self.follow(part, label)
         else:

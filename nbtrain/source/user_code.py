@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ __all__ = [
     "is_user_module",
     "is_user",
     "newest",
+    "signature_of",
     "written_methods",
 ]
 
@@ -117,6 +119,16 @@ def newest(item: Any) -> Any:
         found = own(found).get("base_class", found)  # what `add_on` made of it
     is_same_name = is_kind(found, (type, FunctionType)) and (module_of(found), found.__qualname__) == (module_of(item), item.__qualname__)
     return found if is_same_name and type(found) is type(item) and found is not item else None
+
+
+@functools.lru_cache(256)
+def _library_signature(function: FunctionType) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+def signature_of(function: FunctionType) -> inspect.Signature:
+    """The signature of a function in a class. That of a library is found once; one of the user's may get other code."""
+    return inspect.signature(function) if is_user(function) else _library_signature(function)
 
 
 def written_methods(kind: type) -> list[FunctionType]:

@@ -83,20 +83,30 @@ class _Button:
 
 # %% ../../nbs/views/notebook.ipynb #8d04126c
 class _Buttons:
-    """The row of buttons, shown as the state of the run allows."""
+    """The row of buttons, shown as the state of the run allows. It is empty until `fill`: making the buttons takes longer than a record."""
 
     def __init__(self, controls: Controls) -> None:
-        from ipywidgets import HTML, HBox, Layout
+        from ipywidgets import HBox, Layout
 
         self.controls = controls
-        self.buttons = {name: _Button(name, action) for name, action in controls.actions.items()}
-        self.hint = HTML()
-        self.box = HBox([*(button.widget for button in self.buttons.values()), self.hint], layout=Layout(height="34px", overflow="hidden"))
+        self.buttons: dict[str, _Button] = {}
+        self.hint: Any = None
+        self.box: Any = HBox(layout=Layout(height="34px", overflow="hidden"))
         self.box.add_class(_BUTTONS)
-        self.show("running")
+
+    def fill(self) -> None:
+        """Make the buttons, if there are none yet."""
+        if not self.buttons:
+            from ipywidgets import HTML
+
+            self.buttons = {name: _Button(name, action) for name, action in self.controls.actions.items()}
+            self.hint = HTML()
+            self.show("running")
+            self.box.children = [*(button.widget for button in self.buttons.values()), self.hint]
 
     def show(self, state: str) -> None:
         """Show and enable the buttons that fit `state`."""
+        self.fill()
         for name, button in self.buttons.items():
             hidden = {"pause": state == "paused", "continue": state != "paused"}.get(name, False)
             button.widget.layout.display = "none" if hidden else None
@@ -106,7 +116,8 @@ class _Buttons:
 
     def close(self) -> None:
         self.box.children = []  # the box stays: a list of widgets that changes draws those behind it again
-        close_widgets(*(button.widget for button in self.buttons.values()), self.hint)
+        if self.buttons:
+            close_widgets(*(button.widget for button in self.buttons.values()), self.hint)
 
 
 # %% ../../nbs/views/notebook.ipynb #livecell
@@ -330,6 +341,8 @@ class NotebookView:
                 self._follow(event.data["state"])
             elif event.kind in ("mark", "show") or self._is_due(event):
                 self._draw()
+            if event.kind not in ("start", "end"):
+                self._fill()
         if event.kind == "end" and self._runs is not None:
             self._runs.ended()
 
@@ -353,6 +366,7 @@ class NotebookView:
             if self.board.is_busy and now_s - self._drawn_s >= 0.9:
                 self.board.place.waited_s = now_s - self._seen_s
                 self._draw()
+                self._fill()
 
     def _draw(self, *, saves: bool = False) -> None:
         self._last_s, self._drawn_s = self._record.time_s, time.monotonic()
@@ -362,6 +376,11 @@ class NotebookView:
                 return
         self._last_saved_s = self._last_s
         self._send()
+
+    def _fill(self) -> None:
+        """Make the buttons, once the first step is shown, or a second has passed; a dry run has none."""
+        if self._live is not None and self._live.buttons is not None and not self.board.trying:
+            self._live.buttons.fill()
 
     def _send(self) -> None:
         if not self.is_folded:

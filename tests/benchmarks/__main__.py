@@ -8,7 +8,21 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent.parent / "docs" / "benchmarks.md"
-PARTS = "steps", "features", "loggers", "evaluation", "calls", "epochs", "long_history", "kernel", "loaders", "scaling", "startup", "memory"
+PARTS = (
+    "steps",
+    "features",
+    "loggers",
+    "evaluation",
+    "calls",
+    "epochs",
+    "long_history",
+    "kernel",
+    "first_digit",
+    "loaders",
+    "scaling",
+    "startup",
+    "memory",
+)
 HEAD = """# Benchmarks
 
 Made by `make bench` (`make bench-peers` installs the peers). How the figures come about, and what could make them unfair, is written in

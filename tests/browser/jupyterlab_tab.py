@@ -19,6 +19,37 @@ import nbformat
 _IDLE = "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
 _OF_RUN = ".jp-OutputArea button:not(.nbtrain-epochs button)"  # those below a finished run stay
 _NO_BUTTONS = f"() => ![...document.querySelectorAll('{_OF_RUN}')].some(b => b.checkVisibility())"
+_BROKEN = r"""() => {  // words below the cells that go on in the next line
+    const found = [], range = document.createRange();
+    for (const area of document.querySelectorAll('.jp-Notebook .jp-OutputArea')) {
+        const texts = document.createTreeWalker(area, NodeFilter.SHOW_TEXT);
+        while (texts.nextNode()) {
+            if (!texts.currentNode.parentElement.checkVisibility()) continue;
+            for (const word of texts.currentNode.data.matchAll(/\S+/g)) {
+                range.setStart(texts.currentNode, word.index);
+                range.setEnd(texts.currentNode, word.index + word[0].length);
+                const tops = [...range.getClientRects()].map(r => r.top);
+                if (Math.max(...tops) - Math.min(...tops) > 8) found.push(word[0]);
+            }
+        }
+    }
+    return found;
+}"""
+_LARGEST_GAP = """(n) => {  // px of nothing between two things below a cell, one above the other
+    const box = document.querySelectorAll('.jp-OutputArea')[n], range = document.createRange(), rows = [];
+    const texts = document.createTreeWalker(box, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+        if (!texts.currentNode.parentElement.checkVisibility() || !texts.currentNode.data.trim()) continue;
+        range.selectNodeContents(texts.currentNode);
+        rows.push(...range.getClientRects());
+    }
+    for (const item of box.querySelectorAll('img, progress, button'))
+        if (item.checkVisibility()) rows.push(item.getBoundingClientRect());
+    rows.sort((a, b) => a.top - b.top);
+    let end = box.getBoundingClientRect().top, gap = 0;
+    for (const row of rows) { gap = Math.max(gap, row.top - end); end = Math.max(end, row.bottom); }
+    return Math.max(gap, box.getBoundingClientRect().bottom - end);
+}"""
 _SHOWS = "(p) => new RegExp(p, 'm').test([...document.querySelectorAll('.jp-OutputArea')].map(o => o.innerText).join('\\n'))"
 
 
@@ -107,6 +138,16 @@ class Lab:
 
     def wait_text(self, pattern: str, timeout_s: float = 90) -> None:
         self.page.wait_for_function(_SHOWS, arg=pattern, timeout=timeout_s * 1000)
+
+    def largest_gap(self, n: int = 1) -> float:
+        """The height of the largest empty space below the cell number `n`, counted from 0, in px."""
+        return self.page.evaluate(_LARGEST_GAP, n)
+
+    def broken_words(self, width: int) -> list[str]:
+        """The words below the cells that break in the middle in a window of this width, in px."""
+        self.page.set_viewport_size({"width": width, "height": 1100})
+        self.page.wait_for_timeout(500)  # JupyterLab lays out
+        return self.page.evaluate(_BROKEN)
 
     def wait_no_buttons(self) -> None:
         """The buttons of a run close after the record's last update."""

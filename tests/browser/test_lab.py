@@ -102,7 +102,7 @@ def test_buttons_are_heard_while_the_cell_waits(lab: Any, lab_root: Path) -> Non
     lab.press("Validate now")
     lab.wait_text(r"② epoch \d, batch \d+: validated: val_loss")
     lab.press("Pause")
-    lab.wait_text(r"‖ run paused at epoch \d, (validation )?batch \d+ · while paused, trainer.resume\(\) continues it")
+    lab.wait_text(r"‖ run paused at epoch \d, (validation )?batch \d+ \n  trainer.resume\(\)  # continues it, while it is paused")
     _shoot(lab.page, "paused")
     lab.press("Continue")  # in the background: the cell is over
     lab.wait_text(r"[345]/6")
@@ -116,10 +116,11 @@ def test_buttons_are_heard_while_the_cell_waits(lab: Any, lab_root: Path) -> Non
 def test_stop_button_of_jupyter_pauses_and_ends_run_all(lab: Any, lab_root: Path) -> None:
     lab.open(write_notebook(lab_root, "interrupted", SLOW, "trainer.run(20, *loaders)", "print('after', 'wards')"))
     lab.command("notebook:run-all-cells")
-    lab.wait_text(r"epoch \d+/20")
+    lab.wait_text(r"epoch 2/20")
     lab.command("notebook:interrupt-kernel")
     lab.wait_text(r"‖ run paused at epoch \d")
     lab.page.wait_for_timeout(1000)  # what is queued would run now
+    assert lab.largest_gap() < 40 and [lab.broken_words(width) for width in (1280, 900)] == [[], []]
     assert "after wards" not in lab.page.locator(".jp-Notebook").inner_text()
 
 
@@ -152,12 +153,15 @@ def test_error_pauses_the_run_and_a_repaired_class_continues_it(lab: Any, lab_ro
     repaired = NOISY.replace("torch.randn(32, 1, 8, 8)", "torch.randn_like(x)") + "\n\ntrainer.resume(Noisy)"
     lab.open(write_notebook(lab_root, "failed", LOADERS, NOISY + BEGIN, "print('after', 'wards')", repaired))
     lab.command("notebook:run-all-cells")
-    lab.wait_text(r"paused at epoch 1, batch 45 · fix the cell and run it, then:\n  trainer\.resume\(Noisy\)      # tries this batch again")
+    lab.wait_text(r"paused at epoch 1, batch 45\nfix the cell and run it, then:\n  trainer\.resume\(Noisy\)      # tries this batch again")
     lab.wait_text(r"‖ paused · epoch 1/3 · 44/45")
     lab.page.wait_for_timeout(1000)  # what is queued would run now
     assert "after wards" not in lab.page.locator(".jp-Notebook").inner_text()
     assert _counts(lab) == ["[1]:", "[2]:", "[ ]:", "[ ]:"]
     _shoot(lab.page.locator(".jp-Notebook .jp-CodeCell").nth(1), "failed")
+    assert lab.largest_gap() < 40 and lab.broken_words(1280) == []
+    assert not [word for word in lab.broken_words(900) if "trainer." in word]  # lines of code are as long as they are
+    assert not lab.page.locator("button:visible:has-text('here')").count(), "there is no epoch to go back to"
     lab.page.locator(".jp-Notebook .jp-CodeCell .cm-content").nth(3).click()
     lab.command("notebook:run-cell")
     lab.wait_text(r"✓ completed · 3 epochs")

@@ -57,17 +57,6 @@ _TOPS = """() => {
     }
     return found;
 }"""
-_LARGEST_GAP = """(n) => {  // px of nothing between two things below a cell, one above the other
-    const box = document.querySelectorAll('.jp-OutputArea')[n];
-    const shown = [...box.querySelectorAll('*')].filter(e => e.checkVisibility() && !e.children.length);
-    const rows = shown.filter(e => e.innerText || e.tagName != 'DIV').map(e => e.getBoundingClientRect()).filter(r => r.height);
-    rows.sort((a, b) => a.top - b.top);
-    let end = box.getBoundingClientRect().top, gap = 0;
-    for (const row of rows) { gap = Math.max(gap, row.top - end); end = Math.max(end, row.bottom); }
-    return Math.max(gap, box.getBoundingClientRect().bottom - end);
-}"""
-
-
 _RESTART = "() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
 
 
@@ -128,12 +117,12 @@ def test_nothing_moves_in_a_run_a_pause_and_at_the_end(lab: Any, lab_root: Path)
     for at_least in (r"\d+", r"([2-9]|\d\d)", r"([5-9]|\d\d)", r"\d\d"):
         _wait(lab, rf"▶ running · epoch {at_least}/30 · ")
         seen.append(lab.page.evaluate(_TOPS))
-        assert "table" not in seen[-1] or lab.page.evaluate(_LARGEST_GAP, 1) < 20
+        assert "table" not in seen[-1] or lab.largest_gap() < 20
         assert len(lab.page.evaluate(_SAMPLE)["rows"]) <= 12
     lab.press("Pause")
     _wait(lab, r"the end of epoch \d+ · val_loss ")
     seen.append(lab.page.evaluate(_TOPS))
-    assert lab.page.evaluate(_LARGEST_GAP, 1) < 20
+    assert lab.largest_gap() < 20
     _shoot(lab.page, "slider-paused")
     lab.press("Continue")
     _wait(lab, r"▶ running · epoch \d+/30 · ")
@@ -143,7 +132,7 @@ def test_nothing_moves_in_a_run_a_pause_and_at_the_end(lab: Any, lab_root: Path)
     end = lab.page.evaluate(_TOPS)
     for name, places in (("title", [*seen, end]), ("curve", [*seen, end]), ("bars", seen), ("buttons", seen), ("table", seen)):
         assert len({place[name] for place in places if name in place}) == 1, name
-    assert "curve" in end and lab.page.evaluate(_LARGEST_GAP, 1) < 20
+    assert "curve" in end and lab.largest_gap() < 20
 
 
 @pytest.mark.long

@@ -180,7 +180,8 @@ def records(outputs: list[Any]) -> list[str]:
     return next(filter(None, shown)).splitlines()  # the first output is that of the buttons, which have no text
 
 
-LINE = """paused at epoch 1, batch 3 · fix the cell and run it, then:
+LINE = """paused at epoch 1, batch 3
+fix the cell and run it, then:
   trainer.resume(Digits)     # tries this batch again
   trainer.resume(skip=True)  # leaves this batch out
   trainer.stop()             # ends the run"""
@@ -229,7 +230,7 @@ def test_plain_resume_finds_what_is_written_again(value: Any) -> None:
 @pytest.mark.parametrize("how", ["second", "second plainly"])
 def test_class_that_is_broken_too_leaves_the_run_paused_at_the_same_batch(how: str, shown: Any, value: Any) -> None:
     lines = shown(how).splitlines()
-    assert lines[-6:] == ["KeyError: 'x'", "Digits.train_step, epoch 1, batch 3: the batch is Tensor (8, 4) float32", *LINE.splitlines()]
+    assert lines[-7:] == ["KeyError: 'x'", "Digits.train_step, epoch 1, batch 3: the batch is Tensor (8, 4) float32", *LINE.splitlines()]
     assert "----> 6         loss = {}['x']" in lines
     assert value(f"after the {how}") == ("paused", False, 2, "epoch 1, batch 3")
 
@@ -295,7 +296,7 @@ def test_run_in_the_background_goes_on_in_the_background(outputs: dict[str, Any]
 
 def test_messages_have_the_name_of_the_trainer_in_the_notebook(shown: Any) -> None:
     assert shown("named").endswith(LINE.replace("trainer.", "clf."))
-    assert re.search(r"run paused at epoch 1, batch \d+ · while paused, clf\.resume\(\) continues it$", shown("pause"))
+    assert re.search(r"run paused at epoch 1, batch \d+\n  clf\.resume\(\)  # continues it, while it is paused$", shown("pause"))
 
 
 def test_run_again_ends_the_paused_one_and_says_so(outputs: dict[str, Any], value: Any) -> None:

@@ -66,7 +66,7 @@ class Digits(Trainer):
         return {{"loss": self.model(batch[0]).square().mean() + 0 * activation.sum()}}
 """
 BROKEN = STEPS.format(3)
-LINE = "paused at epoch 1, batch 3 · fix the cell and run it, then:"  # and the calls below
+LINE = "paused at epoch 1, batch 3"  # and the calls below
 SUMMARY = "LookupError: no such row · train_step at epoch 1, batch 3, line 8 of train_step"
 
 

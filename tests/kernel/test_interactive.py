@@ -109,7 +109,7 @@ def test_a_run_that_was_paused_again_and_again_equals_one_that_never_was(kernel:
     kernel.run("paused = make(log_bar=False)\npaused.presses = {3, 27, 45, 67, 85}")  # the second and the fourth in a validation
     name, text, shown = kernel.error(f"paused.run(3, make_loader({workers}), make_loader({workers}))")
     assert name == "RunPaused" and shown == [f"‖ {text}"]
-    assert text.startswith("run paused at epoch 1, batch ") and text.endswith(" · while paused, paused.resume() continues it")
+    assert text.startswith("run paused at epoch 1, batch ") and text.endswith("\n  paused.resume()  # continues it, while it is paused")
     places = [text] + [kernel.error("torch.rand(5); paused.model.eval(); paused.resume()")[1] for _ in range(4)]
     assert "epoch 1, validation batch" in places[1] and "epoch 2, validation batch" in places[3]
     kernel.run("result = paused.resume()")
@@ -424,8 +424,8 @@ def test_a_session_that_was_paused_goes_on_when_its_cell_is_run_again(kernel: Ke
     cell = SESSION.format(name="paused", more="if round == 3 and broken: raise OSError('no data')")
     name, text, shown = kernel.error(cell)
     assert name == "RunPaused" and shown == [f"‖ {text}"]
-    how = "run this cell again to continue the session · trainer.stop() ends it".replace("trainer", "paused")
-    assert text == f"session paused in round 2 of 4, at epoch 3, batch 4 · {how}"
+    how = "run this cell again to continue the session, or:\n  trainer.stop()  # ends it".replace("trainer", "paused")
+    assert text == f"session paused in round 2 of 4, at epoch 3, batch 4\n{how}"
     assert "round 3 of 4, at epoch 5, batch 5" in kernel.error(cell)[1]
     kernel.run("paused.resume()")  # the run, to its end
     assert kernel.error("torch.rand(3)\n" + cell)[:2] == ("OSError", "no data")

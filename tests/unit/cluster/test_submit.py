@@ -62,7 +62,7 @@ def test_run_elsewhere_is_paused_changed_found_again_and_interrupted_and_ends_as
     until(handle, lambda: handle.status == "pausing")
     (tmp_path / "gate-2").touch()
     until(handle, lambda: handle.status == "paused")
-    with pytest.raises(nbtrain.RunPaused, match="is paused at epoch 1, batch 4 · handle.resume"):
+    with pytest.raises(nbtrain.RunPaused, match="is paused at epoch 1, batch 4\n  handle.resume"):
         handle.wait()
 
     (found,) = submitted_jobs()  # reads only files, as a new kernel does

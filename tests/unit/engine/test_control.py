@@ -90,7 +90,7 @@ def test_a_paused_run_goes_on_as_if_it_had_not_been(lean: bool, options: dict[st
     paused = asking(7, lambda trainer: trainer.pause(), **options)
     paused.lean_loops = lean
     handle = start(paused, 3, make_loader(), make_valid())
-    with pytest.raises(RunPaused, match=r"^run paused at epoch 2, batch [34] · while paused, trainer.resume\(\) continues it$"):
+    with pytest.raises(RunPaused, match=r"^run paused at epoch 2, batch [34]\n  trainer.resume\(\)  # continues it, while it is paused$"):
         handle.wait()
     torch.rand(3)
     paused.model.eval()

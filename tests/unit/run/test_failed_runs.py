@@ -15,16 +15,18 @@ from nbtrain.run.failed_runs import drop_unreachable, end_paused, keep_watch
 
 
 class Fit(Trainer):
+    misses = False
+
     def train_step(self, batch: Any) -> dict[str, Any]:
         if self.counts.processed:
-            raise ZeroDivisionError
+            raise self.not_there if self.misses else ZeroDivisionError
         return {"loss": self.model(batch).mean()}
 
 
-def failed_run() -> tuple[Fit, threading.Thread]:
+def failed_run(kind: type[Fit] = Fit) -> tuple[Fit, threading.Thread]:
     """A trainer whose run an error has paused, and the run's thread."""
-    trainer = Fit(nn.Linear(2, 1), "cpu", optimizer=lambda p: torch.optim.SGD(p, lr=0.1), log_bar=False, on_error="pause")
-    with pytest.raises(ZeroDivisionError):
+    trainer = kind(nn.Linear(2, 1), "cpu", optimizer=lambda p: torch.optim.SGD(p, lr=0.1), log_bar=False, on_error="pause")
+    with pytest.raises((ZeroDivisionError, AttributeError)):
         trainer.run(1, [torch.ones(4, 2)] * 2)
     keep_watch(trainer)
     assert trainer.handle is not None
@@ -39,8 +41,13 @@ def test_failed_run_is_kept_while_a_running_function_holds_its_trainer() -> None
     assert not thread.is_alive() and trainer.failure is None
 
 
-def test_failed_run_ends_when_its_trainer_is_gone() -> None:
-    thread = failed_run()[1]
+class Misses(Fit):
+    misses = True
+
+
+@pytest.mark.parametrize("kind", [Fit, Misses])  # the error of a missing attribute finds the nearest name when it is shown
+def test_failed_run_ends_when_its_trainer_is_gone(kind: type[Fit]) -> None:
+    thread = failed_run(kind)[1]
     gc.collect()
     drop_unreachable()
     thread.join(60)

@@ -13,7 +13,7 @@ from lightning_modules import Lit, by_lightning
 from samples import make_loader, make_valid, some
 
 from nbtrain import Trainer
-from nbtrain.errors import ConfigError
+from nbtrain.errors import ConfigError, StepError
 
 
 class Whole(Lit):
@@ -197,3 +197,40 @@ def test_a_class_of_another_kind_is_refused_and_the_run_stays_paused() -> None:
     with pytest.raises(ConfigError, match="is not a LightningModule.\n  Give the class of your module"):
         trainer.resume(Trainer)
     assert trainer.control.state == "paused" and trainer.resume().status == "completed"
+
+
+# -- what a Trainer's dry run finds, a LightningModule's first batch or its signature shows
+WRONG: dict[str, tuple[Any, str]] = {
+    "without a loss": ({"acc": 1.0}, "training_step returned {'acc'}, without 'loss'."),
+    "a number": (1.0, "training_step returned its loss as float, which has no gradient."),
+    "a number in a dict": ({"loss": 1.0}, "training_step returned its loss as float, which has no gradient."),
+}
+
+
+@pytest.mark.parametrize(("returned", "text"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("on_error", ["raise", "pause"])
+def test_training_step_without_a_loss_has_the_sentence_of_a_train_step(returned: Any, text: str, on_error: str) -> None:
+    class Wrong(Whole):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            torch.rand(1)
+            return returned
+
+    module = Wrong()
+    trainer, before, random = make(module, on_error=on_error), state(module), torch.get_rng_state()
+    with pytest.raises(StepError) as error:
+        trainer.run(2, list(make_loader(own_generator=True)), make_valid())
+    assert str(error.value).startswith(f"{text}\n  Wrong.training_step, epoch 1, batch 1\n")
+    assert state(module) == before and trainer.counts.step == 0
+    assert on_error == "raise" or torch.equal(random, torch.get_rng_state())
+
+
+def test_step_of_a_module_that_needs_more_than_lightning_gives_is_refused_before_the_run() -> None:
+    class Wrong(Whole):
+        def training_step(self, batch: Any, batch_idx: int, optimizer_idx: int) -> Any:
+            return self.loss(batch)
+
+    trainer = make(Wrong())
+    with pytest.raises(StepError) as error:
+        trainer.run(1, make_loader())
+    assert str(error.value).startswith("Wrong.training_step(batch, batch_idx, optimizer_idx) can't be called with the batch")
+    assert trainer.train_state.run == 0 and trainer.control.state == "idle"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from operations import ENDS, OPERATIONS, PAGE, changed, words
-from samples import Broken, make_trainer
+from operations import ENDS, OPERATIONS, PAGE, TRAINING_ENDS, changed, trained, training_words, words
+from samples import Broken, make_trainer, some
 from torch import nn
 from torchmetrics import MetricCollection
 from torchmetrics.regression import MeanSquaredError
@@ -29,6 +30,15 @@ def test_what_an_operation_changed_is_put_back(name: str, end: str, capsys: pyte
         assert str(error).endswith("are as before") and "\n" not in str(error)
     (row,) = (line.split("|")[2:-1] for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {name} |"))
     assert row[list(ENDS).index(end)].strip() == words(found), "run `python tests/operations.py`"
+
+
+@pytest.mark.parametrize("end", some(TRAINING_ENDS, 2))
+@pytest.mark.parametrize("name", ["run", "resume"])
+def test_training_that_ended_early_goes_on_as_if_it_had_not(name: str, end: str, tmp_path: Path) -> None:
+    found = training_words(*trained(name, end, tmp_path))
+    assert found.endswith("bit for bit")
+    (row,) = (line.split("|")[2:-1] for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {name} |"))
+    assert row[list(TRAINING_ENDS).index(end)].strip() == found, "run `python tests/operations.py`"
 
 
 def test_modules_in_attributes_of_the_trainer_are_on_the_device_of_the_model() -> None:

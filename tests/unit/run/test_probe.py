@@ -575,7 +575,6 @@ def test_batches_that_an_addon_changes_are_left_to_the_run() -> None:
 UNTRIED: dict[str, Callable[[type[Trainer]], Any]] = {
     "turned off": lambda kind: make_trainer(kind, lightning={"num_sanity_val_steps": 0}),
     "no validation": lambda kind: make_trainer(kind, lightning={"limit_val_batches": 0}),
-    "shards": lambda kind: make_trainer(kind.add_on(MultiGPUAddon), device=["cpu", "cpu"], strategy="fsdp2"),
     "mode test": lambda kind: make_trainer(kind, mode="test"),
     "a strategy": lambda kind: make_trainer(kind, lightning={"strategy": "single_device"}),
 }
@@ -809,6 +808,23 @@ def test_error_in_a_step_is_found_before_processes_are_started() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as error:
         trainer.run(1, make_loader())
     assert "Wrong.train_step, on a batch of loader before epoch 1" in error.value.__notes__[0] and trainer.train_state.run == 0
+
+
+@pytest.mark.parametrize("text", ["without 'loss'", "which has no gradient", "a loss without a gradient"])
+def test_output_of_a_step_is_found_before_the_model_is_sharded_and_all_else_is_left_to_the_run(text: str) -> None:
+    class Wrong(Regress.add_on(MultiGPUAddon)):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            torch.rand(1)
+            return WRONG_TRAINING[text](self, batch)
+
+    trainer = make_trainer(Wrong, device=["cpu", "cpu"], strategy="fsdp2")
+    before = random_state()
+    with pytest.raises(StepError, match=text):
+        trainer.run(1, make_loader())
+    assert (trainer.train_state.run, trainer.control.state) == (0, "idle") and _same(random_state(), before)
+    assert same_weights(trainer.model, make_model())
+    trainer.__class__ = type("Sharded", (Wrong,), {"train_step": lambda self, batch: {"loss": self.model[0].weight.full_tensor().mean()}})
+    DryRun(trainer, 1, make_loader(), None).try_steps()
 
 
 @pytest.mark.parametrize("read", [lambda: torch.distributed.get_rank(), lambda: os.environ["A_RANK"]], ids=["group", "variable"])
