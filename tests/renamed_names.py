@@ -1,0 +1,141 @@
+"""One private name of Lightning, torch or torchmetrics renamed, as a new release would do it, and a small job of everything beside one without.
+
+As a program, `python tests/renamed_names.py NAME` runs the job where NAME has another name and prints what came of it, as JSON;
+`python tests/renamed_names.py` does so for each of docs/private_parts.yaml, and prints those that have changed something.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import re
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("lightning", "torch", "torchmetrics", "lightning_utilities")  # a release of one is followed by the others
+SUFFIX = "_renamed"
+
+
+# -- in the process whose packages have another name
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Loads a module whose source has another name."""
+
+    name_there = ""
+
+    def get_code(self, fullname: str) -> CodeType:
+        source = self.get_source(fullname)
+        assert source is not None
+        renamed = re.sub(rf"\b{self.name_there}\b", f"{self.name_there}{SUFFIX}", source)
+        return compile(renamed, self.get_filename(fullname), "exec", dont_inherit=True)
+
+
+class Renamed(importlib.abc.MetaPathFinder):
+    """Gives `name` another name in all modules of PACKAGES that mention it; the others load as usual. Goes before all finders."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path) if fullname.partition(".")[0] in PACKAGES else None
+        loader = spec.loader if spec is not None else None
+        if spec is None or not isinstance(loader, importlib.machinery.SourceFileLoader):
+            return None
+        if self.name.encode() in Path(loader.path).read_bytes():
+            spec.loader = _Loader(fullname, loader.path)
+            spec.loader.name_there = self.name
+        return spec
+
+
+# -- a process of its own
+def _notes(folder: Path) -> list[str]:
+    """The notes of the runs in a folder, each once."""
+    lines = [line for path in sorted(folder.rglob("events.jsonl")) for line in path.read_text().splitlines()]
+    return list(dict.fromkeys(event["data"]["text"] for event in map(json.loads, lines) if event["kind"] == "note"))
+
+
+def run_jobs() -> dict[str, Any]:
+    """For each of the jobs a digest of its numbers, or its error; and the notes that the runs have added."""
+    try:
+        import wide_job  # noqa: PLC0415  # imports what is renamed
+    except Exception as error:  # noqa: BLE001
+        return {"digests": {"import": _line(error)}, "notes": []}
+    digests = dict[str, str]()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, job in wide_job.JOBS.items():
+            try:
+                digests[name] = job(Path(folder) / name)
+            except Exception as error:  # noqa: BLE001
+                digests[name] = _line(error)
+        return {"digests": digests, "notes": _notes(Path(folder))}
+
+
+def _line(error: Exception) -> str:
+    spot = traceback.extract_tb(error.__traceback__)[-1]
+    own = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__) if "/nbtrain/" in frame.filename]
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''} at {Path(spot.filename).name}:{spot.lineno}, {own[-1:]}"
+
+
+def found_with(name: str) -> dict[str, Any]:
+    """What the jobs do in a forked process where `name` has another name; an empty text is no name. The caller must not have imported torch."""
+    reads, writes = os.pipe()
+    if not (child := os.fork()):
+        if name:
+            sys.meta_path.insert(0, Renamed(name))
+        with os.fdopen(writes, "w") as answer:
+            json.dump(run_jobs(), answer)
+        os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads) as answer:
+        text = answer.read()
+    os.waitpid(child, 0)
+    return json.loads(text) if text else {"digests": {"process": "died"}, "notes": []}
+
+
+# -- which names
+def private_names() -> list[str]:
+    """The names of docs/private_parts.yaml that belong to Lightning, torch or torchmetrics."""
+    paths = yaml.safe_load((ROOT / "docs" / "private_parts.yaml").read_text(encoding="utf-8"))
+    return sorted({path.rpartition(".")[2] for path in paths if path.partition(".")[0] in PACKAGES})
+
+
+@functools.cache
+def _sources() -> tuple[str, ...]:
+    found = [Path(importlib.util.find_spec(package).submodule_search_locations[0]) for package in PACKAGES]
+    return tuple(path.read_text(encoding="utf-8", errors="replace") for folder in found for path in folder.rglob("*.py"))
+
+
+def is_defined_in_python(name: str) -> bool:
+    """Whether a Python source gives a thing this name, and none that is written in C has it: C can't be renamed here."""
+    import torch
+
+    in_c = (torch._C, torch._C.TensorBase, torch._C._VariableFunctionsClass, torch._C._autograd)
+    defines = re.compile(rf"(\bdef |\bclass |[\"']){name}\b|\b{name}(: [^=\n]+)? = ")
+    return not any(hasattr(kind, name) for kind in in_c) and any(name in text and defines.search(text) for text in _sources())
+
+
+def main(names: Sequence[str]) -> None:
+    """Print a line of JSON for each name, after one for none. What imports none of PACKAGES is imported once, for all of them."""
+    for module in ("numpy", "scipy.signal", "scipy.stats", "sympy", "matplotlib.pyplot", "transformers", "pytest"):
+        with suppress(ImportError):
+            importlib.import_module(module)
+    for name in ("", *names):
+        print(json.dumps({"name": name} | found_with(name)), flush=True)
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    main(sys.argv[1:])
