@@ -85,7 +85,11 @@ def run_jobs() -> dict[str, Any]:
 
 def _line(error: Exception) -> str:
     spot = traceback.extract_tb(error.__traceback__)[-1]
-    own = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__) if "/nbtrain/" in frame.filename]
+    own = [
+        f"{Path(frame.filename).name}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "/nbtrain/" in frame.filename
+    ]
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''} at {Path(spot.filename).name}:{spot.lineno}, {own[-1:]}"
 
 

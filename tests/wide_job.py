@@ -52,27 +52,14 @@ def _warm_up(optimizer: Optimizer, plan: Any) -> SequentialLR:
     return SequentialLR(optimizer, [ConstantLR(optimizer), StepLR(optimizer, 1)], [2])
 
 
-class Logs(Regress):
-    """Also logs as Lightning's modules do, has a metric beside its model, and pauses in a batch."""
-
-    pauses_at: int | None = None
-
-    def train_step(self, batch: Any) -> dict[str, Any]:
-        found = super().train_step(batch)
-        if self.progress_checker.get_step() == self.pauses_at:
-            self.pauses_at = None
-            self.pause()
-        return found
-
-
-def saved(folder: Path, **options: Any) -> str:
+def saved(folder: Path) -> str:
     """Trained with clipping, a schedule, windows and averages; broken off in mid-epoch, resumed, evaluated, and used."""
-    kind = Logs.add_on(StateManagerAddon, EMAAddon, AccumulationAddon, FreezeAddon, LoggersAddon, MetricsAddon)
+    kind = Regress.add_on(StateManagerAddon, EMAAddon, AccumulationAddon, FreezeAddon, LoggersAddon, MetricsAddon)
 
     def made(**more: Any) -> Any:
         schedule = {"scheduler": _warm_up, "gradient_clip": 0.5, "seed": 3}
         addons = {"accumulate": 2, "freeze": {"0": 1}, "every_n_steps": 1, "loggers": ["csv", "tensorboard"], "metrics": MeanSquaredError()}
-        return make_trainer(kind, model=_batch_norm(), save_path=folder, **schedule, **addons, **more, **options)
+        return make_trainer(kind, model=_batch_norm(), save_path=folder, **schedule, **addons, **more)
 
     with suppress(Broken):
         made(lightning={"callbacks": [Breaks(8)]}).run(2, make_loader(), make_valid())
@@ -83,8 +70,16 @@ def saved(folder: Path, **options: Any) -> str:
 
 def plain(folder: Path) -> str:
     """Trained without anything more, paused, continued, and rewound."""
-    trainer = make_trainer(Logs, scheduler=lambda o, plan: OneCycleLR(o, 0.1, 20), keep_states=True, save_path=folder)
-    trainer.pauses_at = 7
+    pauses = [7]  # not an attribute, which a rewind would restore
+
+    class Pauses(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            if self.progress_checker.get_step() in pauses:
+                pauses.clear()
+                self.pause()
+            return super().train_step(batch)
+
+    trainer = make_trainer(Pauses, scheduler=lambda o, plan: OneCycleLR(o, 0.1, 20), keep_states=True, save_path=folder)
     with suppress(RunPaused):
         trainer.run(2, make_loader(own_generator=True), make_valid(), background=True).wait()
     trainer.resume()
