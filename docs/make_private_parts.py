@@ -179,8 +179,16 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        if isinstance(node.value, str):
-            self._reads(node.value)
+        """A name, or several with spaces between."""
+        for word in node.value.split() if isinstance(node.value, str) and re.fullmatch(r"_\w+( _\w+)*", node.value) else ():
+            self._reads(word)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """`find("package.module._name")`, and what is in the arguments."""
+        path = node.args[0] if isinstance(node.func, ast.Name) and node.func.id == "find" and node.args else None
+        if isinstance(path, ast.Constant):
+            self._reads(path.value.rpartition(".")[2])
+        self.generic_visit(node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         for part in node.values:

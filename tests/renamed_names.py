@@ -1,13 +1,11 @@
-"""One private name of Lightning, torch or torchmetrics renamed, as a new release would do it, and a small job of everything beside one without.
+"""One private name of another package renamed, as a new release would do it, beside the same jobs without.
 
-As a program, `python tests/renamed_names.py NAME` runs the job where NAME has another name and prints what came of it, as JSON;
-`python tests/renamed_names.py` does so for each of docs/private_parts.yaml, and prints those that have changed something.
+`python tests/renamed_names.py NAME ...` prints a line of JSON for each name: what the jobs of `wide_job` give where it is renamed.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -84,17 +82,15 @@ def run_jobs() -> dict[str, Any]:
 
 
 def _line(error: Exception) -> str:
-    spot = traceback.extract_tb(error.__traceback__)[-1]
-    own = [
-        f"{Path(frame.filename).name}:{frame.lineno}"
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "/nbtrain/" in frame.filename
-    ]
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''} at {Path(spot.filename).name}:{spot.lineno}, {own[-1:]}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "nbtrain" in frame.filename]
+    return f"{type(error).__name__}: {error} at {', '.join(f'{Path(frame.filename).name}:{frame.lineno}' for frame in frames[-2:])}"
 
 
 def found_with(name: str) -> dict[str, Any]:
-    """What the jobs do in a forked process where `name` has another name; an empty text is no name. The caller must not have imported torch."""
+    """What the jobs do in a forked process where `name` has another name; an empty text is no name.
+
+    The caller must not have imported what has the name.
+    """
     reads, writes = os.pipe()
     if not (child := os.fork()):
         if name:
@@ -117,27 +113,36 @@ def private_names() -> list[str]:
 
 
 @functools.cache
-def _sources() -> tuple[str, ...]:
-    found = [Path(importlib.util.find_spec(package).submodule_search_locations[0]) for package in PACKAGES]
-    return tuple(path.read_text(encoding="utf-8", errors="replace") for folder in found for path in folder.rglob("*.py"))
+def _source(package: str) -> str:
+    """All Python sources of a package."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None and spec.submodule_search_locations is not None
+    paths = sorted(Path(spec.submodule_search_locations[0]).rglob("*.py"))
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)
 
 
 def is_defined_in_python(name: str) -> bool:
-    """Whether a Python source gives a thing this name, and none that is written in C has it: C can't be renamed here."""
+    """Whether a Python source gives a thing this name, and none that is written in C has it: C can't be renamed here. It imports torch."""
     import torch
 
     in_c = (torch._C, torch._C.TensorBase, torch._C._VariableFunctionsClass, torch._C._autograd)
     defines = re.compile(rf"(\bdef |\bclass |[\"']){name}\b|\b{name}(: [^=\n]+)? = ")
-    return not any(hasattr(kind, name) for kind in in_c) and any(name in text and defines.search(text) for text in _sources())
+    return not any(hasattr(kind, name) for kind in in_c) and any(defines.search(_source(package)) for package in PACKAGES)
 
 
 def main(names: Sequence[str]) -> None:
-    """Print a line of JSON for each name, after one for none. What imports none of PACKAGES is imported once, for all of them."""
+    """Print a line of JSON for each name, after one for none. What does not have the name is imported once for all."""
     for module in ("numpy", "scipy.signal", "scipy.stats", "sympy", "matplotlib.pyplot", "transformers", "pytest"):
         with suppress(ImportError):
             importlib.import_module(module)
-    for name in ("", *names):
-        print(json.dumps({"name": name} | found_with(name)), flush=True)
+    inner = [
+        name for name in names if name in _source("torch") or name in _source("torchmetrics") or name in _source("lightning_utilities")
+    ]
+    for part, imports in ((inner, ()), (["", *(name for name in names if name not in inner)], ("torch._dynamo", "torchmetrics"))):
+        for module in imports:
+            importlib.import_module(module)
+        for name in part:
+            print(json.dumps({"name": name} | found_with(name)), flush=True)
 
 
 if __name__ == "__main__":

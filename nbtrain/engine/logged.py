@@ -314,16 +314,19 @@ def logged_state(pl_trainer: L.Trainer) -> list[dict[str, Any]]:
     return found
 
 
+_RESTORED_BY = frozenset({"_logger_connector", "_first_loop_iter", "_current_fx", "_forward_cache", "_update_count"})
+
+
 def load_logged(pl_trainer: L.Trainer, state: list[Mapping[str, Any]]) -> None:
     """Restore what `logged_state` returned; call it between the start of the epoch and its first batch.
 
-    Without Lightning's private parts the sums begin again there, with a note.
+    Where Lightning lacks what that needs, the sums of the epoch begin again there, with a note.
     """
     results: Any = results_of(pl_trainer.fit_loop.epoch_loop)
-    if MISSING or results is None:
-        if state:
-            names = ", ".join(sorted({one["name"] for one in state}))
-            pl_trainer.lightning_module.owner.recorder.note(f"{names}: the means of this epoch are those of its rest.")  # pyright: ignore
+    if results is None or not _RESTORED_BY.isdisjoint(MISSING):
+        if names := ", ".join(sorted({one["name"] for one in state if one["fx"] != "on_train_epoch_end"})):
+            module: Any = pl_trainer.lightning_module
+            module.owner.recorder.note(f"The means of {names} in this epoch are those of its rest.")
         return
     device, modules = pl_trainer.strategy.root_device, dict(pl_trainer.lightning_module.named_modules())
     for one in state:

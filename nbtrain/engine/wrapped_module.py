@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from ..private.torch_parts import CHILDREN, children_of
-from ..private.lightning_parts import evaluation_loop, hook_of, results_of
+from ..private.lightning_parts import evaluation_loop, hook_of, hyperparameters_of, results_of
 from .addon import Phase
 from .logged import current_results
 from .pass_module import StepsProtocol
@@ -131,7 +131,7 @@ class WrappedModule(StepModule):
         self._after_epoch: list[Callable[[], None]] = []
         self._n_attributes = 0  # of the inner module, when `pass_on` looked
         own = vars(self)
-        own |= {name: value for name, value in vars(self.inner).items() if name.startswith(("_hparams", "_log_hyperparams"))}
+        own |= hyperparameters_of(self.inner)
         self.pass_on()
         own |= {"_is_made": True}
 

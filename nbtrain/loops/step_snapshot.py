@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from ..private.lightning_parts import hook_that_logged, set_hook_that_logged, sums_of
 from ..private.torch_parts import buffers_of, copy_all, version_of
 from ..engine.addon import AddOnBase
 from ..engine.protocol import TrainerProtocol
@@ -176,9 +177,6 @@ def _is_written(module: nn.Module) -> bool:
 
 
 # %% ../../nbs/loops/step_snapshot.ipynb #db4d2c9e
-_SUMS = ("value", "cumulated_batch_size", "_forward_cache", "_update_count", "has_reset", "_computed")
-
-
 # Between the step and the update
 _IN_BATCH = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_train_batch_start")
 
@@ -224,8 +222,8 @@ class StepSnapshot:
         self._tensors.take()
         self._connector = connector
         if connector is not None:
-            self._hook = getattr(connector, "_current_fx", None)
-            self._sums = [(metric, {n: vars(metric)[n] for n in _SUMS if n in vars(metric)}) for metric in (results or {}).values()]
+            self._hook = hook_that_logged(connector)
+            self._sums = [(metric, sums_of(metric)) for metric in (results or {}).values()]
 
     def restore(self) -> bool:
         """Restore everything. Returns False if a changed tensor was too large to keep."""
@@ -235,6 +233,6 @@ class StepSnapshot:
         for metric, sums in self._sums:
             vars(metric).update(sums)
         if self._connector is not None:
-            self._connector._current_fx = self._hook
+            set_hook_that_logged(self._connector, self._hook)
         self.random.restore()
         return whole

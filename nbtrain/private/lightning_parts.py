@@ -8,10 +8,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.core.mixins import HyperparametersMixin
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import CombinedLoader
@@ -26,6 +28,7 @@ __all__ = [
     "device_of",
     "hook_of",
     "connector_of",
+    "hyperparameters_of",
     "call_callback_hooks",
     "call_lightning_hook",
     "load_callbacks",
@@ -39,6 +42,9 @@ __all__ = [
     "stand_at",
     "logged_step",
     "set_logged_step",
+    "sums_of",
+    "hook_that_logged",
+    "set_hook_that_logged",
     "checkpoint_of",
     "combined_mode",
     "share_of",
@@ -77,10 +83,27 @@ def connector_of(module: L.LightningModule) -> Any:
     return getattr(trainer_of(module), "_logger_connector", None)
 
 
+class _Hyperparameters(HyperparametersMixin):
+    def __init__(self, value: int = 0) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+@cache
+def _of_hyperparameters() -> frozenset[str]:
+    return frozenset(vars(_Hyperparameters()))
+
+
+def hyperparameters_of(module: L.LightningModule) -> dict[str, Any]:
+    """The attributes in which a module keeps its hyperparameters, and whether they are logged."""
+    return {name: value for name, value in vars(module).items() if name in _of_hyperparameters()}
+
+
 # -- hooks
-_CALLS = "lightning.pytorch.trainer.call"
-_callback_hooks, _module_hook = find(f"{_CALLS}._call_callback_hooks"), find(f"{_CALLS}._call_lightning_module_hook")
-_on_load, _load_states = find(f"{_CALLS}._call_callbacks_on_load_checkpoint"), find(f"{_CALLS}._call_callbacks_load_state_dict")
+_callback_hooks = find("lightning.pytorch.trainer.call._call_callback_hooks")
+_module_hook = find("lightning.pytorch.trainer.call._call_lightning_module_hook")
+_on_load = find("lightning.pytorch.trainer.call._call_callbacks_on_load_checkpoint")
+_load_states = find("lightning.pytorch.trainer.call._call_callbacks_load_state_dict")
 
 
 def call_callback_hooks(pl_trainer: L.Trainer, name: str, *args: Any, **options: Any) -> None:
@@ -204,6 +227,25 @@ def set_logged_step(pl_trainer: L.Trainer, step: int) -> None:
     """Set the step under which Lightning's loggers log."""
     loop = pl_trainer.fit_loop.epoch_loop
     loop.on_load_checkpoint(dict.fromkeys(loop.on_save_checkpoint(), step))
+
+
+_SUMS = ("value", "cumulated_batch_size", "_forward_cache", "_update_count", "has_reset", "_computed")
+
+
+def sums_of(metric: Any) -> dict[str, Any]:
+    """What a metric in Lightning's table of logged numbers has summed."""
+    state = vars(metric)
+    return {name: state[name] for name in _SUMS if name in state}
+
+
+def hook_that_logged(connector: Any) -> str | None:
+    """The newest hook that has logged. Where another one does, Lightning empties the sums of the epoch before."""
+    return getattr(connector, "_current_fx", None)
+
+
+def set_hook_that_logged(connector: Any, hook: str | None) -> None:
+    """Restore what `hook_that_logged` returned."""
+    connector._current_fx = hook
 
 
 # %% ../../nbs/private/lightning_parts.ipynb #57f2798c
