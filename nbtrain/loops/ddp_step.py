@@ -76,7 +76,7 @@ def ddp_functions(strategy: Any, name: str) -> tuple[Any, ...]:
     model, module = strategy.model, strategy.lightning_module
     if model is module:
         return ()
-    of_instances = vars(strategy).get(name), vars(model).get("forward"), strategy._forward_redirection
+    of_instances = vars(strategy).get(name), vars(model).get("forward"), getattr(strategy, "_forward_redirection", None)
     return (*of_instances, getattr(type(strategy), name), type(model).forward, type(model).__call__, type(module).__call__)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
+from ..engine.addon import Phase
 from ..engine.callback import BoundaryCallback, PassCallback, callbacks_of
 from ..engine.control import Boundary, Control
 from ..engine.step_module import StepModule
-from ..events import Phase
 from ..private.lightning_loops import MISSING
 from ..private.lightning_parts import is_last_batch, is_validation_due, is_window_open, logged_step, set_logged_step
 

@@ -21,7 +21,7 @@ _COMBINED = "lightning.pytorch.utilities.combined_loader"
 NEEDED: dict[str, str] = {
     f"{_LOOPS}.training_epoch_loop._TrainingEpochLoop": "_accumulated_batches_reached _batches_that_stepped _build_kwargs "
     "_num_ready_batches_reached _results _should_accumulate _should_check_val_epoch _should_check_val_fx _skip_next_val "
-    "_update_learning_rates _warning_cache",
+    "_update_learning_rates _val_check_time_interval _warning_cache",
     f"{_LOOPS}.evaluation_loop._EvaluationLoop": "_combined_loader _data_fetcher _data_source _evaluation_step _has_run "
     "_logged_outputs _max_batches _on_after_fetch _on_before_fetch _results _seen_batches_per_dataloader _should_reload_val_dl _stage "
     "_trainer_fn",
@@ -36,6 +36,7 @@ NEEDED: dict[str, str] = {
     f"{_COMBINED}._MaxSizeCycle": "",
     f"{_COMBINED}._Sequential": "",
     f"{_CALLS}.trainer.Trainer": "_logger_connector _results _signal_connector",
+    "lightning.pytorch.strategies.ddp.DDPStrategy": "_model_averager",
     f"{_CALLS}.call._call_callback_hooks": "",
     f"{_CALLS}.call._call_lightning_module_hook": "",
     "lightning.pytorch.core.module.LightningModule": "_automatic_optimization _current_fx_name _trainer",
