@@ -161,6 +161,7 @@ WITHOUT_TORCH = (
     "best",
     "resources",
     "private.names",
+    "private.held_modules",
     "private.client_parts",
     "views",
     "history",

@@ -161,7 +161,7 @@ def load_weights(
     If none of them fits, that is always an error, `where`: from where they are, for its message. `rename`: names in `weights`, or their
     beginnings, and what they are in the model. Prefixes of wrappers, such as `module.`, are removed or added.
 
-    As in torch, a module with a loading function of its own decides what fits. A buffer gets the saved shape. Extra states that are not
+    As in torch, a module with a custom loading function decides what fits. A buffer gets the saved shape. Extra states that are not
     tensors may be missing, because a weights file can't have them. A weight that is tied to another one need not be there twice.
     """
     state = model.state_dict()

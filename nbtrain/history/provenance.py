@@ -28,7 +28,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import nbtrain
-from ..private.names import module_dicts
+from ..private.held_modules import module_dicts
 from ..errors import ConfigError, first_line
 from .history import History, Row
 from ..source.redaction import HIDDEN, blot_diff, blot_out, environment_variables, held_environment, is_from_environment, is_secret

@@ -51,7 +51,7 @@ class StockLoops(Checkpoint):
     def _resume(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, finished: int) -> None:
         """Continue the epoch after its finished batches, as Lightning does with a checkpoint of a loader that can be resumed.
 
-        Its callbacks are not told that the epoch begins. Those that prepare the process for one are.
+        Of the callbacks, only those that prepare the process for an epoch are called at its start.
         """
         fit_loop: Any = pl_trainer.fit_loop
         loop, epochs = fit_loop.epoch_loop, fit_loop.epoch_progress

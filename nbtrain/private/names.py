@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 from collections.abc import Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
 # %% auto #0
-__all__ = ["names_of", "find", "missing", "module_dicts"]
+__all__ = ["names_of", "find", "missing"]
 
 
 # %% ../../nbs/private/names.ipynb #d3a116d2
@@ -57,14 +56,4 @@ def missing(table: Mapping[str, str]) -> list[str]:
             found.append(path.rpartition(".")[2])
         else:
             found += [name for name in names.split() if name not in names_of(owner)]
-    return found
-
-
-# %% ../../nbs/private/names.ipynb #110d2eb3
-def module_dicts() -> tuple[str, str]:
-    """The attributes in which a torch module keeps its children and its parameters; torch is not loaded for that."""
-    if "torch" not in sys.modules:
-        return "_modules", "_parameters"
-    from nbtrain.private.torch_parts import CHILDREN, PARAMETERS
-
-    return CHILDREN, PARAMETERS
+    return list(dict.fromkeys(found))

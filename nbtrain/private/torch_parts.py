@@ -188,7 +188,7 @@ def iterator_of(loader: DataLoader[Any]) -> Any:
 
 
 def forget_iterator(loader: DataLoader[Any]) -> None:
-    """Let a copy of a DataLoader begin with an iterator of its own."""
+    """Let a copy of a DataLoader begin with a new iterator."""
     setattr(loader, ITERATOR, None)
 
 
@@ -196,7 +196,7 @@ _Workers = find("torch.utils.data.dataloader._MultiProcessingDataLoaderIter")
 
 
 def end_workers(iterator: Any, *, also_persistent: bool = False) -> None:
-    """End the workers of a loader's iterator. Persistent ones are the loader's, and stay unless told."""
+    """End the workers of a loader's iterator. Persistent ones are the loader's, and stay unless `also_persistent` is set."""
     if _Workers is None or not isinstance(iterator, _Workers):
         return
     if also_persistent or not getattr(iterator, "_persistent_workers", True):

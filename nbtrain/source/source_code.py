@@ -19,7 +19,7 @@ from itertools import islice
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from ..private.names import module_dicts
+from ..private.held_modules import module_dicts
 from .source_file import Definition, SourceFile, cells, execution_number, is_cell, read_source
 from .user_code import is_kind, is_user, is_user_module, module_of, mro, name_of, own, state, written_methods
 

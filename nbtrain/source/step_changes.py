@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from ..private.names import module_dicts
+from ..private.held_modules import module_dicts
 from .redaction import blot_out
 from .source_code import CODELESS, PLAIN, WRAPPERS, chain, chains_read, closure, parts
 from .source_file import SourceFile, read_source
