@@ -26,12 +26,26 @@ PAGE, TABLE = ROOT / "docs" / "private_parts.md", ROOT / "docs" / "private_parts
 DOCUMENTED = {"_exit", "_request_timeout", "_fields", "_name_", "_repr_html_", "_repr_mimebundle_", "_repr_png_"}
 _HEAD = """# Private parts of other packages
 
-nbtrain uses {n_names} private names of other packages, in {n_uses} places. They may change in any release. This page lists each name:
-where it is used, why, and the test that fails when it means something else. `test_private_names_are_still_there` lists the names that the
-installed versions no longer have.
+nbtrain uses {n_names} private names of other packages, in {n_uses} places. They may change in any release. They stand in one room,
+[`nbtrain.private`](../nbs/private/index.ipynb), and in the modules of nbtrain's short loops, which that room tries as a whole:
+{within}.
+Where a name is missing, nbtrain takes a public way, or Lightning's own loops, and trains to the same weights; `make faults` renames each
+name that is not written in C, one by one, and trains beside a run without.
+
+This page lists each name: where it is used, why, and the test that fails when it means something else.
+`test_private_names_are_still_there` lists the names that the installed versions no longer have.
 
 Made by `make names` from the code and from `docs/private_parts.yaml`, where a new use needs an entry.
 """
+
+# Where private names of other packages may stand: the room, and what it tries as a whole
+ROOM = "nbtrain.private."
+SHORT_LOOPS = tuple(f"nbtrain.loops.{name}" for name in (
+    "ddp_step", "fast_step", "fetcher", "lean_epochs", "lean_evaluation", "lean_loops", "lean_pass", "lean_training", "lean_update",
+))  # fmt: skip
+WITHIN = (*SHORT_LOOPS, "nbtrain.engine.logged")
+# Python's own, which no package of others changes
+OF_PYTHON = {"_current_frames", "_is_protocol", "_is_runtime_protocol"}
 
 
 class Use(NamedTuple):
@@ -179,8 +193,16 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        if isinstance(node.value, str):
-            self._reads(node.value)
+        """A name, or several with spaces between."""
+        for word in node.value.split() if isinstance(node.value, str) and re.fullmatch(r"_\w+( _\w+)*", node.value) else ():
+            self._reads(word)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """`find("package.module._name")`, and what is in the arguments."""
+        path = node.args[0] if isinstance(node.func, ast.Name) and node.func.id == "find" and node.args else None
+        if isinstance(path, ast.Constant):
+            self._reads(path.value.rpartition(".")[2])
+        self.generic_visit(node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         for part in node.values:
@@ -251,7 +273,7 @@ def _package(entry: Entry) -> str:
 def page() -> str:
     """The page as it should be."""
     found, rows = uses(), sorted(entries(), key=lambda entry: (_package(entry), entry.name.lower(), entry.path))
-    lines = [_HEAD.format(n_names=len(rows), n_uses=len(found))]
+    lines = [_HEAD.format(n_names=len(rows), n_uses=len(found), within=", ".join(f"`{name}`" for name in WITHIN))]
     for package, group in groupby(rows, _package):
         lines += [f"## {package}", "", "| name | of | used in | why | test |", "|---|---|---|---|---|"]
         lines += [*(_row(entry, found) for entry in group), ""]

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .private.torch_parts import ITERATOR, buffers_of, transient_of
 from .source.user_code import is_user
 
 # %% auto #0
@@ -114,7 +115,7 @@ _CLOSED = (
     "logging",
 )
 _KNOWN = sys.stdlib_module_names | {"torch", "numpy", "nbtrain"}
-PASSING = ("_iterator", "__pl_attrs_record")  # of a DataLoader, for one pass; and where Lightning records what is set in it
+PASSING = (ITERATOR, "__pl_attrs_record")  # of a DataLoader, for one pass; and where Lightning records what is set in it
 
 
 def is_known(module: str) -> bool:
@@ -253,7 +254,7 @@ def module_attributes(module: nn.Module) -> dict[str, Any]:
     Private attributes of torch's modules are made again from their parameters, or say what was done to the module in this process.
     """
     is_of_torch = type(module).__module__.startswith("torch.")
-    found = {name: module._buffers[name] for name in module._non_persistent_buffers_set if name in module._buffers}
+    found = {name: buffers_of(module)[name] for name in transient_of(module) if name in buffers_of(module)}
     for name, value in vars(module).items():
         if name not in _INTERNAL and not isinstance(value, CONSTANT) and not (is_of_torch and name.startswith("_")):
             found[name] = value
@@ -283,7 +284,7 @@ def items_of(item: Any) -> Mapping[Any, Any] | None:
     if isinstance(item, type):
         return {name: value for name, value in vars(item).items() if not name.startswith("__")}
     if isinstance(item, nn.Module):
-        return module_attributes(item) | item._buffers
+        return module_attributes(item) | buffers_of(item)
     return attributes_of(item) if hasattr(type(item), "__slots__") or hasattr(item, "__dict__") else None
 
 
@@ -461,8 +462,8 @@ def set_value(holder: Any, key: Any, value: Any) -> None:
             holder[key] = value
     elif isinstance(holder, dict):
         holder[key] = value
-    elif isinstance(holder, nn.Module) and key in holder._buffers:
-        holder._buffers[key] = value
+    elif isinstance(holder, nn.Module) and key in buffers_of(holder):
+        buffers_of(holder)[key] = value
     elif hasattr(holder, key):
         object.__setattr__(holder, key, value)
 

@@ -11,14 +11,15 @@ from unittest.mock import patch
 
 import lightning as L
 import pytest
+import renamed_names
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from programs import script
-from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid
+from programs import by_commit, script
+from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, some
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
@@ -36,7 +37,11 @@ from nbtrain.loops.fast_step import find_step
 from nbtrain.loops.lean_evaluation import LeanEvaluationLoop
 from nbtrain.loops.lean_loops import use_lean_loops
 from nbtrain.loops.lean_training import LeanEpochLoop
+from nbtrain.private.lightning_loops import NEEDED
 from nbtrain.run.lightning_trainer import _bring_back
+
+N_PARTS = 60  # of two names or three
+OPTIONAL = {"_forward_redirection", "_last_val_time"}  # asked for with a default, and set for Lightning alone
 
 
 # -- the page
@@ -62,6 +67,35 @@ def test_page_of_private_names_is_that_of_the_code(parts: ModuleType) -> None:
 
 def test_private_names_are_still_there(parts: ModuleType) -> None:
     assert not [entry.path for entry in parts.entries() if not parts.is_there(entry.path)]
+
+
+def test_private_names_stand_in_one_room_and_in_the_loops_that_it_tries(parts: ModuleType) -> None:
+    others = {use for use in parts.uses() if not use.module.startswith(parts.ROOM) and use.module not in parts.WITHIN}
+    assert {use.name for use in others} == parts.OF_PYTHON, "ask for it in nbtrain.private"
+
+
+def test_names_that_the_short_loops_need_are_all_tried(parts: ModuleType) -> None:
+    """Those of torch are tried by what they do; a name that is only asked for with a default needs no trial."""
+    tried = {word for path, names in NEEDED.items() for word in (path.rpartition(".")[2], *names.split())}
+    used = {use for use in parts.uses() if use.module in parts.WITHIN}
+    lightnings = [entry for entry in parts.entries() if not entry.path.startswith("torch.") and any(map(entry.covers, used))]
+    assert {entry.name for entry in lightnings} - tried == OPTIONAL
+
+
+@pytest.mark.parametrize("part", some(range(N_PARTS), every=N_PARTS, first=by_commit(N_PARTS)))
+def test_a_renamed_name_changes_no_number(part: int) -> None:
+    """A release that gives a private name another name: runs end at the same bits, and say so where they take longer."""
+    names = [name for name in renamed_names.private_names()[part::N_PARTS] if renamed_names.is_defined_in_python(name)]
+    usual, *renamed = renamed_names.found_with_each(names)
+    for found in renamed:
+        new = [note for note in found["notes"] if note not in usual["notes"]]
+        assert found["digests"] == usual["digests"], found["name"]
+        assert all("about 1 ms a batch slower" in note or "about 50 µs slower" in note for note in new), found["name"]
+
+
+def test_a_renamed_name_is_gone() -> None:
+    _, found = renamed_names.found_with_each(["_TrainingEpochLoop"])
+    assert [note for note in found["notes"] if "which has no _TrainingEpochLoop: runs take Lightning's own loops" in note]
 
 
 def test_a_name_that_is_gone_is_noticed(parts: ModuleType) -> None:

@@ -12,6 +12,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
+from ..private.torch_parts import move_all
 from ..compat.weight_names import bare_name
 from ..engine.addon import AddOnBase
 from ..engine.protocol import TrainerProtocol
@@ -48,7 +49,7 @@ class Average:
             if self.values[0].device != parameters[0].device:
                 self.values = [value.to(parameters[0].device) for value in self.values]
             decay = min(self.decay, (1 + self.n) / (10 + self.n)) if self.warmup else self.decay
-            torch._foreach_lerp_(self.values, parameters, 1 - decay)  # pyright: ignore[reportPrivateImportUsage]
+            move_all(self.values, parameters, 1 - decay)
         self.n += 1
 
     def swap_into(self, model: nn.Module) -> list[Tensor]:

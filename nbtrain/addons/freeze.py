@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import lightning as L
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..private.torch_parts import BATCH_NORM
 from ..engine.addon import AddOnBase
 from ..engine.callback import Freezer
 from ..engine.protocol import TrainerProtocol
@@ -44,7 +44,7 @@ class _Freeze(Freezer):
             what = f"In epoch {pl_trainer.current_epoch + 1} all parameters are frozen, so there is nothing to train."
             raise ConfigError(what, remedy="Leave some out of freeze=.")
         for name, part in model.named_modules():
-            if isinstance(part, _BatchNorm) and part.training and any(fits(name, pattern) for pattern in patterns):
+            if isinstance(part, BATCH_NORM) and part.training and any(fits(name, pattern) for pattern in patterns):
                 part.eval()
                 self.stopped.append(part)
 

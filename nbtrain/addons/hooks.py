@@ -15,6 +15,7 @@ import lightning as L
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from ..private.lightning_parts import evaluation_loop, is_window_open
 from ..compat.hook_names import HOOK_NAMES, TrainHook, names_at
 from .early_stopping import EarlyStoppingAddon
 from .gradients import GradientStatsAddon
@@ -161,7 +162,7 @@ class _At:
 
     @property
     def valid_idx(self) -> int:
-        return self.pl_trainer._evaluation_loop.batch_progress.current.ready - 1
+        return evaluation_loop(self.pl_trainer).batch_progress.current.ready - 1
 
     @property
     def batches(self) -> list[Any]:
@@ -187,7 +188,7 @@ class _At:
 
     @property
     def is_last(self) -> bool:
-        return not (self.pl_trainer.accumulate_grad_batches > 1 and self.pl_trainer.fit_loop.epoch_loop._should_accumulate())
+        return not (self.pl_trainer.accumulate_grad_batches > 1 and is_window_open(self.pl_trainer))
 
 
 # The condition of each hook that is called for only some of a method's calls

@@ -18,10 +18,10 @@ from typing import Any, cast
 import lightning as L
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.fabric.utilities.optimizer import _optimizer_to_device
 from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from ..optim.optimizer_state import move_optimizer
 from ..distributed.devices import Devices, resolve_devices
 from ..distributed.launcher import Launcher
 from ..distributed.memory_estimate import device_memory, plan_devices
@@ -407,4 +407,4 @@ def move_trainer(trainer: TrainerProtocol, device: torch.device) -> None:
     """Move the model and the state of the optimizer to `device`."""
     trainer.model.to(device)
     if trainer.optimizer is not None:
-        _optimizer_to_device(trainer.optimizer, device)
+        move_optimizer(trainer.optimizer, device)

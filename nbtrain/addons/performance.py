@@ -18,6 +18,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..private.torch_parts import allow_steps_before_capture, compile_calls, compile_modes, hooks_of_step, is_compiled
 from .freeze import FreezeAddon
 from .hooks import HooksAddon
 from .state_manager import StateManagerAddon
@@ -117,27 +118,16 @@ def compile_keywords(compile: bool | str | Mapping[str, Any]) -> dict[str, Any]:
             raise OptionError(f"torch.compile takes no argument {name!r}.", remedy=nearest(name, known))
     mode = keywords.get("mode")
     if mode is not None and keywords.get("backend", "inductor") == "inductor":
-        from torch._inductor import list_mode_options  # takes a second
-
-        if mode not in list_mode_options():
-            raise ConfigError(f"compile={mode!r} is not a mode of torch.compile.", remedy=nearest(str(mode), list_mode_options()))
+        modes = compile_modes()
+        if modes is not None and mode not in modes:
+            raise ConfigError(f"compile={mode!r} is not a mode of torch.compile.", remedy=nearest(str(mode), modes))
     return keywords
 
 
 def compile_in_place(model: nn.Module, keywords: Mapping[str, Any]) -> None:
     """Compile the calls of `model`, unless they are already compiled. Copies and pickles of it are not compiled."""
-    if model._compiled_call_impl is not None:
-        return
-    nn.Module.compile(model, **keywords)  # a model may define another `compile`
-    if not type(model).forward.__module__.startswith("torch.nn."):
-        return
-    call = model._call_impl
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs)
-
-    forward.__code__ = forward.__code__.replace()  # torch allows eight compilations per code object; with a new one, each model has eight
-    model._compiled_call_impl = torch.compile(forward, **keywords)
+    if not is_compiled(model):
+        compile_calls(model, keywords)
 
 
 class _Compile(L.Callback):
@@ -294,7 +284,7 @@ def why_not_graphed(pl_trainer: L.Trainer, graphs: Graphs | None) -> str:
         f"{type(optimizer).__name__} is not capturable (make it with capturable=True)": not all(
             group.get("capturable", False) for group in optimizer.param_groups
         ),
-        f"{type(optimizer).__name__} has hooks": bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks),
+        f"{type(optimizer).__name__} has hooks": any(hooks_of_step(optimizer)),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -329,7 +319,7 @@ class GraphedTraining:
     def __init__(self, graphs: Graphs, pl_trainer: L.Trainer, module: StepModule, n_warm_up: int) -> None:
         self.graphs, self.module, self.n_warm_up = graphs, module, n_warm_up
         self.optimizer, self.precision = pl_trainer.optimizers[0], pl_trainer.precision_plugin
-        self.optimizer._warned_capturable_if_run_uncaptured = True  # pyright: ignore[reportAttributeAccessIssue]  # the warm-up is meant
+        allow_steps_before_capture(self.optimizer)  # the warm-up is meant
         self.step: GraphedStep | None = None
         self.broken = ""
         self.n_replays = 0

@@ -16,6 +16,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from ..private.lightning_parts import hook_of
 from .gradients import GradientClipAddon, total_norm
 from .scheduler import SchedulerAddon
 from ..data.batch import batch_size
@@ -139,7 +140,7 @@ class _Monitor(PassCallback):
             if name in others:
                 self.trainer.recorder.note(f"SystemMonitorAddon does not record {name}: it is also logged elsewhere.", once=True)
                 continue
-            self._logged.add(f"{module._current_fx_name}.{name}")
+            self._logged.add(f"{hook_of(module)}.{name}")
             module.log(name, value, on_step=True, on_epoch=False, batch_size=1, logger=bool(module.trainer.loggers))
         self.window = BatchSums()
         self._ended_s = self.clock()

@@ -20,6 +20,7 @@ import lightning as L
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader
 
+from ..private.lightning_parts import leave_sigterm
 from ..engine.control import Control
 from ..errors import RunStopped
 from ..history.history import RunResult
@@ -94,7 +95,7 @@ def _stay(signum: int, frame: Any) -> None:
 def keep_handler(pl_trainer: L.Trainer) -> None:
     """If SIGTERM requests the end of the run, keep Lightning's handler from exiting at once or waiting for other ranks."""
     if signal.SIGTERM in _stopping:
-        pl_trainer._signal_connector._sigterm_notifier_fn = _stay  # pyright: ignore[reportAttributeAccessIssue]
+        leave_sigterm(pl_trainer, _stay)
 
 
 # %% ../../nbs/base/interrupts.ipynb #39f1915d

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torchmetrics import Metric
 
+from ..private.torch_parts import buffers_of, parameters_of
 from .interrupts import exit_with_130, handles_signals
 from ..engine.control import Control, uninterrupted
 from ..engine.pass_module import TrainingModes
@@ -236,15 +237,15 @@ def unchanged(trainer: TrainerProtocol, *, weights: bool = True) -> Iterator[Non
     tensors = chain(model.parameters(), model.buffers()) if weights else model.buffers()
     values = [(tensor, tensor.detach().clone()) for tensor in tensors]
     gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in model.parameters()]
-    parts = [(part, dict(vars(part)), dict(part._buffers), dict(part._parameters)) for part in model.modules()]
+    parts = [(part, dict(vars(part)), dict(buffers_of(part)), dict(parameters_of(part))) for part in model.modules()]
     for parameter, *_ in gradients:
         parameter.grad = None  # so that a backward pass makes new ones instead of adding to these
 
     def put_back() -> None:
         for part, attributes, buffers, parameters in parts:  # a module may have replaced a tensor by another one
             restore_attributes(vars(part), attributes)
-            restore_attributes(part._buffers, buffers)
-            restore_attributes(part._parameters, parameters)
+            restore_attributes(buffers_of(part), buffers)
+            restore_attributes(parameters_of(part), parameters)
         with torch.no_grad():
             for tensor, value in values:
                 if tensor.shape != value.shape:  # a buffer that grew

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from ..private.torch_parts import version_of
 from .files import read_checkpoint
 from .weights import Weights, local_file
 from ..compat.weight_names import bare, bare_name
@@ -59,7 +60,7 @@ class FrozenBase:
         if self.checksums is None:
             frozen = _frozen(model)
             self.checksums = {name: checksum(value) for name, value in frozen.items()}
-            self._seen = {name: (value.data_ptr(), value._version) for name, value in frozen.items()}
+            self._seen = {name: (value.data_ptr(), version_of(value)) for name, value in frozen.items()}
 
     def resume(self, own: Mapping[str, Any]) -> None:
         """Restore from nbtrain's part of a state. A state with all weights has no base."""
@@ -72,7 +73,7 @@ class FrozenBase:
         return {name: known[name] for name, value in _frozen(model).items() if name in known and self._is_same(name, value, known[name])}
 
     def _is_same(self, name: str, value: nn.Parameter, known: Checksum) -> bool:
-        here = value.data_ptr(), value._version
+        here = value.data_ptr(), version_of(value)
         if self._seen.get(name) != here:
             if checksum(value) != tuple(known):
                 return False

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
+from ..private.torch_parts import PICKLED_INDEX
 from .files import read_checkpoint, verify_weights
 from ..compat.weight_names import of_part
 from ..errors import CheckpointError, listed, nearest
@@ -80,9 +81,8 @@ def _unreadable(path: Path, error: BaseException) -> CheckpointError:
 # %% ../../nbs/checkpoint/weight_files.ipynb #8eadc745
 _METADATA = dcp_metadata.__name__
 _OF_INDEX = {(_METADATA, name) for name in ("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata")}
-_OF_INDEX |= {(_METADATA, name) for name in ("BytesStorageMetadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")}
-_OF_INDEX |= {("torch.distributed.checkpoint.filesystem", "_StorageInfo"), ("torch", "Size"), ("torch.serialization", "_get_layout")}
-_OF_INDEX |= {("collections", "OrderedDict")}
+_OF_INDEX |= {(_METADATA, name) for name in ("BytesStorageMetadata", "MetadataIndex", "StorageMeta")}
+_OF_INDEX |= {("torch", "Size"), ("collections", "OrderedDict"), *PICKLED_INDEX}
 
 
 class _IndexUnpickler(pickle.Unpickler):

@@ -21,6 +21,7 @@ from fsspec.core import url_to_fs
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ..private.torch_parts import buffers_of, loads_itself
 from .atomic import sync, written
 from .weight_files import Weights, find_weights
 from ..compat.weight_names import bare, fit_names
@@ -160,7 +161,7 @@ def load_weights(
     If none of them fits, that is always an error, `where`: from where they are, for its message. `rename`: names in `weights`, or their
     beginnings, and what they are in the model. Prefixes of wrappers, such as `module.`, are removed or added.
 
-    As in torch, a module with a custom `_load_from_state_dict` decides what fits. A buffer gets the saved shape. Extra states that are not
+    As in torch, a module with a custom loading function decides what fits. A buffer gets the saved shape. Extra states that are not
     tensors may be missing, because a weights file can't have them. A weight that is tied to another one need not be there twice.
     """
     state = model.state_dict()
@@ -169,7 +170,7 @@ def load_weights(
     _check_fits(model, given, state, strict, where)
     _fit_buffers(model, given)
     found = OrderedDict(given)
-    found._metadata = getattr(state, "_metadata", None)  # pyright: ignore[reportAttributeAccessIssue]  # the versions of the modules
+    vars(found).update(vars(state))  # the versions of the modules
     try:
         result = model.load_state_dict(found, strict=False)
     except RuntimeError as error:
@@ -203,8 +204,8 @@ def _with_tied(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_fits(model: nn.Module, weights: Mapping[str, Any], state: Mapping[str, Any], strict: bool, where: str = "") -> None:
     names = {id(part): f"{path}." if path else "" for path, part in model.named_modules()}
-    free = tuple(names[id(part)] for part in model.modules() if _loads_itself(part))
-    buffers = {f"{names[id(part)]}{name}" for part in model.modules() for name in part._buffers}
+    free = tuple(names[id(part)] for part in model.modules() if loads_itself(part))
+    buffers = {f"{names[id(part)]}{name}" for part in model.modules() for name in buffers_of(part)}
     fixed = {n: v for n, v in weights.items() if n in state and n not in buffers and isinstance(v, Tensor) and isinstance(state[n], Tensor)}
     wrong = [f"{n} is {tuple(v.shape)}, not {tuple(state[n].shape)}" for n, v in fixed.items() if v.shape != state[n].shape]
     missing = [n for n, v in state.items() if n not in weights and isinstance(v, Tensor)]
@@ -216,19 +217,13 @@ def _check_fits(model: nn.Module, weights: Mapping[str, Any], state: Mapping[str
         raise _other_model(model, absent, where=where, weights=weights, state=state)
 
 
-def _loads_itself(module: nn.Module) -> bool:
-    """Whether the module, such as an observer, or one of its hooks changes what is loaded."""
-    load = type(module)._load_from_state_dict
-    return not load.__module__.startswith("torch.nn.modules.") or bool(module._load_state_dict_pre_hooks)
-
-
 def _fit_buffers(model: nn.Module, weights: Mapping[str, Any]) -> None:
     """Give each buffer the shape of its saved value, because a buffer may have grown since the model was made."""
     for path, part in model.named_modules():
-        for name, buffer in part._buffers.items():
+        for name, buffer in buffers_of(part).items():
             saved = weights.get(f"{path}.{name}" if path else name)
             if isinstance(saved, Tensor) and isinstance(buffer, Tensor) and saved.shape != buffer.shape:
-                part._buffers[name] = buffer.new_empty(saved.shape)
+                buffers_of(part)[name] = buffer.new_empty(saved.shape)
 
 
 def _other_model(

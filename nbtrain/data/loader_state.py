@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from ..private.torch_parts import ITERATOR, iterator_of
 from .loader import is_default_collate, is_fixed
 from .stream import is_torchdata, place_keeper
 from nbtrain.objects import (
@@ -84,7 +85,7 @@ def find_parts(loader: Any) -> LoaderParts:
     """Search the objects of `loader`, each once."""
     found, search = LoaderParts(), Search([("", loader)], libraries=True)
     for path, item in search:
-        if not path.startswith(tuple(f"{at}._iterator" for at in found.loaders)):  # a pass of torch's, which can't be restored
+        if not path.startswith(tuple(f"{at}.{ITERATOR}" for at in found.loaders)):  # a pass of torch's, which can't be restored
             found.add(path, item)
     found.is_whole = search.is_whole
     return found
@@ -140,7 +141,7 @@ class LoaderState:
             "own": own,
             "generators": {path: generator_state(generator) for path, generator in parts.generators.items()},
             "values": {path: found for path, found in values.items() if found and not (self.has_own and _has_odd_keys(found))},
-            "workers": [path for path, loader in parts.loaders.items() if loader.persistent_workers and loader._iterator is not None],
+            "workers": [path for path, loader in parts.loaders.items() if loader.persistent_workers and iterator_of(loader) is not None],
         }
 
     def _values(self, parts: LoaderParts) -> dict[str, Any]:
@@ -242,7 +243,7 @@ def _start_workers(parts: LoaderParts, paths: Iterable[str]) -> None:
     """Start the persistent workers of these loaders, without changing the global random state."""
     for path in paths:
         loader = parts.loaders.get(path)
-        if loader is not None and loader.persistent_workers and loader._iterator is None:
+        if loader is not None and loader.persistent_workers and iterator_of(loader) is None:
             with keep_random(devices=False):
                 iter(loader)
 

@@ -13,9 +13,9 @@ from itertools import chain, islice
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch.utilities.combined_loader import _shutdown_workers_and_reset_iterator
 from torch.utils.data import DataLoader, IterableDataset
 
+from ..private.torch_parts import end_workers, forget_iterator, iterator_of
 from .loader import BatchList, LoaderWrapper, StatefulLoader, is_default_collate, is_fixed
 from .loader_state import LoaderState
 from .order_check import OrderCheck, same_random
@@ -407,7 +407,7 @@ def borrowed(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
     before = state.take(changed=False, with_own=False)
     spare: Any = copy(loader)
     if isinstance(spare, DataLoader):
-        spare._iterator = None  # persistent workers would continue with their own random numbers
+        forget_iterator(spare)  # persistent workers would continue with their own random numbers
     try:
         if is_torchdata(spare):
             spare.next_iter_state = None
@@ -416,5 +416,5 @@ def borrowed(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
         yield spare
     finally:
         if isinstance(spare, DataLoader):
-            _shutdown_workers_and_reset_iterator(spare)  # as garbage in a cycle they would hold up the process for 5 s each
+            end_workers(iterator_of(spare), also_persistent=True)  # as garbage in a cycle they would hold up the process for 5 s each
         state.put(before | {"values": {}} if state.has_own and not state.is_within_pass else before, workers=False)

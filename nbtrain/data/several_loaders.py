@@ -17,6 +17,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from ..private.lightning_parts import combined_mode
 from .batch import describe
 from .loader import BatchList, LoaderWrapper, as_loader
 from .task_loader import TaskLoader
@@ -38,7 +39,7 @@ def is_several(loader: Any) -> bool:
 
 def mode_of(loader: Any, otherwise: str = "max_size_cycle") -> str:
     """How several loaders are read together: the mode of a CombinedLoader, or `otherwise` for a list or dict (by default they cycle)."""
-    return loader._mode if isinstance(loader, CombinedLoader) else otherwise
+    return combined_mode(loader) if isinstance(loader, CombinedLoader) else otherwise
 
 
 def parts_of(loader: Any) -> dict[Any, Any]:

@@ -33,6 +33,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.optim import Optimizer
 
+from ..private.lightning_parts import sizes_of
 from ..errors import ConfigError, nearest
 from ..optim.joint_optimizer import JointOptimizer, single
 
@@ -358,7 +359,7 @@ def _from_strategy(strategy: Any, n_devices: int, device_type: str, plan: Any, p
             return Parallelism(make, n_devices, returns=False)  # pyright: ignore[reportArgumentType]
     if not isinstance(made, ModelParallelStrategy):
         return Parallelism(make, n_devices)  # pyright: ignore[reportArgumentType]  # it has just made one
-    sizes: tuple[Any, Any] = made._tensor_parallel_size, made._data_parallel_size
+    sizes: tuple[Any, Any] = sizes_of(made)
     tensor = n_devices if sizes[0] == "auto" else sizes[0]  # as Lightning does on one machine
     data = 1 if sizes[1] == "auto" else sizes[1]
     if tensor * data != n_devices:

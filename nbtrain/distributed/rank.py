@@ -20,6 +20,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
+from ..private.lightning_parts import compresses_gradients
 from ..data.order_check import same_random
 from ..data.several_loaders import is_several
 from .parallelism import Parallelism, SplitStrategy, gather
@@ -177,7 +178,7 @@ class RankCallback(L.Callback):
         """
         strategy = module.trainer.strategy
         assert isinstance(strategy, DDPStrategy)
-        is_averaged = strategy._ddp_comm_hook is None  # it may compress gradients, or leave them local
+        is_averaged = not compresses_gradients(strategy)  # it may compress gradients, or leave them local
         if module.automatic_optimization and strategy.root_device.type == "cpu" and is_averaged:
             dtype = next((p.dtype for p in module.parameters() if p.requires_grad), torch.float32)  # those of a dtype are one message
             module.register_parameter("round_carrier", nn.Parameter(torch.zeros(2, dtype=dtype)))

@@ -11,12 +11,11 @@ from itertools import islice
 from typing import Any
 
 import torch
-from lightning.pytorch.trainer.connectors.data_connector import _get_distributed_sampler
 from lightning.pytorch.utilities import CombinedLoader
-from lightning.pytorch.utilities.data import _update_dataloader
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
 
 from lightning.fabric.utilities.data import sized_len
+from ..private.lightning_parts import combined_mode, share_of
 from ..data.batch import batch_size
 from ..data.loader import LoaderWrapper, with_batch_sampler
 from ..data.several_loaders import is_several, parts_of
@@ -136,8 +135,7 @@ class SampledLoader(LoaderWrapper):
 
     def __init__(self, loader: DataLoader[Any], number: int, n_ranks: int, *, shuffle: bool) -> None:
         super().__init__(loader)
-        sampler = _get_distributed_sampler(loader, shuffle, overfit_batches=0, num_replicas=n_ranks, rank=number)
-        self.share = _update_dataloader(loader, sampler)
+        self.share = share_of(loader, number, n_ranks, shuffle=shuffle)
 
     def __len__(self) -> int:
         return len(self.share)
@@ -163,7 +161,7 @@ def sampled_share(loader: Any, number: int, n_ranks: int, *, shuffle: bool, note
     if is_several(loader):
         parts = {key: sampled_share(part, number, n_ranks, shuffle=shuffle, note=note) for key, part in parts_of(loader).items()}
         shares = parts if isinstance(getattr(loader, "iterables", loader), Mapping) else list(parts.values())
-        return CombinedLoader(shares, loader._mode) if isinstance(loader, CombinedLoader) else shares  # pyright: ignore[reportArgumentType]
+        return CombinedLoader(shares, combined_mode(loader)) if isinstance(loader, CombinedLoader) else shares  # pyright: ignore[reportArgumentType]
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         what = type(loader.dataset if isinstance(loader, DataLoader) else loader).__name__
         note(f"Each of the {n_ranks} processes reads all of a {what}, as under Lightning, unless it yields a share by rank.")

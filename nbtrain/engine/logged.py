@@ -15,9 +15,11 @@ from weakref import ReferenceType, ref
 import lightning as L
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import Tensor, nn
+
+from ..private.lightning_parts import evaluation_loop, results_of, trainer_of
+from ..private.lightning_loops import MISSING, ResultCollection, ResultMetric
 
 # %% auto #0
 __all__ = [
@@ -33,23 +35,24 @@ __all__ = [
     "take_log_back",
     "logged_state",
     "load_logged",
+    "known_names",
     "known_metrics",
     "load_known_metrics",
 ]
 
 
 # %% ../../nbs/engine/logged.ipynb #09901c9f
-def current_results(pl_trainer: L.Trainer) -> _ResultCollection | None:
+def current_results(pl_trainer: L.Trainer) -> ResultCollection | None:
     """Lightning's table of what is logged now: its `_results`, which takes 10 µs in a training."""
     state, loop = pl_trainer.state, pl_trainer.fit_loop.epoch_loop
     if state.stage is RunningStage.TRAINING:
-        return loop._results
+        return results_of(loop)
     if state.stage is RunningStage.VALIDATING and state.fn is TrainerFn.FITTING:
-        return loop.val_loop._results
-    return pl_trainer._results
+        return results_of(loop.val_loop)
+    return results_of(evaluation_loop(pl_trainer)) if state.stage not in (None, RunningStage.PREDICTING) else None
 
 
-def reset_results(results: _ResultCollection, hook: str | None = None) -> None:
+def reset_results(results: ResultCollection, hook: str | None = None) -> None:
     """Reset Lightning's table; with `hook`, only the numbers logged in that hook."""
     for metric in results.values():
         if hook is not None and (not metric.is_tensor or metric.meta.fx != hook):
@@ -60,7 +63,7 @@ def reset_results(results: _ResultCollection, hook: str | None = None) -> None:
             _reset(metric)
 
 
-def _reset(metric: _ResultMetric) -> None:
+def _reset(metric: ResultMetric) -> None:
     """Do what `metric.reset()` does, which takes 20 µs."""
     state: dict[str, Any] = vars(metric)
     defaults: dict[str, Any] = metric._defaults  # pyright: ignore[reportAssignmentType]
@@ -76,7 +79,7 @@ def _is_beside(default: Any, value: torch.Tensor) -> bool:
     return type(default) is torch.Tensor and ((default.is_cpu and value.is_cpu) or default.device == value.device)
 
 
-def publish(pl_trainer: L.Trainer, results: _ResultCollection, *, on_step: bool = False) -> dict[str, Any]:
+def publish(pl_trainer: L.Trainer, results: ResultCollection, *, on_step: bool = False) -> dict[str, Any]:
     """Let callbacks, the bar and loggers read what was logged. Returns what the loggers get.
 
     Lightning's connector does the same, but it looks up the running loop five times, which takes 25 µs.
@@ -90,10 +93,10 @@ def publish(pl_trainer: L.Trainer, results: _ResultCollection, *, on_step: bool 
     return metrics["log"]
 
 
-class Results(_ResultCollection):
+class Results(ResultCollection):
     """Lightning's table of metrics, which is not copied at the end of a run if it is on the CPU already: that takes 200 µs per metric."""
 
-    def cpu(self) -> _ResultCollection:
+    def cpu(self) -> ResultCollection:
         is_here = all(metric.is_tensor and all(vars(metric)[name].is_cpu for name in metric._defaults) for metric in self.values())
         return self if is_here else super().cpu()
 
@@ -118,11 +121,14 @@ class EpochMetrics:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[_ResultCollection, bool, dict[str, _ResultMetric]]] = {}  # by hook: the table, logger, metrics
+        self._known: dict[str, tuple[ResultCollection, bool, dict[str, ResultMetric]]] = {}  # by hook: the table, logger, metrics
         self._one: torch.Tensor = torch.tensor(1)  # the number of values in each sum; Lightning does not change it in place
 
     def log(self, module: L.LightningModule, metrics: Mapping[str, float], *, logger: bool) -> None:
         """Log `metrics`, means of the whole pass; `logger`: for Lightning's loggers, too."""
+        if MISSING:
+            module.log_dict(dict(metrics), on_step=False, on_epoch=True, batch_size=1, logger=logger)
+            return
         name = module._current_fx_name
         if not self._set(module, metrics, logger):
             results, options = module.trainer._results, {"on_step": False, "on_epoch": True, "batch_size": 1, "logger": logger}
@@ -134,7 +140,7 @@ class EpochMetrics:
                 self._known[name] = results, logger, made
 
     def _copy_first(
-        self, module: L.LightningModule, metrics: Mapping[str, float], results: _ResultCollection, options: dict[str, Any]
+        self, module: L.LightningModule, metrics: Mapping[str, float], results: ResultCollection, options: dict[str, Any]
     ) -> bool:
         """Log very many new metrics: the first with Lightning, the others as copies of it. Returns False if that is not possible."""
         hook = module._current_fx_name
@@ -177,7 +183,7 @@ class EpochMetrics:
         return True
 
 
-def _like(metric: _ResultMetric, name: str, value: float) -> _ResultMetric:
+def _like(metric: ResultMetric, name: str, value: float) -> ResultMetric:
     """A copy of `metric` with another name and value. `copy(metric)` looks at signatures again, which takes 60 µs."""
     made, meta = object.__new__(type(metric)), copy(metric.meta)
     meta.name = name
@@ -187,7 +193,7 @@ def _like(metric: _ResultMetric, name: str, value: float) -> _ResultMetric:
     return made
 
 
-def _is_usual(metric: _ResultMetric) -> bool:
+def _is_usual(metric: ResultMetric) -> bool:
     """Whether `metric` is a mean of numbers that is not synchronized between processes."""
     return metric.is_tensor and metric.meta.is_mean_reduction and not metric.meta.sync.should and not metric.meta.on_step
 
@@ -201,10 +207,12 @@ class KnownMetrics:
 
     def __init__(self) -> None:
         # By hook and name: the metric, its collection and its key there, the options
-        self._known: dict[tuple[str | None, str], tuple[_ResultMetric, _ResultCollection, str, dict[str, Any]]] = {}
+        self._known: dict[tuple[str | None, str], tuple[ResultMetric, ResultCollection, str, dict[str, Any]]] = {}
 
     def learn(self, module: L.LightningModule, name: str, options: dict[str, Any]) -> None:
         """Remember the metric that Lightning made for a `log` call, if it can be updated directly."""
+        if MISSING:
+            return
         results = module._trainer._results if module._trainer is not None else None
         key = f"{module._current_fx_name}.{name}"
         metric = results.get(key) if results is not None else None
@@ -216,6 +224,8 @@ class KnownMetrics:
 
     def add(self, module: L.LightningModule, name: str, value: Any, options: dict[str, Any]) -> bool:
         """Add `value` to its metric if that is known; otherwise return False."""
+        if not self._known:
+            return False
         pl_trainer, known = module._trainer, self._known.get((module._current_fx_name, name))
         if known is None or pl_trainer is None or pl_trainer._logger_connector._first_loop_iter is not False:
             return False  # Lightning resets metrics in an epoch's first batch
@@ -234,7 +244,7 @@ class KnownMetrics:
         return True
 
     @staticmethod
-    def _update(metric: _ResultMetric, value: Tensor, n: int) -> None:
+    def _update(metric: ResultMetric, value: Tensor, n: int) -> None:
         """Do what `_ResultMetric.update` does for a mean; setting an attribute through torchmetrics and nn.Module costs 1 µs each."""
         state: dict[str, Any] = vars(metric)
         if metric.meta.on_step:
@@ -271,7 +281,7 @@ def lend_log(module: L.LightningModule, model: nn.Module) -> None:
     for part in model.modules():
         if isinstance(part, L.LightningModule):
             vars(part)["log"] = ModuleLog(module)
-            part.trainer = module._trainer
+            part.trainer = trainer_of(module)
 
 
 def take_log_back(model: nn.Module) -> None:
@@ -293,7 +303,9 @@ def logged_state(pl_trainer: L.Trainer) -> list[dict[str, Any]]:
     The state of torchmetrics' metrics is that of the model's attributes.
     """
     found = []
-    for metric in pl_trainer.fit_loop.epoch_loop._results.result_metrics:
+    if (results := results_of(pl_trainer.fit_loop.epoch_loop)) is None:
+        return []
+    for metric in results.result_metrics:
         if not metric.has_reset and metric.meta.sync.group is None:
             options = {name: getattr(metric.meta, name) for name in _OPTIONS} | {"reduce_fx": metric.meta.reduce_fx.__name__}
             options |= {"sync_dist": metric.meta.sync.should, "rank_zero_only": metric.meta.sync.rank_zero_only}
@@ -302,9 +314,20 @@ def logged_state(pl_trainer: L.Trainer) -> list[dict[str, Any]]:
     return found
 
 
+_RESTORED_BY = frozenset({"_logger_connector", "_first_loop_iter", "_current_fx", "_forward_cache", "_update_count"})
+
+
 def load_logged(pl_trainer: L.Trainer, state: list[Mapping[str, Any]]) -> None:
-    """Restore what `logged_state` returned; call it between the start of the epoch and its first batch."""
-    results: Any = pl_trainer.fit_loop.epoch_loop._results
+    """Restore what `logged_state` returned; call it between the start of the epoch and its first batch.
+
+    Where Lightning lacks what that needs, the sums of the epoch begin again there, with a note.
+    """
+    results: Any = results_of(pl_trainer.fit_loop.epoch_loop)
+    if results is None or not _RESTORED_BY.isdisjoint(MISSING):
+        if names := ", ".join(sorted({one["name"] for one in state if one["fx"] != "on_train_epoch_end"})):
+            module: Any = pl_trainer.lightning_module
+            module.owner.recorder.note(f"The means of {names} in this epoch are those of its rest.")
+        return
     device, modules = pl_trainer.strategy.root_device, dict(pl_trainer.lightning_module.named_modules())
     for one in state:
         attribute = one["options"]["metric_attribute"]
@@ -324,13 +347,23 @@ def load_logged(pl_trainer: L.Trainer, state: list[Mapping[str, Any]]) -> None:
 _KNOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
+def _metrics(pl_trainer: L.Trainer, name: str) -> dict[str, Any]:
+    """One of Lightning's dicts; its public name computes what was logged in the pass that is open."""
+    return getattr(pl_trainer, name[1:]) if MISSING else getattr(pl_trainer._logger_connector, name)
+
+
+def known_names(pl_trainer: L.Trainer) -> set[str] | None:
+    """The names of all that callbacks can read; None where only Lightning knows them."""
+    return None if MISSING else {*pl_trainer._logger_connector._callback_metrics}
+
+
 def known_metrics(pl_trainer: L.Trainer) -> dict[str, dict[str, Any]]:
     """The newest values of all that was logged, which callbacks, plateau schedules and epochs without a validation read."""
-    return {name: dict(getattr(pl_trainer._logger_connector, name)) for name in _KNOWN}
+    return {name: dict(_metrics(pl_trainer, name)) for name in _KNOWN}
 
 
 def load_known_metrics(pl_trainer: L.Trainer, known: Mapping[str, Mapping[str, Any]]) -> None:
     """Restore what `known_metrics` returned."""
     for name in _KNOWN:
         values = move_data_to_device(dict(known[name]), pl_trainer.strategy.root_device)
-        getattr(pl_trainer._logger_connector, name).update(values)
+        _metrics(pl_trainer, name).update(values)

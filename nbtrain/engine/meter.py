@@ -19,6 +19,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ..private.torch_parts import is_view
 from ..data.batch import to_device
 from ..errors import StepError
 
@@ -52,7 +53,7 @@ def snapshot(value: Scalar) -> Scalar:
         return value.item()  # waits for no device, and is faster than a copy
     if isinstance(value, DTensor):
         return snapshot(value.full_tensor())  # a rank may hold only its summand
-    may_be_held = value.is_leaf or value._is_view()
+    may_be_held = value.is_leaf or is_view(value)
     fresh = value.detach() if value.requires_grad else value  # detach costs 2 µs
     value = fresh.clone() if may_be_held else fresh
     return value if value.ndim == 0 else value.reshape(())

@@ -17,6 +17,8 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
+from ..private.lightning_parts import is_validation_due, trainer_of
+from ..private.torch_parts import children_of, parameters_of
 from ..data.epoch import set_epoch
 from ..data.loader import innermost
 from ..data.task_loader import Task
@@ -116,7 +118,7 @@ def _parts(root: nn.Module) -> list[nn.Module]:
     """The modules of `root`, each once; `root.modules()` takes three times as long."""
     found, known = [root], {root}
     for part in found:  # which grows meanwhile
-        for child in part._modules.values():
+        for child in children_of(part).values():
             if child is not None and child not in known:
                 known.add(child)
                 found.append(child)
@@ -333,11 +335,11 @@ class PassModule(L.LightningModule):
     on_train_epoch_start = begin_train_pass
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        pl_trainer: Any = self._trainer  # the property would cost 1 µs
+        pl_trainer: Any = trainer_of(self)
         fit_loop = pl_trainer.fit_loop
         if fit_loop.epoch_loop.batch_progress.is_last_batch:
             self.end_train_pass()
-        if pl_trainer.accumulate_grad_batches > 1 and fit_loop.epoch_loop._should_check_val_fx(fit_loop._data_fetcher):
+        if pl_trainer.accumulate_grad_batches > 1 and is_validation_due(pl_trainer):
             self.isolate_validation()  # inside a window on_validation_model_zero_grad is not called
 
     def end_train_pass(self) -> None:
@@ -353,7 +355,7 @@ class PassModule(L.LightningModule):
     def on_validation_model_zero_grad(self) -> None:
         # By hand, gradients may be for a later step. What self.zero_grad() does takes three times as long to find the parameters
         for part in _parts(self) if self.watch is None else ():
-            for parameter in part._parameters.values():
+            for parameter in parameters_of(part).values():
                 if parameter is not None:
                     parameter.grad = None
         # Lightning draws the loader's seed before on_validation_start, so that hook would be too late

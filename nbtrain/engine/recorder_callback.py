@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .callback import PassCallback, updates_of
-from .logged import current_results
+from .logged import current_results, known_names
 from .pass_module import is_sanity_check
 from .recorder import DataWait, PassPlace, Recorder
 from .step_module import StepModule, in_validation_of_run
@@ -163,7 +163,7 @@ def _metrics(pl_trainer: L.Trainer, module: StepModule) -> dict[str, float]:
 
 def _logs_nothing_else(pl_trainer: L.Trainer, ours: set[str]) -> bool:
     """Whether only `ours` were logged. Reading `callback_metrics` takes 40 µs, and an epoch may be one batch."""
-    results, known = current_results(pl_trainer), pl_trainer._logger_connector._callback_metrics
-    if results is None or not known.keys() <= ours:
+    results, known = current_results(pl_trainer), known_names(pl_trainer)
+    if results is None or known is None or not known <= ours:
         return False
     return all(metric.has_reset or (metric.meta.name in ours and not metric.meta.on_step) for metric in results.values())

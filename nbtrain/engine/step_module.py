@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import lightning as L
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.trainer import call
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..private.lightning_parts import call_callback_hooks, call_lightning_hook, device_of, evaluation_loop, results_of, trainer_of
 from ..compat.weight_names import bare, by_own_names
 from ..data.batch import describe, to_device
 from .addon import AddOnBase, TrainStep
@@ -150,8 +150,9 @@ class StepModule(PassModule):
         if self.guard is None or batch is None:
             output = self._train(batch, batch_idx) if batch is not None else None
         else:
-            assert self._trainer is not None  # and the property would cost 1 µs
-            results = self._trainer.fit_loop.epoch_loop._results
+            pl_trainer = trainer_of(self)
+            assert pl_trainer is not None
+            results = results_of(pl_trainer.fit_loop.epoch_loop)
             output = self.guard.step("train_step", batch, results, partial(self._train, batch, batch_idx))
         if output is None:
             output = self.leave_out("train", batch)
@@ -162,7 +163,7 @@ class StepModule(PassModule):
             output = self._run("train_step", batch, batch_idx)
         elif (output := self._wrapped_step(batch)) is not None:
             place = partial(self._place, "train_step", batch_idx)
-            output = check_output(output, "train_step, as addons wrap it,", place, self._device)
+            output = check_output(output, "train_step, as addons wrap it,", place, device_of(self))
         if output is None:
             return None
         if self.guard is not None:
@@ -217,8 +218,8 @@ class StepModule(PassModule):
         self.check_trains("steps an optimizer")
         if (scaler := getattr(self.trainer.precision_plugin, "scaler", None)) is not None:
             self._unscale(scaler, optimizer)
-        call._call_callback_hooks(self.trainer, "on_before_optimizer_step", optimizer)
-        call._call_lightning_module_hook(self.trainer, "on_before_optimizer_step", optimizer)
+        call_callback_hooks(self.trainer, "on_before_optimizer_step", optimizer)
+        call_lightning_hook(self.trainer, "on_before_optimizer_step", optimizer)
 
     def _unscale(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
         """Divide the gradients by the scale of the loss. Where one is not finite, there is no update, and the next scale is smaller."""
@@ -248,7 +249,7 @@ class StepModule(PassModule):
         if self.guard is None or batch is None:
             output = self._evaluate(batch, batch_idx) if batch is not None else None
         else:
-            results = self.trainer._evaluation_loop._results
+            results = results_of(evaluation_loop(self.trainer))
             output = self.guard.step("test_step", batch, results, partial(self._evaluate, batch, batch_idx))
         return output if output is not None else self.leave_out("test", batch)
 
@@ -271,7 +272,8 @@ class StepModule(PassModule):
         """
         if self.loader_name is not None and self.names_loaders and options.get("add_dataloader_idx", True):
             name, options = f"{name}/{self.loader_name}", {**options, "add_dataloader_idx": False}
-        results = current_results(self._trainer) if self._trainer is not None else None
+        pl_trainer = trainer_of(self)
+        results = current_results(pl_trainer) if pl_trainer is not None else None
         if results is not None and results.batch_size is None and results.batch is not None:
             results.batch_size = count_samples(self.owner, results.batch)
         if args or not self._known_metrics.add(self, name, value, options):
@@ -296,7 +298,7 @@ class StepModule(PassModule):
         if output is None and (by_hand or leaves_out(output, getattr(owner, name))):
             return None
         try:
-            return check_output(output, name, partial(self._place, name, batch_idx), self._device, needs_loss=not by_hand)
+            return check_output(output, name, partial(self._place, name, batch_idx), device_of(self), needs_loss=not by_hand)
         except StepError as error:
             error.output = output
             raise

@@ -15,7 +15,10 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
+from ..private.torch_parts import CHILDREN, children_of
+from ..private.lightning_parts import evaluation_loop, hook_of, hyperparameters_of, results_of
 from .addon import Phase
+from .logged import current_results
 from .pass_module import StepsProtocol
 from .step_module import StepModule
 from .step_output import check_training_output, count_samples, named
@@ -52,7 +55,7 @@ def _is_by_step(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
 
 def logged_in_pass(pl_trainer: L.Trainer) -> dict[str, float]:
     """The values logged for the epoch in the pass that ends. If a value was also logged by step, Lightning has it by two names."""
-    results = pl_trainer._results
+    results = current_results(pl_trainer)
     found = results.metrics(on_step=False)["callback"] if results is not None else {}
     twice = {f"{name}_epoch" for name in found}
     values = {name: float(value) for name, value in found.items() if name not in twice}
@@ -61,7 +64,8 @@ def logged_in_pass(pl_trainer: L.Trainer) -> dict[str, float]:
 
 def logged_apart(pl_trainer: L.Trainer) -> list[str]:
     """The names logged for the epoch that each of several processes computes from its share of the data."""
-    metrics = pl_trainer._results.result_metrics if pl_trainer._results is not None and pl_trainer.world_size > 1 else []
+    results = current_results(pl_trainer) if pl_trainer.world_size > 1 else None
+    metrics = results.result_metrics if results is not None else []
     alone = [metric.meta for metric in metrics if metric.is_tensor and metric.meta.on_epoch and not metric.meta.sync.should]
     return [meta.name for meta in alone if not meta.sync.rank_zero_only]
 
@@ -127,7 +131,7 @@ class WrappedModule(StepModule):
         self._after_epoch: list[Callable[[], None]] = []
         self._n_attributes = 0  # of the inner module, when `pass_on` looked
         own = vars(self)
-        own |= {name: value for name, value in vars(self.inner).items() if name.startswith(("_hparams", "_log_hyperparams"))}
+        own |= hyperparameters_of(self.inner)
         self.pass_on()
         own |= {"_is_made": True}
 
@@ -182,8 +186,8 @@ class WrappedModule(StepModule):
         if self.guard is None or not self.inner.automatic_optimization:  # a step by hand has changed weights when it raises
             output = call()
         else:
-            loop: Any = self.trainer.fit_loop.epoch_loop if mode == "train" else self.trainer._evaluation_loop
-            output = self.guard.step(name, batch, loop._results, call)
+            loop: Any = self.trainer.fit_loop.epoch_loop if mode == "train" else evaluation_loop(self.trainer)
+            output = self.guard.step(name, batch, results_of(loop), call)
         return self.opened(output) if mode == "train" else output
 
     def count(self, mode: Mode, name: str, batch: Any, *args: Any, **options: Any) -> Any:
@@ -221,7 +225,7 @@ class WrappedModule(StepModule):
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Lightning's `log`. What `training_step` logs only by step is also recorded for the epoch's row."""
         super().log(name, value, *args, **options)
-        if self._current_fx_name == "training_step" and _is_by_step(args, options):
+        if hook_of(self) == "training_step" and _is_by_step(args, options):
             key = name.removeprefix("train_")
             self._own_names[f"train_{key}"] = name
             self._by_step |= named({key: value}, "")
@@ -281,7 +285,7 @@ class WrappedModule(StepModule):
     @property
     def __class__(self) -> type:
         """The class of the inner module, for `isinstance(pl_module, MyModule)` in a callback; `type()` returns the outer class."""
-        inner = self.__dict__.get("_modules", {}).get("model")
+        inner = self.__dict__.get(CHILDREN, {}).get("model")
         return WrappedModule if inner is None else type(inner)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -331,14 +335,14 @@ class WrappedModule(StepModule):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            inner = self.__dict__.get("_modules", {}).get("model")
+            inner = self.__dict__.get(CHILDREN, {}).get("model")
             if inner is None or name.startswith("__"):
                 raise
             return getattr(inner, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute that the outer module lacks in the inner one: a finder sets `lr`, a callback sets what a step reads."""
-        is_own = not self.__dict__.get("_is_made") or name in vars(self) or name in self._modules or hasattr(type(self), name)
+        is_own = not self.__dict__.get("_is_made") or name in vars(self) or name in children_of(self) or hasattr(type(self), name)
         if is_own or (name.startswith("_") and name not in vars(self.inner)):
             super().__setattr__(name, value)
         else:

@@ -26,6 +26,7 @@ import torch
 from safetensors.torch import load_file
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
+from ..private.torch_parts import PICKLED_STORAGE, PICKLED_TENSOR
 from ..checkpoint.files import verify_weights
 from ..errors import CheckpointError, ConfigError, first_line
 
@@ -62,7 +63,7 @@ def _stand_ins(path: Path) -> list[Any]:
 
 
 # %% ../../nbs/foreign/foreign_files.ipynb #2ad74b1c
-_OF_TENSORS = {("collections", "OrderedDict"), ("torch._utils", "_rebuild_tensor_v2")}
+_OF_TENSORS = {("collections", "OrderedDict"), PICKLED_TENSOR}
 
 
 class _Unpickler(pickle.Unpickler):
@@ -71,7 +72,7 @@ class _Unpickler(pickle.Unpickler):
     trust = False
 
     def find_class(self, module: str, name: str, /) -> Any:
-        if (module, name) == ("torch.storage", "_load_from_bytes"):
+        if (module, name) == PICKLED_STORAGE:
             return lambda content: torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         if self.trust or (module, name) in _OF_TENSORS:
             return super().find_class(module, name)

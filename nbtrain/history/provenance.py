@@ -27,6 +27,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import nbtrain
+from ..private.held_modules import module_dicts
 from ..errors import ConfigError, first_line
 from .history import History, Row
 from ..source.redaction import HIDDEN, blot_diff, blot_out, environment_variables, held_environment, is_from_environment, is_secret
@@ -93,10 +94,11 @@ def _sizes(value: Any) -> list[str]:
         except TypeError:  # its dataset has no length
             return []
     parameters: dict[int, Any] = {}
-    modules = [value] if "_modules" in held else []
+    children, named = module_dicts()
+    modules = [value] if children in held else []
     for module in modules:
-        modules.extend(child for child in state(module).get("_modules", {}).values() if child is not None)
-        parameters.update((id(p), p) for p in state(module).get("_parameters", {}).values() if p is not None)
+        modules.extend(child for child in state(module).get(children, {}).values() if child is not None)
+        parameters.update((id(p), p) for p in state(module).get(named, {}).values() if p is not None)
     return [f"{sum(p.numel() for p in parameters.values()):,} params"] if modules else []
 
 

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightning.fabric.utilities.logger import _flatten_dict, _sanitize_params
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 
+from ..private.client_parts import add_summaries
 from ..history.run_files import append_to, inside, read_file, write_file
 from .background import hushed
 
@@ -150,6 +150,17 @@ class TrackioTracker(Tracker):
 
 
 # %% ../../nbs/loggers/local.ipynb #07a5ff83
+def _flat(params: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    """Nested values by their path; what TensorBoard can't show is text."""
+    found: dict[str, Any] = {}
+    for name, value in params.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{at}{name}/")
+        else:
+            found[f"{at}{name}"] = value if isinstance(value, (bool, int, float, str)) else str(value)
+    return found
+
+
 class TensorBoardTracker(TensorBoardLogger):
     """Lightning's TensorBoard logger, which also shows hyperparameters without a metric."""
 
@@ -157,9 +168,7 @@ class TensorBoardTracker(TensorBoardLogger):
         from torch.utils.tensorboard.summary import hparams
 
         super().log_hyperparams(params)
-        writer = self.experiment._get_file_writer()
-        for part in hparams(_sanitize_params(_flatten_dict(params)), {}):
-            writer.add_summary(part)
+        add_summaries(self.experiment, hparams(_flat(params), {}))
 
 
 class MLflowTracker(MLFlowLogger):

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..private.client_parts import neptune_id
 from ..errors import OptionError, nearest
 from ..history.run_files import inside
 from .background import hushed
@@ -33,7 +34,7 @@ class NeptuneTracker(Tracker):
     """
 
     def __init__(self, run: Any, clock: Callable[[], float] = time.time) -> None:
-        super().__init__(run, "neptune", str(run._id))
+        super().__init__(run, "neptune", neptune_id(run))
         self.clock = clock
         self._waiting: dict[str, list[tuple[float, float, float]]] = {}  # (step, value, time_s) by series, after its first value
         self._written_s = clock()

@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
+from ..private.lightning_parts import logged_step, set_logged_step
 from ..data.batch import batch_size
 from ..engine.callback import updates_of
 from ..engine.protocol import TrainerProtocol
@@ -168,17 +169,18 @@ class StepPoints(L.Callback):
     def on_validation_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._on:
             self._mark_rest()
-            self._before = pl_trainer.fit_loop.epoch_loop._batches_that_stepped  # one more in an open window, and before the training
+            self._before = logged_step(pl_trainer)  # one more in an open window, and before the training
             self._stand(pl_trainer)
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._throughput.begin()
         if self._before is not None:
-            pl_trainer.fit_loop.epoch_loop._batches_that_stepped, self._before = self._before, None
+            set_logged_step(pl_trainer, self._before)
+            self._before = None
 
     def _stand(self, pl_trainer: L.Trainer) -> None:
         """Set the step under which Lightning logs to the newest update. A new trainer has it at 0."""
-        pl_trainer.fit_loop.epoch_loop._batches_that_stepped = self.trainer.train_state.counts.step - 1
+        set_logged_step(pl_trainer, self.trainer.train_state.counts.step - 1)
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._on and isinstance(pl_module, StepModule):

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from lightning.pytorch.loggers import Logger, WandbLogger
 
+from ..private.client_parts import wandb_run
 from ..errors import OptionError, nearest
 from ..history.run_files import inside
 from .entries import web_name
@@ -140,7 +141,7 @@ class WandBTracker(WandbLogger):
         self.experiment.log({name: wandb.Image(Image.open(io.BytesIO(png)))})
 
     def finalize(self, status: str) -> None:
-        run = self._experiment
+        run = wandb_run(self)
         super().finalize(status)
         try:
             if run is not None:

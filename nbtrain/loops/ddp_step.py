@@ -12,9 +12,10 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.strategies.ddp import _DDPForwardRedirection
 from torch.nn.parallel import DistributedDataParallel
 
+from ..private.torch_parts import call_hooks_of, is_compiled
+from ..private.lightning_loops import DDPForwardRedirection
 from .fast_step import is_defined_in, is_profiling
 
 # %% auto #0
@@ -32,8 +33,7 @@ _CONTEXTS = {"training_step": "train_step_context", "validation_step": "val_step
 
 def _has_hooks(module: Any) -> bool:
     """Whether a call of `module` is more than a call of its `forward`."""
-    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return bool(hooks) or module._compiled_call_impl is not None
+    return any(call_hooks_of(module)) or is_compiled(module)
 
 
 class DDPStep:
@@ -76,7 +76,7 @@ def ddp_functions(strategy: Any, name: str) -> tuple[Any, ...]:
     model, module = strategy.model, strategy.lightning_module
     if model is module:
         return ()
-    of_instances = vars(strategy).get(name), vars(model).get("forward"), strategy._forward_redirection
+    of_instances = vars(strategy).get(name), vars(model).get("forward"), getattr(strategy, "_forward_redirection", None)
     return (*of_instances, getattr(type(strategy), name), type(model).forward, type(model).__call__, type(module).__call__)
 
 
@@ -96,7 +96,7 @@ def find_ddp_step(strategy: Any, name: str) -> Callable[..., Any]:
     """
     own_step, own_forward, redirection, redirected, *functions = ddp_functions(strategy, name)
     model: Any = strategy.model
-    is_known = type(redirection) is _DDPForwardRedirection and type(model) is DistributedDataParallel and _forwards_as_known()
+    is_known = type(redirection) is DDPForwardRedirection and type(model) is DistributedDataParallel and _forwards_as_known()
     is_own = own_step is not None or own_forward is not None or not is_defined_in(L, redirected)
     if not is_known or is_own or not all(is_defined_in(torch, function) for function in functions):
         return getattr(strategy, name)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
+from ..private.lightning_parts import connector_of
 from ..data.batch import describe, is_out_of_memory
 from ..engine.control import Boundary
 from .step_snapshot import CallSnapshot, StepSnapshot
@@ -121,7 +122,7 @@ class ErrorGuard:
         if self.snapshot is None:
             self.begin_pass()
         assert self.snapshot is not None
-        self.snapshot.take(results, self.module._trainer._logger_connector)  # pyright: ignore[reportOptionalMemberAccess]
+        self.snapshot.take(results, connector_of(self.module))
         while True:
             try:
                 return call()

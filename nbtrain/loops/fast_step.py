@@ -21,6 +21,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.overrides import has_torch_function_unary
 
+from ..private.torch_parts import hooks_of_step, version_of
 from ..optim.joint_optimizer import JointOptimizer, single
 
 # %% auto #0
@@ -178,12 +179,12 @@ def step_around(optimizer: Optimizer, closure: Closure, *, gradients_first: bool
 
 def has_hooks_before(optimizer: Optimizer) -> bool:
     """Are there hooks before the steps of `optimizer`, or of all optimizers? If its parts take turns, there are no gradients then."""
-    hooks = optimizer._optimizer_step_pre_hooks or (not unknown_torch() and _hooks_of_all()[0])
+    hooks = hooks_of_step(optimizer)[0] or (not unknown_torch() and _hooks_of_all()[0])
     return bool(hooks) and not getattr(optimizer, "takes_turns", False)
 
 
 def _versions(optimizer: Optimizer) -> list[int]:
-    return [parameter._version for group in optimizer.param_groups for parameter in group["params"]]
+    return [version_of(parameter) for group in optimizer.param_groups for parameter in group["params"]]
 
 
 @contextmanager

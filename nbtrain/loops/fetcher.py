@@ -11,11 +11,10 @@ from contextlib import suppress
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.utilities import CombinedLoader
-from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle, _Sequential
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from ..private.lightning_loops import DataFetcher, MaxSizeCycle, PrefetchDataFetcher, Sequential
 from ..data.loader import BatchList, LoaderWrapper, innermost
 from ..data.order_check import same_random
 from ..data.resumable_loader import RereadableLoader
@@ -36,7 +35,7 @@ __all__ = ["only_iterator", "ends_at_length", "limits_of", "set_limits", "LiveFe
 def only_iterator(combined: CombinedLoader) -> Iterator[Any] | None:
     """The iterator of the one loader in `combined`; None if there are several."""
     mode = combined._iterator
-    if not isinstance(mode, (_MaxSizeCycle, _Sequential)) or len(mode.iterators) != 1 or combined._iterables is not combined.flattened[0]:
+    if not isinstance(mode, (MaxSizeCycle, Sequential)) or len(mode.iterators) != 1 or combined._iterables is not combined.flattened[0]:
         return None
     return mode.iterators[0]
 
@@ -78,7 +77,7 @@ def set_limits(combined: CombinedLoader, limits: list[float]) -> None:
 
 
 # %% ../../nbs/loops/fetcher.ipynb #livefet1
-class LiveFetcher(_DataFetcher):
+class LiveFetcher(DataFetcher):
     """Reads loaders until they end: a length is a forecast, read when a pass begins.
 
     `done` says whether no batch follows. A loader that may give more or fewer than its length is read one batch ahead where it has
@@ -232,7 +231,7 @@ class LiveFetcher(_DataFetcher):
 class _GuardedFetcher:
     """A fetcher whose errors pause the run. After a repair the loader is read again, from its beginning up to the batch that has failed."""
 
-    def __init__(self, inner: Any, fetcher: _DataFetcher, guard: ErrorGuard) -> None:
+    def __init__(self, inner: Any, fetcher: DataFetcher, guard: ErrorGuard) -> None:
         self.inner, self.fetcher, self.guard = inner, fetcher, guard
         self.is_over = False
         self._random = RandomSnapshot(guard.trainer.device)
@@ -294,7 +293,7 @@ class _GuardedFetcher:
 # %% ../../nbs/loops/fetcher.ipynb #5a2d3d31
 def live(fetcher: Any) -> Any:
     """Lightning's `fetcher` in a form that reads to the end of its loaders, if these have a length. Others read to the end already."""
-    if type(fetcher) is not _PrefetchDataFetcher or fetcher.length is None:
+    if type(fetcher) is not PrefetchDataFetcher or fetcher.length is None:
         return fetcher
     found = LiveFetcher()
     vars(found).update(_combined_loader=fetcher._combined_loader, iterator=fetcher.iterator, length=fetcher.length)
@@ -305,7 +304,7 @@ def _nothing() -> None:
     """In place of the label for a profiler. A function of the module: Lightning's trainer keeps it, and must stay picklable."""
 
 
-def quiet_fetcher(fetcher: _DataFetcher, guard: ErrorGuard | None = None) -> Any:
+def quiet_fetcher(fetcher: DataFetcher, guard: ErrorGuard | None = None) -> Any:
     """`fetcher` for a pass that begins now, without labels for a profiler; its errors go to `guard`."""
     fetcher._start_profiler = fetcher._stop_profiler = _nothing
     if isinstance(fetcher, LiveFetcher):

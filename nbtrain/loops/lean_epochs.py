@@ -11,10 +11,10 @@ from typing import Any
 import lightning as L
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, GradientAccumulationScheduler, StochasticWeightAveraging
-from lightning.pytorch.loops.fit_loop import _FitLoop
-from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from ..private.lightning_parts import call_callback_hooks, call_lightning_hook
+from ..private.lightning_loops import FitLoop
 from ..data.epoch import set_epoch
 from ..engine.callback import BoundaryCallback, PassCallback, callbacks_of
 from ..engine.logged import publish, reset_results
@@ -34,7 +34,7 @@ _MONITORING = (EarlyStopping, Checkpoint)  # Lightning calls them after the modu
 _SETTING_UP = (PassCallback, GradientAccumulationScheduler, StochasticWeightAveraging)
 
 
-class LeanFitLoop(_FitLoop):
+class LeanFitLoop(FitLoop):
     """Lightning's loop over epochs. What it does around an epoch takes a part of the time, if the newest epoch was lean.
 
     An epoch ends where its loader ends, or at a limit that the user gave. `max_batches` is the forecast of the current epoch; inf if
@@ -79,8 +79,8 @@ class LeanFitLoop(_FitLoop):
             call_hooks(pl_trainer, "on_train_epoch_start", pl_trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
             call_module_hook(module, "on_train_epoch_start")
         else:
-            call._call_callback_hooks(pl_trainer, "on_train_epoch_start")
-            call._call_lightning_module_hook(pl_trainer, "on_train_epoch_start")
+            call_callback_hooks(pl_trainer, "on_train_epoch_start")
+            call_lightning_hook(pl_trainer, "on_train_epoch_start")
         progress.increment_started()
 
     def expect(self) -> None:

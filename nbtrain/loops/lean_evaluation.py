@@ -12,13 +12,11 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
-from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
-from lightning.pytorch.loops.utilities import _select_data_fetcher
-from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from ..private.lightning_parts import call_lightning_hook
+from ..private.lightning_loops import DataFetcher, DataLoaderIterDataFetcher, EvaluationLoop, select_data_fetcher
 from ..data.epoch import set_epoch
 from ..engine.callback import BoundaryCallback
 from ..engine.control import Boundary, Control
@@ -54,7 +52,7 @@ class _EvaluationPass(LeanPass):
         self.takes_index = takes_index(getattr(self.module, self.step_name))
         self.step = self.find_step(self.step_name)
 
-    def begin(self, fetcher: _DataFetcher) -> None:
+    def begin(self, fetcher: DataFetcher) -> None:
         self.look_up()
         self.origin, self.fetcher = fetcher, quiet_fetcher(fetcher, self.guard)
         self.run_state = self.loop.control.run_state
@@ -135,7 +133,7 @@ class _EvaluationPass(LeanPass):
 
 
 # %% ../../nbs/loops/lean_evaluation.ipynb #42ff2976
-class LeanEvaluationLoop(_EvaluationLoop):
+class LeanEvaluationLoop(EvaluationLoop):
     """Lightning's evaluation loop, with a lean pass in place of its fetcher where `why_not_lean` has no objection."""
 
     lean = True
@@ -166,7 +164,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
         trains_leanly = getattr(self.trainer.fit_loop.epoch_loop, "trains_leanly", False)  # found before this very epoch
         return not self._objection(knows_trainer=trains_leanly)
 
-    def pass_over(self, fetcher: _DataFetcher) -> _EvaluationPass:
+    def pass_over(self, fetcher: DataFetcher) -> _EvaluationPass:
         pl_trainer = self.trainer
         stage = _stage(pl_trainer)
         sources = stage, *pass_sources(pl_trainer, f"{stage}_step")
@@ -212,7 +210,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
         for loader in combined.flattened:
             set_epoch(loader, epoch)
         combined.limits = limits = self._limits()  # pyright: ignore[reportAttributeAccessIssue]
-        fetcher = _select_data_fetcher(pl_trainer, pl_trainer.state.stage)
+        fetcher = select_data_fetcher(pl_trainer, pl_trainer.state.stage)
         fetcher.setup(combined)
         iter(fetcher)
         fetcher = live(fetcher)
@@ -240,7 +238,7 @@ class LeanEvaluationLoop(_EvaluationLoop):
             return "turned off"
         if self.num_dataloaders > 1:
             return "several loaders"
-        if isinstance(self._data_fetcher, _DataLoaderIterDataFetcher):
+        if isinstance(self._data_fetcher, DataLoaderIterDataFetcher):
             return "a step that takes dataloader_iter"
         return "" if knows_trainer else why_not_lean(self.trainer, training=False)
 
@@ -272,7 +270,7 @@ class _ShortRun:
         training = TrainingModes(module)
         is_usual = self.pl_trainer.model is module and not overridden(module, ("on_validation_model_eval",))
         if not (is_usual and training.evaluate()):
-            call._call_lightning_module_hook(self.pl_trainer, "on_validation_model_eval")
+            call_lightning_hook(self.pl_trainer, "on_validation_model_eval")
         self._call("on_validation_start")
         self._call("on_validation_epoch_start")
         assert loop._data_fetcher is not None
@@ -306,7 +304,7 @@ class _ShortRun:
         reset_results(self.results)
         connector._first_loop_iter = connector._current_fx = None
         if overridden(self.pl_trainer.lightning_module, ("on_validation_model_train",)):
-            call._call_lightning_module_hook(self.pl_trainer, "on_validation_model_train")
+            call_lightning_hook(self.pl_trainer, "on_validation_model_train")
         else:
             training.restore()
         self.pl_trainer._last_val_time = time.monotonic()  # pyright: ignore[reportAttributeAccessIssue]

@@ -13,14 +13,13 @@ from functools import partial
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
-from lightning.pytorch.loops.optimization.automatic import ClosureResult, _AutomaticOptimization
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.trainer import call
+from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..private.lightning_parts import call_callback_hooks, call_lightning_hook
+from ..private.lightning_loops import AutomaticOptimization, DataFetcher, DataLoaderIterDataFetcher, TrainingEpochLoop
 from ..engine.callback import BoundaryCallback, callbacks_of, updates_of
 from ..engine.control import Boundary, Control, LeaveAfterError
 from ..engine.logged import Results, publish
@@ -40,7 +39,7 @@ __all__ = ["is_window_closed", "validates_anyway", "LeanEpochLoop"]
 
 
 # %% ../../nbs/loops/lean_training.ipynb #24b12a00
-class _Optimization(_AutomaticOptimization):
+class _Optimization(AutomaticOptimization):
     """Lightning's, which zeroes the gradients where a window of the loop begins, and leaves batches out as `LeanUpdate` does."""
 
     is_left_out = False
@@ -136,7 +135,7 @@ _HOOKS += ("on_train_batch_end",)
 
 
 # %% ../../nbs/loops/lean_training.ipynb #5de3a17c
-class LeanEpochLoop(_TrainingEpochLoop):
+class LeanEpochLoop(TrainingEpochLoop):
     """Lightning's epoch loop; a lean one where `why_not_lean` has no objection.
 
     `stood_aside` says why the newest epoch ran on Lightning's own: empty where it was lean, None before the first. `control`: the
@@ -171,7 +170,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
                 setattr(self.batch_progress.current, unit, self.start_at)
             self.start_at = 0
 
-    def run(self, data_fetcher: _DataFetcher) -> None:
+    def run(self, data_fetcher: DataFetcher) -> None:
         self.stood_aside, is_rest = self._objection(data_fetcher), self.restarting
         with explain_full_memory(self):
             if self.stood_aside:
@@ -191,7 +190,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
                 if not is_rest:  # of an epoch that Lightning restarts: it reads the loader from its beginning, and not to its end
                     data_fetcher.finish()
 
-    def _run_passes(self, data_fetcher: _DataFetcher) -> None:
+    def _run_passes(self, data_fetcher: DataFetcher) -> None:
         """A lean pass, and another for the rest of the epoch where something was set in mid-epoch; Lightning's loop where that needs it."""
         found = self._find_pass(data_fetcher)
         is_over = found.run(None)
@@ -208,18 +207,18 @@ class LeanEpochLoop(_TrainingEpochLoop):
             except StopIteration:
                 break
 
-    def _objection(self, data_fetcher: _DataFetcher) -> str:
+    def _objection(self, data_fetcher: DataFetcher) -> str:
         if not self.lean:
             return "turned off"
         if self.restarting:
             return "an epoch that Lightning restarts"
         if self.automatic_optimization._skip_backward:
             return "a pass without updates"
-        if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
+        if isinstance(data_fetcher, DataLoaderIterDataFetcher):
             return "a training_step that takes dataloader_iter"
         return why_not_lean(self.trainer)
 
-    def _find_pass(self, data_fetcher: _DataFetcher) -> _TrainingPass:
+    def _find_pass(self, data_fetcher: DataFetcher) -> _TrainingPass:
         """The pass of the epoch before, if it would be made from the same objects."""
         optimizer = self.trainer.optimizers[0]
         own = data_fetcher, self.whole_step, optimizer, *replaceable(optimizer)
@@ -281,13 +280,13 @@ class LeanEpochLoop(_TrainingEpochLoop):
         is_due = is_due or (pl_trainer.val_check_batch == math.inf and self._should_check_val_epoch())
         if is_due and pl_trainer.enable_validation:
             pl_trainer.validating = True
-            call._call_lightning_module_hook(pl_trainer, "on_validation_model_zero_grad")
+            call_lightning_hook(pl_trainer, "on_validation_model_zero_grad")
             self._run_validation()
 
     def _accumulated_batches_reached(self) -> bool:
         return is_window_closed(self.trainer, self.batch_progress.current.ready)
 
-    def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
+    def _should_check_val_fx(self, data_fetcher: DataFetcher) -> bool:
         if self.trainer.should_stop and (self._should_accumulate() or self._num_ready_batches_reached()):
             return validates_anyway(self.trainer)  # a whole epoch has the validations of any epoch: a resumed run has no more either
         is_due = self.validate_next or self.is_step_due() or (self._num_ready_batches_reached() and self._is_epoch_due())
@@ -302,7 +301,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
         n = self.validate_epochs
         return n is not None and (self.trainer.current_epoch + 1) % n == 0
 
-    def on_run_start(self, data_fetcher: _DataFetcher) -> None:
+    def on_run_start(self, data_fetcher: DataFetcher) -> None:
         super().on_run_start(data_fetcher)
         self.n_updates = updates_of(self.trainer).completed
         if self.control.requested:
@@ -324,7 +323,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
         """Lightning's, which follows a batch. None goes the way of a step that leaves it out; without an update no schedule steps."""
         optimization, module, fetcher = self.automatic_optimization, self.trainer.lightning_module, self.trainer.fit_loop._data_fetcher
-        is_after_batch = interval == "step" and not update_plateau_schedulers and not isinstance(fetcher, _DataLoaderIterDataFetcher)
+        is_after_batch = interval == "step" and not update_plateau_schedulers and not isinstance(fetcher, DataLoaderIterDataFetcher)
         if is_after_batch and self._results.batch is None and isinstance(module, StepModule):
             self._leave_out(module)
         if interval != "step" or optimization.has_stepped or not is_own(module):
@@ -334,7 +333,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
         """Leave out a batch of None on Lightning's own loop, which has not called the step. The other ranks wait for this one."""
         several = module.round is not None
         if several:
-            call._call_callback_hooks(self.trainer, "on_train_batch_start", None, self.batch_idx)
+            call_callback_hooks(self.trainer, "on_train_batch_start", None, self.batch_idx)
         if several or is_own(module):
             kwargs = self._build_kwargs(OrderedDict(), None, self.batch_idx)
             if module.automatic_optimization:
@@ -344,7 +343,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
         else:
             module.leave_out("train", None)
 
-    def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
+    def on_advance_end(self, data_fetcher: DataFetcher) -> None:
         is_extra = self.validate_last or (self.trainer.should_stop and self._should_check_val_fx(data_fetcher))
         is_extra = is_extra and not validates_anyway(self.trainer) and bool(callbacks_of(self.trainer, BoundaryCallback))
         self._skip_next_val |= is_extra  # a run that does not end here has no validation: it comes after the state is taken
@@ -407,7 +406,7 @@ class _TrainingPass(LeanPass):
     batches: Any = None  # of this epoch
     has_changed = False  # was something set since the pass began? See `Assignments`
 
-    def __init__(self, loop: LeanEpochLoop, fetcher: _DataFetcher) -> None:
+    def __init__(self, loop: LeanEpochLoop, fetcher: DataFetcher) -> None:
         super().__init__(loop.trainer, loop._results, loop.batch_progress, _HOOKS)
         self.loop, self.fetcher = loop, fetcher
         progress = loop.automatic_optimization.optim_progress.optimizer

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
-from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..private.lightning_loops import block_parallel_sync_behavior
 from ..engine.step_output import LeftOut, NoUpdate
 from .fast_step import find_backward, find_step, find_zero_grad
 from .lean_pass import Hook, LeanPass, is_own, takes_index
@@ -111,7 +111,7 @@ class LeanUpdate:
             self._call_step()
             return self.names["has_stepped"]
         if is_open:
-            with _block_parallel_sync_behavior(self.lean.pl_trainer.strategy) if self.lean.is_wrapped else nullcontext():
+            with block_parallel_sync_behavior(self.lean.pl_trainer.strategy) if self.lean.is_wrapped else nullcontext():
                 self.compute()
                 self.agree()
             self.n_added += not self.is_left_out

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from ..private.lightning_parts import hook_that_logged, set_hook_that_logged, sums_of
+from ..private.torch_parts import buffers_of, copy_all, version_of
 from ..engine.addon import AddOnBase
 from ..engine.protocol import TrainerProtocol
 from ..rng import host_states, set_host_states
@@ -72,10 +74,10 @@ class _TensorCopies:
 
     def keep(self, tensor: Tensor) -> None:
         known = self.copies.get(id(tensor))
-        if tensor.is_inference() or (known is not None and known[0] is tensor and known[1] == tensor._version):
+        if tensor.is_inference() or (known is not None and known[0] is tensor and known[1] == version_of(tensor)):
             return
         copied = tensor.nbytes <= _COPIED_BYTES if tensor.layout is torch.strided else False
-        self.copies[id(tensor)] = tensor, tensor._version, tensor.detach().clone() if copied else None
+        self.copies[id(tensor)] = tensor, version_of(tensor), tensor.detach().clone() if copied else None
 
     def keep_always(self, tensor: Tensor) -> None:
         """Keep a buffer. Small ones are always copied: the kernel of BatchNorm changes its statistics without their versions."""
@@ -88,7 +90,7 @@ class _TensorCopies:
         if self.always:
             live, copies = zip(*self.always.values())
             try:
-                torch._foreach_copy_(copies, live)  # pyright: ignore[reportPrivateImportUsage]
+                copy_all(copies, live)
             except RuntimeError:  # a buffer has grown
                 self.always = {id(tensor): (tensor, tensor.detach().clone()) for tensor in live}
 
@@ -99,10 +101,10 @@ class _TensorCopies:
             for tensor, copy in self.always.values():
                 _copy_back(tensor, copy)
             for tensor, version, copy in list(self.copies.values()):
-                if tensor._version != version and copy is not None:
+                if version_of(tensor) != version and copy is not None:
                     _copy_back(tensor, copy)
-                    self.copies[id(tensor)] = tensor, tensor._version, copy
-                whole = whole and tensor._version == self.copies[id(tensor)][1]
+                    self.copies[id(tensor)] = tensor, version_of(tensor), copy
+                whole = whole and version_of(tensor) == self.copies[id(tensor)][1]
         return whole
 
 
@@ -175,9 +177,6 @@ def _is_written(module: nn.Module) -> bool:
 
 
 # %% ../../nbs/loops/step_snapshot.ipynb #db4d2c9e
-_SUMS = ("value", "cumulated_batch_size", "_forward_cache", "_update_count", "has_reset", "_computed")
-
-
 # Between the step and the update
 _IN_BATCH = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_train_batch_start")
 
@@ -210,8 +209,8 @@ class StepSnapshot:
 
     def _of_modules(self, root: nn.Module) -> Iterator[_Attributes]:
         for module in root.modules():
-            if module._buffers:
-                yield _Attributes(module._buffers, frozenset(), self._tensors.keep_always)  # pyright: ignore[reportArgumentType]
+            if buffers_of(module):
+                yield _Attributes(buffers_of(module), frozenset(), self._tensors.keep_always)  # pyright: ignore[reportArgumentType]
             if _is_written(module) or isinstance(module, Metric):
                 yield _Attributes(vars(module), _OF_MODULES, self._tensors.keep)
 
@@ -223,8 +222,8 @@ class StepSnapshot:
         self._tensors.take()
         self._connector = connector
         if connector is not None:
-            self._hook = connector._current_fx
-            self._sums = [(metric, {n: vars(metric)[n] for n in _SUMS if n in vars(metric)}) for metric in (results or {}).values()]
+            self._hook = hook_that_logged(connector)
+            self._sums = [(metric, sums_of(metric)) for metric in (results or {}).values()]
 
     def restore(self) -> bool:
         """Restore everything. Returns False if a changed tensor was too large to keep."""
@@ -234,6 +233,6 @@ class StepSnapshot:
         for metric, sums in self._sums:
             vars(metric).update(sums)
         if self._connector is not None:
-            self._connector._current_fx = self._hook
+            set_hook_that_logged(self._connector, self._hook)
         self.random.restore()
         return whole

@@ -5,15 +5,28 @@
 # %% ../../nbs/optim/optimizer_state.ipynb #791dee92
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, MutableMapping
 from itertools import chain
 from typing import Any
 
+import torch
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..private.torch_parts import marks
+
 # %% auto #0
-__all__ = ["uncopied", "with_inner", "load_optimizer", "inner_states", "load_inner_states", "kept_gradients", "load_gradients"]
+__all__ = [
+    "uncopied",
+    "with_inner",
+    "load_optimizer",
+    "inner_states",
+    "load_inner_states",
+    "kept_gradients",
+    "load_gradients",
+    "move_optimizer",
+]
 
 
 # %% ../../nbs/optim/optimizer_state.ipynb #204c59e0
@@ -27,7 +40,7 @@ def uncopied(optimizer: Any) -> dict[str, Any]:
 
     What a scheduler of torch has set to notice the steps is left out.
     """
-    copied = {*optimizer.__getstate__(), "step", "_opt_called"} if isinstance(optimizer, Optimizer) else vars(optimizer)
+    copied = {*optimizer.__getstate__(), "step", marks()[1]} if isinstance(optimizer, Optimizer) else vars(optimizer)
     return {name: value for name, value in vars(optimizer).items() if name not in copied}
 
 
@@ -102,3 +115,12 @@ def load_gradients(optimizer: Optimizer, gradients: Iterable[Tensor | None]) -> 
     for parameter, gradient in zip((p for group in optimizer.param_groups for p in group["params"]), gradients):
         if gradient is not None and gradient.shape == parameter.shape:
             parameter.grad = gradient.to(parameter.device, copy=True)
+
+
+def move_optimizer(optimizer: Optimizer, device: torch.device) -> None:
+    """Move the state of an optimizer to `device`, but for the counts of its steps, which torch keeps where they are."""
+    for parameter, state in optimizer.state.items():
+        if isinstance(state, MutableMapping):
+            state.update({name: move_data_to_device(value, device) for name, value in state.items() if name != "step"})
+        else:  # of a custom optimizer
+            optimizer.state[parameter] = move_data_to_device(state, device)

@@ -9,11 +9,11 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from ..private.torch_parts import scale_all
 from ..annotations import checked
 from ..compat.weight_names import bare_name
 from ..errors import ConfigError, nearest
@@ -103,7 +103,7 @@ def scale_gradients(optimizer: Optimizer, factor: float | Tensor) -> None:
     for is_part in (False, True):
         alike = [gradient for gradient in gradients if isinstance(gradient, DTensor) is is_part]
         if alike:
-            torch._foreach_mul_(alike, factor)  # pyright: ignore[reportPrivateImportUsage]
+            scale_all(alike, factor)
 
 
 # %% ../../nbs/optim/param_groups.ipynb #grpnames1

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
 
+from ..private.torch_parts import marks, parts_of_schedule
 from ..annotations import checked
 from ..errors import ConfigError, add_note
 from ..events import Plan
@@ -152,7 +153,7 @@ def scale_lr(optimizer: Optimizer, factor: float) -> None:
 
 def scale_rates(scheduler: dict[str, Any], groups: Iterable[dict[str, Any]], factor: float) -> None:
     """Multiply all later rates of a torch scheduler, given by its attributes or its state, and the rates in the groups of its optimizer."""
-    for part in scheduler.get("_schedulers", ()):
+    for part in parts_of_schedule(scheduler):
         scale_rates(part if isinstance(part, dict) else vars(part), (), factor)
     scheduler["base_lrs"] = [lr * factor for lr in scheduler.get("base_lrs", ())]
     for group in groups:
@@ -232,12 +233,9 @@ class CountedScheduler:
 
 
 # %% ../../nbs/optim/schedulers.ipynb #34a77eea
-_MARK = "_wrapped_by_lr_sched"
-
-
 def is_marked(optimizer: Any) -> bool:
     """Whether a scheduler of torch has wrapped the optimizer's `step`, to notice that it is called."""
-    return hasattr(optimizer.step, _MARK)
+    return hasattr(optimizer.step, marks()[0])
 
 
 def mark_step(optimizer: Any) -> None:
@@ -248,8 +246,10 @@ def mark_step(optimizer: Any) -> None:
     def marked(*args: Any, **options: Any) -> Any:
         return step(weak(), *args, **options)
 
-    setattr(marked, _MARK, True)
-    optimizer.step, optimizer._opt_called = marked, True
+    mark, called = marks()
+    setattr(marked, mark, True)
+    setattr(optimizer, called, True)
+    optimizer.step = marked
 
 
 @dataclass

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ..private.torch_parts import has_hooks
 from ..addons.hooks import HooksAddon
 from ..addons.limits import LimitsAddon
 from ..data.batch import batch_size, is_out_of_memory, out_of_memory, to_device
@@ -381,7 +382,7 @@ class DryRun:
     def _trains(self) -> bool:
         """Whether a training step can be tried as it is: its gradients go nowhere else, and a copy of the weights is small."""
         trainer, parameters = self.trainer, list(self.trainer.model.parameters())
-        is_hooked = any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters)
+        is_hooked = any(map(has_hooks, parameters))
         wraps = [
             addon for addon in trainer.active_addons if type(addon) in self.foreign and type(addon).wrap_step is not AddOnBase.wrap_step
         ]

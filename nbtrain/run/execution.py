@@ -13,9 +13,9 @@ from typing import Any
 import lightning as L
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import BatchSizeFinder, Timer
-from lightning.pytorch.trainer import call
 from torch.utils.data import DataLoader
 
+from ..private.lightning_parts import call_callback_hooks, call_lightning_hook, trainer_of
 from ..addons.non_finite import NonFiniteAddon
 from ..data.loader import LoaderWrapper, as_loader, with_batch_size
 from ..data.several_loaders import Loaders
@@ -74,7 +74,7 @@ class LoaderModule(StepModule):
     def train_dataloader(self) -> Any:
         trainer = self._trainer_base
         loader = trainer._read_loader(with_batch_size(self._loader, self.batch_size), training=True)
-        set_first_epoch(loader, trainer, self._trainer)
+        set_first_epoch(loader, trainer, trainer_of(self))
         return loader
 
 
@@ -175,8 +175,8 @@ class Execution:
     def _left(self, pl_trainer: L.Trainer, error: str) -> tuple[Status, str]:
         """The status and reason of a run whose end was requested, possibly after an `error` had paused it."""
         trainer, stage = self.trainer, "test" if self.trainer.mode == "test" else "fit"
-        call._call_callback_hooks(pl_trainer, "teardown", stage=stage)  # for Lightning the exception is an error, so it does not call them
-        call._call_lightning_module_hook(pl_trainer, "teardown", stage=stage)
+        call_callback_hooks(pl_trainer, "teardown", stage=stage)  # for Lightning the exception is an error, so it does not call them
+        call_lightning_hook(pl_trainer, "teardown", stage=stage)
         if trainer.optimizer is not None and trainer.automatic_optimization:
             trainer.optimizer.zero_grad()
         signum = trainer.control.signum

@@ -21,10 +21,10 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities import registry
-from lightning.fabric.utilities.optimizer import _optimizer_to_device
-from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from ..optim.optimizer_state import move_optimizer
+from ..private.lightning_parts import stand_at, trainer_of, use_quick_signals
+from ..private.torch_parts import end_workers
 from ..base.trainer_base import TrainerBase
 from ..engine.control import uninterrupted
 from ..engine.pass_module import TrainingModes
@@ -69,23 +69,6 @@ class EntryPoints:
 
 ENTRY_POINTS = EntryPoints()
 
-# %% ../../nbs/run/lightning_trainer.ipynb #37cf4fd6
-_SIGNALS = signal.valid_signals() - {getattr(signal, name, None) for name in ("SIGKILL", "SIGSTOP")}  # these can't be handled
-
-
-class _Signals(_SignalConnector):
-    """Lightning's signal connector with a constant set of signals and fewer system calls."""
-
-    @staticmethod
-    def _get_current_signal_handlers() -> dict[Any, Any]:
-        return {signum: signal.getsignal(signum) for signum in _SIGNALS}
-
-    def teardown(self) -> None:
-        before = self._original_handlers.items()
-        self._original_handlers = {signum: handler for signum, handler in before if signal.getsignal(signum) is not handler}
-        super().teardown()
-
-
 # %% ../../nbs/run/lightning_trainer.ipynb #82710f6c
 _LOCK = threading.Lock()
 
@@ -97,7 +80,7 @@ class QuickTrainer(L.Trainer):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._signal_connector = _Signals(self)
+        use_quick_signals(self)
 
 
 QuickTrainer.__name__ = L.Trainer.__name__  # it is in the names of the environment variables `PL_TRAINER_*`
@@ -125,6 +108,7 @@ _NOISE = (
     "GPU available but not used",  # the trainer's `device=` says where it trains, and in words that Lightning doesn't know
     "`training_step` returned `None`",  # the pass notes how many batches were left out
     "train_dataloader yielded None",
+    "ended before the epoch ended and your dataloader is not resumable",  # nbtrain's loaders are
     "have overridden `transfer_batch_to_device` in",  # a LightningDataModule without it uses the module's
     *(f"self.log('{prefix}_" for prefix in ("train", "val", "test")),  # these metrics are already reduced over all ranks
 )
@@ -171,16 +155,7 @@ def quiet() -> Iterator[None]:
 # %% ../../nbs/run/lightning_trainer.ipynb #dcc036b7
 def continue_counts(pl_trainer: L.Trainer, counts: Counts) -> None:
     """Set the counters of a new Lightning trainer to `counts`, as if it had run the previous epochs."""
-    loop = pl_trainer.fit_loop
-    for progress in (loop.epoch_progress.current, loop.epoch_progress.total):
-        for unit in vars(progress):  # ready, started, processed, completed
-            setattr(progress, unit, counts.epoch)
-    updates = loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
-    updates.ready = updates.completed = loop.epoch_loop._batches_that_stepped = counts.step
-    by_hand = loop.epoch_loop.manual_optimization.optim_step_progress.total
-    by_hand.ready = by_hand.completed = counts.step
-    # After epoch 0 the epoch loop makes a second iterator, which draws a second seed, unless it resumes from a checkpoint
-    loop._resuming_from_checkpoint = counts.epoch > 0
+    stand_at(pl_trainer, epoch=counts.epoch, step=counts.step)
 
 
 # %% ../../nbs/run/lightning_trainer.ipynb #1b92e3ea
@@ -206,9 +181,7 @@ def _end_workers(error: BaseException) -> None:
     Persistent workers are the loader's, and stay.
     """
     for frame, _ in walk_tb(error.__traceback__):
-        iterator = frame.f_locals.get("self")
-        if isinstance(iterator, _MultiProcessingDataLoaderIter) and not iterator._persistent_workers:
-            iterator._shutdown_workers()
+        end_workers(frame.f_locals.get("self"))
 
 
 @contextmanager
@@ -238,7 +211,8 @@ def driving(trainer: TrainerBase, module: StepModule, *, trains: bool = True) ->
 
 def _forget(module: StepModule) -> None:
     """Remove the `log` methods that Lightning adds to each callback: they would keep the whole run and its last batch in memory."""
-    callbacks: Any = module._trainer.callbacks if module._trainer is not None else []  # pyright: ignore[reportAttributeAccessIssue]
+    pl_trainer: Any = trainer_of(module)
+    callbacks: Any = pl_trainer.callbacks if pl_trainer is not None else []
     for callback in callbacks:
         for name in ("log", "log_dict"):
             vars(callback).pop(name, None)
@@ -249,4 +223,4 @@ def _bring_back(trainer: TrainerBase) -> None:
     if trainer.device.type != "cpu":
         trainer.model.to(trainer.device)
         if trainer.optimizer is not None:
-            _optimizer_to_device(trainer.optimizer, trainer.device)
+            move_optimizer(trainer.optimizer, trainer.device)

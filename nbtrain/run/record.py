@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import lightning as L
 from torch.utils.data import DataLoader
 
 from ..addons.accumulation import AccumulationAddon
@@ -21,6 +22,7 @@ from ..data.epoch import keeps_epoch
 from ..data.tensor_loader import suggest_loader
 from ..loops.fast_step import unknown_torch
 from ..loops.lean_pass import unknown_version
+from ..loops.stock_loops import why_stock
 from ..history.differences import settings
 from ..history.provenance import describe_run, record
 from .data_module import validates
@@ -113,10 +115,19 @@ def _note_other_ranks(trainer: TrainerBase) -> None:
         trainer.recorder.note(f"{what} Use MultiGPUAddon to train together.")
 
 
+_SAID: list[str] = []  # once in a process: which private parts of Lightning are missing
+
+
 def advise(trainer: TrainerBase, loader: Iterable[Any]) -> None:
     """Add notes about processes that do not train together, and about what would make the runs faster."""
     _note_other_ranks(trainer)
-    if version := unknown_version():
+    if (names := why_stock()) and not _SAID:
+        _SAID.append(names)
+        trainer.recorder.note(
+            f"nbtrain's short loops do not fit Lightning {L.__version__}, which has no {names}: "
+            "runs take Lightning's own loops, about 1 ms a batch slower."
+        )
+    elif version := unknown_version():
         trainer.recorder.note(
             f"nbtrain's lean loops are not tested with Lightning {version}; Lightning's own loops run instead, about 1 ms a batch slower."
         )

@@ -19,6 +19,7 @@ from itertools import islice
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from ..private.held_modules import module_dicts
 from .source_file import Definition, SourceFile, cells, execution_number, is_cell, read_source
 from .user_code import is_kind, is_user, is_user_module, module_of, mro, name_of, own, state, written_methods
 
@@ -127,9 +128,9 @@ def parts(item: Any) -> Iterable[Any]:
     for kind, names in WRAPPERS.items() if is_kind(item, _WRAPPERS) else ():
         if is_kind(item, kind):
             return [object.__getattribute__(item, name) for name in names]
-    # The private attributes of a library's objects lead everywhere; but a torch module keeps its layers in _modules
-    private = is_user(type(item))
-    return [value for name, value in state(item).items() if private or name[0] != "_" or name in ("_modules", "__wrapped__")]
+    # The private attributes of a library's objects lead everywhere; but a torch module keeps its layers in one
+    private, named = is_user(type(item)), (module_dicts()[0], "__wrapped__")
+    return [value for name, value in state(item).items() if private or name[0] != "_" or name in named]
 
 
 WRAPPERS: dict[type, tuple[str, ...]] = {

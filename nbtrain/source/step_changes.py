@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from ..private.held_modules import module_dicts
 from .redaction import blot_out
 from .source_code import CODELESS, PLAIN, WRAPPERS, chain, chains_read, closure, parts
 from .source_file import SourceFile, read_source
@@ -148,7 +149,7 @@ class _Search:
             held = state(item)
             if is_user(type(item)):
                 self.add_owner(type(item), held)
-            self.follow(held.get("_modules"))
+            self.follow(held.get(module_dicts()[0]))
 
     def _function(self, function: FunctionType, label: str) -> None:
         label = label or function.__qualname__.replace("<locals>.", "")

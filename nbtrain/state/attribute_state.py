@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from ..private.torch_parts import buffers_of
 from ..engine.protocol import AddOnProtocol, TrainerProtocol
 from ..errors import ConfigError
 from ..objects import is_generator, kind_of, known_kind, module_attributes
@@ -125,7 +126,7 @@ def _known(trainer: TrainerProtocol) -> set[int]:
 
 
 def _is_buffer(place: Place, holder: Any) -> bool:
-    return place.owner == "model" and place.name in holder._buffers
+    return place.owner == "model" and place.name in buffers_of(holder)
 
 
 # %% ../../nbs/state/attribute_state.ipynb #aaf118b3

@@ -11,6 +11,7 @@ from pathlib import Path
 import lightning as L
 from safetensors.torch import save_file
 
+from ..private.lightning_parts import is_last_batch
 from .parts import kept_weights
 from ..checkpoint.atomic import written
 from ..checkpoint.weights import Weights, copy_weights, read_weights
@@ -83,7 +84,7 @@ class BestWeights(L.Callback):
         history = self.trainer.train_state.history
         if in_validation_of_run(pl_trainer, pl_module) and history._last_validation_is_best:
             self._copy()
-            if not pl_trainer.fit_loop.epoch_loop._num_ready_batches_reached():  # otherwise the end of the epoch reports it
+            if not is_last_batch(pl_trainer):  # otherwise the end of the epoch reports it
                 notify(pl_trainer, "on_best_changed", history.best)
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:

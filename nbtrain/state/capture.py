@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning as L
 
+from ..private.lightning_parts import checkpoint_of, data_fetcher
 from ..checkpoint.snapshot import Snapshot, snapshot
 from ..compat.weight_names import bare
 from ..distributed.parallelism import SplitStrategy
@@ -56,7 +57,7 @@ class Capture:
         vars(module)["saves_state"] = True  # then a wrapped LightningModule's weights have the wrapper's names
         try:
             with strategy.in_parts() if self.in_shards and isinstance(strategy, SplitStrategy) else nullcontext():
-                return self.pl_trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+                return checkpoint_of(self.pl_trainer)
         finally:
             vars(module)["saves_state"] = False
 
@@ -77,7 +78,7 @@ class Capture:
 
 def n_finished(pl_trainer: L.Trainer) -> int | None:
     """The number of finished batches of the open epoch; None if it has not begun and has drawn no random numbers yet."""
-    finished, fetcher = pl_trainer.fit_loop.epoch_loop.batch_progress.current.ready, pl_trainer.fit_loop._data_fetcher
+    finished, fetcher = pl_trainer.fit_loop.epoch_loop.batch_progress.current.ready, data_fetcher(pl_trainer)
     return finished if finished or fetcher is None or fetcher.fetched else None
 
 

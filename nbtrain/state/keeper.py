@@ -11,12 +11,14 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from ..engine.callback import BoundaryCallback, PassCallback, updates_of
+from ..private.lightning_parts import is_last_batch, is_window_open, may_stop
+from ..engine.callback import BoundaryCallback, PassCallback, callbacks_of, updates_of
 from ..engine.control import LeaveAfterError
 from ..engine.step_module import in_validation_of_run, is_whole_epoch
 from ..history.history import Row
 from ..loops.lean_epochs import LeanFitLoop
 from ..loops.lean_training import LeanEpochLoop, is_window_closed
+from ..loops.stock_loops import StockLoops
 from ..rng import set_random_state
 from .capture import Capture, n_finished
 from .disk import Disk, has_stopped
@@ -31,7 +33,7 @@ __all__ = ["StateKeeper"]
 # %% ../../nbs/state/keeper.ipynb #f2de5653
 def _stops(pl_trainer: L.Trainer) -> bool:
     """Whether a callback requested the end of the run, and the run may end yet."""
-    return pl_trainer.should_stop and pl_trainer.fit_loop._can_stop_early
+    return pl_trainer.should_stop and may_stop(pl_trainer)
 
 
 def _is_at_batch(trainer: StatefulTrainer, pl_trainer: L.Trainer) -> bool:
@@ -118,7 +120,7 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
         triggers, last, validates = self.disk.triggers, pl_trainer.max_steps, self.disk.options.validate_on_save
         loop: Any = pl_trainer.fit_loop.epoch_loop
         may_save = triggers.counts_updates or last >= 0 or pl_trainer.should_stop or self._owed is not None
-        if not may_save and not (validates and loop._num_ready_batches_reached()):
+        if not may_save and not (validates and is_last_batch(pl_trainer)):
             return
         step = pl_trainer.global_step
         if step == self._step_seen or not is_whole_epoch(pl_module):
@@ -127,7 +129,7 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
         is_late = triggers.options.every_n_minutes is not None
         is_late = is_late and pl_trainer.strategy.reduce_boolean_decision(triggers.is_late, all=False)
         ends = step == last or _stops(pl_trainer)
-        is_due, is_last = self._owed is not None or triggers.after_update(step, is_late=is_late), loop._num_ready_batches_reached()
+        is_due, is_last = self._owed is not None or triggers.after_update(step, is_late=is_late), is_last_batch(pl_trainer)
         self._due = ends or is_due
         is_cut = ends and not (is_due or is_last)  # the state of a run that continues here has no validation
         is_saved = self._due or (is_last and triggers.after_epochs(self.trainer.train_state.counts.epoch + 1))
@@ -139,11 +141,11 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
             self.trainer.states.open_valid.is_read = True
         if self.disk is None or not in_validation_of_run(pl_trainer, pl_module):
             return
-        loop, history = pl_trainer.fit_loop.epoch_loop, self.trainer.train_state.history
-        validation, is_open = history.validations[-1], loop._should_accumulate()
+        history = self.trainer.train_state.history
+        validation, is_open = history.validations[-1], is_window_open(pl_trainer)
         if history._compares_validations and self.disk.triggers.is_best(history, validation):
             self._owed = validation if is_open else None
-            self._due |= not is_open and not loop._num_ready_batches_reached()
+            self._due |= not is_open and not is_last_batch(pl_trainer)
         self._validation = None if is_open else validation
         self._take_soon(pl_trainer)
 
@@ -156,8 +158,8 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
             self.on_batch_over(pl_trainer, pl_trainer.lightning_module)
 
     def on_batch_over(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        loop, (validation, self._validation) = pl_trainer.fit_loop.epoch_loop, (self._validation, None)
-        if self.disk is None or not is_whole_epoch(pl_module) or loop._num_ready_batches_reached() or loop._should_accumulate():
+        validation, self._validation = self._validation, None
+        if self.disk is None or not is_whole_epoch(pl_module) or is_last_batch(pl_trainer) or is_window_open(pl_trainer):
             return
         owed, ends = self._owed, _stops(pl_trainer) or pl_trainer.global_step == pl_trainer.max_steps
         while self._due or (ends and not self._cut):
@@ -167,7 +169,7 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
             ends = ends or _stops(pl_trainer)  # what a save notifies may stop the run
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not isinstance(pl_trainer.fit_loop, LeanFitLoop):
+        if not (isinstance(pl_trainer.fit_loop, LeanFitLoop) or callbacks_of(pl_trainer, StockLoops)):
             self.on_epoch_over(pl_trainer, pl_module)
 
     def on_epoch_over(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:

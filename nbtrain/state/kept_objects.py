@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..private.torch_parts import buffers_of
 from ..engine.control import uninterrupted
 from ..engine.protocol import TrainerProtocol
 from ..loops.step_snapshot import restore_attributes
@@ -65,7 +66,7 @@ def _restore_array(item: Any, kept: Any) -> None:
 
 def _restore_module(item: nn.Module, kept: dict[str, Any], buffers: dict[str, Any]) -> None:
     restore_attributes(vars(item), kept)
-    restore_attributes(item._buffers, buffers)
+    restore_attributes(buffers_of(item), buffers)
 
 
 def _restore_outside(item: Any, kept: dict[Any, Any]) -> None:
@@ -99,7 +100,7 @@ class _WayBack:
         """Return a function that restores `item`; None if it can't change or is too large to copy."""
         kind = kind_of(item)
         if isinstance(item, nn.Module):
-            return partial(_restore_module, item, dict(vars(item)), dict(item._buffers))
+            return partial(_restore_module, item, dict(vars(item)), dict(buffers_of(item)))
         if isinstance(item, Tensor):
             return (
                 partial(_restore_tensor, item, item.detach().clone()) if is_array(item.detach()) and self._has_room(item.numel()) else None

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..private.torch_parts import buffers_of
 from ..checkpoint.value_kinds import as_plain, is_value
 from ..checkpoint.weights import load_weights
 from nbtrain.objects import (
@@ -237,7 +238,7 @@ class Unpacker:
         for path, values in packed.items():
             for name, value in values.items():
                 if path in modules:
-                    there = modules[path]._buffers if name in modules[path]._buffers else vars(modules[path])
+                    there = buffers_of(modules[path]) if name in buffers_of(modules[path]) else vars(modules[path])
                     there[name] = self.unpack(value, there.get(name))
 
 
@@ -249,7 +250,7 @@ def pack_module(module: nn.Module, known: Container[int] = ()) -> dict[str, Any]
     for path, part in module.named_modules():
         for name, value in module_attributes(part).items():
             try:
-                packed.setdefault(path, {})[name] = pack(value, known if name in part._buffers else own)
+                packed.setdefault(path, {})[name] = pack(value, known if name in buffers_of(part) else own)
             except Unsaved:
                 continue
     state = {name: value.detach() for name, value in module.state_dict().items() if isinstance(value, Tensor)}

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
-from lightning.pytorch.trainer import call
 
+from ..private.lightning_parts import load_callbacks
 from ..compat.weight_names import bare_name, of_part
 from ..checkpoint.weights import Weights, load_weights
 from ..distributed.launcher import n_readers
@@ -24,6 +24,7 @@ from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError
 from ..loops.lean_epochs import LeanFitLoop
 from ..loops.lean_training import LeanEpochLoop
+from ..loops.stock_loops import start_at
 from ..optim.optimizer_state import inner_states, kept_gradients, load_gradients, load_inner_states, load_optimizer
 from ..optim.joint_optimizer import single
 from ..optim.param_groups import group_names, set_group_names, switch_off, switched_off
@@ -177,8 +178,8 @@ def _load_optimizer(at: Moment, _: None) -> None:
 
 
 def _load_callbacks(at: Moment, _: None) -> None:
-    call._call_callbacks_on_load_checkpoint(at.pl_trainer, at.state)  # pyright: ignore[reportArgumentType]
-    call._call_callbacks_load_state_dict(at.pl_trainer, at.state)  # pyright: ignore[reportArgumentType]
+    assert at.pl_trainer is not None and at.state is not None
+    load_callbacks(at.pl_trainer, at.state)  # pyright: ignore[reportArgumentType]
 
 
 def _load_precision(at: Moment, _: None) -> None:
@@ -197,6 +198,8 @@ def _load_loop(at: Moment, _: None) -> None:
     finished, fit_loop = at.state["nbtrain"]["finished"], at.pl_trainer.fit_loop
     if isinstance(loop, LeanEpochLoop) and isinstance(fit_loop, LeanFitLoop):
         loop.start_at, fit_loop.resumes_epoch = finished or 0, bool(finished) or _has_begun(at.state)
+    elif finished or _has_begun(at.state):
+        start_at(at.pl_trainer, finished or 0)
 
 
 def _has_begun(state: Mapping[str, Any]) -> bool:

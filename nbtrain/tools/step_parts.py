@@ -18,8 +18,8 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..private.torch_parts import DispatchMode
 from ..base.trainer_base import TrainerBase
 from ..data.loader import LoaderWrapper
 from ..engine.control import Leave
@@ -137,7 +137,7 @@ class Wait(NamedTuple):
 _SHAPES = {"nonzero", "masked_select", "unique_dim", "unique_consecutive"}  # their values decide the shape of the result
 
 
-class WaitFinder(TorchDispatchMode):
+class WaitFinder(DispatchMode):
     """Counts the operations that need a value of a tensor, by line of the user's code."""
 
     def __init__(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..private.client_parts import route_replies
 from ..events import Event
 from ..tracebacks import ipython_shell
 from . import html, text
@@ -62,9 +63,7 @@ class _Button:
         self.widget.on_click(self._click)
         self._n_early = 0
         comm = self.widget.comm
-        self.is_early = getattr(comm, "_reply_subshell_for", None) is not None
-        if self.is_early:
-            comm._reply_subshell_for = self._route
+        self.is_early = route_replies(comm, self._route)
 
     def _route(self, data: Any, default: str | None) -> str | None:
         """Called by the kernel's receiving thread before it passes `data` to the returned subshell."""

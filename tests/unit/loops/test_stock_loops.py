@@ -1,0 +1,83 @@
+"""Lightning's own loops, where its version lacks what nbtrain's need: every job ends at the same numbers, and requests are attended to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import wide_job
+from samples import Regress, make_loader, make_trainer, make_valid, same_weights
+
+from nbtrain import RunPaused, StateManagerAddon
+from nbtrain.engine import logged
+from nbtrain.loops import stock_loops
+from nbtrain.loops.lean_training import LeanEpochLoop
+from nbtrain.run import record
+
+
+@pytest.fixture
+def stock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stock_loops, "MISSING", ("_first_loop_iter", "_gone"))
+    monkeypatch.setattr(logged, "MISSING", ("_first_loop_iter", "_gone"))
+    monkeypatch.setattr(record, "_SAID", [])
+
+
+@pytest.mark.parametrize("name", wide_job.JOBS)
+def test_jobs_end_at_the_same_numbers_on_lightnings_own_loops(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    expected = wide_job.JOBS[name](tmp_path / "lean")
+    request.getfixturevalue("stock")
+    assert wide_job.JOBS[name](tmp_path / "stock") == expected
+
+
+def notes_of(trainer: Any) -> list[str]:
+    found: list[str] = []
+    trainer.sinks.append(SimpleNamespace(update=lambda event: found.append(event.data["text"]) if event.kind == "note" else None))
+    trainer.run(1, make_loader())
+    return found
+
+
+@pytest.mark.usefixtures("stock")
+def test_what_is_missing_is_said_once() -> None:
+    first, second = notes_of(make_trainer()), notes_of(make_trainer())
+    assert (
+        len(first) == 1 and "which has no _first_loop_iter, _gone: runs take Lightning's own loops, about 1 ms a batch slower" in first[0]
+    )
+    assert not second
+
+
+@pytest.mark.usefixtures("stock")
+@pytest.mark.parametrize("at", [3, 7])  # in the training, and in the validation
+def test_a_run_on_lightnings_loops_is_paused_and_resumed(at: int) -> None:
+    class Pauses(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            if self.progress_checker.get_step() == at:
+                self.pause()
+            return super().train_step(batch)
+
+    trainer = make_trainer(Pauses)
+    with pytest.raises(RunPaused):
+        trainer.run(2, make_loader(own_generator=True), make_valid(), background=True).wait()
+    assert not isinstance(trainer.module.trainer.fit_loop.epoch_loop, LeanEpochLoop)
+    trainer.resume()
+    whole = make_trainer()
+    whole.run(2, make_loader(own_generator=True), make_valid())
+    assert same_weights(trainer.model, whole.model)
+
+
+@pytest.mark.usefixtures("stock")
+def test_a_run_on_lightnings_loops_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+    class Stops(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            if self.current_step == 7:
+                self.stop()
+            return super().train_step(batch)
+
+    stopped = make_trainer(Stops.add_on(StateManagerAddon), save_path=tmp_path)
+    assert stopped.run(3, make_loader(), make_valid()).status == "stopped" and stopped.current_step == 8
+    resumed = make_trainer(Regress.add_on(StateManagerAddon), save_path=tmp_path)
+    resumed.run(3, make_loader(), make_valid(), resume="auto")
+    whole = make_trainer()
+    whole.run(3, make_loader(), make_valid())
+    assert same_weights(resumed.model, whole.model) and resumed.current_step == 15
