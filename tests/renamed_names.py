@@ -128,7 +128,8 @@ def is_defined_in_python(name: str) -> bool:
     """Whether a Python source gives a thing this name, and none that is written in C has it: C can't be renamed here. It imports torch."""
     import torch
 
-    in_c = (torch._C, torch._C.TensorBase, torch._C._VariableFunctionsClass, torch._C._autograd)
+    c: Any = torch._C
+    in_c = (c, c.TensorBase, c._VariableFunctionsClass, c._autograd)
     defines = re.compile(rf"(\bdef |\bclass |[\"']){name}\b|\b{name}(: [^=\n]+)? = ")
     return not any(hasattr(kind, name) for kind in in_c) and any(defines.search(_source(package)) for package in PACKAGES)
 

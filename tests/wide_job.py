@@ -108,7 +108,8 @@ def module(folder: Path) -> str:
         torch.manual_seed(0)
         trainer: Any = Trainer.from_lightning(Lit(), device="cpu", log_bar=False, save_path=folder)
         trainer.lean_loops = is_lean
-        loader = DataLoader(torch.arange(640.0).view(20, 32) / 640, 4)
+        rows: Any = torch.arange(640.0).view(20, 32) / 640
+        loader = DataLoader(rows, 4)
         trainer.run(2, loader, loader)
         found.append(_all_of(trainer, trainer.evaluate(loader)))
     return digest(found)
@@ -118,7 +119,8 @@ class Two(MultiOptimizerTrainer):
     """Two optimizers, which step in turn."""
 
     def train_step_first(self, batch: Any) -> dict[str, Any]:
-        return {"loss": mse_loss(self.model["second"](self.model["first"](batch[0])), batch[1])}
+        model: Any = self.model
+        return {"loss": mse_loss(model["second"](model["first"](batch[0])), batch[1])}
 
     def train_step_second(self, batch: Any) -> dict[str, Any]:
         return self.train_step_first(batch)

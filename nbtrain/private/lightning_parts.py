@@ -13,7 +13,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.core.mixins import HyperparametersMixin
+from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import CombinedLoader
@@ -299,7 +299,7 @@ def sizes_of(strategy: ModelParallelStrategy) -> tuple[Any, Any]:
 
 # %% ../../nbs/private/lightning_parts.ipynb #ac187e61
 _Connector = find("lightning.pytorch.trainer.connectors.signal_connector._SignalConnector")
-_KNOWS_SIGNALS = {"_get_current_signal_handlers", "_original_handlers"} <= names_of(_Connector)
+_KNOWS_SIGNALS = _Connector is not None and {"_get_current_signal_handlers", "_original_handlers"} <= names_of(_Connector)
 _SIGNALS = signal.valid_signals() - {getattr(signal, name, None) for name in ("SIGKILL", "SIGSTOP")}  # these can't be handled
 
 
