@@ -102,7 +102,7 @@ def test_buttons_are_heard_while_the_cell_waits(lab: Any, lab_root: Path) -> Non
     lab.press("Validate now")
     lab.wait_text(r"② epoch \d, batch \d+: validated: val_loss")
     lab.press("Pause")
-    lab.wait_text(r"‖ run paused at epoch \d, (validation )?batch \d+ \n  trainer.resume\(\)  # continues it, while it is paused")
+    lab.wait_text(r"‖ run paused at epoch \d, (validation )?batch \d+\n  trainer.resume\(\)  # continues it, while it is paused")
     _shoot(lab.page, "paused")
     lab.press("Continue")  # in the background: the cell is over
     lab.wait_text(r"[345]/6")
