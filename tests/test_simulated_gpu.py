@@ -16,9 +16,8 @@ PARTS = {
     "several optimizers": ["tests/unit/trainer/test_several_optimizers.py"],
 }
 LONG = {
-    "jobs beside a plain loop": ["tests/unit/loops/test_random_jobs.py"],
+    "jobs beside a plain loop": ["tests/unit/loops/test_random_jobs.py::test_a_random_job_ends_as_in_a_plain_loop"],
     "time travel": ["tests/unit/travel/test_time_travel_draws.py"],
-    "addons": ["tests/unit/addons/test_addons.py", "tests/unit/addons/test_cuda_graph.py", "tests/unit/addons/test_lean_addons.py"],
     "interrupted runs": ["tests/faults/test_interrupted.py"],
 }
 
