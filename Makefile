@@ -57,16 +57,14 @@ gpu: .venv/installed-dev
 	$(BIN)/python tests/benchmarks/gpu_calls.py
 	$(BIN)/python tests/benchmarks/gpu.py
 
-<<<<<<< HEAD
+simulated-gpu: .venv/installed-dev
+	PYTHONPATH=tests $(BIN)/python -m simulated_gpu tests/random_jobs.py 200
+	$(BIN)/python -m pytest -m "" tests/test_simulated_gpu.py $(TEST_ARGS)
+
 # The unit tests and the time of a step with each supported torch and Lightning, each torch in an environment of its own, of about 5 GB;
 # docs/versions.md is written. VERSIONS="--torch 2.15.0 --only steps" chooses
 versions: .venv/transformers
 	$(PYTHON) tests/versions.py $(VERSIONS)
-=======
-simulated-gpu: .venv/installed-dev
-	PYTHONPATH=tests $(BIN)/python -m simulated_gpu tests/random_jobs.py 200
-	$(BIN)/python -m pytest -m "" tests/test_simulated_gpu.py $(TEST_ARGS)
->>>>>>> 546f12657a2e98f30830f1cf80f4b2f6bfa1fac0
 
 # One short job with each of the libraries that people train with, each in an environment of its own; docs/ecosystem.md is written
 ecosystem: .venv-ecosystem/installed
