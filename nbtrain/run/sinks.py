@@ -66,6 +66,7 @@ class _Settings(Mapping[str, str]):
         return len(self._known())
 
 
+# %% ../../nbs/run/sinks.ipynb #sinks-of-a-run
 class RunSinks:
     """The sinks of a run's events, in addition to the trainer's history."""
 

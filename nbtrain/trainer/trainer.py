@@ -473,7 +473,7 @@ class Trainer(TrainerBase):
         n_gpus = (1 if self.device.type == "cuda" else 0) if gpus_per_node is None else gpus_per_node
         return nodes, n_gpus, max(n_gpus, 1) if tasks_per_node is None else tasks_per_node
 
-    @boundary
+    @checked
     def to_job(
         self,
         kind: Literal["k8s", "kubeflow"],
