@@ -287,9 +287,13 @@ def _create(cluster: _Cluster, documents: Sequence[dict[str, Any]]) -> None:
         return
     made = cluster.batch("create_namespaced_job", cluster.namespace, job)
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": made.metadata.name, "uid": made.metadata.uid}
-    for document in others:
-        owned = document | {"metadata": document["metadata"] | {"ownerReferences": [owner]}}
-        cluster.core("create_namespaced_service", cluster.namespace, owned)
+    try:
+        for document in others:
+            owned = document | {"metadata": document["metadata"] | {"ownerReferences": [owner]}}
+            cluster.core("create_namespaced_service", cluster.namespace, owned)
+    except ConfigError:  # its pods would wait for each other
+        cluster.batch("delete_namespaced_job", made.metadata.name, cluster.namespace, propagation_policy="Foreground")
+        raise
 
 
 def delete_job(info: JobInfo) -> None:

@@ -181,7 +181,7 @@ class Api(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.made[f"{self.path} {body['kind']}"] = body
         body["metadata"]["uid"] = "u1"
-        self._say(self.answers.get("made", (201, body)))
+        self._say(self.answers.get("made" if body["kind"] != "Service" else "service", (201, body)))
 
     def do_GET(self) -> None:
         kind = self.path.partition("?")[0].rpartition("/")[2]
@@ -267,6 +267,14 @@ def test_what_kubernetes_refuses_is_said_in_its_words(tmp_path: Path, api: type[
     with pytest.raises(ConfigError, match=r'Kubernetes refuses: jobs.batch is forbidden: User "me" cannot create'):
         submitted(tmp_path)
     assert not list(tmp_path.glob("run-*"))
+
+
+def test_a_job_without_its_service_is_not_left_in_the_cluster(tmp_path: Path, api: type[Api]) -> None:
+    api.answers["service"] = (403, {"message": "services is forbidden"})
+    with pytest.raises(ConfigError, match="Kubernetes refuses: services is forbidden"):
+        submitted(tmp_path, nodes=2)
+    job = api.made["/apis/batch/v1/namespaces/ml/jobs Job"]["metadata"]["name"]
+    assert api.made["deleted"].endswith(f"/jobs/{job}") and not list(tmp_path.glob("run-*"))
 
 
 def test_a_cluster_that_does_not_answer_is_no_failure(tmp_path: Path, api: type[Api], monkeypatch: pytest.MonkeyPatch) -> None:
