@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import yaml
 
+from ..annotations import check_values, parameter_hints
 from .command_file import FOLDER, write_own
 from .submit import ENDED, FAILED, JobInfo, Scheduler, SubmittedRun
 from ..errors import ConfigError, OptionError, first_line, nearest
@@ -65,10 +66,14 @@ class Pods(Scheduler):
 
     @classmethod
     def of_options(cls, cluster: Literal["k8s", "kubeflow"], counts: tuple[int, int, int], options: Mapping[str, Any], **more: Any) -> Pods:
-        """Pods from the options of `Trainer.submit`. `counts`: nodes, GPUs and processes of each. Raises OptionError for an unknown one."""
+        """Pods from the options of `Trainer.submit`. `counts`: nodes, GPUs and processes of each.
+
+        Raises OptionError for an unknown option, and ConfigError for one of the wrong type.
+        """
         for name in options.keys() - set(_OPTIONS):
             known = [*_OPTIONS, "cluster", "gpus_per_node", "name", "nodes", "save_path", "tasks_per_node"]
             raise OptionError(f"A job of Kubernetes takes no option {name!r}.", remedy=nearest(name, known))
+        check_values(options, parameter_hints(cls.__init__))
         return cls(cluster, *counts, **options, **more)
 
     def check(self) -> None:

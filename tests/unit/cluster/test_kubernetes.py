@@ -93,6 +93,8 @@ BAD = {
     "option": ({"imag": "x"}, "A job of Kubernetes takes no option 'imag'.\n  Did you mean 'image'?"),
     "nodes": ({"nodes": 0}, "nodes=0 must be a positive integer."),
     "memory": ({"memory_gb": -1}, "memory_gb=-1 must be positive."),
+    "type": ({"memory_gb": "16"}, "memory_gb must be"),
+    "variables": ({"env": ["A=1"]}, "env must be"),
     "folder": ({"mount": "/data"}, "is not below mount='/data'.\n  Give a folder on the volume."),
     "no volume": ({"mount": None}, "is on no volume that is mounted here."),
 }
