@@ -259,13 +259,15 @@ def _call_error(
 ) -> OptionError:
     parameters = [signature.parameters[name] for name in names]
     by_place = dict(zip((p.name for p in parameters if p.kind is not p.KEYWORD_ONLY), args))
-    if unknown := next((name for name in given if name not in names), None):
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    if unknown := next((name for name in given if name not in names and not takes_any), None):
         left = [name for name in names if name not in by_place and name not in given]
         known = (remedy_of_argument if title == "run" else same_argument)(unknown, left)
         return OptionError(f"{title} takes no argument {unknown!r}.", remedy=known or (nearest(unknown, left) if left else ""))
     required = [p.name for p in parameters if p.default is p.empty]
     if missing := [name for name in required if name not in by_place and name not in given]:
-        whole = ", ".join(_as_written(name, {**by_place, **given}, by_name=name in given) for name in required)
+        named = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} | given.keys()
+        whole = ", ".join(_as_written(name, {**by_place, **given}, by_name=name in named) for name in required)
         return OptionError(f"{title} needs {' and '.join(map(repr, missing))}.", remedy=f"For example: {title}({whole}).")
     if twice := next((name for name in given if name in by_place), None):
         return OptionError(f"{title} was given {twice!r} twice.", remedy="Give it by position or by name.")

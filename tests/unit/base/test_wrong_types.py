@@ -228,6 +228,10 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: make_trainer().run(5, [1], None, "auto"),
         "run: too many positional arguments.\n  Give resume=... and notify=... and background=... by name.",
     ),
+    "by name alone": (
+        lambda: make_trainer().to_job("k8s", 5, make_loader(), image="i", cpus=4),
+        "to_job needs 'volume'.\n  For example: to_job('k8s', 5, loader, image='i', volume=volume).",
+    ),
     "constructor": (lambda: nbtrain.Trainer(), "Trainer needs 'model'.\n  For example: Trainer(model)."),
     "constructor, run's": (
         lambda: make_trainer(max_epochs=3),
