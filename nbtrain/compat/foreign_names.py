@@ -122,6 +122,7 @@ _DATA = (
     _of_loader("hf:dataloader_drop_last drop_last", "drop_last"),
     _of_loader("hf:dataloader_persistent_workers", "persistent_workers"),
     _of_loader("hf:data_collator collate_fn", "collate_fn"),
+    _row("hf:processing_class,tokenizer", "Call it in the `collate_fn=` of your `DataLoader`."),
     _of_loader("keras:shuffle", "shuffle"),
     _row("hf:group_by_length,length_column_name", "Give your `DataLoader` a sampler that does it."),
 )
@@ -183,6 +184,8 @@ _LEARNING = (
     _row("hf:greater_is_better", 'Use `monitor_mode="max"` or `"min"`.'),
     _row("hf:load_best_model_at_end", "Call `trainer.apply_weights()` after the run, or use `restore_best=` of `EarlyStoppingAddon`."),
     _row("hf:early_stopping_patience omni:patience", "Use `patience=` of `EarlyStoppingAddon`.", same="patience"),
+    _row("early_stopping early_stop", "It is an addon: `add_on(EarlyStoppingAddon)`."),
+    _row("ema use_ema model_ema", "It is an addon: `add_on(EMAAddon)`."),
     _row("hf:early_stopping_threshold omni:delta min_delta", "Use `delta=` of `EarlyStoppingAddon`.", same="delta"),
 )
 
@@ -195,7 +198,7 @@ _RECORDS = (
     ),
     _row("nnscaler:hook", "Use `hooks=`.", same="hooks hook", field="hook"),
     _row(
-        "hf:report_to,logging_dir,run_name nnscaler:log",
+        "hf:report_to,logging_dir,run_name nnscaler:log wandb use_wandb tensorboard mlflow",
         'Use `loggers=["tensorboard"]` of `LoggersAddon`, or `web_logger=` of `WandBLoggerAddon`.',
         field="log",
     ),
@@ -277,7 +280,9 @@ _LIMITS = (
     _row("hf:do_train", "Call `run(n_epoch, loader)`."),
     _row("hf:overwrite_output_dir", "Leave it out: each run gets a new folder in `save_path=`."),
     _row("hf:do_predict", "Call `predict(loader)`."),
-    _row("lightning:accelerator,devices hf:no_cuda,use_cpu,use_mps_device tlama:device_type", "Use `device=`.", field="compute_config"),
+    _row(
+        "lightning:accelerator,devices hf:no_cuda,use_cpu,use_mps_device tlama:device_type gpus", "Use `device=`.", field="compute_config"
+    ),
     _row("lightning,nnscaler:precision omni:autocast amp dtype", "Use `precision=`.", same="precision", field="precision"),
     _row(
         "hf:bf16,fp16,bf16_full_eval,fp16_full_eval,fp16_opt_level,half_precision_backend tlama:use_mixed_precision use_amp "
@@ -352,7 +357,9 @@ MEMBERS = (
     ),
     _row("fastai:plot_loss plot_losses plot plot_history", "Call `trainer.history.plot()`."),
     _row("lightning:global_step fastai:iter,n_iter step", "Read `trainer.current_step`, the number of updates, or `trainer.counts`."),
-    _row("fastai:epoch,n_epoch", "Read `trainer.current_epoch`, or `trainer.counts`."),
+    _row(
+        "fastai:epoch,n_epoch lightning:max_epochs keras:epochs n_epochs num_epochs", "Read `trainer.current_epoch`, or `trainer.counts`."
+    ),
     _row("lightning:log_dir,default_root_dir tlama:log_file fastai:path", "Read `trainer.run_dir`, the run folder."),
     _row("lightning:is_global_zero hf:is_world_process_zero,is_local_process_zero", "Read `trainer.is_main_process`."),
     _row("lightning:world_size", "Read `trainer.world.size`."),
@@ -364,12 +371,15 @@ MEMBERS = (
     _row("lightning:lr_schedulers,lr_scheduler_configs hf:lr_scheduler", "Read `trainer.scheduler`."),
     _row("fastai:dls zae:loader,valid_loader", "Pass the loaders to `trainer.run(n_epoch, loader, valid_loader)`."),
     _row(
-        "lightning:datamodule,train_dataloaders hf:get_train_dataloader,get_eval_dataloader,get_test_dataloader",
+        "lightning:datamodule,train_dataloaders hf:train_dataset,eval_dataset,get_train_dataloader,get_eval_dataloader,get_test_dataloader",
         "Pass the loaders to `trainer.run(n_epoch, loader, valid_loader)`; make them without the trainer.",
     ),
     _row("fastai:loss_func loss_fn criterion", "Compute the loss in `train_step`."),
     _row("hf:add_callback,pop_callback,remove_callback fastai:add_cb,add_cbs,remove_cb,cbs", f"Give {_CALLBACKS} to the trainer."),
-    _row("lightning:logger,loggers,log_metrics", "Give `loggers=` of `LoggersAddon` to the trainer, or read `trainer.history`."),
+    _row(
+        "lightning:logger,loggers,log_metrics summary_writer writer",
+        "Give `loggers=` of `LoggersAddon` to the trainer, or read `trainer.history`.",
+    ),
     _row("lightning:log_dict", "Return the values from the step, or call `self.log(name, value)` in it."),
     _row("lightning:freeze,unfreeze fastai:freeze_to", "Use `freeze=` of `FreezeAddon`."),
     _row("fastai:to_fp16,to_bf16,to_fp32 half bfloat16", 'Give `precision="bf16"` or `"fp16"` to the trainer.'),

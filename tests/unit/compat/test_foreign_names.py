@@ -91,7 +91,6 @@ UNKNOWN = {  # nbtrain has nothing for these, so nothing is suggested
     "past_index",
     "prediction_loss_only",
     "preprocess_logits_for_metrics",
-    "processing_class",
     "remove_unused_columns",
     "reset_opt",
     "restore_callback_states_from_checkpoint",
