@@ -32,7 +32,8 @@ _VARYING = re.compile(r"(_per_s|time_s|wait_share|_gb)$")  # of the machine and 
 _WITHIN, _ZERO = 1e-4, 1e-6  # a seed and one thread give the same numbers; relative, and what counts as zero
 # What may differ in a text: addresses, hashes, pictures, numbers with their unit, bars, and the spaces that align them
 _NOT_WORDING = re.compile(
-    r"nbtrain-[0-9a-f]{8}|0x[0-9a-f]+|base64,[^\"]+|-?\b[0-9a-f]{7,}\b|-?\d[\d,.]*(?:e[+-]?\d+)?(?: ?(?:[µm]?s|min|[kMG]i?B)\b)?|[▁-█━╸╺─]|\s"
+    r"nbtrain-[0-9a-f]{8}|0x[0-9a-f]+|base64,[^\"]+"
+    r"|-?\b[0-9a-f]{7,}\b|-?\d[\d,.]*(?:e[+-]?\d+)?(?: ?(?:[µm]?s|min|[kMG]i?B)\b)?|[▁-█━╸╺─]|\s"
 )
 
 
