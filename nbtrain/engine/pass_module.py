@@ -368,6 +368,7 @@ class PassModule(L.LightningModule):
     def on_validation_start(self) -> None:
         vars(self)["_sanity_check"] = is_sanity_check(self.trainer)
         if self._sanity_check:
+            self._borrowed.append(partial(vars(self).update, _sanity_check=False))  # the training after it counts
             return
         self._borrowed.append(partial(setattr, self.owner, "mode", self.owner.mode))
         self.owner.mode = "test"

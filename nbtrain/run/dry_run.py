@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
@@ -27,6 +27,7 @@ from ..addons.hooks import HooksAddon
 from ..addons.limits import LimitsAddon
 from ..data.batch import batch_size, is_out_of_memory, out_of_memory, to_device
 from ..data.first_batch import first_batch
+from ..data.resumable_loader import loader_place, restore_loader
 from ..data.several_loaders import Loaders, named_loaders
 from ..data.task_loader import Task
 from ..distributed.launcher import Launcher
@@ -50,7 +51,7 @@ from ..base.written_steps import check_module_steps
 from ..views.text import format_value
 
 # %% auto #0
-__all__ = ["DryRun"]
+__all__ = ["DryRun", "SanityCheck"]
 
 
 # %% ../../nbs/run/dry_run.ipynb #d2cbe888
@@ -466,3 +467,48 @@ class DryRun:
 
 
 _TRIES: dict[Mode, Callable[[DryRun], bool]] = {"train": lambda run: run._trains, "test": lambda run: run._validates}
+
+
+# %% ../../nbs/run/dry_run.ipynb #drylm002
+class SanityCheck(L.Callback):
+    """Lightning's validation of one batch before the first epoch, which changes nothing.
+
+    The module's attributes and buffers, random numbers and the place of `valid_loader` are put back.
+    """
+
+    def __init__(self, trainer: TrainerBase, valid_loader: Any) -> None:
+        self.trainer, self.valid_loader = trainer, valid_loader
+        self._kept = ExitStack()
+        self._is_on = False
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a run is to begin with it: not a second time with the same steps, and not in the middle of a pass that goes on."""
+        trainer, loaders = self.trainer, named_loaders(self.valid_loader) or {None: self.valid_loader}
+        is_asked = trainer.configures_optimizers and trainer.mode == "train" and "num_sanity_val_steps" not in trainer.lightning
+        is_once = any(isinstance(loader, Iterator) for loader in loaders.values())  # a batch that is read is gone
+        return is_asked and not is_once and trainer.states.restored is None and trainer.probed.get("test") != self._key
+
+    @property
+    def _key(self) -> Any:
+        return type(self.trainer.model).validation_step  # pyright: ignore[reportAttributeAccessIssue]
+
+    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._is_on = True
+        if self.valid_loader is not None:
+            self._kept.callback(restore_loader, self.valid_loader, loader_place(self.valid_loader))
+        self._kept.enter_context(unchanged(self.trainer, weights=False))
+
+    def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._is_on = False
+        self._kept.close()
+        self.trainer.probed["test"] = self._key
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._kept.close()
+        if self._is_on and isinstance(exception, Exception):
+            place = (
+                f"{self.trainer.title}.validation_step, on a batch of valid_loader before epoch {self.trainer.train_state.counts.epoch + 1}"
+            )
+            add_note(exception, f"{place}. No weight has changed: correct it, then run the cell again.")
+        self._is_on = False

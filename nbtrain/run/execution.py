@@ -30,6 +30,7 @@ from ..optim.param_groups import TrainedParts
 from ..state.settings import as_given
 from ..errors import ConfigError
 from ..events import Status
+from .dry_run import SanityCheck
 from .data_module import is_data_source, read_evaluated, read_source, set_first_epoch
 from ..base.interrupts import keep_handler, signals_stop
 from .lightning_trainer import continue_counts, driving, make_pl_trainer
@@ -105,6 +106,8 @@ class Execution:
         finds_batch_size = any(isinstance(callback, BatchSizeFinder) for callback in arguments["callbacks"])
         made = batch_size_module(trainer, self.loader, self.valid_loader) if finds_batch_size else trainer.step_module()
         with driving(trainer, made, trains=trainer.mode == "train") as module, ExitStack() as guarded:
+            if (check := SanityCheck(trainer, self.valid_loader)).is_needed:
+                arguments = arguments | {"num_sanity_val_steps": 1, "callbacks": [check, *arguments["callbacks"]]}
             pl_trainer = make_pl_trainer(max_epochs=self.goal, **arguments)
             vars(pl_trainer)["show"] = partial(show_value, trainer)  # for callbacks of the user, which know this one
             if self.pauses and not finds_batch_size:

@@ -86,7 +86,7 @@ def test_a_module_and_a_data_module_train_as_under_lightning() -> None:
 
     plain, sources = Validates(), (Moves(), Moves())
     by_lightning(plain, 2, datamodule=sources[0])
-    ours = by_nbtrain(Validates(), 2, sources[1])
+    ours = by_nbtrain(Validates(), 2, sources[1], num_sanity_val_steps=0)
     assert torch.equal(weights(ours), torch.cat([p.flatten() for p in plain.parameters()]))
     assert plain.seen == ours.model.seen and sources[0].called == sources[1].called
 

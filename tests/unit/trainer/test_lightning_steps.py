@@ -47,6 +47,24 @@ class Whole(Lit):
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
 
 
+class Remembers(Whole):
+    """A validation that leaves traces: a count, a buffer, random numbers."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.n_trained, self.n_validated = 0, 0
+        self.register_buffer("total", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.n_trained += 1
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.n_validated += 1
+        self.total += torch.rand(())
+        return super().validation_step(batch, batch_idx)
+
+
 class ByHand(Lit):
     """Two optimizers with schedules, stepped by hand."""
 
@@ -87,6 +105,39 @@ def test_an_epoch_has_the_losses_and_what_was_logged() -> None:
     assert result.status == "completed" and trainer.title == "Whole"
     assert trainer.history.best["val_loss"] == min(row["val_loss"] for row in trainer.history.epochs)
     assert len(trainer.history.steps["train"]["train_mae"]) == 10
+
+
+def test_a_validation_step_that_fails_is_found_before_the_first_epoch() -> None:
+    class Fails(Remembers):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            super().validation_step(batch, batch_idx)
+            raise KeyError("label")
+
+    trainer = make_lit(Fails())
+    before = copy.deepcopy(trainer.model)
+    with pytest.raises(KeyError) as caught:
+        trainer.run(2, make_loader(), make_valid())
+    assert "Fails.validation_step, on a batch of valid_loader before epoch 1." in caught.value.__notes__[0]
+    assert (trainer.model.n_trained, trainer.model.n_validated, trainer.model.total) == (0, 0, 0) and same(trainer.model, before)
+    with pytest.raises(KeyError):  # what failed is tried again
+        trainer.run(2, make_loader(), iter(make_valid()))
+    assert trainer.model.n_trained == 5  # what can be read only once is not tried
+
+
+@pytest.mark.filterwarnings("ignore:Your `val_dataloader`'s sampler has shuffling")
+def test_the_first_validation_leaves_nothing_behind() -> None:
+    def run(**lightning: Any) -> Any:
+        torch.manual_seed(0)
+        trainer, valid = make_lit(Remembers(), lightning=lightning), make_loader(own_generator=True)
+        trainer.run(1, make_loader(), valid)
+        trainer.run(1, make_loader(), valid)
+        return trainer
+
+    checked, plain, twice = run(), run(num_sanity_val_steps=0), run(num_sanity_val_steps=2)
+    rows = [[{**row, "time_s": 0} for row in trainer.history.epochs] for trainer in (checked, plain, twice)]
+    assert rows[0] == rows[1] and same(checked.model, plain.model) and torch.equal(checked.model.total, plain.model.total)
+    assert (checked.model.n_validated, plain.model.n_validated) == (10, 10)
+    assert [list(row) for row in rows[2]] == [list(row) for row in rows[1]]  # the epoch after Lightning's own has its training loss
 
 
 def test_an_epoch_without_validation_has_no_old_values_of_one() -> None:
