@@ -96,7 +96,13 @@ def _field(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-_NOT_OF_RUN = ("began", "source", "parent", "n_epoch")  # fields that may differ between runs with the same settings, or are compared later
+_NOT_OF_RUN = (
+    "began",
+    "source",
+    "parent",
+    "n_epoch",
+    "set",
+)  # fields that may differ between runs with the same settings, or are compared later
 
 
 def _last_run(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,6 +121,7 @@ def _all(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
     arguments = [{key: value for key, value in _field(side, "arguments").items() if key not in _SILENT} for side in (a, b)]
     yield from _of_value("arguments", *arguments)
     runs = _last_run(a), _last_run(b)
+    yield from _of_value("set", *(_field(run, "set") for run in runs))
     yield from _of_value("run", *({key: value for key, value in run.items() if key not in _NOT_OF_RUN} for run in runs))
     yield from _of_source(str(a.get("steps") or ""), str(b.get("steps") or ""))
     yield from _of_value("values", _values(a), _values(b))
@@ -157,15 +164,17 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
 def settings(content: Mapping[str, Any]) -> dict[str, str]:
     """What may differ between runs, by name, as text: values that the code reads, arguments, data, seed, and digests of the functions.
 
-    `content` is a record as returned by `kept`; of two settings of one name, such as the batch sizes of two loaders, the first counts.
+    `content` is a record as returned by `kept`; of two settings of one name, such as the batch sizes of two loaders, the first counts, and
+    before all others what was set by hand.
     """
-    run = {key: value for key, value in _last_run(content).items() if key not in (*_NOT_OF_RUN, "mode", "valid_loader")}
+    given = _last_run(content)
+    run = {key: value for key, value in given.items() if key not in (*_NOT_OF_RUN, "mode", "valid_loader")}
     arguments = {key: value for key, value in _field(content, "arguments").items() if key not in _SILENT}
     code = _definitions(str(content.get("steps") or ""))
     functions = {name.removesuffix("."): f"#{hashlib.sha256(text.encode()).hexdigest()[:6]}" for name, text in code.items()}
-    last = {"seed": content.get("seed"), "n_epoch": _last_run(content).get("n_epoch")}
+    last = {"seed": content.get("seed"), "n_epoch": given.get("n_epoch")}
     found: dict[str, str] = {}
-    for part in (_values(content), arguments, run, last, functions):
+    for part in (_field(given, "set"), _values(content), arguments, run, last, functions):
         for name, text in _flat("", part):
             found.setdefault(name, text)
     return found

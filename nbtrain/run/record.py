@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import lightning as L
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ..addons.accumulation import AccumulationAddon
@@ -144,10 +145,25 @@ def advise(trainer: TrainerBase, loader: Iterable[Any]) -> None:
 
 
 # %% ../../nbs/run/record.ipynb #f6d3877f
+_OF_SCHEDULES = {"lr", "betas", "momentum"}
+
+
+def _set_by_hand(trainer: TrainerBase) -> dict[str, Any]:
+    """The options of the optimizer that have no longer the value with which it was made, such as a rate that `set` has changed."""
+    groups, made = (getattr(trainer.optimizer, name, {}) for name in ("param_groups", "defaults"))
+    found: dict[str, Any] = {}
+    for name in made.keys() - (_OF_SCHEDULES if trainer.scheduler is not None else set()):
+        was, value = (float(item) if isinstance(item, Tensor) else item for item in (made[name], groups[0].get(name)))
+        if type(value) in (int, float, bool, tuple) and value != was:
+            found[name] = value
+    return found
+
+
 def _described(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
     """The arguments of the trainer and of this run, and the objects whose code it runs."""
     arguments = {name: value for name, value in trainer.given.items() if value is not None}
     run = {"mode": trainer.mode, "n_epoch": n_epoch, "loader": loader, "valid_loader": valid_loader}
+    run |= {"set": changed} if (changed := _set_by_hand(trainer)) else {}
     own = (value for name, value in vars(trainer).items() if name not in trainer._internal)  # without the history, which grows
     return arguments, run, [type(trainer), *own, *trainer.given.values(), loader, valid_loader]
 

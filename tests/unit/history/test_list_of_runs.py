@@ -11,8 +11,10 @@ import torch
 from samples import Regress, make_loader, make_trainer, make_valid
 
 import nbtrain
+from nbtrain import StateManagerAddon
 from nbtrain.cli import main
 from nbtrain.errors import ConfigError
+from nbtrain.history.differences import differences, kept
 from nbtrain.history.runs import Runs, runs
 
 
@@ -62,6 +64,20 @@ def test_runs_of_this_session_need_no_folder_and_an_evaluation_is_a_column() -> 
     assert [run.name for run in nbtrain.runs()][-2:] == ["Session 1", "Session 2"]
     with pytest.raises(ConfigError, match="no run folder"):
         found[0].history
+
+
+def test_what_was_set_by_hand_is_what_differs(tmp_path: Path) -> None:
+    trainer = train(tmp_path / "a", 0.1, 1, kind=Regress.add_on(StateManagerAddon))
+    branch = trainer.branch("best")
+    for other, options in ((branch, {"lr": 0.01, "momentum": 0.5}), (trainer, {"lr": 0.3})):
+        other.set(**options)
+        other.run(1, make_loader(), make_valid())
+    assert {run.settings["lr"] for run in runs(tmp_path / "a")} == {"0.01", "0.3"}  # none of them the one that made the optimizer
+    again = make_trainer(optimizer=sgd(0.1), save_path=tmp_path / "b")
+    again.set(momentum=0.9)
+    again.run(1, make_loader(), make_valid())
+    plain = train(tmp_path / "b", 0.1, 1)
+    assert differences(kept(plain.run_dir), kept(again.run_dir)) == ["momentum none → 0.9"]
 
 
 def test_a_trainer_lists_its_save_path(folder: Path) -> None:
