@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from ..private.torch_parts import CHILDREN, children_of
-from ..private.lightning_parts import evaluation_loop, hook_of, hyperparameters_of, results_of
+from ..private.lightning_parts import evaluation_loop, hyperparameters_of, results_of
 from .addon import Phase
 from .logged import current_results
 from .pass_module import StepsProtocol
@@ -127,6 +127,7 @@ class WrappedModule(StepModule):
         super().__init__(trainer, whole_epoch=whole_epoch)
         self.maker = trainer
         self._by_step: dict[str, Any] = {}  # what this batch has logged only by step
+        self._calls: str | None = None  # the step of the module that is called now
         self._own_names: dict[str, str] = {}  # by recorded name: the module's own name
         self._after_epoch: list[Callable[[], None]] = []
         self._n_attributes = 0  # of the inner module, when `pass_on` looked
@@ -198,11 +199,15 @@ class WrappedModule(StepModule):
             vars(self)["leaves_out"] = False
         if batch is None and "dataloader_iter" not in options:
             return self.leave_out(mode, batch)
+        vars(self)["_calls"] = name
         step = getattr(self.inner, name)  # its class may be redefined while the run waits
         if mode == "test" and self.loader_names:
             self.enter_loader(args[1] if len(args) > 1 else options.get("dataloader_idx", 0))
             self.names_loaders = not (self.loader_name or "").isdigit()  # of a list Lightning logs the index
-        output = step(batch, *args, **options)
+        try:
+            output = step(batch, *args, **options)
+        finally:
+            vars(self)["_calls"] = None
         if output is None and mode == "train" and self.inner.automatic_optimization:
             return self.leave_out("train", batch)
         if mode == "train" and self.inner.automatic_optimization:
@@ -225,7 +230,7 @@ class WrappedModule(StepModule):
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Lightning's `log`. What `training_step` logs only by step is also recorded for the epoch's row."""
         super().log(name, value, *args, **options)
-        if hook_of(self) == "training_step" and _is_by_step(args, options):
+        if self._calls == "training_step" and _is_by_step(args, options):
             key = name.removeprefix("train_")
             self._own_names[f"train_{key}"] = name
             self._by_step |= named({key: value}, "")

@@ -33,6 +33,6 @@ def neptune_id(run: Any) -> str:
 
 def add_summaries(writer: Any, parts: Iterable[Any]) -> None:
     """Add summaries to the file of TensorBoard's SummaryWriter as they are."""
-    file = writer._get_file_writer()
+    file = getattr(writer, "_get_file_writer", lambda: writer.file_writer)()  # which is open again if it was closed
     for part in parts:
         file.add_summary(part)
