@@ -56,10 +56,10 @@ def _diff(arguments: argparse.Namespace) -> None:
 
 
 def _follow(arguments: argparse.Namespace) -> None:
-    from nbtrain.history.follow import follow
+    from nbtrain.history.follow import follow, recorded_events
     from nbtrain.views.terminal import stream_view
 
-    follow(arguments.run, stream_view(sys.stdout))
+    follow(recorded_events(arguments.run), stream_view(sys.stdout))
 
 
 def _compare(arguments: argparse.Namespace) -> None:

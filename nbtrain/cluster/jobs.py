@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,16 +33,17 @@ from nbtrain.cluster.submit import (
     ENDED, FAILED, PODS, STARTED, JobInfo, Scheduler, check_trainer, log_file, open_folder, send_trainer, start,
 )  # fmt: skip
 from ..engine.control import refuse_while_on
-from ..errors import CheckpointError, ConfigError, RunPaused, WorkerError
-from ..events import Event
-from ..history.follow import follow
+from ..errors import CheckpointError, ConfigError, RunPaused, WorkerError, first_line
+from ..events import Event, Progress
+from ..history.follow import follow, recorded_events
 from ..history.history import ResultMetrics, RunResult, short_path
 from ..history.run_folder import read_history
 from ..remote_errors import RemoteTraceback
 from ..run.live_edits import check_options
 from ..run.resume import continue_from
 from ..tracebacks import boundary
-from ..views.notebook import Controls, in_kernel, open_view
+from ..views.notebook import Controls, NotebookView, in_kernel, open_view
+from ..views.terminal import View
 from ..views.text import Board
 
 # %% auto #0
@@ -186,6 +187,7 @@ class JobHandle:
         self.info = JobInfo.read(self.run_dir)
         self._record = _Record(self.run_dir)
         self._state, self._asked_s = JobState(""), float("-inf")
+        self._shown: tuple[View, Thread] | None = None
 
     # -- what it is
     @property
@@ -432,6 +434,7 @@ class JobHandle:
             if timeout_s is not None and time.monotonic() - begun_s > timeout_s:
                 raise TimeoutError(f"the job is still {status} after {timeout_s} s")
             time.sleep(0.1 if self.info.cluster == "local" else 1.0)
+        self._finish_view()
         if (error := self.error) is not None:
             raise error
         result = self.result
@@ -503,20 +506,39 @@ class JobHandle:
             "save": self.save_state,
             "validate": self.validate_now,
         }
-        if not (self.run_dir / "events.jsonl").exists():
-            print(f"{self.name}: {self.status}")
+        events, view = self._events(), open_view(Controls(actions) if in_kernel() else None)
+        show = partial(follow, events, view, is_over=lambda has_ended: not self.is_on)
         if not in_kernel():
-            self._follow(open_view())
+            show()
             return
-        view = open_view(Controls(actions))
-        Thread(target=partial(contextvars.copy_context().run, self._follow, view), name="nbtrain show", daemon=True).start()
+        for event in iter(lambda: next(events, None), None):  # in this cell
+            view.update(event)
+        thread = Thread(target=partial(contextvars.copy_context().run, show), name="nbtrain show", daemon=True)
+        self._shown = (view, thread)
+        thread.start()
 
-    def _follow(self, view: Any) -> None:
+    def _finish_view(self) -> None:
+        """Wait until the view has the end of the run, and send it from the current cell: see `NotebookView.refresh`."""
+        if self._shown is not None:
+            (view, thread), self._shown = self._shown, None
+            thread.join(_ASK_EVERY_S * 5)
+            if isinstance(view, NotebookView):
+                view.refresh()
+
+    def _events(self) -> Iterator[Event | None]:
+        """The events of the run; before it has any, what the job does."""
+        before, said = Progress(run=0), ""
         while not (self.run_dir / "events.jsonl").exists():
-            if not self.is_on:
+            status = self.status
+            if not self._is_on(status):
+                end = {"status": "failed" if status == "failed" else "stopped", "reason": first_line(self.error) if self.error else status}
+                yield Event("end", before, time.time(), end)
                 return
-            time.sleep(0.5)
-        follow(self.run_dir, view, is_over=lambda has_ended: not self.is_on)
+            if status != said:
+                yield Event("start", before, time.time(), {"title": self.name, "trying": f"the job is {status}"})
+                said = status
+            yield None
+        yield from recorded_events(self.run_dir)
 
     def __repr__(self) -> str:
         status = self.status

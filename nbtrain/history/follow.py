@@ -5,8 +5,10 @@
 # %% ../../nbs/history/follow.ipynb #c92ad402
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from ..errors import ConfigError
@@ -16,21 +18,36 @@ from .run_folder import find_run
 from ..views.terminal import View
 
 # %% auto #0
-__all__ = ["follow"]
+__all__ = ["recorded_events", "follow"]
 
 
 # %% ../../nbs/history/follow.ipynb #3f0e909a
-def _lines(file: Path, wait: Callable[[], None]) -> Iterator[bytes]:
-    """The lines of a growing file, each when it is complete; `wait` is called while there is no new one."""
-    with open(file, "rb") as stream:
-        line = b""
+def recorded_events(path: str | Path) -> Iterator[Event | None]:
+    """The events of the run folder `path`, or of the newest one in a folder of them, without an end: None where there is no new one now.
+
+    A file that is replaced by a shorter one, or gone for a while, belongs to a run that begins again. A damaged line is a note. Raises
+    ConfigError if no run was recorded, or the file can't be read.
+    """
+    file = recorded_file(find_run(path), "events.jsonl")
+    place, number, progress = 0, 0, Progress()
+    lines: list[bytes] = []
+    try:
         while True:
-            line += stream.readline()
-            if line.endswith(b"\n"):
-                yield line
-                line = b""
-            else:
-                wait()
+            with suppress(FileNotFoundError) if number else nullcontext(), open(file, "rb") as stream:
+                if os.fstat(stream.fileno()).st_size < place:
+                    place = number = 0
+                stream.seek(place)
+                *lines, rest = stream.read().split(b"\n")
+                place = stream.tell() - len(rest)
+            for line in lines:
+                number += 1
+                event = _event(line, number, progress)
+                progress = event.progress
+                yield event
+            lines = []
+            yield None
+    except OSError as error:
+        raise ConfigError(f"{file.name} can't be read: {error.strerror}.", where=str(file.parent)) from error
 
 
 def _event(line: bytes, number: int, before: Progress) -> Event:
@@ -42,38 +59,24 @@ def _event(line: bytes, number: int, before: Progress) -> Event:
 
 
 def follow(
-    path: str | Path,
+    events: Iterator[Event | None],
     view: View,
     *,
     every_s: float = 0.2,
     wait: Callable[[float], None] = time.sleep,
     is_over: Callable[[bool], bool] = lambda has_ended: has_ended,
 ) -> None:
-    """Pass the events of the run folder `path`, or of the newest one in a folder of them, to `view`: existing ones, then new ones.
+    """Pass `events`, as `recorded_events` has them, to `view`: existing ones, then new ones.
 
-    Returns when the run has ended; blocks until then. Reads the file every `every_s` seconds. For a damaged line `view` gets a note.
-    `is_over` is called, where there is no new event, with whether the newest one is an end: a run that resumes has others after it.
-    Raises ConfigError if no run was recorded, or the file can't be read.
+    Returns when the run has ended; blocks until then, and looks every `every_s` seconds. `is_over` is called, where there is no new event,
+    with whether the newest one is an end: a run that resumes has others after it.
     """
-    has_ended, progress = False, Progress()
-
-    def wait_for_more() -> None:
-        if is_over(has_ended):
-            raise _Over
-        wait(every_s)
-
-    file = recorded_file(find_run(path), "events.jsonl")
-    try:
-        for number, line in enumerate(_lines(file, wait_for_more), start=1):
-            event = _event(line, number, progress)
-            progress = event.progress
+    has_ended = was_over = False
+    for event in events:
+        if event is not None:
             view.update(event)
-            has_ended = event.kind == "end"
-    except _Over:
-        return
-    except OSError as error:
-        raise ConfigError(f"{file.name} can't be read: {error.strerror}.", where=str(file.parent)) from error
-
-
-class _Over(Exception):
-    """The run has ended, and no other event follows."""
+            has_ended, was_over = event.kind == "end", False
+        elif was_over:
+            return
+        elif not (was_over := is_over(has_ended)):  # else its last events may just have been written
+            wait(every_s)

@@ -102,7 +102,7 @@ def test_run_elsewhere_is_paused_changed_found_again_and_interrupted_and_ends_as
 
 
 @pytest.mark.long
-def test_job_in_another_environment_fails_with_what_differs(tmp_path: Path) -> None:
+def test_job_in_another_environment_fails_with_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_folder(tmp_path)
     info = JobInfo("local", "other", 1, 1, environment() | {"torch": "1.0"}, ["/no/such/folder"], str(tmp_path), id="1")
     info.write(tmp_path)
@@ -115,6 +115,8 @@ def test_job_in_another_environment_fails_with_what_differs(tmp_path: Path) -> N
         handle.wait()
     with pytest.raises(ConfigError, match="The job is over: failed"):
         handle.pause()
+    handle.show()
+    assert "✗ failed · ConfigError: The environment is another one: " in capsys.readouterr().out
 
 
 def test_configuration_is_submitted_from_the_command_line(

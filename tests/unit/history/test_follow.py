@@ -12,7 +12,7 @@ from samples import make_loader, make_trainer, make_valid
 
 from nbtrain import ConfigError, Event, compare, load_run
 from nbtrain.cli import main
-from nbtrain.history.follow import follow
+from nbtrain.history.follow import follow, recorded_events
 
 
 class Kinds:
@@ -44,7 +44,7 @@ def test_a_run_that_is_on_is_followed_to_its_end(tmp_path: Path) -> None:
     running = threading.Thread(target=trainer.run, args=(2, Waits()))
     running.start()
     assert begun.wait(20)
-    follow(tmp_path, view, every_s=0.01)
+    follow(recorded_events(tmp_path), view, every_s=0.01)
     running.join()
     assert [kind for kind in view.kinds if kind != "steps"] == ["start", "epoch", "epoch", "end"]
 
