@@ -568,8 +568,8 @@ def _register(run_dir: Path) -> None:
 def submit(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any, scheduler: Scheduler, **given: Any) -> JobHandle:
     """Submit a run of `trainer`; see `Trainer.submit`. `given`: its `save_path` and `name`."""
     scheduler.check()
-    check_trainer(trainer, n_epoch, loader, valid_loader)
     n_tasks, counts = scheduler.nodes * scheduler.tasks_per_node, trainer.train_state.counts
+    check_trainer(trainer, n_epoch, loader, valid_loader, n_tasks)
     payload = send_trainer(trainer, n_epoch, loader, valid_loader, n_tasks)
     run_dir = open_folder(trainer, given["save_path"])
     name = given["name"] or f"{trainer.title}-{run_dir.name}"
