@@ -37,7 +37,7 @@ from ..errors import CheckpointError, ConfigError, RunPaused, WorkerError, first
 from ..events import Event, Progress
 from ..history.follow import follow, recorded_events
 from ..history.history import ResultMetrics, RunResult, short_path
-from ..history.run_folder import read_history
+from ..history.run_folder import read_history, run_folders
 from ..remote_errors import RemoteTraceback
 from ..run.live_edits import check_options
 from ..run.resume import continue_from
@@ -47,7 +47,7 @@ from ..views.terminal import View
 from ..views.text import Board
 
 # %% auto #0
-__all__ = ["JobState", "JobHandle", "registry", "submit", "submit_payload", "Jobs", "submitted_jobs"]
+__all__ = ["JobState", "show_run", "JobHandle", "registry", "submit", "submit_payload", "Jobs", "submitted_jobs"]
 
 # %% ../../nbs/cluster/jobs.ipynb #2758411a
 _WAITS = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
@@ -113,6 +113,45 @@ def _state(info: JobInfo, run_dir: Path) -> JobState:
 
 # %% ../../nbs/cluster/jobs.ipynb #f37f7c10
 _ASK_EVERY_S = 2.0
+
+
+def _show(events: Iterator[Event | None], controls: Controls, **options: Any) -> tuple[View, Thread] | None:
+    """Show `events` in this cell, and go on in a thread, which is returned with the view. In a script it waits for the end.
+
+    `options`: of `follow`.
+    """
+    if not in_kernel():
+        follow(events, open_view(), **options)
+        return None
+    view = open_view(controls)
+    for event in iter(lambda: next(events, None), None):
+        view.update(event)
+    thread = Thread(
+        target=contextvars.copy_context().run, args=(partial(_go_on, events, view, **options),), name="nbtrain show", daemon=True
+    )
+    thread.start()
+    return view, thread
+
+
+def _go_on(events: Iterator[Event | None], view: View, **options: Any) -> None:
+    try:
+        follow(events, view, **options)
+    except ConfigError as error:  # a store that does not answer any more
+        at = view.board.progress if isinstance(view, NotebookView) else Progress()
+        view.update(Event("note", at, time.time(), {"text": first_line(error)}))
+
+
+def show_run(path: str | Path) -> None:
+    """Show the run in the folder `path`, or at the URL of one, live. If it is a job of yours, its buttons reach it.
+
+    Raises ConfigError if no run was recorded there.
+    """
+    url = str(path) if "://" in str(path) else ""
+    folder = Path(url.partition("://")[2]) if url.startswith(("file://", "local://")) else None if url else Path(path)
+    if folder is not None and (job := next(iter(_handles([folder, *run_folders(folder)[:1]])), None)) is not None:
+        job.show()
+        return
+    _show(recorded_events(path), Controls({}), every_s=2.0 if url else 0.2)
 
 
 class _Record:
@@ -506,16 +545,7 @@ class JobHandle:
             "save": self.save_state,
             "validate": self.validate_now,
         }
-        events, view = self._events(), open_view(Controls(actions) if in_kernel() else None)
-        show = partial(follow, events, view, is_over=lambda has_ended: not self.is_on)
-        if not in_kernel():
-            show()
-            return
-        for event in iter(lambda: next(events, None), None):  # in this cell
-            view.update(event)
-        thread = Thread(target=partial(contextvars.copy_context().run, show), name="nbtrain show", daemon=True)
-        self._shown = (view, thread)
-        thread.start()
+        self._shown = _show(self._events(), Controls(actions), is_over=lambda has_ended: not self.is_on)
 
     def _finish_view(self) -> None:
         """Wait until the view has the end of the run, and send it from the current cell: see `NotebookView.refresh`."""
