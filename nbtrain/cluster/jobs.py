@@ -116,7 +116,7 @@ _ASK_EVERY_S = 2.0
 
 
 def _show(events: Iterator[Event | None], controls: Controls, **options: Any) -> tuple[View, Thread] | None:
-    """Show `events` in this cell, and go on in a thread, which is returned with the view. In a script it waits for the end.
+    """Show `events` in this cell, the later ones from a thread, which is returned with the view. In a script it waits for the end.
 
     `options`: of `follow`.
     """
@@ -127,13 +127,13 @@ def _show(events: Iterator[Event | None], controls: Controls, **options: Any) ->
     for event in iter(lambda: next(events, None), None):
         view.update(event)
     thread = Thread(
-        target=contextvars.copy_context().run, args=(partial(_go_on, events, view, **options),), name="nbtrain show", daemon=True
+        target=contextvars.copy_context().run, args=(partial(_follow_on, events, view, **options),), name="nbtrain show", daemon=True
     )
     thread.start()
     return view, thread
 
 
-def _go_on(events: Iterator[Event | None], view: View, **options: Any) -> None:
+def _follow_on(events: Iterator[Event | None], view: View, **options: Any) -> None:
     try:
         follow(events, view, **options)
     except ConfigError as error:  # a store that does not answer any more
