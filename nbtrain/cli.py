@@ -56,10 +56,10 @@ def _diff(arguments: argparse.Namespace) -> None:
 
 
 def _follow(arguments: argparse.Namespace) -> None:
-    from nbtrain.history.follow import follow
+    from nbtrain.history.follow import follow, recorded_events
     from nbtrain.views.terminal import stream_view
 
-    follow(arguments.run, stream_view(sys.stdout))
+    follow(recorded_events(arguments.run), stream_view(sys.stdout), every_s=2.0 if "://" in arguments.run else 0.2)
 
 
 def _compare(arguments: argparse.Namespace) -> None:
@@ -483,7 +483,7 @@ def _add_records(commands: Any) -> None:
     diff.set_defaults(command=_diff)
 
     follow = commands.add_parser("follow", help="show a run of another process, live or finished")
-    follow.add_argument("run", help="a run folder, as for show")
+    follow.add_argument("run", help="a run folder, as for show, or its URL in a store: s3://bucket/runs")
     follow.set_defaults(command=_follow)
 
     compare = commands.add_parser("compare", help="print runs side by side, and plot their curves")

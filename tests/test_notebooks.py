@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 # `make examples` runs these, and tests/browser the first of them
 LONG = {"first_run", "gan", "index", "index.ko", "job", "language_model", "mnist1d", "several_gpus", "sweeps", "transformers"}
-LONG |= {"multi_gpu", "two_gpus", "fsdp", "slurm", "torch_compile"}
+LONG |= {"multi_gpu", "two_gpus", "fsdp", "slurm", "cluster", "torch_compile"}
 LONG |= {"lora", "export_onnx"}  # which need packages that `make examples` installs
 INDEXES = script("build").indexes()
 DOORS = ("tutorials", "howto")  # folders that the front page leads to

@@ -157,8 +157,14 @@ class _Step(PassCallback):
             kind, goal = (_OpenPlan, goal) if session["goal"] is None else (Plan, max(goal, session["goal"]))
             n_batches = now.get("n_batches", n_batches)
             now = now | {"n_batches": n_batches, "first_epoch": first_epoch}
+        elif n_batches != math.inf:
+            now = self._at_length(now, int(n_batches), pl_trainer)
         if n_updates is None and n_batches != math.inf:
-            n_updates = _n_updates(self.trainer, pl_trainer, range(first_epoch, goal), now["update"])
+            epoch, before = now.get("from", (first_epoch, now["update"]))
+            n_updates = _n_updates(self.trainer, pl_trainer, range(epoch, goal), before)
+            if "from" in now:
+                n_updates = (goal - epoch) * math.ceil(n_batches / now["accumulate"]) if n_updates is None else n_updates
+                n_updates += before - now["update"]
         plan = kind(
             n_epochs=goal - first_epoch,
             batches_per_epoch=int(n_batches) if n_batches != math.inf else None,
@@ -171,6 +177,15 @@ class _Step(PassCallback):
             total = plan.total_steps
         self._begin = now if total is None else now | {"total": total}
         return plan
+
+    def _at_length(self, now: dict[str, Any], n_batches: int, pl_trainer: L.Trainer) -> dict[str, Any]:
+        """`now` with the length of an epoch; where a resumed run has epochs of another one, also from which epoch and update on.
+
+        With more processes an epoch has fewer batches in each.
+        """
+        state, changed = self.trainer.train_state, self._goes_on and now.get("length", n_batches) != n_batches
+        is_open = getattr(pl_trainer.fit_loop.epoch_loop, "start_at", 0) > 0
+        return now | {"length": n_batches} | ({"from": [state.counts.epoch, pl_trainer.global_step]} if changed and not is_open else {})
 
     @property
     def _first_epoch(self) -> int:

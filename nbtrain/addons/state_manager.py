@@ -64,8 +64,8 @@ class StateManagerAddon(AddOnBase):
         symlink_best_and_last: Make `best` and `last` symbolic links; with False, or on a file system without links, they are copies.
         validate_on_save: Validate before each save by steps or epochs, and when a run ends in the middle of an epoch.
         strict: Raise CheckpointError on resume with another optimizer, or in mid-epoch with another loader, schedule, accumulation,
-            clipping or precision. With False the run continues and a note names the differences; another kind of optimizer, or an open
-            epoch with another loader, starts again.
+            clipping, precision or number of processes. With False the run continues and a note names the differences; another kind of
+            optimizer, or an open epoch with another loader or number of processes, starts again.
         stop_on_save_error: Raise the error of a failed save, which ends the run. By default it is noted and the run continues.
         save_on_error: If an error ends the run, save its state as `after-error` in the run folder. Resume from it by its path.
 

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,20 +33,21 @@ from nbtrain.cluster.submit import (
     ENDED, FAILED, PODS, STARTED, JobInfo, Scheduler, check_trainer, log_file, open_folder, send_trainer, start,
 )  # fmt: skip
 from ..engine.control import refuse_while_on
-from ..errors import CheckpointError, ConfigError, RunPaused, WorkerError
-from ..events import Event
-from ..history.follow import follow
+from ..errors import CheckpointError, ConfigError, RunPaused, WorkerError, first_line
+from ..events import Event, Progress
+from ..history.follow import follow, recorded_events
 from ..history.history import ResultMetrics, RunResult, short_path
-from ..history.run_folder import read_history
+from ..history.run_folder import read_history, run_folders
 from ..remote_errors import RemoteTraceback
 from ..run.live_edits import check_options
 from ..run.resume import continue_from
 from ..tracebacks import boundary
-from ..views.notebook import Controls, in_kernel, open_view
+from ..views.notebook import Controls, NotebookView, in_kernel, open_view
+from ..views.terminal import View
 from ..views.text import Board
 
 # %% auto #0
-__all__ = ["JobState", "JobHandle", "registry", "submit", "submit_payload", "Jobs", "submitted_jobs"]
+__all__ = ["JobState", "show_run", "JobHandle", "registry", "submit", "submit_payload", "Jobs", "submitted_jobs"]
 
 # %% ../../nbs/cluster/jobs.ipynb #2758411a
 _WAITS = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
@@ -112,6 +113,45 @@ def _state(info: JobInfo, run_dir: Path) -> JobState:
 
 # %% ../../nbs/cluster/jobs.ipynb #f37f7c10
 _ASK_EVERY_S = 2.0
+
+
+def _show(events: Iterator[Event | None], controls: Controls, **options: Any) -> tuple[View, Thread] | None:
+    """Show `events` in this cell, the later ones from a thread, which is returned with the view. In a script it waits for the end.
+
+    `options`: of `follow`.
+    """
+    if not in_kernel():
+        follow(events, open_view(), **options)
+        return None
+    view = open_view(controls)
+    for event in iter(lambda: next(events, None), None):
+        view.update(event)
+    thread = Thread(
+        target=contextvars.copy_context().run, args=(partial(_follow_on, events, view, **options),), name="nbtrain show", daemon=True
+    )
+    thread.start()
+    return view, thread
+
+
+def _follow_on(events: Iterator[Event | None], view: View, **options: Any) -> None:
+    try:
+        follow(events, view, **options)
+    except ConfigError as error:  # a store that does not answer any more
+        at = view.board.progress if isinstance(view, NotebookView) else Progress()
+        view.update(Event("note", at, time.time(), {"text": first_line(error)}))
+
+
+def show_run(path: str | Path) -> None:
+    """Show the run in the folder `path`, or at the URL of one, live. If it is a job of yours, its buttons reach it.
+
+    Raises ConfigError if no run was recorded there.
+    """
+    url = str(path) if "://" in str(path) else ""
+    folder = Path(url.partition("://")[2]) if url.startswith(("file://", "local://")) else None if url else Path(path)
+    if folder is not None and (job := next(iter(_handles([folder, *run_folders(folder)[:1]])), None)) is not None:
+        job.show()
+        return
+    _show(recorded_events(path), Controls({}), every_s=2.0 if url else 0.2)
 
 
 class _Record:
@@ -186,6 +226,7 @@ class JobHandle:
         self.info = JobInfo.read(self.run_dir)
         self._record = _Record(self.run_dir)
         self._state, self._asked_s = JobState(""), float("-inf")
+        self._shown: tuple[View, Thread] | None = None
 
     # -- what it is
     @property
@@ -432,6 +473,7 @@ class JobHandle:
             if timeout_s is not None and time.monotonic() - begun_s > timeout_s:
                 raise TimeoutError(f"the job is still {status} after {timeout_s} s")
             time.sleep(0.1 if self.info.cluster == "local" else 1.0)
+        self._finish_view()
         if (error := self.error) is not None:
             raise error
         result = self.result
@@ -503,20 +545,30 @@ class JobHandle:
             "save": self.save_state,
             "validate": self.validate_now,
         }
-        if not (self.run_dir / "events.jsonl").exists():
-            print(f"{self.name}: {self.status}")
-        if not in_kernel():
-            self._follow(open_view())
-            return
-        view = open_view(Controls(actions))
-        Thread(target=partial(contextvars.copy_context().run, self._follow, view), name="nbtrain show", daemon=True).start()
+        self._shown = _show(self._events(), Controls(actions), is_over=lambda has_ended: not self.is_on)
 
-    def _follow(self, view: Any) -> None:
+    def _finish_view(self) -> None:
+        """Wait until the view has the end of the run, and send it from the current cell: see `NotebookView.refresh`."""
+        if self._shown is not None:
+            (view, thread), self._shown = self._shown, None
+            thread.join(_ASK_EVERY_S * 5)
+            if isinstance(view, NotebookView):
+                view.refresh()
+
+    def _events(self) -> Iterator[Event | None]:
+        """The events of the run; before it has any, what the job does."""
+        before, said = Progress(run=0), ""
         while not (self.run_dir / "events.jsonl").exists():
-            if not self.is_on:
+            status = self.status
+            if not self._is_on(status):
+                end = {"status": "failed" if status == "failed" else "stopped", "reason": first_line(self.error) if self.error else status}
+                yield Event("end", before, time.time(), end)
                 return
-            time.sleep(0.5)
-        follow(self.run_dir, view, is_over=lambda has_ended: not self.is_on)
+            if status != said:
+                yield Event("start", before, time.time(), {"title": self.name, "trying": f"the job is {status}"})
+                said = status
+            yield None
+        yield from recorded_events(self.run_dir)
 
     def __repr__(self) -> str:
         status = self.status
@@ -546,8 +598,8 @@ def _register(run_dir: Path) -> None:
 def submit(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any, scheduler: Scheduler, **given: Any) -> JobHandle:
     """Submit a run of `trainer`; see `Trainer.submit`. `given`: its `save_path` and `name`."""
     scheduler.check()
-    check_trainer(trainer, n_epoch, loader, valid_loader)
     n_tasks, counts = scheduler.nodes * scheduler.tasks_per_node, trainer.train_state.counts
+    check_trainer(trainer, n_epoch, loader, valid_loader, n_tasks)
     payload = send_trainer(trainer, n_epoch, loader, valid_loader, n_tasks)
     run_dir = open_folder(trainer, given["save_path"])
     name = given["name"] or f"{trainer.title}-{run_dir.name}"

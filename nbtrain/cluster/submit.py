@@ -460,8 +460,8 @@ def open_folder(trainer: TrainerBase, save_path: str | Path | None) -> Path:
     return open_branch_folder(root, Fork(trainer.run_dir.name, counts.epoch, counts.step, counts.processed))
 
 
-def check_trainer(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any) -> None:
-    """Raise ConfigError for a trainer or loaders that can't be trained."""
+def check_trainer(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any, n_tasks: int) -> None:
+    """Raise ConfigError for a trainer or loaders that can't be trained in `n_tasks` processes."""
     refuse_while_on(trainer.control, trainer.recorder.place)
     if trainer.mode != "train":
         raise ConfigError("submit trains, and the mode is 'test'.", remedy="toggle('train') first.")
@@ -469,6 +469,21 @@ def check_trainer(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader:
     if not trainer.configures_optimizers:
         check_optimizer(trainer.optimizer, trainer.model)
         check_trained(trainer.optimizer, trainer.model, vars(trainer))
+    _check_open_epoch(trainer, n_tasks)
+
+
+def _check_open_epoch(trainer: TrainerBase, n_tasks: int) -> None:
+    """Raise ConfigError if a state in mid-epoch was loaded that another number of processes than `n_tasks` has saved."""
+    own = (trainer.states.restored or {}).get("nbtrain", {"finished": None})
+    is_exact = all(addon.strict for addon in trainer.active_addons if isinstance(addon, StateManagerAddon))
+    shares = any(addon.n_readers != addon.n_processes for addon in trainer.active_addons if isinstance(addon, Launcher))
+    if own["finished"] is not None and own["world_size"] != n_tasks and is_exact and not shares:
+        place, saved = f"epoch {trainer.train_state.counts.epoch + 1}, after batch {own['finished']}", own["world_size"]
+        raise ConfigError(
+            f"The loaded state is in mid-epoch, saved by {saved} {'process' if saved == 1 else 'processes'}, and the job has {n_tasks}.",
+            where=place,
+            remedy=f"Give nodes × tasks_per_node = {saved}, or load the end of an epoch; with strict=False the epoch begins again.",
+        )
 
 
 def send_trainer(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any, n_tasks: int) -> bytes:

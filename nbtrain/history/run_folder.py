@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import RawIOBase
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from ..annotations import checked
@@ -23,6 +23,7 @@ from ..views import plots
 
 # %% auto #0
 __all__ = [
+    "run_number",
     "run_folders",
     "open_run_folder",
     "history_events",
@@ -36,14 +37,15 @@ __all__ = [
 
 
 # %% ../../nbs/history/run_folder.ipynb #e6829999
-def _run_number(path: Path) -> int:
+def run_number(path: PurePath) -> int:
+    """The number in the name of a run folder; 0 for another name."""
     number = path.name.removeprefix("run-")
     return int(number) if number.isdecimal() else 0
 
 
 def run_folders(save_path: str | Path) -> list[Path]:
     """The run folders in `save_path`, newest first."""
-    return sorted(Path(save_path).glob("run-*"), key=_run_number, reverse=True)
+    return sorted(Path(save_path).glob("run-*"), key=run_number, reverse=True)
 
 
 def open_run_folder(save_path: str | Path) -> Path:
@@ -51,7 +53,7 @@ def open_run_folder(save_path: str | Path) -> Path:
     root = Path(save_path)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        number = max(map(_run_number, run_folders(root)), default=0)
+        number = max(map(run_number, run_folders(root)), default=0)
         while True:
             number += 1
             folder = root / f"run-{number:03}"

@@ -183,7 +183,7 @@ class Run:
         planned = {**precision_args(trainer.precision), **trainer.lightning}
 
         def say(text: str) -> None:
-            about = header(trainer, planned, self.loader, self.valid_loader) | {"trying": text}
+            about = header(trainer, planned, self.loader, self.valid_loader) | {"trying": f"trying {text}"}
             self.sinks.preview(Event("start", place, time.time(), about), validates=validates(self.loader, self.valid_loader))
 
         try:

@@ -18,7 +18,6 @@ from ..checkpoint.frozen_base import put_in, with_frozen
 from ..checkpoint.weights import Weights, check_weights, local_file, url_of
 from ..data.epoch import set_epoch
 from ..data.resumable_loader import NO_PLACE
-from ..distributed.launcher import n_readers
 from ..engine.protocol import TrainerProtocol
 from ..engine.train_state import Counts
 from ..errors import CheckpointError, first_line
@@ -29,7 +28,7 @@ from ..rng import set_random_state
 from .attribute_state import drop_new
 from .kept_states import KeptState
 from .parts import VERSION, WEIGHTS, Moment, has_kept_weights, put_parts, training_weights, weights_of
-from .settings import as_given, check_setup, in_words, restored_parts, setup_of
+from .settings import PROCESSES, as_given, check_setup, in_words, restored_parts, setup_of
 from .states import StatefulTrainer
 
 # %% auto #0
@@ -67,7 +66,6 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 def checked(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     """Return nbtrain's part of the `state` in `path`. Raises CheckpointError if `trainer` can't restore it."""
-    world_size = n_readers(trainer)
     own = state.get("nbtrain")
     if not isinstance(own, dict):
         raise CheckpointError(
@@ -88,15 +86,9 @@ def checked(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path) -> M
     if missing:
         raise CheckpointError(f"{path.name} is not a whole state: {', '.join(missing)} is missing.", where=str(path))
     _check_types(state, own, path)
-    if own["finished"] is not None and own["world_size"] != world_size:
+    if own["finished"] is not None and len(own.get("others", [])) != own["world_size"] - 1:
         raise CheckpointError(
-            f"{path.name} was saved in mid-epoch by {own['world_size']} processes, and {world_size} would resume it.",
-            where=str(path),
-            remedy="Resume with as many processes, or from a state that was saved at the end of an epoch.",
-        )
-    if own["finished"] is not None and len(own.get("others", [])) != world_size - 1:
-        raise CheckpointError(
-            f"{path.name} was saved in mid-epoch, and has the random numbers of 1 of {world_size} processes.",
+            f"{path.name} was saved in mid-epoch, and has the random numbers of 1 of {own['world_size']} processes.",
             where=str(path),
             remedy="Resume from a state that was saved at the end of an epoch.",
         )
@@ -178,7 +170,10 @@ def fit_setup(trainer: TrainerProtocol, state: dict[str, Any], checkpoint: str |
     found = check_setup(own, given, Path(checkpoint), strict=strict)
     restored = restored_parts(own, given)
     state["nbtrain"] = own | {"setup": own.get("setup", {}) | {part: settings for part, settings in given.items() if part not in restored}}
-    if "loader" in found:  # an open epoch begins again
+    again = [part for part in found if part in ("loader", PROCESSES)]
+    if again and own["finished"] is not None:
+        found[again[-1]] += f", and epoch {n_begun} begins again"
+    if again:
         state["nbtrain"] |= {"finished": None, "loader": NO_PLACE}
     return found
 

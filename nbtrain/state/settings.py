@@ -5,7 +5,7 @@
 # %% ../../nbs/state/settings.ipynb #dad347c2
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,17 @@ from ..data.loader import BatchList, as_loader, innermost
 from ..data.seeded_loader import SeededLoader
 from ..data.several_loaders import is_several, mode_of, n_batches, parts_of
 from ..data.tensor_loader import TensorLoader
+from ..distributed.launcher import n_readers
 from ..engine.callback import Freezer, active_callbacks, as_list
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError
 
 # %% auto #0
-__all__ = ["Setup", "setup_of", "frozen_names", "as_given", "differences", "restored_parts", "check_setup", "in_words"]
+__all__ = ["Setup", "PROCESSES", "setup_of", "frozen_names", "as_given", "differences", "restored_parts", "check_setup", "in_words"]
 
 # %% ../../nbs/state/settings.ipynb #adb15c07
 Setup = dict[str, dict[str, Any]]  # plain values by part and name
+PROCESSES = "number of processes"  # a part
 
 
 def _name(value: Any) -> str:
@@ -87,6 +89,7 @@ def setup_of(trainer: TrainerProtocol, loader: Any = None) -> Setup:
         "accumulation": {"accumulate": trainer.lightning.get("accumulate_grad_batches", 1), "grad_reduction": "mean"},
         "clipping": {"gradient_clip": 0.0},
         "precision": {"precision": trainer.precision},
+        PROCESSES: {"processes": n_readers(trainer)},
     }
     found |= as_given(trainer)
     callbacks = as_list(trainer.lightning.get("callbacks"))
@@ -131,6 +134,8 @@ def _difference(name: str, before: Any, now: Any) -> str:
         is_now = next((n for n in now if n not in before), None)
         other = next((n for n in before if n not in now), None)
         return f"{is_now} was trained and is frozen" if is_now is not None else f"{other} was frozen and is trained"
+    if name == "processes":
+        return f"{before}, and {now} now, so that an update takes {now} {'batch' if now == 1 else 'batches'} instead of {before}"
     if name != "parameters":
         return f"{name} was {before} and is {now}"
     flat, others = ([name for group in groups for name in group] for groups in (before, now))
@@ -147,7 +152,8 @@ def restored_parts(own: Mapping[str, Any], given: Setup) -> set[str]:
 def check_setup(own: Mapping[str, Any], given: Setup, path: Path, *, strict: bool) -> dict[str, str]:
     """Return the differences from the setup of the saved run. With `strict`, raises CheckpointError if the resume can't be exact.
 
-    Between two epochs a run may continue with another loader, schedule, accumulation, clipping or precision; in mid-epoch it may not.
+    Between two epochs a run may continue with another loader, schedule, accumulation, clipping, precision or number of processes; in
+    mid-epoch it may not.
     `own`: nbtrain's part of the state.
     """
     restored = restored_parts(own, given)
@@ -158,9 +164,15 @@ def check_setup(own: Mapping[str, Any], given: Setup, path: Path, *, strict: boo
             f"{path.name} was saved {'in mid-epoch ' if own['finished'] is not None else ''}with "
             f"{in_words({part: found[part] for part in refused})}.",
             where=str(path),
-            remedy="Use the settings that it was saved with, or pass strict=False to continue with the current ones, not exactly.",
+            remedy=_remedy(refused),
         )
     return found
+
+
+def _remedy(refused: Collection[str]) -> str:
+    if PROCESSES in refused:
+        return "Resume with as many processes, or from the end of an epoch; with StateManagerAddon's strict=False the epoch begins again."
+    return "Use the settings that it was saved with, or pass strict=False to continue with the current ones, not exactly."
 
 
 def in_words(found: Mapping[str, str]) -> str:

@@ -45,7 +45,7 @@ from ..base.trainer_base import TrainerBase
 from ..base.written_steps import check_written_steps, uncalled_methods
 from ..completion import completed_by_value
 from ..checkpoint.sharded import merge_checkpoint
-from ..cluster.jobs import JobHandle, submit
+from ..cluster.jobs import JobHandle, show_run, submit
 from ..cluster.command_file import FOLDER
 from ..cluster.kubernetes import MANIFEST, Pods
 from ..cluster.submit import Resources, Scheduler
@@ -770,12 +770,17 @@ class Trainer(TrainerBase):
         return None if self.control.request_elsewhere("validate_now") else validate_now(self)
 
     @overload
-    def show(self) -> None: ...
+    def show(self, name: str | Path | None = None) -> None: ...
     @overload
     def show(self, name: str, value: Any, *, kind: ShownKind | None = None, caption: str | Sequence[str] | None = None) -> None: ...
     @checked
     def show(
-        self, name: str | None = None, value: Any = None, *, kind: ShownKind | None = None, caption: str | Sequence[str] | None = None
+        self,
+        name: str | Path | None = None,
+        value: Any = None,
+        *,
+        kind: ShownKind | None = None,
+        caption: str | Sequence[str] | None = None,
     ) -> None:
         """Show a picture, a text or a histogram in the record, the run folder and every tracker; without arguments, the newest run.
 
@@ -787,7 +792,8 @@ class Trainer(TrainerBase):
         error for a value that can't be shown. In a cell, `validate` and `run_batch` it is shown below the cell, and not recorded.
 
         Args:
-            name: Under which name; each name has its own slider. None: show the newest run.
+            name: Under which name; each name has its own slider. None: show the newest run. A path, as `Path("/shared/runs")`, or a URL,
+                as "s3://bucket/runs", shows the run that is recorded there, live, wherever it runs; that of a job of yours with buttons.
             value: A matplotlib figure; a PIL image; a tensor or an array of (C, H, W), (N, C, H, W), (H, W) or with the channels last, as
                 uint8 or as floats from 0 to 1; a list of these; or a text. Of a batch, the first 64.
             kind: "histogram" for the values of a tensor of any shape. None: what the value is.
@@ -795,7 +801,7 @@ class Trainer(TrainerBase):
 
         Raises:
             StepError: the value is not one of these, its floats are not from 0 to 1, or its shape could mean two things
-            ConfigError: there is a name and no value
+            ConfigError: there is a name and no value, or no run was recorded at the path or URL
 
         Changes:
             Adds a Shown to `history.shown`, and a file to the folder `shown` of the run folder.
@@ -811,6 +817,9 @@ class Trainer(TrainerBase):
             >>> trainer.show()
             History(empty)
         """
+        if isinstance(name, Path) or (name is not None and value is None and "://" in name):
+            show_run(name)
+            return
         if name is not None and value is None:
             raise ConfigError(f"show({name!r}) got no value.", remedy="Give show(name, value); show() shows the newest run.")
         if name is not None:

@@ -295,7 +295,7 @@ class Board:
     curve: LossCurve = field(default_factory=LossCurve)
     status: str = "running"
     reason: str = ""
-    trying: str = ""  # the step that a dry run tries
+    trying: str = ""  # what happens before the run begins: the step that a dry run tries, or why a job waits
     speed: Speed = field(default_factory=Speed)
     advice: Advice = field(default_factory=Advice)
     find_ghost: Callable[[], Ghost | None] = field(default=lambda: None)  # the run to compare with, read when drawn
@@ -317,7 +317,7 @@ class Board:
         return "" if self.loss is None else f"loss {format_value(self.loss, self.curve.digits)}"
 
     def update(self, event: Event) -> None:
-        """Update the data with `event`. One with "trying" in its data is a preview: what is tried before the run begins."""
+        """Update the data with `event`. One with "trying" in its data is a preview: what happens before the run begins."""
         self.trying = event.data.get("trying", "")
         self.advice.update(event)
         self.means.update(event)
@@ -513,7 +513,7 @@ def header_line(header: Mapping[str, Any], run: int) -> str:
         n_params,
         header.get("device"),
         header.get("precision"),
-        f"run {run}",
+        f"run {run}" if run else None,
         round_words(header),
     ]
     return " · ".join(visible(str(part)) for part in parts if part)
@@ -549,8 +549,8 @@ def rate_words(board: Board) -> list[str]:
 
 
 def trying_words(board: Board) -> str:
-    """`trying train_step on one batch · 00:02`."""
-    return f"trying {board.trying} · {format_time(board.elapsed_s)}"
+    """`trying train_step on one batch · 00:02`, `pending: Priority · 05:00`."""
+    return f"{board.trying} · {format_time(board.elapsed_s + board.place.waited_s)}"
 
 
 def progress_line(board: Board) -> str:

@@ -113,6 +113,33 @@ def test_commands_reach_all_workers_after_the_same_batch(where: Where, tmp_path:
     assert len(list((tmp_path / "run-001" / "checkpoints").glob("epoch=*"))) >= 2
 
 
+class Stopping(Regress):
+    """Stops in the fifth step of a run that is not resumed."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        if self.counts.processed == 8 and not self.resumed:
+            self.control.stop()
+        return super().train_step(batch)
+
+
+def test_a_run_that_was_stopped_here_continues_on_ray_and_then_in_one_process(where: Where, tmp_path: Path) -> None:
+    whole = fit(Regress.add_on(MultiGPUAddon), device=["cpu", "cpu"])
+    options: dict[str, Any] = {"save_path": tmp_path, "seed": 1}
+    loaders = make_loader(batch_size=8), make_valid()
+    here = make_trainer(Stopping.add_on(MultiGPUAddon, StateManagerAddon), device=["cpu", "cpu"], **options)
+    torch.manual_seed(4)
+    assert here.run(3, *loaders, resume="auto").status == "stopped" and here.counts.epoch == 1
+    on_ray = make_trainer(Regress.add_on(RayAddon, StateManagerAddon), **where(), **options)
+    on_ray.run(3, *loaders, resume="auto")
+    assert same_weights(whole.model, on_ray.model) and whole.counts == on_ray.counts
+    assert without_times(whole.history.epochs) == without_times(on_ray.history.epochs)
+    one = make_trainer(Regress.add_on(StateManagerAddon), **options)
+    one.run(4, *loaders, resume="auto")
+    assert one.counts.epoch == 4 and one.run_dir == on_ray.run_dir == here.run_dir
+    text = (tmp_path / "run-001" / "events.jsonl").read_text()
+    assert text.count("another number of processes") == 1 and "2, and 1 now, so that an update takes 1 batch instead of 2." in text
+
+
 class Dying(Regress):
     """In rank 1, ends its process in the middle of epoch 2, once: in the folder `once` a file says that it was."""
 

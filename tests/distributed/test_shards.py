@@ -93,7 +93,7 @@ def test_run_goes_on_from_parts_that_were_saved_in_mid_epoch_bit_for_bit(tmp_pat
     assert texts == ["resumed from epoch=1-step=6", cost]
     assert again.counts.step == 15 and difference(never, again) == 0.0
     three = make(SAVING, save_path=tmp_path, strategy="fsdp2", device=["cpu"] * 3)
-    with pytest.raises(CheckpointError, match="epoch=1-step=6 was saved in mid-epoch by 2 processes, and 3 would resume it."):
+    with pytest.raises(CheckpointError, match="epoch=1-step=6 was saved in mid-epoch with another number of processes: 2, and 3 now"):
         three.load_state(path)
 
 

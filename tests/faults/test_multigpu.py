@@ -173,8 +173,15 @@ def test_state_of_two_ranks_in_mid_epoch_is_resumed_exactly_by_two(tmp_path: Pat
     resumed.run(2, batches_of(8)["loader"], resume=states / "epoch=1-step=8.ckpt")
     assert same_weights(whole.model, resumed.model)
     assert without_times(whole.history.epochs) == without_times(resumed.history.epochs)
-    with pytest.raises(CheckpointError, match="epoch=1-step=8.ckpt was saved in mid-epoch by 2 processes, and 1 would resume it."):
-        make_several(kind, device="cpu", save_path=tmp_path / "one").load_state(states / "epoch=1-step=8.ckpt")
+    with pytest.raises(CheckpointError, match="epoch=1-step=8.ckpt was saved in mid-epoch with another number of processes: 2, and 1 now"):
+        make_several(kind, device="cpu", save_path=tmp_path / "one", model=make_model()).load_state(states / "epoch=1-step=8.ckpt")
+    one = make_several(kind, device="cpu", save_path=tmp_path / "one", model=make_model(), strict=False)
+    one.run(2, batches_of(8)["loader"], resume=states / "epoch=1-step=8.ckpt")
+    n_batches = len(batches_of(8)["loader"])
+    assert one.counts.epoch == 2 and one.counts.step == 8 + n_batches
+    (line,) = [line for line in (one.run_dir / "events.jsonl").read_text().splitlines() if "was saved with" in line]
+    what = "another number of processes: 2, and 1 now, so that an update takes 1 batch instead of 2, and epoch 2 begins again."
+    assert what in json.loads(line)["data"]["text"]
 
 
 class Faulty(Measured):

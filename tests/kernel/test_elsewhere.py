@@ -38,6 +38,17 @@ def test_a_notebook_that_is_executed_for_nobody_has_the_record_alone() -> None:
 
 
 @pytest.mark.long
+def test_a_submitted_run_is_shown_in_its_cell_before_it_begins_and_has_its_end(tmp_path: Path) -> None:
+    setup = SETUP.replace("trainer = Slow", f"import os\nos.environ['XDG_STATE_HOME'] = {str(tmp_path)!r}\ntrainer = Slow")
+    submit = f"handle = trainer.submit(2, loader, loader, cluster='local', save_path={str(tmp_path / 'runs')!r}, name='night')\n"
+    began = "handle.show()\nfirst = handle.status\nassert first == 'starting', first"
+    notebook = written(setup, submit + began, "result = handle.wait()")
+    NotebookClient(notebook, timeout=600).execute()
+    notebook.cells.pop()
+    check(notebook)
+
+
+@pytest.mark.long
 def test_papermill_writes_the_record_and_its_parameters_reach_the_run(tmp_path: Path) -> None:
     notebook = written("n_epoch = 1", SETUP, "result = trainer.run(n_epoch, loader, loader)")
     notebook.cells[0].metadata.tags = ["parameters"]

@@ -195,3 +195,19 @@ def test_a_schedule_by_batches_has_its_length_after_a_rewind(step: int) -> None:
     trainer.rewind(step=step)
     trainer.run(1, make_loader())
     assert rates(trainer)[-len(expected) :] == expected and trainer.history.epochs[-1]["epoch"] == 2
+
+
+@pytest.mark.parametrize("name", ["lambda", "one cycle"])
+def test_a_schedule_ends_with_its_run_where_a_resumed_one_has_longer_or_shorter_epochs(name: str, tmp_path: Path) -> None:
+    """With other batches, or as many for each of other processes: what was trained before counts as it was."""
+    options: dict[str, Any] = {"kind": Regress.add_on(StateManagerAddon), "save_path": tmp_path}
+    for size, n_batches in ((16, 5), (32, 3)):
+        with pytest.raises(SystemExit):
+            make(FACTORIES[name], last=n_batches, **options).run(4, make_loader(batch_size=size), resume="auto")
+    again = make(FACTORIES[name], **options)
+    again.run(4, make_loader(batch_size=8), resume="auto")
+    (planned,) = notes(again)
+    assert planned.startswith("The schedule was planned for 14 updates, and the run now has 26:") and again.counts.step == 26
+    expected = make(FACTORIES[name])
+    expected.run(1, make_loader(26, batch_size=1))
+    assert rates(again) == rates(expected)[8:]

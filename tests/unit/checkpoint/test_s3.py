@@ -1,4 +1,4 @@
-"""Weights and checkpoints in S3, by a server of this machine that speaks its protocol.
+"""Weights, checkpoints and records in S3, by a server of this machine that speaks its protocol.
 
 `make faults` installs it beside the environment, because its packages would change versions there.
 """
@@ -24,6 +24,7 @@ from moto.server import ThreadedMotoServer
 from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights
 
 from nbtrain import CheckpointError, StateManagerAddon
+from nbtrain.history.follow import recorded_events
 
 
 def refused(call, *args):
@@ -55,6 +56,13 @@ for save_format in ("ckpt", "safetensor"):
     resumed = make_trainer(kind, save_path=folder / f"{save_format} resumed", **options)
     resumed.run(2, make_loader(), make_valid(), resume=f"s3://bucket/{last.name}")
     print(same_weights(whole.model, resumed.model), resumed.counts == whole.counts)
+record, file = (whole.run_dir / "events.jsonl").read_bytes(), "bucket/runs/run-001/events.jsonl"
+store.pipe_file(file, record[: len(record) // 2])
+followed = recorded_events("s3://bucket/runs")
+half = list(iter(lambda: next(followed, None), None))
+store.pipe_file(file, record)
+rest = list(iter(lambda: next(followed, None), None))
+print(len(half) > 0, len(rest) > 0, len(half) + len(rest) == record.count(b"\\n"))
 refused(make_trainer().apply_weights, "s3://bucket/none.pt")
 refused(make_trainer().save_model, "s3://none/a.pt")
 server.stop()
@@ -67,6 +75,7 @@ True
 's3://bucket/deep/er/a.safetensors' exists.
 True True
 True True
+True True True
 There is no file 's3://bucket/none.pt'.
 's3://none/a.pt' could not be written: The specified bucket does not exist.
 's3://bucket/b.pt' could not be written: Could not connect to the endpoint URL: "http://127.0.0.1:PORT/bucket/b.pt".

@@ -17,7 +17,7 @@ import torch
 from samples import SEED, Regress, make_loader, make_trainer, make_valid, same_weights, without_times
 
 import nbtrain
-from nbtrain import ConfigError, JobHandle, OptionError, WorkerError, submitted_jobs
+from nbtrain import ConfigError, JobHandle, OptionError, StateManagerAddon, WorkerError, submitted_jobs
 from nbtrain.cli import main
 from nbtrain.cluster.command_file import CommandFile, make_folder, send
 from nbtrain.cluster.submit import JobInfo, SubmittedRun, environment, minutes, new_info
@@ -102,7 +102,7 @@ def test_run_elsewhere_is_paused_changed_found_again_and_interrupted_and_ends_as
 
 
 @pytest.mark.long
-def test_job_in_another_environment_fails_with_what_differs(tmp_path: Path) -> None:
+def test_job_in_another_environment_fails_with_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_folder(tmp_path)
     info = JobInfo("local", "other", 1, 1, environment() | {"torch": "1.0"}, ["/no/such/folder"], str(tmp_path), id="1")
     info.write(tmp_path)
@@ -115,6 +115,8 @@ def test_job_in_another_environment_fails_with_what_differs(tmp_path: Path) -> N
         handle.wait()
     with pytest.raises(ConfigError, match="The job is over: failed"):
         handle.pause()
+    handle.show()
+    assert "✗ failed · ConfigError: The environment is another one: " in capsys.readouterr().out
 
 
 def test_configuration_is_submitted_from_the_command_line(
@@ -159,6 +161,48 @@ def test_what_can_not_be_submitted_is_refused_at_once(kind: str, tmp_path: Path,
     with pytest.raises(ConfigError) as caught:
         make_trainer().submit(1, make_loader(), **{"save_path": tmp_path, **options})
     assert words in str(caught.value) and list(tmp_path.iterdir()) == []
+
+
+class Stopping(Regress):
+    """Stops after its seventh step, once."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        if self.counts.step == 7 and self.history.last is not None and not self.resumed and self.save_path is not None:
+            self.control.stop()
+        return super().train_step(batch)
+
+
+def begun_here(tmp_path: Path) -> Any:
+    """A trainer in the middle of epoch 2, as another process has saved it."""
+    kind = Stopping.add_on(StateManagerAddon)
+    assert make_trainer(kind, seed=0, save_path=tmp_path / "here").run(3, make_loader(), make_valid()).status == "stopped"
+    trainer = make_trainer(Regress.add_on(StateManagerAddon), seed=0, save_path=tmp_path / "here")
+    trainer.load_state()
+    return trainer
+
+
+def test_epoch_that_one_process_began_is_not_submitted_to_two(tmp_path: Path) -> None:
+    trainer = begun_here(tmp_path)
+    with pytest.raises(
+        ConfigError,
+        match="is in mid-epoch, saved by 1 process, and the job has 2.\n  epoch 2, after batch 3\n  Give nodes × tasks_per_node = 1, or",
+    ):
+        trainer.submit(2, make_loader(), cluster="local", tasks_per_node=2, save_path=tmp_path / "jobs")
+    assert not (tmp_path / "jobs").exists()
+
+
+@pytest.mark.long
+def test_run_that_was_stopped_here_continues_as_a_job_and_then_here_again(tmp_path: Path, state_home: None) -> None:
+    trainer = begun_here(tmp_path)
+    handle = trainer.submit(2, make_loader(), make_valid(), cluster="local", save_path=tmp_path / "jobs")
+    assert handle.wait().status == "completed" and trainer.counts.epoch == 3
+    trainer.run(1, make_loader(), make_valid())
+    with keep_random():
+        whole = make_trainer(seed=0)
+        whole.run(3, make_loader(), make_valid())
+        whole.run(1, make_loader(), make_valid())
+    assert same_weights(whole.model, trainer.model)
+    assert without_times(whole.history.epochs) == without_times(trainer.history.epochs)
 
 
 def test_value_that_can_not_be_sent_is_named(tmp_path: Path) -> None:

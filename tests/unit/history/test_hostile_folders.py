@@ -20,7 +20,7 @@ from nbtrain import ConfigError, compare, load_run
 from nbtrain.cli import main
 from nbtrain.errors import NbtrainError
 from nbtrain.events import Event
-from nbtrain.history.follow import follow
+from nbtrain.history.follow import follow, recorded_events
 from nbtrain.history.provenance import diff, show
 from nbtrain.history.run_folder import read_events, read_history
 from nbtrain.history.runs import Runs, runs
@@ -226,7 +226,7 @@ def stop(seconds: float) -> None:
 def followed(folder: Path, view: Callable[[io.StringIO], Any]) -> str:
     stream = io.StringIO()
     try:
-        follow(folder, view(stream), wait=stop)
+        follow(recorded_events(folder), view(stream), wait=stop)
     except Stopped:
         pass
     shown = stream.getvalue()

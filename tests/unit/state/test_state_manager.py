@@ -618,7 +618,9 @@ def test_another_number_of_processes_is_named(tmp_path: Path) -> None:
     two = make_trainer(Saving.add_on(MultiGPUAddon), save_path=tmp_path / "x", device=["cpu", "cpu"])
     with pytest.raises(CheckpointError) as error:
         two.load_state(one.run_dir / "checkpoints" / "epoch=0-step=2.ckpt")
-    assert str(error.value).splitlines()[0] == "epoch=0-step=2.ckpt was saved in mid-epoch by 1 processes, and 2 would resume it."
+    what = "1, and 2 now, so that an update takes 2 batches instead of 1."
+    assert str(error.value).splitlines()[0] == f"epoch=0-step=2.ckpt was saved in mid-epoch with another number of processes: {what}"
+    assert "with StateManagerAddon's strict=False the epoch begins again" in str(error.value)
 
 
 def test_weights_alone_are_no_state(tmp_path: Path) -> None:
