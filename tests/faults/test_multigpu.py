@@ -1,4 +1,4 @@
-"""Runs in two processes on the CPU: the numbers of one process, everything back in the caller's objects, faults with their rank."""
+"""Runs in two processes: the numbers of one process, everything back in the caller's objects, faults with their rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
-from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
+from samples import DEVICE, Regress, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, TensorDataset
@@ -37,7 +37,7 @@ from nbtrain.cli import main
 from nbtrain.distributed.launcher import Launcher
 from nbtrain.history.run_folder import load_run
 
-TWO = ["cpu", "cpu"]
+TWO = ["cuda:0", "cuda:1"] if DEVICE == "cuda" and torch.cuda.device_count() > 1 else ["cpu", "cpu"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,7 +75,7 @@ def make_several(kind: Any = Several, **options: Any) -> Any:
 
 
 def difference(a: nn.Module, b: nn.Module) -> float:
-    return max(float((p - q).abs().max()) for p, q in zip(a.state_dict().values(), b.state_dict().values()))
+    return max(float((p.cpu() - q.cpu()).abs().max()) for p, q in zip(a.state_dict().values(), b.state_dict().values()))
 
 
 def batches_of(size: int, n: int = 70) -> dict[str, Any]:
