@@ -113,8 +113,10 @@ lab: .venv/installed-dev
 	$(PIP) --editable '.[examples]'
 	touch $@
 
+# Older releases of pip know no dependency groups
 .venv/installed-dev: .venv/installed | .venv/lowest .venv/transformers
-	$(PIP) --editable '.[examples,dev,docs]'
+	$(PIP) 'pip>=25.1'
+	$(PIP) --editable '.[examples]' --group dev --group docs
 	touch $@
 
 # The lowest Lightning that is supported and a kernel of the line before, for tests that put them before the installed ones

@@ -61,6 +61,46 @@ class Renamed(importlib.abc.MetaPathFinder):
         return spec
 
 
+HELD_OTHERWISE = "parts held otherwise"
+_HOLDER = """
+class Holder:  # no dict, and no Mapping that says so
+    def __init__(self, held=()): self.held = dict(held)
+    def __deepcopy__(self, memo): return Holder(copy.deepcopy(self.held, memo))
+    def __getattr__(self, name): return getattr(object.__getattribute__(self, "held"), name)
+    def __getitem__(self, name): return self.held[name]
+    def __setitem__(self, name, value): self.held[name] = value
+    def __delitem__(self, name): del self.held[name]
+    def __contains__(self, name): return name in self.held
+    def __iter__(self): return iter(self.held)
+    def __len__(self): return len(self.held)
+"""
+
+
+class _LoaderOfHolders(importlib.machinery.SourceFileLoader):
+    """Loads torch's module of modules, whose buffers, names of transient ones and hooks are in objects of another class."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        source = self.get_source(fullname)
+        assert source is not None
+        kept = "_buffers|_forward_hooks|_forward_pre_hooks|_load_state_dict_pre_hooks"
+        changed, n = re.subn(rf'(super\(\).__setattr__\("({kept})", )(\{{\}}|OrderedDict\(\))\)', r"\1Holder())", source)
+        assert n == kept.count("|") + 1, n
+        changed = changed.replace("\nclass Module:", f"\nimport copy\n{_HOLDER}\n\nclass Module:", 1)
+        return compile(changed, self.get_filename(fullname), "exec", dont_inherit=True)
+
+
+class HeldOtherwise(importlib.abc.MetaPathFinder):
+    """Lets torch keep the parts of modules in other objects than dicts. Goes before all finders."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        if fullname != "torch.nn.modules.module":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        assert spec is not None and spec.origin is not None
+        spec.loader = _LoaderOfHolders(fullname, spec.origin)
+        return spec
+
+
 # -- a process of its own
 def _notes(folder: Path) -> list[str]:
     """The notes of the runs in a folder, each once."""
@@ -97,7 +137,7 @@ def found_with(name: str) -> dict[str, Any]:
     reads, writes = os.pipe()
     if not (child := os.fork()):
         if name:
-            sys.meta_path.insert(0, Renamed(name))
+            sys.meta_path.insert(0, HeldOtherwise() if name == HELD_OTHERWISE else Renamed(name))
         with os.fdopen(writes, "w") as answer:
             json.dump(run_jobs(), answer)
         os._exit(0)
@@ -148,9 +188,8 @@ def main(names: Sequence[str]) -> None:
     for module in ("numpy", "scipy.signal", "scipy.stats", "sympy", "matplotlib.pyplot", "transformers", "pytest"):
         with suppress(ImportError):
             importlib.import_module(module)
-    inner = [
-        name for name in names if name in _source("torch") or name in _source("torchmetrics") or name in _source("lightning_utilities")
-    ]
+    early = "torch", "torchmetrics", "lightning_utilities"
+    inner = [name for name in names if name == HELD_OTHERWISE or any(name in _source(package) for package in early)]
     for part, imports in ((inner, ()), (["", *(name for name in names if name not in inner)], ("torch._dynamo", "torchmetrics"))):
         for module in imports:
             importlib.import_module(module)

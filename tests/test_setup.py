@@ -153,13 +153,14 @@ def test_dependencies_agree_between_pyproject_environment_and_constraints() -> N
     assert wanted.keys() <= pinned
 
 
-def test_every_extra_is_pinned_and_all_has_those_for_users() -> None:
+def test_every_extra_and_group_is_pinned_and_all_has_the_extras() -> None:
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib; the files are the same on 3.11")
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    names = {re.split(r"[\[<>=]", wanted)[0] for found in extras.values() for wanted in found} - {"nbtrain"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
+    names = {re.split(r"[\[<>=]", wanted)[0] for found in (*extras.values(), *groups.values()) for wanted in found} - {"nbtrain"}
     pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
     assert names <= pinned, names - pinned
-    assert extras["all"] == [f"nbtrain[{','.join(sorted(extras.keys() - {'all', 'dev', 'docs'}))}]"]
+    assert extras["all"] == [f"nbtrain[{','.join(sorted(extras.keys() - {'all'}))}]"]
 
 
 def test_workflow_has_commands_that_exist_and_the_versions_that_are_promised() -> None:

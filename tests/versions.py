@@ -64,7 +64,9 @@ def python_of(torch: str) -> Path:
     constraints = folder / "constraints.txt"
     constraints.write_text("\n".join(pins), encoding="utf-8")
     wanted = "torch" if torch == "newest" else f"torch=={torch}"
-    _install(python, "--constraint", str(constraints), "--upgrade", wanted, "--editable", f"{ROOT}[examples,dev,docs]")
+    _install(python, "pip>=25.1")  # the first that knows groups
+    groups = [part for name in ("dev", "docs") for part in ("--group", f"{ROOT}/pyproject.toml:{name}")]
+    _install(python, "--constraint", str(constraints), "--upgrade", wanted, "--editable", f"{ROOT}[examples]", *groups)
     return python
 
 

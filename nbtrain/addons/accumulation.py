@@ -261,18 +261,20 @@ class _Readers:
     def sum(self, value: Tensor) -> Tensor:
         return self.strategy.reduce(value, reduce_op="sum") * self.n / self.n_processes
 
+    def _reduced(self, numbers: list[int], op: str) -> list[int]:
+        if self.rank is not None:
+            return self.rank.reduced(numbers, torch.distributed.ReduceOp.SUM if op == "sum" else torch.distributed.ReduceOp.MAX)
+        return self.strategy.reduce(torch.tensor(numbers, device=self.strategy.root_device), reduce_op=op).tolist()
+
     def most(self, n_samples: int) -> int:
         """The largest `n_samples` of all processes."""
-        if self.n_processes == 1:
-            return n_samples
-        return int(self.strategy.reduce(torch.tensor(n_samples, device=self.strategy.root_device), reduce_op="max"))
+        return n_samples if self.n_processes == 1 else self._reduced([n_samples], "max")[0]
 
     def totals(self, n_samples: int, n_batches: int) -> tuple[int, int]:
         """Samples and batches of all processes, from those of this one."""
         if self.n_processes == 1:
             return n_samples, n_batches
-        counts = torch.tensor([n_samples, n_batches], device=self.strategy.root_device)
-        n_samples, n_batches = map(round, self.sum(counts).tolist())
+        n_samples, n_batches = (round(n * self.n / self.n_processes) for n in self._reduced([n_samples, n_batches], "sum"))
         return n_samples, n_batches
 
 

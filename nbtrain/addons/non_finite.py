@@ -12,6 +12,7 @@ import lightning as L
 from torch.optim import Optimizer
 
 from ..distributed.parallelism import local
+from ..distributed.rank import find_rank
 from .gradients import total_norm
 from .hooks import HooksAddon
 from ..loggers.addon import LoggersAddon, WebLoggerAddon
@@ -93,7 +94,9 @@ class _Skip(L.Callback):
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         gradients = [local(p.grad) for p in parameters]
         largest = float(total_norm(gradients, math.inf))  # a 2-norm may overflow even if all values are finite
-        is_bad = pl_trainer.strategy.reduce_boolean_decision(not math.isfinite(largest), all=False)
+        is_bad, rank = not math.isfinite(largest), find_rank(pl_trainer)
+        reduced = pl_trainer.strategy.reduce_boolean_decision(is_bad, all=False) if rank is None else rank.reduced([int(is_bad)])[0]
+        is_bad = bool(reduced)
         if isinstance(pl_module, StepModule):
             self._count(pl_module, is_bad=is_bad)
         self.n_in_a_row = self.n_in_a_row + 1 if is_bad else 0

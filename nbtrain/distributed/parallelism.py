@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.pytorch.strategies import (
-    DDPStrategy,
     DeepSpeedStrategy,
     FSDPStrategy,
     ModelParallelStrategy,
@@ -33,7 +32,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.optim import Optimizer
 
-from ..private.lightning_parts import sizes_of
+from ..private.lightning_parts import OneStreamDDP, sizes_of
 from ..errors import ConfigError, nearest
 from ..optim.joint_optimizer import JointOptimizer, single
 
@@ -252,8 +251,8 @@ class Parallelism:
 
 
 _STRATEGIES: dict[str, Callable[[Parallelism], Strategy]] = {
-    "ddp": lambda own: DDPStrategy(),
-    "ddp_find_unused_parameters_true": lambda own: DDPStrategy(find_unused_parameters=True),
+    "ddp": lambda own: OneStreamDDP(),
+    "ddp_find_unused_parameters_true": lambda own: OneStreamDDP(find_unused_parameters=True),
     "fsdp2": lambda own: SplitStrategy(own.n_readers, own.tensor_size, save_distributed_checkpoint=False),
     "tp": lambda own: SplitStrategy(own.n_readers, own.tensor_size, save_distributed_checkpoint=False),
     "fsdp": lambda own: FSDPStrategy(),

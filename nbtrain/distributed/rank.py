@@ -148,6 +148,12 @@ class RankCallback(L.Callback):
         if self._meeting is not None:
             dist.barrier(self._meeting)
 
+    def reduced(self, numbers: list[int], op: Any = dist.ReduceOp.SUM) -> list[int]:
+        """The numbers of all ranks, reduced with `op`. The hosts exchange them, and wait for no device."""
+        found = torch.tensor(numbers)
+        dist.all_reduce(found, op, self.group)
+        return found.tolist()
+
     def loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         """This rank's share of the batches of `loader`."""
         if self.trainer.configures_optimizers:
@@ -185,7 +191,10 @@ class RankCallback(L.Callback):
 
     def after_wrapping(self, module: L.LightningModule) -> None:
         """The wrapper alone keeps the parameter that was added: nothing else needs to know of it."""
-        self._wrapper: Any = module.trainer.strategy.model
+        strategy = module.trainer.strategy
+        self._wrapper: Any = strategy.model
+        if strategy.root_device.type == "cuda":
+            torch.cuda.synchronize(strategy.root_device)  # Lightning's DDPStrategy gets rank 0's weights on another stream
         place = getattr(module, "round_carrier", None)
         self._carrier = _Carrier(place) if place is not None else None
         if place is not None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from ..data.batch import is_out_of_memory, out_of_memory
 from ..engine.precision import CastPrecision
 from ..engine.step_module import StepModule
+from ..private.lightning_parts import OneStreamDDP
 from .ddp_step import ddp_functions, find_ddp_step
 from .error_guard import ErrorGuard
 
@@ -86,7 +87,7 @@ def _why_no_pass(pl_trainer: L.Trainer) -> str:
     profiler: Any = pl_trainer.profiler  # pyright: ignore[reportAttributeAccessIssue]
     if unknown_version():
         return f"Lightning {L.__version__}"
-    if type(strategy) not in (SingleDeviceStrategy, DDPStrategy):
+    if type(strategy) not in (SingleDeviceStrategy, DDPStrategy, OneStreamDDP):
         return f"strategy {type(strategy).__name__}"
     if getattr(strategy, "_model_averager", None) is not None:
         return "averaged models"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import lightning as L
@@ -52,9 +52,12 @@ _SMALL = 64  # most items of a collection that is copied; a longer list is trunc
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 
 
-def restore_attributes(attributes: dict[str, Any], kept: Mapping[str, Any]) -> None:
+def restore_attributes(attributes: MutableMapping[str, Any], kept: Mapping[str, Any]) -> None:
     """Restore a dict in place, without emptying it in between, when Ctrl-C might interrupt."""
-    dict.update(attributes, kept)  # a Counter would add
+    if isinstance(attributes, dict):
+        dict.update(attributes, kept)  # a Counter would add
+    else:
+        attributes.update(kept)
     for name in attributes.keys() - kept.keys():
         del attributes[name]
 
@@ -112,7 +115,7 @@ class _TensorCopies:
 class _Attributes:
     """The attributes of an object, except those named in `without`."""
 
-    def __init__(self, attributes: dict[str, Any], without: frozenset[str], keep: Callable[[Tensor], None]) -> None:
+    def __init__(self, attributes: MutableMapping[str, Any], without: frozenset[str], keep: Callable[[Tensor], None]) -> None:
         self.attributes, self.without, self.keep = attributes, without, keep
         self.kept: dict[str, Any] = {}
         self.collections: list[tuple[Any, Any]] = []  # each with its items, or its length

@@ -49,6 +49,7 @@ __all__ = [
     "combined_mode",
     "share_of",
     "compresses_gradients",
+    "OneStreamDDP",
     "sizes_of",
     "use_quick_signals",
     "leave_sigterm",
@@ -290,6 +291,25 @@ def share_of(loader: DataLoader[Any], number: int, n_ranks: int, *, shuffle: boo
 def compresses_gradients(strategy: DDPStrategy) -> bool:
     """Whether gradients are not averaged as they are: a communication hook may compress them, or leave them local."""
     return getattr(strategy, "_ddp_comm_hook", "unknown") is not None
+
+
+class OneStreamDDP(DDPStrategy):
+    """Lightning's DDP, wrapped on the stream that trains.
+
+    On another one, as Lightning has it, torch orders each gradient between the two, and warns of it.
+    """
+
+    _is_wrapping = False
+
+    def configure_ddp(self) -> None:
+        self._is_wrapping = True
+        try:
+            super().configure_ddp()
+        finally:
+            self._is_wrapping = False
+
+    def determine_ddp_device_ids(self) -> list[int] | None:
+        return None if self._is_wrapping else super().determine_ddp_device_ids()  # without ids it needs no other stream
 
 
 def sizes_of(strategy: ModelParallelStrategy) -> tuple[Any, Any]:

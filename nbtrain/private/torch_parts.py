@@ -5,8 +5,9 @@
 # %% ../../nbs/private/torch_parts.ipynb #62fdaa9a
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cache, partial
+from itertools import chain
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +22,13 @@ from .names import find
 # %% auto #0
 __all__ = [
     "BUFFERS",
-    "TRANSIENT",
-    "PARAMETERS",
-    "CHILDREN",
-    "LOAD_HOOKS",
-    "CALL_HOOKS",
     "buffers_of",
-    "transient_of",
+    "PARAMETERS",
     "parameters_of",
+    "CHILDREN",
     "children_of",
+    "transient_of",
+    "load_hooks_of",
     "call_hooks_of",
     "BATCH_NORM",
     "version_of",
@@ -64,27 +63,80 @@ def _grown(item: Any, change: Callable[[Any], Any]) -> list[str]:
     return [name for name, value in vars(item).items() if isinstance(value, (dict, set)) and len(value) > sizes.get(name, 0)]
 
 
-# The attributes in which torch keeps the parts of a module, each by what it does
-(BUFFERS,) = _grown(nn.Module(), lambda module: module.register_buffer("x", None))
-(TRANSIENT,) = {*_grown(nn.Module(), lambda module: module.register_buffer("x", None, persistent=False))} - {BUFFERS}
-(PARAMETERS,) = _grown(nn.Module(), lambda module: module.register_parameter("x", None))
-(CHILDREN,) = _grown(nn.Module(), lambda module: module.register_module("x", None))
-(LOAD_HOOKS,) = _grown(nn.Module(), lambda module: module.register_load_state_dict_pre_hook(bool))
-_REGISTER = ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook", "register_full_backward_pre_hook")
-CALL_HOOKS = tuple(_grown(nn.Module(), lambda module, name=name: getattr(module, name)(bool))[0] for name in _REGISTER)
+class _Held(MutableMapping[str, Any]):
+    """The parts of one kind that a module has, by torch's public functions. It stands in for their dict where that is unknown."""
 
-buffers_of: Callable[[nn.Module], dict[str, Any]] = attrgetter(BUFFERS)
-transient_of: Callable[[nn.Module], set[str]] = attrgetter(TRANSIENT)
-parameters_of: Callable[[nn.Module], dict[str, Any]] = attrgetter(PARAMETERS)
-children_of: Callable[[nn.Module], dict[str, Any]] = attrgetter(CHILDREN)
-call_hooks_of: Callable[[nn.Module], tuple[Any, ...]] = attrgetter(*CALL_HOOKS)
+    def __init__(self, kind: str, module: nn.Module) -> None:
+        self._module, self._kind = module, kind
+
+    def _parts(self) -> dict[str, Any]:
+        options = {} if self._kind == "children" else {"recurse": False}
+        return dict(getattr(self._module, f"named_{self._kind}")(**options))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._parts()[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if self._kind == "buffers" and name not in self._parts():
+            self._module.register_buffer(name, value)
+        else:
+            setattr(self._module, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        delattr(self._module, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts())
+
+    def __len__(self) -> int:
+        return len(self._parts())
+
+    def __ror__(self, other: dict[str, Any]) -> dict[str, Any]:
+        return {**other, **self}
+
+
+def _place(kind: str, part: Any) -> tuple[str, Callable[[nn.Module], Any]]:
+    """The attribute of a module with its parts of a kind, and what reads it. What else torch fills then does not have the part."""
+    found = []
+    for name in _grown(module := nn.Module(), lambda module: getattr(module, f"register_{kind}")("x", part)):
+        held = getattr(module, name)
+        found += [name] if isinstance(held, dict) and held.get("x") is part else []
+    if len(found) == 1:
+        return found[0], attrgetter(found[0])
+    kinds = {"buffer": "buffers", "parameter": "parameters", "module": "children"}
+    return f"_{kind}s", partial(_Held, kinds[kind])
+
+
+def _find_transient() -> Callable[[nn.Module], Any]:
+    found = _grown(module := nn.Module(), lambda module: module.register_buffer("x", None, persistent=False))
+    names = [name for name in found if isinstance(getattr(module, name), set) and "x" in getattr(module, name)]
+    return attrgetter(names[0]) if len(names) == 1 else lambda module: {*buffers_of(module)} - nn.Module.state_dict(module).keys()
+
+
+def _find_hooks(names: Sequence[str]) -> Callable[[nn.Module], tuple[Any, ...]]:
+    """The hooks that the functions register; where one is kept otherwise there may be some in every module."""
+    found = [_grown(nn.Module(), lambda module, name=name: getattr(module, name)(bool)) for name in names]
+    if not all(found):
+        return lambda module: (True,)
+    places = [*dict.fromkeys(chain(*found))]
+    return attrgetter(*places) if len(places) > 1 else lambda module: (getattr(module, places[0]),)
+
+
+# The attributes in which torch keeps the parts of a module, each by what it does
+BUFFERS, buffers_of = _place("buffer", Tensor())
+PARAMETERS, parameters_of = _place("parameter", nn.Parameter(Tensor()))
+CHILDREN, children_of = _place("module", nn.Module())
+transient_of: Callable[[nn.Module], Any] = _find_transient()
+load_hooks_of = _find_hooks(["register_load_state_dict_pre_hook"])
+_REGISTER = ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook", "register_full_backward_pre_hook")
+call_hooks_of = _find_hooks(_REGISTER)
 BATCH_NORM: Any = nn.BatchNorm1d.__base__  # the class of all batch norms
 
 
 def loads_itself(module: nn.Module) -> bool:
     """Whether the class of the module, such as an observer, or one of its hooks changes what is loaded."""
     load = getattr(type(module), "_load_from_state_dict", None)
-    return (load is not None and not load.__module__.startswith("torch.nn.modules.")) or bool(getattr(module, LOAD_HOOKS))
+    return (load is not None and not load.__module__.startswith("torch.nn.modules.")) or any(load_hooks_of(module))
 
 
 # %% ../../nbs/private/torch_parts.ipynb #d1b17c52
@@ -142,11 +194,13 @@ def has_hooks(parameter: Tensor) -> bool:
 def _step_hooks() -> Callable[[Optimizer], tuple[Any, Any]]:
     """The hooks of an optimizer, before and after its step."""
     probe = Optimizer([Tensor()], {})
-    (before,), (after,) = (
+    before, after = (
         _grown(probe, lambda one: one.register_step_pre_hook(bool)),
         _grown(probe, lambda one: one.register_step_post_hook(bool)),
     )
-    return attrgetter(before, after)
+    if len(before) == len(after) == 1:
+        return attrgetter(*before, *after)
+    return lambda optimizer: (True, True)  # kept otherwise: there may be some
 
 
 def hooks_of_step(optimizer: Optimizer) -> tuple[Any, Any]:

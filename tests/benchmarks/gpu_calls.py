@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -56,8 +56,9 @@ def by_step(epoch: Callable[[list[Any]], Any]) -> dict[str, float]:
     return {kind: (many[kind] - few[kind]) / (LONG - SHORT) for kind in KINDS}
 
 
-def plain(what: str) -> Callable[[list[Any]], None]:
-    model = make_model()
+def plain(what: str, wrap: Callable[[nn.Module], Any] = lambda model: model) -> Callable[[list[Any]], None]:
+    """An epoch of a plain loop, whose model `wrap` may give to DistributedDataParallel."""
+    model: Any = wrap(make_model())
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999)) if what == "EMA" else None
     accuracy = MulticlassAccuracy(10, average="micro").to("cuda")
@@ -71,16 +72,18 @@ def plain(what: str) -> Callable[[list[Any]], None]:
             return
         model.train()
         for i, (x, y) in enumerate(batches):
-            with torch.autocast("cuda", torch.bfloat16) if what == "bf16" else contextlib.nullcontext():
-                output = model(x)
-                loss = cross_entropy(output, y)
-            (loss / 2 if what == "accumulation" else loss).backward()
+            is_open = what == "accumulation" and i % 2 == 0
+            with model.no_sync() if is_open and hasattr(model, "no_sync") else contextlib.nullcontext():
+                with torch.autocast("cuda", torch.bfloat16) if what == "bf16" else contextlib.nullcontext():
+                    output = model(x)
+                    loss = cross_entropy(output, y)
+                (loss / 2 if what == "accumulation" else loss).backward()
             losses.append(loss.detach())
             if what == "metrics":
                 accuracy.update(output.detach(), y)
             if what == "clipping":
                 clip_grad_norm_(model.parameters(), 1.0)
-            if what != "accumulation" or i % 2:
+            if not is_open:
                 optimizer.step()
                 optimizer.zero_grad()
             if average is not None:
@@ -112,9 +115,10 @@ WAYS: dict[str, tuple[list[Any], dict[str, Any]]] = {
 }
 
 
-def ours(what: str, every_s: float | None = None) -> Callable[[list[Any]], None]:
-    """An epoch of nbtrain, whose recorder reads the values of its steps every `every_s` seconds."""
+def ours(what: str, every_s: float | None = None, more: Sequence[Any] = ()) -> Callable[[list[Any]], None]:
+    """An epoch of nbtrain with `more` addons, whose recorder reads the values of its steps every `every_s` seconds."""
     addons, options = WAYS[what]
+    addons = [*addons, *more]
     options = {name: value() if callable(value) else value for name, value in options.items()}
     kind = Classify.add_on(*addons) if addons else Classify
     trainer = kind(make_model(), device="cuda", optimizer=lambda p: torch.optim.Adam(p, 1e-3), log_bar=False, **options)

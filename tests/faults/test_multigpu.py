@@ -1,4 +1,4 @@
-"""Runs in two processes on the CPU: the numbers of one process, everything back in the caller's objects, faults with their rank."""
+"""Runs in two processes: the numbers of one process, everything back in the caller's objects, faults with their rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
-from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
+from samples import DEVICE, Regress, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, TensorDataset
@@ -37,7 +37,7 @@ from nbtrain.cli import main
 from nbtrain.distributed.launcher import Launcher
 from nbtrain.history.run_folder import load_run
 
-TWO = ["cpu", "cpu"]
+TWO = ["cuda:0", "cuda:1"] if DEVICE == "cuda" and torch.cuda.device_count() > 1 else ["cpu", "cpu"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,7 +75,7 @@ def make_several(kind: Any = Several, **options: Any) -> Any:
 
 
 def difference(a: nn.Module, b: nn.Module) -> float:
-    return max(float((p - q).abs().max()) for p, q in zip(a.state_dict().values(), b.state_dict().values()))
+    return max(float((p.cpu() - q.cpu()).abs().max()) for p, q in zip(a.state_dict().values(), b.state_dict().values()))
 
 
 def batches_of(size: int, n: int = 70) -> dict[str, Any]:
@@ -111,7 +111,8 @@ def test_validation_is_exact() -> None:
     data = batches_of(2, 13)["loader"].dataset
     found = trainer.evaluate(DataLoader(data, 2))
     with torch.no_grad():
-        errors = (trainer.model(data.tensors[0]) - data.tensors[1]).double()
+        x, y = (part.to(trainer.device) for part in data.tensors)
+        errors = (trainer.model(x) - y).double()
     assert found["loss"] == pytest.approx(float(errors.square().mean()), rel=1e-6) and found["n"] == 13
     assert found["mae"] == pytest.approx(float(errors.abs().mean()), rel=1e-6)
 
@@ -129,7 +130,8 @@ def test_everything_comes_back_into_the_same_objects(tmp_path: Path) -> None:
     loader = make_loader(own_generator=True)
     result = trainer.run(5, loader, make_valid())
     assert (result.status, result.reason) == ("stopped", "EarlyStopping") and early.wait_count == 1
-    assert trainer.model is model and first.data_ptr() == place and not torch.equal(first, before)
+    assert trainer.model is model and next(model.parameters()) is first and not torch.equal(first.cpu(), before.cpu())
+    assert first.data_ptr() == place or first.is_cuda  # its memory on a device is not that of before
     assert list(model.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert optimizer.state[first]["step"] == 6 and scheduler.last_epoch == 2 and optimizer.param_groups[0]["lr"] == 1e-2 / 4
     assert (trainer.counts.epoch, trainer.counts.step, trainer.counts.processed, trainer.n_steps) == (2, 6, 10, 10)

@@ -1,17 +1,18 @@
-"""Compile device.cpp for the installed torch, once: the library stays in build/ until torch, the compiler or the source changes."""
+"""Compile device.cpp for the installed torch, once: the library stays in build/ until torch, the compiler or a source changes."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import subprocess
+import sysconfig
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "device.cpp"
 BUILT = Path(__file__).parents[2] / "build" / "simulated_gpu"
-FLAGS = ("-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-interference-size")
+FLAGS = ("-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-interference-size", "-Wno-attributes")
 
 
 def torch_folder() -> Path:
@@ -24,12 +25,14 @@ def torch_folder() -> Path:
 def library() -> Path:
     """The compiled devices. Needs g++, or the compiler that `CXX` names."""
     compiler, torch = os.environ.get("CXX", "g++"), torch_folder()
-    key = "\n".join([SOURCE.read_text(), version("torch"), str(torch), compiler, *FLAGS])
+    sources = [path.read_text() for path in (SOURCE, SOURCE.with_name("collectives.h"))]
+    key = "\n".join([*sources, version("torch"), str(torch), sysconfig.get_python_version(), compiler, *FLAGS])
     path = BUILT / f"device-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if not path.exists():
         BUILT.mkdir(parents=True, exist_ok=True)
         half = path.with_suffix(f".{os.getpid()}")
-        command = [compiler, *FLAGS, f"-I{torch / 'include'}", str(SOURCE), "-o", str(half), f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu"]
+        includes = [f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}", f"-I{sysconfig.get_path('include')}"]
+        command = [compiler, *FLAGS, *includes, str(SOURCE), "-o", str(half), f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu"]
         subprocess.run(command, check=True)
         half.rename(path)
     return path

@@ -19,6 +19,7 @@
 #include <ATen/ops/set_native.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/library.h>
 #include <unistd.h>
 
@@ -68,6 +69,10 @@ struct Block {  // memory of a device, or pinned memory of the host
   std::map<Key, Use> reads, writes;  // the last of each stream
   std::set<Key> recorded;            // Tensor.record_stream
   bool of_graph = false;             // in the pool of a CUDA graph, which nothing else gets
+  c10::intrusive_ptr<c10d::Work> pending;  // of other processes too, which computes with it beside the host
+  void settle() {
+    if (auto work = std::move(pending)) work->wait();
+  }
 };
 struct Graph {  // what was launched while it was captured, and does again
   Key stream;
@@ -148,6 +153,8 @@ uint64_t use_memory(Key key, const std::vector<Block*>& reads, const std::vector
     check_order(key, block->writes, name, " writes what was written by ");
     check_order(key, block->reads, name, " writes what was read by ");
   }
+  for (auto list : {&reads, &writes})
+    for (Block* block : *list) block->settle();
   uint64_t at = ++launched[key];
   for (Block* block : reads) block->reads[key] = {at, name};
   for (Block* block : writes) block->writes[key] = {at, name}, block->reads.clear();
@@ -197,6 +204,10 @@ std::string size_text(double bytes) {
 void free_block(void* context) {
   Held held;
   auto block = static_cast<Block*>(context);
+  try {
+    block->settle();
+  } catch (const std::exception&) {  // the other process is gone: who waits for the work hears of it
+  }
   if (block->device >= 0) {
     devices[block->device].allocated -= block->size;
     Key home{block->device, block->stream};
@@ -586,6 +597,8 @@ void kernel(const c10::OperatorHandle& op, Stack* stack) {
   if (waits) TORCH_CHECK(!captured, "CUDA error: operation not permitted when stream is capturing");
   std::unique_ptr<Undone> undone = captured ? std::make_unique<Undone>(call.writes) : nullptr;
   if (launches && !captured) use_memory(stream, call.reads, call.writes, name);  // before it computes: a race is not computed
+  if (waits)
+    for (Block* block : call.reads) block->settle();
   compute(op, inner);
   call.keep_resized();
   size_t n_written = call.writes.size();
@@ -901,6 +914,8 @@ using simulated::Hooks;
 C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, Hooks)
 }  // namespace at
 
+#include "collectives.h"
+
 // -- for Python, by ctypes
 using namespace simulated;
 thread_local std::string error;
@@ -925,6 +940,17 @@ void simulated_counts(int i, int64_t* out) {
   out[0] = counts.launches, out[1] = counts.waits, out[2] = counts.to_device, out[3] = counts.to_host, out[4] = counts.on_device;
 }
 void simulated_total(int i, int64_t bytes) { devices[i].total = bytes; }
+void simulated_resize(void* storage, int64_t n) {
+  Held held;
+  auto own = static_cast<c10::StorageImpl*>(storage);
+  c10::DeviceGuard guard(own->device());
+  c10::DataPtr data = new_block(own->device().index(), n);
+  size_t kept = std::min<size_t>(n, own->nbytes());
+  if (Block* block = block_of(*own)) block->settle();
+  if (kept > 0) std::memcpy(data.get(), own->data(), kept);
+  own->set_data_ptr_noswap(std::move(data));
+  own->set_nbytes(n);
+}
 void simulated_trace(int on) { names.clear(), traced = on != 0; }
 const char* simulated_names() { return names.c_str(); }
 void simulated_adopt(int on) { adopting = on != 0; }

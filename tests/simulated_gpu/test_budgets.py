@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from samples import Regress, make_trainer
 from test_addons import ADDONS
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 from torchmetrics.classification import MulticlassAccuracy
 
 from nbtrain import AddOnBase, MetricsAddon, MultiGPUAddon, NonFiniteAddon, StateManagerAddon
+from nbtrain.distributed.worker import Rank
 from simulated_gpu.counts import Counts, counted
+from simulated_gpu.ranks import in_ranks
 
 FEW, MANY = 6, 14  # batches
 MORE = 2  # launches a step
@@ -28,15 +32,27 @@ KEPT = {  # bytes on the device that the pages say are kept: recorded values unt
     "metrics": 2 * (1536 + 512 + 512) + 2 * 512,
 }
 
+OF_RANK = {  # launches and waits of a rank's batch: of DistributedDataParallel in a plain loop, and of nbtrain
+    "plain": ((36, 0), (36, 0)),
+    "clipping": ((44, 0), (44, 0)),
+    "accumulation": ((34, 0), (34, 0)),
+    "bf16": ((51, 0), (51, 0)),
+    "EMA": ((37, 1), (37, 0)),
+    "metrics": ((50, 0), (52, 0)),
+    'nonfinite="skip"': ((36, 0), (39, 1)),
+    "states in memory": ((36, 0), (36, 0)),
+    "evaluation": ((7, 0), (7, 0)),
+}
+
 OFTEN: dict[type[AddOnBase], dict[str, Any]] = {StateManagerAddon: {"every_n_steps": None}}  # a step that saves waits
 
 
-def by_step(epoch: Callable[[int], Any]) -> Counts:
+def by_step(epoch: Callable[[int], Any], index: int = 0) -> Counts:
     """What a batch of `epoch(n_batches)` asks for: the difference of two epochs, so that what an epoch asks once is not counted."""
     epoch(FEW)
-    with counted() as few:
+    with counted(index) as few:
         epoch(FEW)
-    with counted() as many:
+    with counted(index) as many:
         epoch(MANY)
     difference = many - few
     return Counts(*(value / (MANY - FEW) for value in vars(difference).values()))
@@ -60,6 +76,22 @@ def test_a_step_asks_for_what_a_plain_loop_asks_for(what: str) -> None:
     theirs, found = by_step(lambda n: plain_epoch(batches[:n])), by_step(lambda n: epoch(batches[:n]))
     launches, waits = BY_HOST.get(what, (MORE, 0))
     assert found.launches <= theirs.launches + launches and found.waits <= waits, (theirs, found)
+
+
+def in_rank(rank: Rank) -> dict[str, list[tuple[float, float]]]:
+    """Launches and waits of a batch, by what is done: of the plain loop, and of nbtrain."""
+    batches, found = make_batches(), dict[str, list[tuple[float, float]]]()
+    for what in gpu_calls.WAYS:
+        plain_epoch = gpu_calls.plain(what, partial(DistributedDataParallel, device_ids=[rank.number]))
+        epoch = gpu_calls.ours(what, math.inf, [MultiGPUAddon])
+        ways = (lambda n, epoch=plain_epoch: epoch(batches[:n])), (lambda n, epoch=epoch: epoch((batches * 2)[: 2 * n]))  # of both ranks
+        counts = [by_step(way, rank.number) for way in ways]
+        found[what] = [(count.launches, count.waits) for count in counts]
+    return found
+
+
+def test_a_step_of_a_rank_asks_for_what_a_plain_loop_with_ddp_asks_for() -> None:
+    assert in_ranks(in_rank) == [{what: list(counts) for what, counts in OF_RANK.items()}] * 2
 
 
 def peak(make: Callable[[str], Callable[[list[Any]], Any]], what: str) -> int:

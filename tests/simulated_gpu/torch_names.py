@@ -28,6 +28,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.simulated_names.restype = library.simulated_error.restype = ctypes.c_char_p
     library.simulated_current_stream.restype = ctypes.c_int64
     library.simulated_set_stream.argtypes = [ctypes.c_int, ctypes.c_int64]
+    library.simulated_resize.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.simulated_total.argtypes = [ctypes.c_int, ctypes.c_int64]
 
 
@@ -175,8 +176,9 @@ def _graphs(C: Any) -> dict[str, Any]:
 
 
 def _storages(kind: Any) -> None:
-    """`torch.UntypedStorage(n, device="cuda")`, which the CPU's build refuses in C++."""
-    made = sys.modules["torch._C"].StorageBase.__new__
+    """`torch.UntypedStorage(n, device="cuda")` and its `resize_`, which the CPU's build refuses in C++."""
+    base = sys.modules["torch._C"].StorageBase
+    made, resized = base.__new__, base.resize_
 
     def new(cls: type, *args: Any, device: Any = None, **options: Any) -> Any:
         import torch
@@ -185,7 +187,13 @@ def _storages(kind: Any) -> None:
             return made(cls, *args, **options | ({} if device is None else {"device": device}))
         return torch.empty(args[0] if args else 0, dtype=torch.uint8, device=device).untyped_storage()
 
-    kind.__new__ = staticmethod(new)
+    def resize_(self: Any, size: int) -> Any:
+        if self.device.type != "cuda":
+            return resized(self, size)
+        devices().simulated_resize(self._cdata, size)
+        return self
+
+    kind.__new__, kind.resize_ = staticmethod(new), resize_
 
 
 def give(library: ctypes.CDLL) -> None:
@@ -199,3 +207,12 @@ def give(library: ctypes.CDLL) -> None:
             setattr(C, name, value)
     C._set_cudnn_enabled(False)  # nothing asks for its library
     _storages(sys.modules["torch.storage"].UntypedStorage)
+
+
+def give_collectives(library: ctypes.CDLL) -> None:
+    """Put NCCL's process group where torch.distributed looks for it when it is imported."""
+    module = sys.modules["torch._C._distributed_c10d"]
+    ctypes.PYFUNCTYPE(None, ctypes.py_object)(("simulated_collectives", library))(module)
+    group: Any = module.ProcessGroupNCCL
+    group.Options = type("Options", (SimpleNamespace,), {"__module__": __name__})
+    group._shutdown = group._abort = lambda self: None
