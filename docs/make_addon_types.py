@@ -125,19 +125,11 @@ def option_cells() -> list[str]:
     return cells
 
 
-_OF_TRAINER = "The keyword-only arguments of a trainer, with the options of its addons."
-_EXAMPLE = """Example:
-    >>> options: TrainerOptions = {"gradient_clip": 1.0, "ema_decay": 0.99}
-    >>> trainer = Line.add_on(EMAAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), **options)
-    >>> trainer[EMAAddon].ema_decay
-    0.99"""
-
-
 def joined_cell() -> str:
-    """The TypedDicts of the options of all addons, and of all that a trainer takes."""
+    """The TypedDicts of the options of all addons, and of all that a trainer takes, whose docstring is written by hand."""
     groups = option_groups(shipped())
     every = _typed_dict("AddonOptions", map(_group_name, groups), {}, "The options of all addons that come with nbtrain.")
-    own = _typed_dict("TrainerOptions", ["AddonOptions"], trainer_options(), f"{_OF_TRAINER}\n\n{textwrap.indent(_EXAMPLE, '    ')}\n    ")
+    own = _typed_dict("TrainerOptions", ["AddonOptions"], trainer_options(), nbtrain.TrainerOptions.__doc__ or "")
     return f"{every}\n\n{own}"
 
 

@@ -31,6 +31,7 @@ import nbformat
 
 import nbtrain
 from nbtrain import cli
+from nbtrain.base.trainer_base import TrainerBase
 from nbtrain.completion import Listed
 from nbtrain.config.schema import describe_fields
 
@@ -275,6 +276,8 @@ class Entry:
         inner = getattr(thing, "fget", None) or getattr(thing, "func", None) or getattr(thing, "__func__", thing)
         self.thing = inner if self.is_property or self.is_static else thing
         self.said = Said.of(self.thing)
+        if thing is nbtrain.Trainer:  # whose own docstring fits on a screen
+            self.said = Said(self.said.before, Said.of(TrainerBase).sections | self.said.sections)
         if not self.said.before and owner is not None:
             self.said = Said(_comments(owner).get(name, ""), {})
 
@@ -319,6 +322,7 @@ class Entry:
         shared = {**SHARED[""], **SHARED.get(self.public, {})}
         bases = reversed(self.thing.__mro__) if self.is_class else (self.thing,)
         said = [Said.of(base) for base in bases if not self.is_class or vars(base).get("__doc__")]
+        said += [Said.of(nbtrain.TrainerOptions)] if self.thing is nbtrain.Trainer else []
         found = {name: text for one in said for section in ("Args", "Attributes") for name, text in one.items(section).items()}
         return shared | (_comments(self.thing) | _helps(self.thing) if self.is_class else {}) | found
 

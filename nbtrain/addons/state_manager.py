@@ -47,6 +47,10 @@ class StateManagerAddon(AddOnBase):
     The folder `checkpoints/` in the run folder has a checkpoint for each save, and the links `last` and `best`. Files are written in a
     background thread, from a copy in CPU memory. A run that is stopped is saved too.
 
+    `resume` of `run` is "auto" for the newest complete checkpoint, "last", "best", or a path. `n_epoch` then counts from where that run
+    began, so that the same line starts the run, resumes it after a crash, and does nothing in a new process once it is finished. Several
+    such lines with one trainer are phases that follow each other. If nothing has been saved yet, all but a path start a new run.
+
     Args:
         save_path: The folder in which each run gets a run folder. Required.
         save_format: "ckpt" for a Lightning checkpoint in one file, or "safetensor" for a folder without pickles.

@@ -284,6 +284,32 @@ class AddonOptions(
 class TrainerOptions(AddonOptions, total=False):
     """The keyword-only arguments of a trainer, with the options of its addons.
 
+    Args:
+        log_bar: Show a progress bar.
+        scheduler_step_on_batch: Step a scheduler instance per batch instead of per epoch.
+        gradient_clip: Clip gradients to this global norm, or those of each of several optimizers: {"muon": 1.0}. 0 disables clipping.
+        compile: Compile the model with `torch.compile`: True, a mode such as "max-autotune", or a dict of its keyword arguments.
+        precision: "fp32"; "bf16" or "fp16" (mixed precision); a precision of Lightning's such as "bf16-true"; "auto" for the best that the
+            device supports; a list, of which the first supported entry is used; or a dict of dtypes for "param", "buffer" and "input".
+        hooks: Functions by hook name, `{"after_optimizer_step": fn}`, or TrainHooks.
+        nonfinite: What to do about a training loss that is NaN or infinite: "raise" soon, "stop" the run, "skip" the update, or "ignore".
+        seed: Seeds all random number generators when the first run begins.
+        save_path: The folder in which each run gets a run folder. Without it, nothing is written to disk.
+        monitor: The metric that decides which epoch is best. Without validation, "val_loss" falls back to "train_loss".
+        monitor_mode: "min" or "max"; inferred from well-known names.
+        keep_source: Save the provenance of a run in its folder: the source, versions, git, arguments. "names" saves hashes of the source
+            instead; False saves nothing.
+        on_error: What happens to a training run when your code raises: "pause" the run at that batch, or "raise", which ends it. None:
+            pause in an interactive notebook; raise in scripts, tests and programs that execute notebooks.
+        advice: Show tips about the run, at most three lines: `tip: val_loss has not improved since epoch 17 of 205`.
+        count_samples: A function that returns the number of samples in a batch, which weights the means of an epoch. Needed only if it
+            can't be inferred: `lambda batch: len(batch.ids)`. A step may also return the number, as "n_samples".
+        compare_with: A run folder to compare with in the plot. None: the newest other run of the same class in `save_path`.
+        keep_states: Keep states in memory for `rewind`, `replay`, `branch` and `blame`, in a tenth of what is free: the start, and as many
+            epochs as take 1% of the time, the best and the last three first. Others are trained again, exactly. "auto": in notebooks.
+        lightning: Other arguments for `lightning.Trainer`, such as `callbacks` and `logger`. `{"num_sanity_val_steps": 0}` leaves out the
+            dry run, which tries the steps on a batch each before epoch 1, so that an error in them is raised at once.
+
     Example:
         >>> options: TrainerOptions = {"gradient_clip": 1.0, "ema_decay": 0.99}
         >>> trainer = Line.add_on(EMAAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), **options)

@@ -33,6 +33,9 @@ __all__ = ["Notify", "Notification", "sender", "Notifier"]
 class Notification:
     """What `run(..., notify=...)` sends when a run is over, or an error has paused it.
 
+    `notify` is a function that gets it, a command such as `["notify-send", "{text}"]`, which gets it as JSON, too, or the address of a
+    webhook. A run waits ten seconds at most for it, and notes a failure.
+
     Attributes:
         name: The class of the trainer and the run folder, if there is one.
         status: "completed", "stopped", "interrupted", "failed"; "paused" if an error has paused the run.

@@ -102,7 +102,28 @@ class SessionProtocol(Protocol):
 
 # %% ../../nbs/base/trainer_base.ipynb #0ce189f5
 class TrainerBase(Composable, TracebackKeeper, Listed):
-    """The part of a trainer that a run reads: arguments, state, what is passed to Lightning. `Trainer` adds the methods that you call."""
+    """The part of a trainer that a run reads: arguments, state, what is passed to Lightning. `Trainer` adds the methods that you call.
+
+    Attributes:
+        result: The RunResult of the newest run; None before the first.
+        run_dir: The folder of the newest run; None without `save_path`.
+        progress_checker: Counts the current step and epoch from 1, see ProgressChecker.
+        branches: The trainers that were branched off with the slider below a run.
+        addons: The addon classes of this class, in their order.
+        automatic_optimization: False in your class: `train_step` calls `self.backward(loss)` and steps the optimizers itself.
+        lean_loops: False in your class or on an object: all epochs run on Lightning's loops instead of nbtrain's faster ones.
+        show_limits: In your class or on an object: how many pictures and texts `show` keeps of an epoch, and in all; (16, 256) by default.
+
+    Raises:
+        ConfigError: an argument is invalid, or mode "train" has no optimizer
+        OptionError: an argument is unknown (it is a TypeError, too)
+
+    Example:
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), seed=0)
+        >>> result = trainer.run(5, loader, loader)
+        >>> result.status, result.best["epoch"]
+        ('completed', 5)
+    """
 
     model: nn.Module
     optimizer: Optimizer | None

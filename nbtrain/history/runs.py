@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from html import escape
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = ["RunEntry", "Runs", "KeptCard", "TestedCard", "keep_entry", "session_runs", "runs"]
+__all__ = ["RunEntry", "Runs", "KeptCard", "TestedCard", "keep_entry", "session_entries", "session_runs", "runs"]
 
 # %% ../../nbs/history/runs.ipynb #9e7c91a1
 _NOTE = "note.json"
@@ -104,14 +108,15 @@ class RunEntry:
 
     def delete(self) -> None:
         """Delete its run folder with everything in it, and forget the run. Raises ConfigError while the run is on."""
-        if self.card.board.is_on and self in _session:
+        of_run = [entry for entry in _session if entry is self or (self.folder is not None and entry.folder == self.folder)]
+        if any(entry.card.board.is_on for entry in of_run):
             raise ConfigError(f"{self.name} is {self.status}.", remedy="Stop it first.")
         if self.folder is not None:
             if not (self.folder / "events.jsonl").is_file() or self.folder.is_symlink():
                 raise ConfigError(f"{str(self.folder)!r} is not a run folder, and is not deleted.")
             shutil.rmtree(self.folder)
-        if self in _session:
-            _session.remove(self)
+        for entry in of_run:
+            _session.remove(entry)
 
     def __repr__(self) -> str:
         return runs_text([self.card])
@@ -136,11 +141,37 @@ def _read(folder: Path, name: str) -> RunEntry:
 
 
 # %% ../../nbs/history/runs.ipynb #5cba55ad
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?:,|$))")
+
+
+def _as_numbers(texts: Sequence[str | None]) -> Sequence[Any]:
+    """The values of a setting as numbers, if all that are there are numbers."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return [None if text is None else kind(_THOUSANDS.sub("", text)) for text in texts]
+    return texts
+
+
+def _places(chosen: Sequence[Any], n: int) -> list[int]:
+    """The places in a list of `n` runs that are chosen: they are given, or a truth value for each run is."""
+    kinds = {type(item).__name__.removesuffix("_") for item in chosen}
+    if kinds == {"bool"}:
+        if len(chosen) != n:
+            raise ConfigError(f"{len(chosen)} truth values select from {n} runs.", remedy="Give one for each run.")
+        return [i for i, is_chosen in enumerate(chosen) if is_chosen]
+    with suppress(TypeError):
+        if "bool" not in kinds:
+            return [index(item) for item in chosen]
+    remedy = 'Give places, or a truth value for each run: runs[runs.df.status == "failed"].'
+    raise ConfigError(f"Runs are not selected by {', '.join(sorted(kinds))}.", remedy=remedy)
+
+
 class Runs(Sequence[RunEntry]):
     """Several runs, shown as one picture and one table; a line of the table opens to the record of its run.
 
-    It is a sequence: `runs[0]`, `runs[-3:]`, `[run for run in runs if ...]`. Each run has `name`, `status`, `best`, `settings`, `history`,
-    `note` and `tags`, which you may set, and `delete()`.
+    It is a sequence: `runs[0]`, `runs[-3:]`, `[run for run in runs if ...]`. Places, or one True or False for each run, select several:
+    `runs[[0, 4]]`, `runs[runs.df.val_loss < 0.5]`. Each run has `name`, `status`, `best`, `settings`, `history`, `note` and `tags`, which
+    you may set, and `delete()`.
 
     Args:
         entries: The runs.
@@ -150,7 +181,7 @@ class Runs(Sequence[RunEntry]):
         'completed'
         >>> found = trainer.runs[-1:]
         >>> found[0].note = "first try"
-        >>> found.best.best["epoch"], len(found.df), found.save("runs.html").name
+        >>> found.best.best["epoch"], len(found[found.df.note == "first try"]), found.save("runs.html").name
         (2, 1, 'runs.html')
     """
 
@@ -165,9 +196,14 @@ class Runs(Sequence[RunEntry]):
     @overload
     def __getitem__(self, index: int) -> RunEntry: ...
     @overload
-    def __getitem__(self, index: slice) -> Runs: ...
-    def __getitem__(self, index: int | slice) -> RunEntry | Runs:
-        return Runs(self.entries[index]) if isinstance(index, slice) else self.entries[index]
+    def __getitem__(self, index: slice | Iterable[Any]) -> Runs: ...
+    def __getitem__(self, index: Any) -> RunEntry | Runs:
+        if isinstance(index, slice):
+            return Runs(self.entries[index])
+        if isinstance(index, Iterable) and not isinstance(index, str):
+            return Runs(self.entries[i] for i in _places(list(index), len(self)))
+        place: Any = index
+        return self.entries[place]
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -184,18 +220,18 @@ class Runs(Sequence[RunEntry]):
 
     @property
     def df(self) -> DataFrame:
-        """The table as a pandas DataFrame: a row for each run, with all settings that differ.
+        """The table as a pandas DataFrame: a row for each run, with all settings that differ, as numbers where all values are.
 
         Raises:
             ImportError: pandas is not installed
         """
         import pandas
 
-        names = varying(self._cards)
+        own_columns = {name: _as_numbers([card.settings.get(name) for card in self._cards]) for name in varying(self._cards)}
         rows = []
-        for entry in self.entries:
+        for i, entry in enumerate(self.entries):
             best = entry.best if entry.best is not None else {}
-            own = {name: entry.card.settings.get(name) for name in names}
+            own = {name: column[i] for name, column in own_columns.items()}
             metrics = Row(best).metrics | entry.card.tests
             rest = {
                 "time_s": entry.card.board.progress.elapsed_s,
@@ -251,7 +287,7 @@ class Runs(Sequence[RunEntry]):
     def _repr_html_(self) -> str:
         if not self.entries:
             return "<em>Runs: none so far</em>"
-        return runs_html(self._cards, f"nbtrain-{id(self):x}")
+        return runs_html(self._cards, f"nbtrain-{os.urandom(4).hex()}")  # a page may show them twice
 
 
 _PAGE = """<!DOCTYPE html>
@@ -309,9 +345,27 @@ def _folders(path: Path) -> dict[str, Path]:
     return own
 
 
+def session_entries(title: str | None = None) -> list[RunEntry]:
+    """What was trained in this process, or by the class `title`: an entry for each call of `run`."""
+    return [entry for entry in tuple(_session) if title is None or entry.card.board.header.get("title") == title]
+
+
 def session_runs(title: str | None = None) -> Runs:
-    """The training runs of this process, or those of the class `title`."""
-    return Runs(entry for entry in tuple(_session) if title is None or entry.card.board.header.get("title") == title)
+    """The training runs of this process, or those of the class `title`. What was recorded in one run folder is one run."""
+    entries = session_entries(title)
+    left = Counter(entry.folder for entry in entries if entry.folder is not None)
+    continued, found = {folder for folder, n in left.items() if n > 1}, []
+    for entry in entries:
+        if entry.folder not in continued:
+            found.append(entry)
+            continue
+        left[entry.folder] -= 1
+        if left[entry.folder]:  # the newest part has the place of the run
+            continue
+        with suppress(ConfigError):  # it was removed by other means
+            entry = _read(entry.folder, entry.name)
+        found.append(entry)
+    return Runs(found)
 
 
 @checked

@@ -20,7 +20,7 @@ from ..history.ghost import ghost_of, run_before
 from ..history.history import short_path
 from ..history.run_folder import RunFolder, run_events
 from ..history.run_lock import RunLock
-from ..history.runs import KeptCard, RunEntry, TestedCard, keep_entry, session_runs
+from ..history.runs import KeptCard, RunEntry, TestedCard, keep_entry, session_entries
 from ..views.curve import Ghost
 from ..views.epoch_slider import Travel
 from ..views.notebook import Controls, NotebookView, in_kernel, is_watched, open_view
@@ -146,7 +146,7 @@ class RunSinks:
         trainer = self.trainer
         if trainer.mode == "test":
             return trainer.card
-        return RunCard(f"{trainer.title} {len(session_runs(trainer.title)) + 1}", settings=_Settings(self.settings))
+        return RunCard(f"{trainer.title} {len(session_entries(trainer.title)) + 1}", settings=_Settings(self.settings))
 
     def _of_card(self) -> list[EventSink]:
         """The sinks that keep the card of the run. A training run is added to the runs of this session."""

@@ -129,59 +129,14 @@ def _losses(history: History, phase: str, name: str) -> list[float]:
 
 # %% ../../nbs/trainer/trainer.ipynb #59c73c8b
 class Trainer(TrainerBase):
-    """Train a model with your `train_step` and `test_step`: subclass `Trainer` and write these two methods.
+    """Train a model with `train_step` and `test_step`, which you write in a subclass. More: `nbtrain.TrainerOptions?`, `trainer.run?`.
 
     Args:
         model: The model to train. It is moved to `device` immediately and stays there.
         device: "auto", "cpu", "cuda", "cuda:1", "mps" or a `torch.device`; with MultiGPUAddon also a list of them.
         mode: What `run` does: "train", or "test" to evaluate.
-        optimizer: An optimizer, or a factory `parameters -> optimizer`. Required in mode "train". Several on one loss: a list such as
-            `[Muon(matrices), AdamW(rest)]`, a dict by name, or a factory that returns one.
-        scheduler: A torch scheduler (steps per epoch), a factory `(optimizer, plan)` or a function `step -> lr` (both step per update). For
-            several optimizers also a list or a dict of schedulers or factories.
-        log_bar: Show a progress bar.
-        scheduler_step_on_batch: Step a scheduler instance per batch instead of per epoch.
-        gradient_clip: Clip gradients to this global norm, or those of each of several optimizers: {"muon": 1.0}. 0 disables clipping.
-        compile: Compile the model with `torch.compile`: True, a mode such as "max-autotune", or a dict of its keyword arguments.
-        precision: "fp32"; "bf16" or "fp16" (mixed precision); a precision of Lightning's such as "bf16-true"; "auto" for the best that the
-            device supports; a list, of which the first supported entry is used; or a dict of dtypes for "param", "buffer" and "input".
-        hooks: Functions by hook name, `{"after_optimizer_step": fn}`, or TrainHooks.
-        nonfinite: What to do about a training loss that is NaN or infinite: "raise" soon, "stop" the run, "skip" the update, or "ignore".
-        seed: Seeds all random number generators when the first run begins.
-        save_path: The folder in which each run gets a run folder. Without it, nothing is written to disk.
-        monitor: The metric that decides which epoch is best. Without validation, "val_loss" falls back to "train_loss".
-        monitor_mode: "min" or "max"; inferred from well-known names.
-        keep_source: Save the provenance of a run in its folder: the source, versions, git, arguments. "names" saves hashes of the source
-            instead; False saves nothing.
-        on_error: What happens to a training run when your code raises: "pause" the run at that batch, or "raise", which ends it. None:
-            pause in an interactive notebook; raise in scripts, tests and programs that execute notebooks.
-        advice: Show tips about the run, at most three lines: `tip: val_loss has not improved since epoch 17 of 205`.
-        count_samples: A function that returns the number of samples in a batch, which weights the means of an epoch. Needed only if it
-            can't be inferred: `lambda batch: len(batch.ids)`. A step may also return the number, as "n_samples".
-        compare_with: A run folder to compare with in the plot. None: the newest other run of the same class in `save_path`.
-        keep_states: Keep states in memory for `rewind`, `replay`, `branch` and `blame`, in a tenth of what is free: the start, and as many
-            epochs as take 1% of the time, the best and the last three first. Others are trained again, exactly. "auto": in notebooks.
-        lightning: Other arguments for `lightning.Trainer`, such as `callbacks` and `logger`.
-
-    Attributes:
-        result: The RunResult of the newest run; None before the first.
-        run_dir: The folder of the newest run; None without `save_path`.
-        progress_checker: Counts the current step and epoch from 1, see ProgressChecker.
-        branches: The trainers that were branched off with the slider below a run.
-        addons: The addon classes of this class, in their order.
-        automatic_optimization: False in your class: `train_step` calls `self.backward(loss)` and steps the optimizers itself.
-        lean_loops: False in your class or on an object: all epochs run on Lightning's loops instead of nbtrain's faster ones.
-        show_limits: In your class or on an object: how many pictures and texts `show` keeps of an epoch, and in all; (16, 256) by default.
-
-    Raises:
-        ConfigError: an argument is invalid, or mode "train" has no optimizer
-        OptionError: an argument is unknown (it is a TypeError, too)
-
-    Example:
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), seed=0)
-        >>> result = trainer.run(5, loader, loader)
-        >>> result.status, result.best["epoch"]
-        ('completed', 5)
+        optimizer: An optimizer, or a factory `parameters -> optimizer`; several as a list, a dict, or such a factory. Required to train.
+        scheduler: A torch scheduler (steps per epoch), a factory `(optimizer, plan)` or a function `step -> lr` (both per update).
     """
 
     @checked
@@ -302,38 +257,15 @@ class Trainer(TrainerBase):
         notify: Notify | None = None,
         background: bool = False,
     ) -> RunResult | RunHandle:
-        """Train `n_epoch` MORE epochs on `loader`, and validate on `valid_loader` after each.
-
-        `valid_loader={"easy": a, "hard": b}` gives `val_loss` over all samples, `val_loss/easy` and `val_loss/hard`; with a list of loaders
-        the names are numbers. A LightningDataModule as `loader` provides both loaders; it is set up and torn down as under Lightning.
-
-        Before the first epoch, the steps are tried on one batch each, so that an error in them, or a `monitor` that no step returns, is
-        raised at once. This dry run changes nothing; `lightning={"num_sanity_val_steps": 0}` turns it off.
-
-        Optimizer, schedule, epoch numbers and history continue from the previous run. In mode "test", `run` evaluates `loader` `n_epoch`
-        times; if `valid_loader` is given, it is evaluated first each time. Each row of `history.tests` has the metrics of both.
-
-        In a notebook, an interrupt (■) pauses the training between two batches and ends the cell with RunPaused; `resume()` continues it at
-        the same batch. A second ■ before it has paused, or the Stop button, ends the run and the cell with RunStopped. A paused run waits
-        until `resume()` continues it, or `stop()` or the next `run()` ends it. With `background=True`, `run` returns a RunHandle at once,
-        and you can use the kernel during training. In a script, Ctrl-C ends the run after the current batch and raises RunStopped, a
-        KeyboardInterrupt. Anything else, such as `evaluate`, ends at the first ■, with everything as before.
-
-        `resume` (needs StateManagerAddon) restores a saved run and continues it: "auto" from the newest complete checkpoint, "last",
-        "best", or the path of a checkpoint. `n_epoch` then counts from where that run began, so that the same line starts the run,
-        resumes it after a crash, and does nothing in a new process once it is finished. Several such lines with one trainer are phases
-        that follow each other, each with a separate `n_epoch`. If nothing has been saved yet, all but a path start a new run.
+        """Train `n_epoch` MORE epochs on `loader`, validate on `valid_loader` after each, and return the result.
+        Optimizer, schedule and epochs continue from the previous run. In a notebook ■ pauses the run, and `resume()` continues it.
 
         Args:
-            n_epoch: How many MORE epochs to train, from 1; with `resume`, how many from where the saved run began. In mode "test", how many
-                passes.
-            loader: What to train on: a DataLoader, a list of batches or any iterable that can be read again; or a LightningDataModule or
-                LightningModule, which provide both loaders.
-            valid_loader: What to validate on after each epoch: a loader, or several as a dict by name or as a list. None: no validation.
-            resume: "auto", "last", "best" or the path of a checkpoint; needs StateManagerAddon. None: start a new run.
-            notify: What is notified once when the run is over, or when an error pauses it: a function that gets a Notification; a
-                command such as ["notify-send", "{text}"], which gets it as JSON, too; or the address of a webhook. A run waits
-                ten seconds at most for it, and notes a failure.
+            n_epoch: How many MORE epochs to train, from 1; with `resume`, from where the saved run began. In mode "test", how many passes.
+            loader: A DataLoader, a list of batches or any iterable that can be read again; or a LightningDataModule or LightningModule.
+            valid_loader: A loader, or several as a dict by name or as a list: `val_loss` over all, `val_loss/easy`. None: no validation.
+            resume: "auto", "last", "best" or the path of a checkpoint; see `StateManagerAddon?`, which it needs. None: start a new run.
+            notify: Called once when the run is over or an error pauses it: a function, a command or a webhook; see `Notification?`.
             background: Return a RunHandle at once, and train in a thread.
 
         Returns:
@@ -347,15 +279,11 @@ class Trainer(TrainerBase):
             RunStopped: a second ■, the Stop button or Ctrl-C ended it (a KeyboardInterrupt)
 
         Changes:
-            The model, the optimizer, the schedule, `history`, `result` and the counts; writes the run folder if there is a `save_path`.
+            The model, the optimizer, the schedule, `history`, `result`, the counts and the run folder.
 
         Example:
-            >>> trainer.run(2, loader, loader).best["epoch"]
-            2
-            >>> trainer.run(3, loader, loader).best["epoch"]  # continues
-            5
-            >>> len(trainer.history.epochs)
-            5
+            >>> trainer.run(2, loader, loader).best["epoch"], trainer.run(3, loader, loader).best["epoch"]  # continues
+            (2, 5)
         """
         if self.open_session is not None and self.mode == "train":
             if notify is not None:

@@ -11,6 +11,7 @@ from html import escape
 from typing import Any
 
 from ..errors import NbtrainError
+from .html import isolated
 
 # %% auto #0
 __all__ = ["SLIDER", "ReachableEpoch", "Travel", "close_widgets", "EpochSlider"]
@@ -132,7 +133,7 @@ class EpochSlider:
 
     def _say(self, words: str, *, is_bad: bool = False) -> None:
         style = "white-space:pre-line;line-height:20px;font-size:13px" + (f";{_BAD}" if is_bad else "")
-        self.words.value = f'<div role="status" style="{style}">{"✗ " if is_bad else ""}{escape(words)}</div>'
+        self.words.value = f'<div role="status" style="{style}">{"✗ " if is_bad else ""}{isolated(escape(words))}</div>'
 
     def _enable(self, enabled: bool) -> None:
         for widget in (self.slider, *self.buttons.values()):

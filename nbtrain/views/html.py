@@ -5,6 +5,7 @@
 # %% ../../nbs/views/html.ipynb #38a56045
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ from nbtrain.views.text import (
 __all__ = [
     "TABLE",
     "SHOWN_BYTES",
+    "isolated",
     "table_html",
     "image_html",
     "shown_html",
@@ -66,6 +68,20 @@ TABLE = "border-collapse:collapse;margin:4px 0;font-size:13px;line-height:20px;f
 _ROW = "background:none;height:20px"
 _HEAD = f"{_CELL};vertical-align:bottom"
 _WIDTH, _TITLE = 96, 12  # characters of a table in 720 px, and of a title before it is wrapped
+
+
+# Words with letters that are written from right to left, and what is between two of them
+_RTL = "[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]"
+_WORD = r"[^\s·,:()&]*"
+_RTL_WORDS = re.compile(rf"{_WORD}{_RTL}{_WORD}(?:\s+{_WORD}{_RTL}{_WORD})*")
+
+
+def isolated(page: str) -> str:
+    """HTML in which names that are written from right to left do not change the order of what is beside them."""
+    if re.search(_RTL, page) is None:
+        return page
+    texts = re.split(r"(<[^>]*>)", page)
+    return "".join(text if text.startswith("<") else _RTL_WORDS.sub(r"<bdi>\g<0></bdi>", text) for text in texts)
 
 
 def _group(name: str) -> str:
@@ -353,4 +369,4 @@ def record_html(
     parts.append(shown_html(board.shown, shown_bytes, newest=board.is_busy) if shown_bytes else "")
     name = f' class="{live.name}"' if live is not None else ""
     style = "max-width:720px;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
-    return "\n".join([f'<div{name} style="{style}">', *filter(None, parts), "</div>"])
+    return isolated("\n".join([f'<div{name} style="{style}">', *filter(None, parts), "</div>"]))

@@ -132,6 +132,7 @@ def _rules(name: str, top: int | None) -> str:
     live, file = f".{_LIVE}.{name}-live", html.LiveRecord(name, "")
     gone = f"body:has({live}.jupyter-widgets-disconnected)", _ENDED
     rules = [f"{live} {{position: relative}} .{name} {{display: none}}"]
+    rules.append(f".{SLIDER} .noUi-handle:focus-visible {{outline: 2px solid var(--jp-brand-color1, #1976d2) !important}}")
     if top is None:
         rules += [f"{live} > .{_BUTTONS} {{display: none}}", *(f"{where} {live} .{SLIDER} {{display: none}}" for where in gone)]
     else:

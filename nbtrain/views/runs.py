@@ -15,7 +15,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from .axes import axis_of, count_ticks, digits_of, is_drawn, short
-from .html import SHOWN_BYTES, record_html
+from .html import SHOWN_BYTES, isolated, record_html
 from .svg import Area, dots, drawing, fitting, label, path, picture, spread, text_width, thinned, value_axis
 from ..best import best_row
 from ..events import MonitorMode
@@ -432,7 +432,7 @@ def _head(table: RunTable, name: str) -> str:
     """The heads of the columns, of which the one that was clicked sorts."""
     cells = []
     for i, head in enumerate(map(visible, table.heads)):
-        button = f'<input type="radio" name="{name}" id="{name}-{i}"{" checked" if i == 0 else ""}>'
+        button = f'<input type="radio" name="{name}" id="{name}-{i}" aria-label="sort by {escape(head)}"{" checked" if i == 0 else ""}>'
         cells.append(f'<label title="sort by {escape(head)}">{button}{escape(head)}</label>')
     return f'<div class="line" style="font-weight:600"><span></span>{"".join(cells)}<span></span></div>'
 
@@ -448,10 +448,15 @@ def _line(table: RunTable, i: int, orders: Sequence[Sequence[int]], more: str) -
     star = '<span title="best">★</span>' if is_best else f'<span title="{escape(ended)}">{ended[:1]}</span>'
     words = visible(" · ".join(filter(None, [*card.tags, card.note])))
     note = f'<span style="grid-column:2/-1;text-align:left;font-weight:400;{_QUIET}">{escape(words)}</span>' if words else ""
-    summary = f'<summary class="line" style="list-style:none{weight}">{star}{cells}<span>{spark(card.points)}</span>{note}</summary>'
+    said = ", ".join(f"{head} {column[i]}" for head, column in zip(table.heads, table.columns))  # a screen reader's line
+    said = " · ".join(filter(None, ["best" if is_best else ended, said, words]))
+    named = f'aria-label="{escape(visible(said))}"'
+    summary = (
+        f'<summary class="line" {named} style="list-style:none{weight}">{star}{cells}<span>{spark(card.points)}</span>{note}</summary>'
+    )
     n = len(table.cards)
     record = record_html(card.board, is_short=n > _MAX_WHOLE, shown_bytes=SHOWN_BYTES // n)
-    return f'<details style="{places}">{summary}<div style="padding:2px 0 8px 1.6em">{record}{more}</div></details>'
+    return f'<details style="{places}">{isolated(summary)}<div style="padding:2px 0 8px 1.6em">{record}{more}</div></details>'
 
 
 def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = ()) -> str:
@@ -474,11 +479,11 @@ def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = ()) -> 
     style = "max-width:720px;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
     parts = [
         f'<div class="{name}" style="{style}">{_style(name, len(table.heads))}',
-        f"<div><strong>{escape(visible(title))}</strong></div>",
+        f"<div><strong>{isolated(escape(visible(title)))}</strong></div>",
         picture(svg, f"{cards[0].metric} of {n} runs by epoch") if svg else "",
         _head(table, name),
         f'<div class="lines">{"".join(lines)}</div>',
-        *(f'<div style="{_QUIET}">{escape(visible(line))}</div>' for line in below),
+        *(f'<div style="{_QUIET}">{isolated(escape(visible(line)))}</div>' for line in below),
         "</div>",
     ]
     return "\n".join(filter(None, parts))

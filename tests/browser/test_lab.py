@@ -305,3 +305,32 @@ def test_twenty_runs_of_a_cell_are_one_picture_under_900_px(lab: Any, lab_root: 
     lab.show("sweep.ipynb")
     lab.wait_text(r"^20 runs · ★ val_loss")
     _shoot(lab.page, "sweep-reloaded")
+
+
+CELL_OF_A_MORNING = """for i in range(FIRST, FIRST + 5):
+    torch.manual_seed(0)
+    net = SmallCNN(4)
+    trainer = Digits(net, "cpu", optimizer=torch.optim.Adam(net.parameters(), lr=1e-4 * 1.6**i), keep_states=False)
+    trainer.run(2, train_loader, valid_loader)"""
+HEAD = SWEEP.partition("for i")[0]
+
+
+@pytest.mark.long
+def test_runs_of_four_cells_are_one_picture_under_900_px_and_some_are_selected(lab: Any, lab_root: Path) -> None:
+    cells = [f"FIRST = {first}\n{CELL_OF_A_MORNING}" for first in range(0, 20, 5)]
+    again = ["import nbtrain\nfound = nbtrain.runs()\nfound", "found", "found[3:8]", "found[found.df.lr > 1e-2]"]
+    lab.open(write_notebook(lab_root, "morning", HEAD, *cells, *again))
+    lab.command("notebook:run-all-cells")
+    lab.wait_text(r"^20 runs · ★ val_loss", 240)
+    lab.wait_text(r"^10 runs · ★ val_loss")
+    areas = lab.page.locator(".jp-OutputArea:has(.lines)")
+    assert [areas.nth(i).locator("details").count() for i in range(8)] == [5, 5, 5, 5, 20, 20, 5, 10]
+    assert areas.nth(4).bounding_box()["height"] < 900 and areas.nth(4).locator("img[alt^='val_loss of 20 runs']").count() == 1
+    areas.nth(4).locator("label").nth(2).click()  # sorts this picture, and not the same one below
+    best = [areas.nth(i).locator("details").evaluate_all(_PLACE_OF_BEST) for i in (4, 5)]
+    assert best[0] == 0 and best[1] > 0
+    _shoot(areas.nth(4), "morning")
+
+
+_PLACE_OF_BEST = """all => [...all].sort((a, b) => a.getBoundingClientRect().top - b.getBoundingClientRect().top)
+    .findIndex(d => d.innerText.includes('★'))"""

@@ -358,3 +358,25 @@ result = trainer.run(4, loader)"""
     lab.wait_text(r"^ramp epoch 3, step 90")
     assert lab.page.locator(".nbtrain-shown img:visible").count() == 1
     _shoot(lab.page, "pictures-saved")
+
+
+_FOCUSED = """() => {
+    const e = document.activeElement, handle = e.classList.contains('noUi-handle');
+    return [handle ? 'slider' : e.innerText, getComputedStyle(e).outlineStyle != 'none'];
+}"""
+
+
+@pytest.mark.long
+def test_tab_leads_over_all_buttons_to_the_slider_and_the_focus_is_visible(lab: Any, lab_root: Path) -> None:
+    _run(lab, lab_root, "keyboard", "trainer.run(20, loader, loader)")
+    _wait(lab, r"epoch 3/20 · ")
+    lab.press("Pause")
+    _wait(lab, r"‖ paused · epoch ")
+    _wait(lab, r"Rewind here")
+    lab.page.locator(".nbtrain-buttons button:visible").first.focus()
+    seen = []
+    while len(seen) < 12 and (not seen or seen[-1][0] != "Branch here"):
+        seen.append(lab.page.evaluate(_FOCUSED))
+        lab.page.keyboard.press("Tab")
+    names = [name for name, _ in seen if "★" not in name]  # the value of the slider can be typed, too
+    assert names == ["Continue", "Stop", "Validate now", "slider", "Rewind here", "Branch here"] and all(shown for _, shown in seen)

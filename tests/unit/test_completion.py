@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 from jedi import Interpreter
 from programs import script
 from samples import Regress, make_loader, make_trainer
@@ -95,3 +96,14 @@ def test_what_a_property_returns_completes_with_what_its_objects_have() -> None:
     assert {"epochs", "steps", "marks", "df", "plot"} <= completed("trainer.history.", **names)
     assert {"status", "best", "elapsed_s"} <= completed("handle.result.", **names)
     assert not completed("trainer.history.", **names) & nbtrain.History._internal
+
+
+@pytest.mark.parametrize("name", ["Trainer", "trainer.run"])
+def test_what_ipython_shows_of_a_name_fits_on_a_screen_and_says_where_to_read_on(name: str) -> None:
+    shell = InteractiveShell(colors="nocolor", user_ns={"Trainer": nbtrain.Trainer, "trainer": make_trainer()})
+    text = shell.object_inspect_text(name)
+    assert len(text.splitlines()) <= 40 and max(map(len, text.splitlines())) <= 140
+    assert ("TrainerOptions?" if name == "Trainer" else "StateManagerAddon?") in text
+    explained = inspect.getdoc(nbtrain.TrainerOptions) or ""
+    own = nbtrain.TrainerOptions.__annotations__.keys() & inspect.signature(nbtrain.Trainer).parameters
+    assert [argument for argument in own if f"    {argument}: " not in explained] == []

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from samples import Regress, make_loader, make_trainer, make_valid
@@ -46,8 +47,35 @@ def test_a_folder_of_runs_is_listed_with_what_differs(folder: Path) -> None:
 
 def test_the_list_is_a_frame_and_a_sequence(folder: Path) -> None:
     found = runs(folder)
-    assert list(found.df["lr"]) == ["0.1", "0.01"] and list(found.df["val_loss"]) == [run.best["val_loss"] for run in found]
+    assert list(found.df["lr"]) == [0.1, 0.01] and list(found.df["val_loss"]) == [run.best["val_loss"] for run in found]
     assert isinstance(found[1:], Runs) and len(found[1:]) == 1
+
+
+def test_runs_are_selected_by_what_the_frame_says_and_by_their_places(folder: Path) -> None:
+    found = runs(folder)
+    assert found[found.df.lr < 0.05].entries == found[[1]].entries == found[np.array([1])].entries == [found[1]]
+    assert found[[run.status == "completed" for run in found]].entries == found.entries and len(found[[]]) == 0
+    with pytest.raises(ConfigError, match="1 truth values select from 2 runs"):
+        found[[True]]
+    with pytest.raises(ConfigError, match="not selected by str"):
+        found[found.df.run]
+    with pytest.raises(ConfigError, match="not selected by bool, int"):
+        found[[True, 1]]
+
+
+def test_a_run_that_goes_on_in_its_folder_is_one_of_the_session(tmp_path: Path) -> None:
+    class Continued(Regress):
+        pass
+
+    trainer = train(tmp_path / "runs", kind=Continued)
+    trainer.run(1, make_loader(), make_valid())
+    train(None, kind=Continued)
+    listed = lambda: [run for run in nbtrain.runs() if run.card.board.header["title"] == "Continued"]  # noqa: E731
+    entry, other = listed()
+    assert entry.folder == trainer.run_dir and [row["epoch"] for row in entry.card.board.epochs] == [1, 2, 3]
+    assert entry.best["val_loss"] == trainer.history.best["val_loss"]
+    entry.delete()
+    assert [run.name for run in listed()] == [other.name] == ["Continued 3"]
 
 
 def test_runs_of_this_session_need_no_folder_and_an_evaluation_is_a_column() -> None:
