@@ -483,7 +483,7 @@ class SanityCheck(L.Callback):
 
     @property
     def is_needed(self) -> bool:
-        """Whether a run is to begin with it: not a second time with the same steps, and not in the middle of a pass that goes on."""
+        """Whether a run is to begin with it: not a second time with the same steps, and not in the middle of a pass."""
         trainer, loaders = self.trainer, named_loaders(self.valid_loader) or {None: self.valid_loader}
         is_asked = trainer.configures_optimizers and trainer.mode == "train" and "num_sanity_val_steps" not in trainer.lightning
         is_once = any(isinstance(loader, Iterator) for loader in loaders.values())  # a batch that is read is gone
