@@ -204,10 +204,8 @@ class WrappedModule(StepModule):
         if mode == "test" and self.loader_names:
             self.enter_loader(args[1] if len(args) > 1 else options.get("dataloader_idx", 0))
             self.names_loaders = not (self.loader_name or "").isdigit()  # of a list Lightning logs the index
-        try:
-            output = step(batch, *args, **options)
-        finally:
-            vars(self)["_calls"] = None
+        output = step(batch, *args, **options)
+        vars(self)["_calls"] = None
         if output is None and mode == "train" and self.inner.automatic_optimization:
             return self.leave_out("train", batch)
         if mode == "train" and self.inner.automatic_optimization:
