@@ -39,6 +39,7 @@ def test_what_is_not_whole_has_failed(tests: str) -> None:
 
 def test_the_page_has_the_oldest_torch_and_one_that_is_newer_than_the_pinned() -> None:
     rows = versions.rows()
-    numbers = [[int(part) for part in pair.torch.split(".")] for pair in rows]
+    tested = [pair for pair, found in rows.items() if found.tests]  # of others a step was timed
+    numbers = [[int(part) for part in pair.torch.split(".")] for pair in tested]
     assert min(numbers)[:2] == [2, 9] and max(numbers) > [2, 13]
-    assert not [pair for pair, found in rows.items() if found.failed]
+    assert not [pair for pair in tested if rows[pair].failed]

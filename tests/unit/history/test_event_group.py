@@ -17,7 +17,7 @@ from samples import make_loader, make_trainer, make_valid
 
 from nbtrain.events import Event, Progress
 from nbtrain.history.event_group import EventGroup
-from nbtrain.history.follow import follow
+from nbtrain.history.follow import follow, recorded_events
 from nbtrain.history.history import History
 from nbtrain.history.run_folder import RunFolder, load_run
 
@@ -137,7 +137,7 @@ def test_run_folder_holds_a_beginning_of_the_history_at_any_moment(tmp_path: Pat
         def update(self, event: Event) -> None:
             shown.append(event)
 
-    follow(tmp_path, Shown())
+    follow(recorded_events(tmp_path), Shown())
     assert [event.progress.epoch for event in shown if event.kind == "epoch"] == list(range(1, 101)) and shown[-1].kind == "end"
 
 

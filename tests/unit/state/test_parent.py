@@ -13,7 +13,7 @@ import pytest
 from samples import Breaks, Broken, Regress, make_loader, make_trainer, make_valid, same_weights, without_times
 
 from nbtrain import CheckpointError, EarlyStoppingAddon, LimitsAddon, StateManagerAddon
-from nbtrain.history.follow import follow
+from nbtrain.history.follow import follow, recorded_events
 from nbtrain.history.provenance import read_record, show
 from nbtrain.history.run_folder import load_run
 from nbtrain.views.text import Board
@@ -92,7 +92,7 @@ def test_history_of_the_parent_until_the_checkpoint_belongs_to_the_new_run(basel
         assert {phase: list(table.steps) for phase, table in history.steps.items()} == {p: list(t.steps) for p, t in first.steps.items()}
         assert history.steps["train"]["train_loss"] == first.steps["train"]["train_loss"]
     board = Board()
-    follow(trainer.run_dir, board)  # pyright: ignore[reportArgumentType]
+    follow(recorded_events(trainer.run_dir), board)  # pyright: ignore[reportArgumentType]
     assert [row["epoch"] for row in board.rows] == [1, 2, 3, 4, 5, 6] and board.status == "completed"
     assert same_weights(trainer.model, baseline.model)
 
