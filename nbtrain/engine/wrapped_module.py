@@ -184,7 +184,8 @@ class WrappedModule(StepModule):
     def guarded(self, mode: Mode, name: str, batch: Any, *args: Any, **options: Any) -> Any:
         """`count`, where an error of the module's lets the run wait; None for a batch that is left out."""
         call = partial(self.count, mode, name, batch, *args, **options)
-        if self.guard is None or not self.inner.automatic_optimization:  # a step by hand has changed weights when it raises
+        # A step by hand has changed weights when it raises, and what Lightning's check has changed is put back at its end
+        if self.guard is None or self._sanity_check or not self.inner.automatic_optimization:
             output = call()
         else:
             loop: Any = self.trainer.fit_loop.epoch_loop if mode == "train" else evaluation_loop(self.trainer)

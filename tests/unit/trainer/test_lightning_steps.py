@@ -119,7 +119,12 @@ def test_a_validation_step_that_fails_is_found_before_the_first_epoch() -> None:
         trainer.run(2, make_loader(), make_valid())
     assert "Fails.validation_step, on a batch of valid_loader before epoch 1." in caught.value.__notes__[0]
     assert (trainer.model.n_trained, trainer.model.n_validated, trainer.model.total) == (0, 0, 0) and same(trainer.model, before)
+    trainer.on_error = "pause"  # which is for a run that has begun
     with pytest.raises(KeyError):  # what failed is tried again
+        trainer.run(2, make_loader(), make_valid())
+    assert trainer.model.n_trained == 0
+    trainer.on_error = "raise"
+    with pytest.raises(KeyError):
         trainer.run(2, make_loader(), iter(make_valid()))
     assert trainer.model.n_trained == 5  # what can be read only once is not tried
 
