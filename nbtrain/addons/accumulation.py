@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..data.batch import batch_size, can_split, is_out_of_memory, split
-from ..distributed.rank import find_rank
+from ..distributed.rank import find_rank, reduced
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import Notifier, PassCallback, active_callbacks, notifier
 from ..engine.meter import N_SAMPLES
@@ -261,20 +261,16 @@ class _Readers:
     def sum(self, value: Tensor) -> Tensor:
         return self.strategy.reduce(value, reduce_op="sum") * self.n / self.n_processes
 
-    def _reduced(self, numbers: list[int], op: str) -> list[int]:
-        if self.rank is not None:
-            return self.rank.reduced(numbers, torch.distributed.ReduceOp.SUM if op == "sum" else torch.distributed.ReduceOp.MAX)
-        return self.strategy.reduce(torch.tensor(numbers, device=self.strategy.root_device), reduce_op=op).tolist()
-
     def most(self, n_samples: int) -> int:
         """The largest `n_samples` of all processes."""
-        return n_samples if self.n_processes == 1 else self._reduced([n_samples], "max")[0]
+        return n_samples if self.n_processes == 1 else reduced(self.strategy, self.rank, [n_samples], "max")[0]
 
     def totals(self, n_samples: int, n_batches: int) -> tuple[int, int]:
         """Samples and batches of all processes, from those of this one."""
         if self.n_processes == 1:
             return n_samples, n_batches
-        n_samples, n_batches = (round(n * self.n / self.n_processes) for n in self._reduced([n_samples, n_batches], "sum"))
+        found = reduced(self.strategy, self.rank, [n_samples, n_batches], "sum")
+        n_samples, n_batches = (round(n * self.n / self.n_processes) for n in found)
         return n_samples, n_batches
 
 

@@ -12,7 +12,7 @@ import lightning as L
 from torch.optim import Optimizer
 
 from ..distributed.parallelism import local
-from ..distributed.rank import find_rank
+from ..distributed.rank import find_rank, reduced
 from .gradients import total_norm
 from .hooks import HooksAddon
 from ..loggers.addon import LoggersAddon, WebLoggerAddon
@@ -94,9 +94,9 @@ class _Skip(L.Callback):
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         gradients = [local(p.grad) for p in parameters]
         largest = float(total_norm(gradients, math.inf))  # a 2-norm may overflow even if all values are finite
-        is_bad, rank = not math.isfinite(largest), find_rank(pl_trainer)
-        reduced = pl_trainer.strategy.reduce_boolean_decision(is_bad, all=False) if rank is None else rank.reduced([int(is_bad)])[0]
-        is_bad = bool(reduced)
+        is_bad = not math.isfinite(largest)
+        if pl_trainer.world_size > 1:
+            is_bad = reduced(pl_trainer.strategy, find_rank(pl_trainer), [int(is_bad)], "max")[0] > 0
         if isinstance(pl_module, StepModule):
             self._count(pl_module, is_bad=is_bad)
         self.n_in_a_row = self.n_in_a_row + 1 if is_bad else 0

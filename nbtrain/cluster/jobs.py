@@ -35,7 +35,7 @@ from nbtrain.cluster.submit import (
 from ..engine.control import refuse_while_on
 from ..errors import CheckpointError, ConfigError, RunPaused, WorkerError, first_line
 from ..events import Event, Progress
-from ..history.follow import follow, recorded_events
+from ..history.follow import follow, looks_every_s, recorded_events
 from ..history.history import ResultMetrics, RunResult, short_path
 from ..history.run_folder import read_history, run_folders
 from ..remote_errors import RemoteTraceback
@@ -151,7 +151,7 @@ def show_run(path: str | Path) -> None:
     if folder is not None and (job := next(iter(_handles([folder, *run_folders(folder)[:1]])), None)) is not None:
         job.show()
         return
-    _show(recorded_events(path), Controls({}), every_s=2.0 if url else 0.2)
+    _show(recorded_events(path), Controls({}), every_s=looks_every_s(path))
 
 
 class _Record:

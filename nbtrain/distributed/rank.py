@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import Tensor, nn
 
 from ..private.lightning_parts import compresses_gradients
@@ -38,7 +38,7 @@ from ..events import Event
 from ..rng import random_state
 
 # %% auto #0
-__all__ = ["RankCallback", "find_rank", "InWorld", "WorkerEnvironment", "begin_copy", "InWorker"]
+__all__ = ["RankCallback", "find_rank", "reduced", "InWorld", "WorkerEnvironment", "begin_copy", "InWorker"]
 
 # %% ../../nbs/distributed/rank.ipynb #9f89cf07
 _MEET = timedelta(seconds=5)  # how long a rank that has failed waits for the others to fail too
@@ -147,12 +147,6 @@ class RankCallback(L.Callback):
         """After an error, check that all ranks of a sharded model are here. Raises in a rank that has failed alone."""
         if self._meeting is not None:
             dist.barrier(self._meeting)
-
-    def reduced(self, numbers: list[int], op: Any = dist.ReduceOp.SUM) -> list[int]:
-        """The numbers of all ranks, reduced with `op`. The hosts exchange them, and wait for no device."""
-        found = torch.tensor(numbers)
-        dist.all_reduce(found, op, self.group)
-        return found.tolist()
 
     def loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         """This rank's share of the batches of `loader`."""
@@ -282,6 +276,15 @@ class RankCallback(L.Callback):
 def find_rank(pl_trainer: L.Trainer) -> RankCallback | None:
     """The RankCallback of a run that is one rank of several; None in other runs, including those of your own `lightning.Trainer`."""
     return next(iter(callbacks_of(pl_trainer, RankCallback)), None)
+
+
+def reduced(strategy: Strategy, rank: RankCallback | None, numbers: list[int], op: Literal["sum", "max"]) -> list[int]:
+    """The numbers of all processes, reduced. The hosts of ranks exchange them, and wait for no device; others do as the strategy does."""
+    if rank is None:
+        return strategy.reduce(torch.tensor(numbers, device=strategy.root_device), reduce_op=op).tolist()
+    found = torch.tensor(numbers)
+    dist.all_reduce(found, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX, rank.group)
+    return found.tolist()
 
 
 # %% ../../nbs/distributed/rank.ipynb #5809b0e6

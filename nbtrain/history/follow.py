@@ -21,7 +21,7 @@ from .run_folder import find_run, run_number
 from ..views.terminal import View
 
 # %% auto #0
-__all__ = ["Read", "recorded_events", "follow"]
+__all__ = ["Read", "recorded_events", "looks_every_s", "follow"]
 
 # %% ../../nbs/history/follow.ipynb #3f0e909a
 Read = Callable[[int], tuple[int, bytes]]  # the content of a growing file from a place on, and from which; 0 if it begins again
@@ -99,6 +99,11 @@ def _event(line: bytes, number: int, before: Progress) -> Event:
         return Event.from_json(line.decode())
     except ValueError:
         return Event("note", before, data={"text": f"line {number} of events.jsonl is damaged, and left out."})
+
+
+def looks_every_s(path: str | Path) -> float:
+    """How often to look at the run at `path`, in seconds: less often in a store than on a disk."""
+    return 2.0 if "://" in str(path) else 0.2
 
 
 def follow(

@@ -34,6 +34,7 @@ from ..distributed.launcher import Launcher
 from ..engine.addon import AddOnBase
 from ..engine.callback import as_list
 from ..engine.meter import N_SAMPLES, Meter
+from ..engine.pass_module import is_sanity_check
 from ..engine.precision import precision_plugin
 from ..engine.logged import lend_log, take_log_back
 from ..engine.step_module import StepModule, note_batch
@@ -61,6 +62,10 @@ class _NeedsRun(Exception):
 
 def _refuse(*args: Any, **options: Any) -> Any:
     raise _NeedsRun
+
+
+def _place(trainer: TrainerBase, step: str, loader: str) -> str:
+    return f"{trainer.title}.{step}, on a batch of {loader} before epoch {trainer.train_state.counts.epoch + 1}"
 
 
 _MOST_HELD = 1000  # a step may update until its loss falls, which never happens here
@@ -280,7 +285,7 @@ class _Trial:
     def _names_place(self, batch: Any, step: str, loader: str) -> Iterator[str]:
         """A context that adds its place to an error of a `step`. Yields the place."""
         trainer = self.trainer
-        place = f"{trainer.title}.{step}, on a batch of {loader} before epoch {trainer.train_state.counts.epoch + 1}"
+        place = _place(trainer, step, loader)
         try:
             yield place
         except (NbtrainError, _NeedsRun):
@@ -479,7 +484,6 @@ class SanityCheck(L.Callback):
     def __init__(self, trainer: TrainerBase, valid_loader: Any) -> None:
         self.trainer, self.valid_loader = trainer, valid_loader
         self._kept = ExitStack()
-        self._is_on = False
 
     @property
     def is_needed(self) -> bool:
@@ -494,21 +498,16 @@ class SanityCheck(L.Callback):
         return type(self.trainer.model).validation_step  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._is_on = True
         if self.valid_loader is not None:
             self._kept.callback(restore_loader, self.valid_loader, loader_place(self.valid_loader))
         self._kept.enter_context(unchanged(self.trainer, weights=False))
 
     def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._is_on = False
         self._kept.close()
         self.trainer.probed["test"] = self._key
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._kept.close()
-        if self._is_on and isinstance(exception, Exception):
-            place = (
-                f"{self.trainer.title}.validation_step, on a batch of valid_loader before epoch {self.trainer.train_state.counts.epoch + 1}"
-            )
+        if is_sanity_check(trainer) and isinstance(exception, Exception):
+            place = _place(self.trainer, "validation_step", "valid_loader")
             add_note(exception, f"{place}. No weight has changed: correct it, then run the cell again.")
-        self._is_on = False
