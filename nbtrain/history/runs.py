@@ -26,6 +26,7 @@ from .history import History, Row
 from .provenance import diff
 from .run_files import read_file, write_file
 from .run_folder import load_run, read_events, run_folders
+from ..tracebacks import boundary
 from ..views.runs import RunCard, best_of, runs_html, runs_text, varying
 from ..views.text import Board
 
@@ -197,11 +198,12 @@ class Runs(Sequence[RunEntry]):
     def __getitem__(self, index: int) -> RunEntry: ...
     @overload
     def __getitem__(self, index: slice | Iterable[Any]) -> Runs: ...
+    @boundary
     def __getitem__(self, index: Any) -> RunEntry | Runs:
         if isinstance(index, slice):
             return Runs(self.entries[index])
-        if isinstance(index, Iterable) and not isinstance(index, str):
-            return Runs(self.entries[i] for i in _places(list(index), len(self)))
+        if isinstance(index, Iterable):
+            return Runs(self.entries[i] for i in _places([index] if isinstance(index, str) else list(index), len(self)))
         place: Any = index
         return self.entries[place]
 

@@ -749,7 +749,8 @@ class Trainer(TrainerBase):
             show_run(name)
             return
         if name is not None and value is None:
-            raise ConfigError(f"show({name!r}) got no value.", remedy="Give show(name, value); show() shows the newest run.")
+            newest = f"show(Path({name!r})) shows the run in that folder" if Path(name).is_dir() else "show() shows the newest run"
+            raise ConfigError(f"show({name!r}) got no value.", remedy=f"Give show(name, value); {newest}.")
         if name is not None:
             show_value(self, name, value, kind, caption)
         elif isinstance(self.view, NotebookView):

@@ -59,6 +59,8 @@ def test_runs_are_selected_by_what_the_frame_says_and_by_their_places(folder: Pa
         found[[True]]
     with pytest.raises(ConfigError, match="not selected by str"):
         found[found.df.run]
+    with pytest.raises(ConfigError, match="not selected by str"):
+        found["run-001"]  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="not selected by bool, int"):
         found[[True, 1]]
 
