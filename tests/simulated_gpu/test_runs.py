@@ -1,7 +1,12 @@
-"""Runs on a simulated device end as on the CPU, bit for bit: every addon, states in memory and on disk, resumes and time travel."""
+"""Runs on a device end as on the CPU: every addon, states in memory and on disk, resumes and time travel.
+
+On simulated devices bit for bit. On a real one (`make gpu`) its kernels round otherwise than those of the CPU; two runs on it are equal.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import ChainMap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,10 +17,15 @@ import torch
 from samples import Breaks, Broken, Regress, make_loader, make_trainer, make_valid, same_weights, without_times
 from test_addons import ADDONS
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from nbtrain import AddOnBase, CudaGraphAddon, MultiGPUAddon, OutOfMemory, StateManagerAddon
 from simulated_gpu.counts import kernels
 from simulated_gpu.torch_names import devices
+
+
+REAL = os.environ["NBTRAIN_TEST_DEVICE"] == "cuda"
+LAST = f"cuda:{torch.cuda.device_count() - 1}"
 
 
 def adam(params: Any) -> torch.optim.Optimizer:
@@ -41,10 +51,18 @@ def run(device: str, *addons: type[AddOnBase], **options: Any) -> Any:
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Equal weights and rows; `other` may have measured more, because it has a GPU."""
-    assert same_weights(one.model, other.model)
+    """Equal weights and rows, but for rounding on a real GPU and the CPU; `other` may have measured more, because it has a GPU."""
     rows = without_times(one.history.epochs)
-    assert rows == [{name: row[name] for name in own} for own, row in zip(rows, without_times(other.history.epochs), strict=True)]
+    others = [{name: row[name] for name in own} for own, row in zip(rows, without_times(other.history.epochs), strict=True)]
+    if REAL and len({next(trainer.model.parameters()).device.type for trainer in (one, other)}) == 2:
+        torch.testing.assert_close(state_on_cpu(other), state_on_cpu(one), rtol=1e-3, atol=1e-4)
+        assert others == [{name: pytest.approx(value, rel=1e-3, abs=1e-4) for name, value in row.items()} for row in rows]
+    else:
+        assert same_weights(one.model, other.model) and others == rows
+
+
+def state_on_cpu(trainer: Any) -> dict[str, torch.Tensor]:
+    return {name: value.cpu() for name, value in trainer.model.state_dict().items()}
 
 
 ONE_DEVICE = [addon for addon in ADDONS if addon is not MultiGPUAddon]
@@ -52,9 +70,9 @@ ONE_DEVICE = [addon for addon in ADDONS if addon is not MultiGPUAddon]
 
 @pytest.mark.parametrize("addon", ONE_DEVICE, ids=lambda addon: addon.__name__)
 def test_every_addon_trains_as_on_the_cpu(addon: type[AddOnBase], tmp_path: Path) -> None:
-    cpu, cuda = (run(device, addon, **ADDONS[addon](tmp_path / device)) for device in ("cpu", "cuda:1"))
+    cpu, cuda = (run(device, addon, **ADDONS[addon](tmp_path / device)) for device in ("cpu", LAST))
     assert_same(cpu, cuda)
-    assert all(p.device == torch.device("cuda", 1) for p in cuda.model.parameters())
+    assert all(p.device == torch.device(LAST) for p in cuda.model.parameters())
 
 
 def test_all_addons_together_train_as_on_the_cpu(tmp_path: Path) -> None:
@@ -62,13 +80,23 @@ def test_all_addons_together_train_as_on_the_cpu(tmp_path: Path) -> None:
     assert_same(*(run(device, *ONE_DEVICE, **dict(ChainMap(*own))) for device, own in options.items()))
 
 
+@contextlib.contextmanager
+def launched_graphs() -> Iterator[Callable[[], int]]:
+    if not REAL:
+        with kernels() as names:
+            yield lambda: names["graph"]
+        return
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        yield lambda: sum(event.name == "cudaGraphLaunch" for event in seen.events())
+
+
 def test_a_graph_trains_as_the_steps_that_it_stands_for() -> None:
     options: dict[str, Any] = {"dropout": 0.3, "optimizer": lambda params: torch.optim.Adam(params, lr=1e-2, capturable=True)}
     eager, graphed = run("cuda", **options), make("cuda", CudaGraphAddon, **options)
     torch.manual_seed(3)
-    with kernels() as names:
+    with launched_graphs() as count:
         graphed.run(3, make_loader(), make_valid())
-    assert names["graph"] == 9  # of the 12 whole batches, after three steps that warm up; the last one of an epoch is short
+    assert count() == 9  # of the 12 whole batches, after three steps that warm up; the last one of an epoch is short
     assert_same(eager, graphed)
 
 
@@ -83,6 +111,7 @@ def test_every_precision_trains_on_the_lean_loops_as_on_lightnings(precision: An
     assert next(lean.model.parameters()).dtype == {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(precision, torch.float32)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one device")
 def test_nothing_is_put_on_another_device_than_the_one_that_was_given(tmp_path: Path) -> None:
     torch.cuda.reset_peak_memory_stats(0)
     before = torch.cuda.memory_allocated(0)
@@ -103,7 +132,7 @@ def test_a_run_that_is_broken_off_is_resumed_exactly(save_format: Any, tmp_path:
     assert_same(whole, resumed)
 
 
-WAYS = [("cpu", "cuda:1"), ("cuda:0", "cpu"), pytest.param("cpu", "cuda:0", marks=pytest.mark.long), ("cuda:0", "cuda:1")]
+WAYS = [("cpu", LAST), ("cuda:0", "cpu"), pytest.param("cpu", "cuda:0", marks=pytest.mark.long), ("cuda:0", LAST)]
 
 
 @pytest.mark.parametrize(("saved_on", "resumed_on"), WAYS)
@@ -131,15 +160,23 @@ def test_a_run_goes_back_branches_and_repeats_a_step(kept: str, tmp_path: Path) 
 
 
 @pytest.fixture
-def scarce(request: pytest.FixtureRequest) -> Iterator[Callable[[int], None]]:
-    """Leave cuda:1 so many bytes more than it has given."""
-    yield lambda n: devices().simulated_total(1, torch.cuda.memory_allocated(1) + n)
-    devices().simulated_total(1, 16 * 2**30)
+def scarce() -> Iterator[Callable[[int], None]]:
+    """Leave the last device so many bytes more than it has given."""
+    index = torch.device(LAST).index
+    total = torch.cuda.mem_get_info(index)[1]
+
+    def leave(n: int) -> None:
+        torch.cuda.empty_cache()
+        left = torch.cuda.memory_reserved(index) + n
+        torch.cuda.set_per_process_memory_fraction(left / total, index) if REAL else devices().simulated_total(index, left)
+
+    yield leave
+    torch.cuda.set_per_process_memory_fraction(1.0, index) if REAL else devices().simulated_total(index, total)
 
 
 def test_memory_that_runs_short_is_an_error_with_advice(scarce: Callable[[int], None]) -> None:
-    trainer = make("cuda:1")
-    trainer.model.to("cuda:1")
+    trainer = make(LAST, model=nn.Linear(8, 1 << 24))
+    trainer.model.to(LAST)
     scarce(2**10)
-    with pytest.raises(OutOfMemory, match=r"^The memory of cuda:1 is full: .*\n.*\n  Use smaller batches"):
+    with pytest.raises(OutOfMemory, match=rf"^The memory of {LAST} is full: .*\n.*\n  Use smaller batches"):
         trainer.run(1, make_loader())
