@@ -106,6 +106,7 @@ _NOISE = (
     "module(s) in eval mode",
     "LeafSpec",
     "GPU available but not used",  # the trainer's `device=` says where it trains, and in words that Lightning doesn't know
+    "`srun` command is available",  # on a node of a SLURM cluster, where a notebook trains without it
     "`training_step` returned `None`",  # the pass notes how many batches were left out
     "train_dataloader yielded None",
     "ended before the epoch ended and your dataloader is not resumable",  # nbtrain's loaders are

@@ -262,7 +262,7 @@ class StepWatch(Checkpoint):
 
     def _profile(self, end: int) -> Iterator[int]:
         """Let torch's profiler watch some steps."""
-        with torch.profiler.profile() as profiler:
+        with torch.profiler.profile(acc_events=True) as profiler:  # else it warns that it would forget those of earlier cycles
             began = time.perf_counter()
             yield end + _PARTS_AT_MOST
             if self.trainer.device.type == "cuda":

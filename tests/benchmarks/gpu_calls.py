@@ -39,7 +39,7 @@ def make_batches(n: int) -> list[tuple[Tensor, Tensor]]:
 def counted(work: Callable[[], Any]) -> Counter[str]:
     """The calls of CUDA's runtime in `work`, by kind."""
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
         work()
     found: Counter[str] = Counter()
     for event in seen.events():

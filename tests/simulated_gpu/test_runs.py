@@ -39,8 +39,8 @@ def make_model(dropout: float = 0.0) -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 1))
 
 
-def make(device: str, *addons: type[AddOnBase], dropout: float = 0.0, **options: Any) -> Any:
-    return make_trainer(Regress.add_on(*addons), **{"device": device, "optimizer": adam, "model": make_model(dropout)} | options)
+def make(device: str, *addons: type[AddOnBase], dropout: float = 0.0, kind: type[Regress] = Regress, **options: Any) -> Any:
+    return make_trainer(kind.add_on(*addons), **{"device": device, "optimizer": adam, "model": make_model(dropout)} | options)
 
 
 def run(device: str, *addons: type[AddOnBase], **options: Any) -> Any:
@@ -86,7 +86,7 @@ def launched_graphs() -> Iterator[Callable[[], int]]:
         with kernels() as names:
             yield lambda: names["graph"]
         return
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
         yield lambda: sum(event.name == "cudaGraphLaunch" for event in seen.events())
 
 
@@ -157,6 +157,22 @@ def test_a_run_goes_back_branches_and_repeats_a_step(kept: str, tmp_path: Path) 
     for one in (trainer, branch):
         one.run(2, make_loader(), make_valid())
         assert_same(whole, one)
+
+
+class Reads(Regress):
+    """Waits for the device in each step."""
+
+    def train_step(self, batch: Any) -> Any:
+        output = super().train_step(batch)
+        self.seen = output["loss"].item()
+        return output
+
+
+def test_a_profile_names_the_line_that_waits_and_changes_nothing() -> None:
+    trainer, untouched = make("cuda", kind=Reads), make("cuda", kind=Reads)
+    found = trainer.profile(make_loader(), steps=4)
+    assert "waits for the GPU, 1 × a step" in str(found) and 0 <= found.idle_share <= 1
+    assert same_weights(trainer.model, untouched.model)
 
 
 @pytest.fixture
