@@ -21,7 +21,7 @@ from programs import by_commit, script
 LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "RANK", "WORLD_SIZE")  # how processes find each other
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-if os.environ.get("NBTRAIN_TEST_DEVICE") == "simulated":
+if os.environ.get("NBTRAIN_TEST_DEVICE", "").startswith("simulated"):
     simulated_gpu.load()  # before anything imports torch
 sys.path.append(str(Path(sys.prefix) / "transformers"))
 

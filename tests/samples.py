@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
+from simulated_gpu import KINDS
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from nbtrain import Trainer
 
-DEVICE = os.environ.get("NBTRAIN_TEST_DEVICE", "cpu").replace("simulated", "cuda")  # "cuda" in `make gpu`
+DEVICE = os.environ.get("NBTRAIN_TEST_DEVICE", "cpu")  # "cuda" in `make gpu`
+DEVICE = KINDS.get(DEVICE, DEVICE)
 
 
 class Regress(Trainer):

@@ -1,4 +1,4 @@
-"""CUDA devices on a machine without one: `load()` before torch is imported, and `torch.cuda` has two of them.
+"""CUDA devices on a machine without one: `load()` before torch is imported, and `torch.cuda` has two of them. Or `torch.xpu` has them.
 
 Tensors say `cuda:0` and hold memory that is counted and can run out; kernels compute on the CPU. What a CPU's clock doesn't show is
 counted: kernels that are launched, copies, and times at which the host waits (`counts`). What a real device would do later is checked: a
@@ -25,28 +25,38 @@ SITE = str(Path(__file__).parent / "site")
 class _BeforeTorch(importlib.abc.MetaPathFinder):
     """Modules of torch look for what its C++ half has when they are imported: just before that, it is there."""
 
-    def __init__(self, devices: ctypes.CDLL) -> None:
-        self.devices = devices
+    def __init__(self, devices: ctypes.CDLL, kind: str) -> None:
+        self.devices, self.kind = devices, kind
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name in ("torch.cuda", "torch.distributed.distributed_c10d"):
-            from .torch_names import give, give_collectives
+        if name == f"torch.{self.kind}":
+            from .torch_names import give
 
-            (give if name == "torch.cuda" else give_collectives)(self.devices)
+            give(self.devices, self.kind)
+        elif name == "torch.distributed.distributed_c10d" and self.kind == "cuda":
+            from .torch_names import give_collectives
+
+            give_collectives(self.devices)
+
+
+KINDS = {"simulated": "cuda", "simulated-xpu": "xpu"}  # by NBTRAIN_TEST_DEVICE: what torch calls the devices
 
 
 def load() -> None:
-    """Bring the simulated devices into this process.
+    """Bring the simulated devices into this process: XPUs if the environment has `NBTRAIN_TEST_DEVICE=simulated-xpu`, else CUDA's.
 
-    A process that it starts has them too, if its environment has `NBTRAIN_TEST_DEVICE=simulated`. A second call does nothing. Raises
-    RuntimeError where torch is imported already.
+    A process that it starts has them too, if its environment has `NBTRAIN_TEST_DEVICE=simulated` or that. A second call does nothing.
+    Raises RuntimeError where torch is imported already.
     """
+    kind = KINDS.get(os.environ.get("NBTRAIN_TEST_DEVICE", ""), "cuda")
     if any(isinstance(finder, _BeforeTorch) for finder in sys.meta_path):
         return
     if "torch" in sys.modules:
         raise RuntimeError("torch is imported already, and has no CUDA devices. Call simulated_gpu.load() first.")
     for name in ("libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(torch_folder() / "lib" / name), mode=ctypes.RTLD_GLOBAL)
-    sys.meta_path.insert(0, _BeforeTorch(ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)))
+    if kind == "xpu":
+        os.environ.setdefault("ZE_AFFINITY_MASK", "0.0")  # of a form for which torch.xpu asks torch._C, and not Intel's driver, for the number
+    sys.meta_path.insert(0, _BeforeTorch(ctypes.CDLL(str(library(kind)), mode=ctypes.RTLD_GLOBAL), kind))
     paths = [SITE, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)

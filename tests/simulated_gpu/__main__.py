@@ -9,7 +9,7 @@ from pathlib import Path
 
 from . import load
 
-os.environ["NBTRAIN_TEST_DEVICE"] = "simulated"
+os.environ.setdefault("NBTRAIN_TEST_DEVICE", "simulated")
 load()
 sys.argv = sys.argv[1:]
 sys.path.insert(0, str(Path(sys.argv[0]).parent))

@@ -22,17 +22,18 @@ def torch_folder() -> Path:
     return Path(spec.origin).parent
 
 
-def library() -> Path:
-    """The compiled devices. Needs g++, or the compiler that `CXX` names."""
+def library(kind: str = "cuda") -> Path:
+    """The compiled devices, which torch knows as `kind`: "cuda" or "xpu". Needs g++, or the compiler that `CXX` names."""
     compiler, torch = os.environ.get("CXX", "g++"), torch_folder()
+    flags = [*FLAGS, *(["-DSIMULATED_XPU"] if kind == "xpu" else [])]
     sources = [path.read_text() for path in (SOURCE, SOURCE.with_name("collectives.h"))]
-    key = "\n".join([*sources, version("torch"), str(torch), sysconfig.get_python_version(), compiler, *FLAGS])
-    path = BUILT / f"device-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    key = "\n".join([*sources, version("torch"), str(torch), sysconfig.get_python_version(), compiler, *flags])
+    path = BUILT / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if not path.exists():
         BUILT.mkdir(parents=True, exist_ok=True)
         half = path.with_suffix(f".{os.getpid()}")
         includes = [f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}", f"-I{sysconfig.get_path('include')}"]
-        command = [compiler, *FLAGS, *includes, str(SOURCE), "-o", str(half), f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu"]
+        command = [compiler, *flags, *includes, str(SOURCE), "-o", str(half), f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu"]
         subprocess.run(command, check=True)
         half.rename(path)
     return path

@@ -8,6 +8,7 @@
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/detail/XPUHooksInterface.h>
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/ops/bernoulli.h>
 #include <ATen/ops/cat.h>
@@ -31,11 +32,19 @@
 #include <set>
 #include <sstream>
 
+#ifdef SIMULATED_XPU  // the same devices by another name
+#define KIND XPU
+#define SPARSE_KIND SparseXPU
+#else
+#define KIND CUDA
+#define SPARSE_KIND SparseCUDA
+#endif
+
 namespace simulated {
 using at::Tensor;
 using c10::Device, c10::DeviceIndex, c10::DeviceType, c10::Stream, c10::StreamId;
 constexpr int MOST = 8;
-constexpr DeviceType CUDA = DeviceType::CUDA;
+constexpr DeviceType KIND = DeviceType::KIND;
 using Key = std::pair<DeviceIndex, StreamId>;  // a stream
 using Clock = std::map<Key, uint64_t>;         // how much of each stream is known to be finished
 
@@ -107,9 +116,10 @@ bool traced = false;
 auto& names = *new std::string;  // of the kernels that were launched, where they are traced
 
 bool mine(DeviceIndex i) { return i >= 0 && i < n_devices; }
+bool ours(const Tensor& tensor) { return tensor.device().type() == KIND; }
 DeviceIndex index_of(Device device) { return device.has_index() ? device.index() : current; }
 Key stream_of(DeviceIndex i) { return {i, current_streams[i]}; }
-Stream as_stream(Key key) { return Stream(Stream::UNSAFE, Device(CUDA, key.first), key.second); }
+Stream as_stream(Key key) { return Stream(Stream::UNSAFE, Device(KIND, key.first), key.second); }
 std::string word(Key key) { return "stream " + std::to_string(key.second) + " of cuda:" + std::to_string(key.first); }
 
 void check_process() {
@@ -256,7 +266,7 @@ c10::DataPtr new_block(DeviceIndex i, size_t n) {
     std::memset(block->ptr, 0xFF, block->size);  // NaN: what nothing has written shows
     if (i < 0) pinned[block->ptr] = n;
   }
-  return {block->ptr, block, &free_block, i < 0 ? Device(DeviceType::CPU) : Device(CUDA, i)};
+  return {block->ptr, block, &free_block, i < 0 ? Device(DeviceType::CPU) : Device(KIND, i)};
 }
 struct DeviceMemory final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t n) override {
@@ -312,7 +322,7 @@ auto& pinned_memory = *new PinnedMemory;
 
 // -- random numbers: a seed and a place, as on CUDA
 struct Random final : c10::GeneratorImpl {
-  explicit Random(DeviceIndex i) : GeneratorImpl(Device(CUDA, i), c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
+  explicit Random(DeviceIndex i) : GeneratorImpl(Device(KIND, i), c10::DispatchKeySet(c10::DispatchKey::KIND)) {}
   uint64_t seed_ = c10::default_rng_seed_val, offset_ = 0;
   void set_current_seed(uint64_t seed) override { seed_ = seed, offset_ = 0; }
   void set_offset(uint64_t offset) override { offset_ = offset; }
@@ -373,7 +383,7 @@ struct Call {  // the tensors of one call, and what stands for them on the CPU
   }
   Tensor stand_in(const Tensor& tensor, bool written, const char* name) {
     if (!tensor.defined()) return tensor;
-    if (!tensor.is_cuda()) {
+    if (!ours(tensor)) {
       plain |= tensor.dim() > 0;
       return tensor;
     }
@@ -410,7 +420,7 @@ struct Call {  // the tensors of one call, and what stands for them on the CPU
   Tensor sparse_result(const Tensor& cpu) {
     for (auto& [tensor, known] : sparse_pairs)
       if (known.is_same(cpu)) return tensor;
-    Tensor tensor = at::detail::make_tensor<at::SparseTensorImpl>(c10::DispatchKeySet(c10::DispatchKey::SparseCUDA), cpu.dtype());
+    Tensor tensor = at::detail::make_tensor<at::SparseTensorImpl>(c10::DispatchKeySet(c10::DispatchKey::SPARSE_KIND), cpu.dtype());
     set_sparse(tensor, sparse(cpu), result(sparse(cpu)->indices()), result(sparse(cpu)->values()));
     return tensor;
   }
@@ -427,11 +437,11 @@ struct Call {  // the tensors of one call, and what stands for them on the CPU
         result.push_back(tensor ? std::optional<Tensor>(stand_in(*tensor, written, name)) : std::nullopt);
       return result;
     }
-    if (value.isDevice() && value.toDevice().is_cuda()) {
+    if (value.isDevice() && value.toDevice().type() == KIND) {
       meet(index_of(value.toDevice()), name);
       return Device(DeviceType::CPU);
     }
-    if (value.isGenerator() && value.toGenerator().device().is_cuda()) {
+    if (value.isGenerator() && value.toGenerator().device().type() == KIND) {
       return drawn(value.toGenerator());
     }
     return value;
@@ -451,7 +461,7 @@ struct Call {  // the tensors of one call, and what stands for them on the CPU
       writes.push_back(static_cast<Block*>(data.get_context()));
       storage = c10::Storage(c10::Storage::use_byte_size_t(), cpu.storage().nbytes(), std::move(data), &device_memory, true);
     }
-    Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), cpu.dtype());
+    Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::KIND), cpu.dtype());
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(cpu.sizes(), cpu.strides(), cpu.storage_offset());
     if (cpu.unsafeGetTensorImpl()->is_wrapped_number()) tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
     return tensor;
@@ -620,16 +630,16 @@ void boxed(const c10::OperatorHandle& op, Stack* stack) { kernel(op, stack); }
 Tensor empty(
     at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<Device> device, std::optional<bool>,
     std::optional<at::MemoryFormat> format) {
-  c10::DeviceGuard guard(Device(CUDA, index_of(device.value_or(Device(CUDA)))));
+  c10::DeviceGuard guard(Device(KIND, index_of(device.value_or(Device(KIND)))));
   return at::detail::empty_generic(
-      size, &device_memory, c10::DispatchKeySet(c10::DispatchKey::CUDA), dtype.value_or(at::get_default_dtype_as_scalartype()), format);
+      size, &device_memory, c10::DispatchKeySet(c10::DispatchKey::KIND), dtype.value_or(at::get_default_dtype_as_scalartype()), format);
 }
 Tensor empty_strided(
     at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<Device> device,
     std::optional<bool>) {
-  c10::DeviceGuard guard(Device(CUDA, index_of(device.value_or(Device(CUDA)))));
+  c10::DeviceGuard guard(Device(KIND, index_of(device.value_or(Device(KIND)))));
   return at::detail::empty_strided_generic(
-      size, stride, &device_memory, c10::DispatchKeySet(c10::DispatchKey::CUDA), dtype.value_or(at::get_default_dtype_as_scalartype()));
+      size, stride, &device_memory, c10::DispatchKeySet(c10::DispatchKey::KIND), dtype.value_or(at::get_default_dtype_as_scalartype()));
 }
 template <class F>
 auto as_one(const Tensor& like, const char* name, F work) {  // what is one kernel there, and several here
@@ -719,14 +729,14 @@ Tensor& copy(Tensor& to, const Tensor& from, bool non_blocking) {
   check_process();
   check_faults();
   if (to.is_same(from) || to.numel() == 0) return to;
-  if (to.is_cuda() && from.is_cuda()) return copy_within(to, from);
-  const Tensor& own = to.is_cuda() ? to : from;
+  if (ours(to) && ours(from)) return copy_within(to, from);
+  const Tensor& own = ours(to) ? to : from;
   Key stream = stream_of(own.device().index());
   auto& counts = devices[stream.first].counts;
   TORCH_CHECK(!captures(stream), "CUDA error: operation not permitted when stream is capturing");
   Call call;
   at::AutoDispatchBelowADInplaceOrView below;
-  if (to.is_cuda()) {
+  if (ours(to)) {
     Tensor y = call.stand_in(to, true, "aten::copy_");
     uint64_t at = use_memory(stream, {}, call.writes, "aten::copy_ from the host");
     y.copy_(from);
@@ -761,13 +771,13 @@ struct Event {
   bool asked = false;
 };
 struct Guard final : c10::impl::DeviceGuardImplInterface {
-  DeviceType type() const override { return CUDA; }
+  DeviceType type() const override { return KIND; }
   Device exchangeDevice(Device device) const override {
-    Device before(CUDA, current);
+    Device before(KIND, current);
     setDevice(device);
     return before;
   }
-  Device getDevice() const override { return Device(CUDA, current); }
+  Device getDevice() const override { return Device(KIND, current); }
   void setDevice(Device device) const override {
     if (!device.has_index()) return;
     TORCH_CHECK(mine(device.index()), "CUDA error: invalid device ordinal");
@@ -839,19 +849,30 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return std::chrono::duration<double, std::milli>(static_cast<Event*>(second)->time - static_cast<Event*>(first)->time).count();
   }
 };
-struct Hooks final : at::CUDAHooksInterface {
-  explicit Hooks(at::CUDAHooksArgs) {}
-  void init() const override { check_process(); }
+#ifdef SIMULATED_XPU
+struct Named : at::XPUHooksInterface {
+  bool hasXPU() const override { return true; }
+  DeviceIndex getNumGPUs() const override { return n_devices; }
+};
+#else
+struct Named : at::CUDAHooksInterface {
+  explicit Named(at::CUDAHooksArgs) {}
   bool hasCUDA() const override { return true; }
+  int getNumGPUs() const override { return n_devices; }
+  c10::Allocator* getCUDADeviceAllocator() const override { return &device_memory; }
+};
+#endif
+struct Hooks final : Named {
+  using Named::Named;
+  void init() const override { check_process(); }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(DeviceIndex i) const override { return devices.at(i).touched; }
-  int getNumGPUs() const override { return n_devices; }
   DeviceIndex deviceCount() const override { return n_devices; }
   DeviceIndex current_device() const override { return current; }
   DeviceIndex getCurrentDevice() const override { return current; }
-  void setCurrentDevice(DeviceIndex i) const override { Guard().setDevice(Device(CUDA, i)); }
-  DeviceIndex exchangeDevice(DeviceIndex i) const override { return Guard().exchangeDevice(Device(CUDA, i)).index(); }
+  void setCurrentDevice(DeviceIndex i) const override { Guard().setDevice(Device(KIND, i)); }
+  DeviceIndex exchangeDevice(DeviceIndex i) const override { return Guard().exchangeDevice(Device(KIND, i)).index(); }
   DeviceIndex maybeExchangeDevice(DeviceIndex i) const override { return i < 0 ? current : exchangeDevice(i); }
   void deviceSynchronize(DeviceIndex i) const override { Guard().synchronizeDevice(i); }
   const at::Generator& getDefaultGenerator(DeviceIndex i) const override { return generator_of(i < 0 ? current : i); }
@@ -860,20 +881,19 @@ struct Hooks final : at::CUDAHooksInterface {
     return adopting ? generator_of(i) : at::make_generator<Random>(i);
   }
   c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
-  c10::Allocator* getCUDADeviceAllocator() const override { return &device_memory; }
   bool isPinnedPtr(const void* data) const override {
     Held held;
     auto after = pinned.upper_bound(data);
     return after != pinned.begin() && data < static_cast<const char*>(std::prev(after)->first) + std::prev(after)->second;
   }
-  Device getDeviceFromPtr(void*) const override { return Device(CUDA, current); }
+  Device getDeviceFromPtr(void*) const override { return Device(KIND, current); }
 };
 
 void register_all() {
-  c10::impl::registerDeviceGuard(CUDA, new Guard);
-  c10::SetAllocator(CUDA, &device_memory, 255);
-  at::setHostAllocator(CUDA, &pinned_memory, 255);
-  auto& cuda = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);  // for as long as the process lives
+  c10::impl::registerDeviceGuard(KIND, new Guard);
+  c10::SetAllocator(KIND, &device_memory, 255);
+  at::setHostAllocator(KIND, &pinned_memory, 255);
+  auto& cuda = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::KIND, __FILE__, __LINE__);  // for as long as the process lives
   const std::set<std::string> own{"aten::empty.memory_format", "aten::empty_strided", "aten::copy_", "aten::native_dropout",
                                   "aten::record_stream", "aten::set_.source_Storage_storage_offset",
                                   "aten::set_.source_Storage", "aten::set_.source_Tensor"};
@@ -889,7 +909,7 @@ void register_all() {
   cuda.impl("_thnn_fused_lstm_cell_backward_impl", TORCH_FN(lstm_cell_backward));
   cuda.impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
   cuda.impl("_thnn_fused_gru_cell_backward", TORCH_FN(gru_cell_backward));
-  auto& sparse = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::SparseCUDA, __FILE__, __LINE__);
+  auto& sparse = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::SPARSE_KIND, __FILE__, __LINE__);
   sparse.impl("copy_", TORCH_FN(at::native::copy_sparse_wrapper_));
   sparse.impl("copy_sparse_to_sparse_", TORCH_FN(at::native::copy_sparse_));
   const std::set<std::string> own_sparse{"aten::copy_", "aten::copy_sparse_to_sparse_"};
@@ -911,10 +931,16 @@ struct AtLoad {
 
 namespace at {
 using simulated::Hooks;
+#ifdef SIMULATED_XPU
+C10_REGISTER_CLASS(XPUHooksRegistry, XPUHooks, Hooks)
+#else
 C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, Hooks)
+#endif
 }  // namespace at
 
+#ifndef SIMULATED_XPU
 #include "collectives.h"
+#endif
 
 // -- for Python, by ctypes
 using namespace simulated;

@@ -1,4 +1,4 @@
-"""What a CUDA build of torch has in `torch._C` beside the CPU's: `torch.cuda` runs on it unchanged."""
+"""What a build of torch for CUDA, or for XPU, has in `torch._C` beside the CPU's: `torch.cuda` and `torch.xpu` run on it unchanged."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class Properties(SimpleNamespace):
         super().__init__(
             name="Simulated GPU", major=9, minor=0, total_memory=total, multi_processor_count=132, warp_size=32, uuid=str(index)
         )
+        self.has_fp64 = self.has_bfloat16_conversions = True
 
 
 def _streams(C: Any) -> dict[str, Any]:
@@ -186,19 +187,19 @@ def _graphs(C: Any) -> dict[str, Any]:
 
 
 def _storages(kind: Any) -> None:
-    """`torch.UntypedStorage(n, device="cuda")` and its `resize_`, which the CPU's build refuses in C++."""
+    """`torch.UntypedStorage(n, device="cuda")` and its `resize_`, which the CPU's build refuses in C++; "xpu" alike."""
     base = sys.modules["torch._C"].StorageBase
     made, resized = base.__new__, base.resize_
 
     def new(cls: type, *args: Any, device: Any = None, **options: Any) -> Any:
         import torch
 
-        if device is None or torch.device(device).type != "cuda":
+        if device is None or torch.device(device).type == "cpu":
             return made(cls, *args, **options | ({} if device is None else {"device": device}))
         return torch.empty(args[0] if args else 0, dtype=torch.uint8, device=device).untyped_storage()
 
     def resize_(self: Any, size: int) -> Any:
-        if self.device.type != "cuda":
+        if self.device.type == "cpu":
             return resized(self, size)
         devices().simulated_resize(self._cdata, size)
         return self
@@ -206,15 +207,59 @@ def _storages(kind: Any) -> None:
     kind.__new__, kind.resize_ = staticmethod(new), resize_
 
 
-def give(library: ctypes.CDLL) -> None:
-    """Put all of it into `torch._C`, before `torch.cuda` is imported."""
+def _of_xpu(C: Any) -> dict[str, Any]:
+    """What `torch.xpu` asks for: what CUDA has, by its names."""
+    library, named = devices(), {"_CUDAGraph": "_XPUGraph", "_graph_pool_handle": "_xpu_graph_pool_handle"}
+    of_cuda = _devices(C) | _memory(C) | _graphs(C)
+    found = {named.get(name, name.replace("_cuda_", "_xpu_")): value for name, value in of_cuda.items()}
+
+    def start() -> None:
+        xpu = sys.modules["torch.xpu"]
+        library.simulated_start()
+        xpu._get_device_properties = Properties
+        library.simulated_adopt(1)
+        xpu.default_generators = tuple(C.Generator(device=f"xpu:{i}") for i in range(library.simulated_count()))
+        library.simulated_adopt(0)
+
+    class _XpuStreamBase(C.Stream):
+        def __new__(cls, priority=0, stream_id=0, device_index=0, device_type=0):
+            if stream_id or device_index or device_type:
+                return super().__new__(cls, stream_id=stream_id, device_index=device_index, device_type=device_type)
+            return super().__new__(cls, device=f"xpu:{library.simulated_current()}", priority=priority)
+
+    class _XpuEventBase(C.Event):
+        def __new__(cls, enable_timing=False):
+            return super().__new__(cls, device="xpu", enable_timing=enable_timing)
+
+    def choose(stream_id: int, device_index: int, device_type: int) -> None:
+        library.simulated_set(device_index)
+        library.simulated_set_stream(device_index, stream_id)
+
+    return found | {
+        "_has_xpu": True,
+        "_XpuDeviceProperties": Properties,
+        "_XpuStreamBase": _XpuStreamBase,
+        "_XpuEventBase": _XpuEventBase,
+        "_xpu_init": start,
+        "_xpu_getMemoryInfo": C._accelerator_getMemoryInfo,
+        "_xpu_getCurrentStream": lambda index: (library.simulated_current_stream(index), index, 12),  # "xpu" among torch's device types
+        "_xpu_setStream": choose,
+        "_xpu_synchronize": C._accelerator_synchronizeDevice,
+        "_xpu_XPUAllocator": object,
+        "_XPUMemPool": object,
+    }
+
+
+def give(library: ctypes.CDLL, kind: str) -> None:
+    """Put all of it into `torch._C`, before `torch.cuda` or `torch.xpu` is imported."""
     global DEVICES
     DEVICES = library
     _declare(library)
     C: Any = sys.modules["torch._C"]
-    for found in (_devices(C), _streams(C), _memory(C), _graphs(C)):
+    for found in [_of_xpu(C)] if kind == "xpu" else [_devices(C), _streams(C), _memory(C), _graphs(C)]:
         for name, value in found.items():
-            setattr(C, name, value)
+            if not name.startswith(("_has_cuda", "_cudart")) or kind == "cuda":
+                setattr(C, name, value)
     C._set_cudnn_enabled(False)  # nothing asks for its library
     _storages(sys.modules["torch.storage"].UntypedStorage)
 

@@ -3,7 +3,7 @@
 import os
 import sys
 
-if os.environ.get("NBTRAIN_TEST_DEVICE") == "simulated":
+if os.environ.get("NBTRAIN_TEST_DEVICE", "").startswith("simulated"):
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
     import simulated_gpu
 
