@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import c_char
 from hashlib import blake2b
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ __all__ = [
     "set_host_states",
     "random_state",
     "set_random_state",
+    "device_generator",
     "keep_random",
     "derive_seed",
 ]
@@ -166,10 +168,14 @@ def set_host_states(states: Mapping[str, Any]) -> None:
 
 
 def random_state(*, devices: bool = True) -> dict[str, Any]:
-    """The state of Python's, NumPy's and torch's global generators, on all CUDA devices or on the CPU only."""
+    """The state of Python's, NumPy's and torch's global generators, on all devices of the accelerator or on the CPU only."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), **host_states()}
     if devices:
-        state["torch.cuda"] = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        state["torch.cuda"] = []
+        if torch.accelerator.is_available() and (accelerator := torch.accelerator.current_accelerator()) is not None:
+            module = torch.get_device_module(accelerator)
+            several = getattr(module, "get_rng_state_all", None)  # mps has one device
+            state[f"torch.{accelerator.type}"] = [module.get_rng_state()] if several is None else several()
     return state
 
 
@@ -177,8 +183,29 @@ def set_random_state(state: dict[str, Any]) -> None:
     """Restore a state that `random_state` returned."""
     torch.set_rng_state(state["torch"])
     set_host_states(state)
-    if state.get("torch.cuda"):
-        torch.cuda.set_rng_state_all(state["torch.cuda"])
+    for name, states in state.items():
+        if name.startswith("torch.") and states and torch.accelerator.is_available():
+            _set_accelerator(name.removeprefix("torch."), states)
+
+
+def _set_accelerator(kind: str, states: list[torch.Tensor]) -> None:
+    """Restore the states of all devices, if the accelerator here is of this kind."""
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None and accelerator.type == kind:
+        module = torch.get_device_module(accelerator)
+        several = getattr(module, "set_rng_state_all", None)
+        module.set_rng_state(states[0]) if several is None else several(states)
+
+
+def device_generator(device: torch.device) -> Any:
+    """What has `get_state` and `set_state` of the numbers that `device` draws; None for the CPU."""
+    if device.type == "cpu":
+        return None
+    module = torch.get_device_module(device)
+    generators = getattr(module, "default_generators", ())
+    if generators:
+        return generators[device.index or 0]
+    return SimpleNamespace(get_state=module.get_rng_state, set_state=module.set_rng_state)
 
 
 # %% ../nbs/rng.ipynb #74ccb26f

@@ -119,8 +119,8 @@ class _Parts(L.Callback):
             size = -(-min(self.addon.n_at_once or n, n) // 2)
             self.addon.n_at_once = size
             self.trainer.recorder.note(f"A batch of {n} samples ran out of memory: from now on {size} samples are computed at a time.")
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            if torch.accelerator.is_available():
+                torch.accelerator.empty_cache()
 
     def _attempt(self, step: TrainStep, batch: Any, n: int) -> Mapping[str, Any] | None:
         """The output for `batch`; None if it ran out of memory and the parts can be smaller."""

@@ -244,7 +244,7 @@ def _all_devices(device: Devices) -> list[torch.device]:
     if device in ("auto", "cuda") and devices[0].type == "cuda":
         devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     kinds = {device.type for device in devices}
-    if len(kinds) > 1 or (len(devices) > 1 and (kinds == {"mps"} or (kinds == {"cuda"} and len(set(devices)) < len(devices)))):
+    if len(kinds) > 1 or (len(devices) > 1 and (not kinds <= {"cpu", "cuda"} or (kinds == {"cuda"} and len(set(devices)) < len(devices)))):
         names = ", ".join(map(str, devices))
         raise ConfigError(f"device=[{names}] can't train one model.", remedy='Give different GPUs, or "cpu" several times.')
     return devices

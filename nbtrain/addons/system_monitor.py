@@ -34,14 +34,12 @@ __all__ = ["TokenCount", "memory", "BatchSums", "SystemMonitorAddon"]
 
 # %% ../../nbs/addons/system_monitor.ipynb #397f8a69
 def memory(device: torch.device) -> dict[str, float]:
-    """Memory in GB (1e9 bytes): of this process and, on CUDA, allocated and reserved on the device; with pynvml also the load in [0, 1]."""
+    """Memory in GB (1e9 bytes): of this process and of `gpu_memory`; on CUDA with pynvml also the load of the device in [0, 1]."""
     import psutil
 
-    found = {"ram_gb": psutil.Process().memory_info().rss / 1e9}
-    if device.type == "cuda":
-        found |= gpu_memory(device)
-        if importlib.util.find_spec("pynvml") is not None:
-            found["gpu_load"] = torch.cuda.utilization(device) / 100
+    found = {"ram_gb": psutil.Process().memory_info().rss / 1e9} | gpu_memory(device)
+    if device.type == "cuda" and importlib.util.find_spec("pynvml") is not None:
+        found["gpu_load"] = torch.cuda.utilization(device) / 100
     return found
 
 
@@ -91,8 +89,9 @@ class _Monitor(PassCallback):
         self._progress, self._updates = loop.batch_progress, updates_of(pl_trainer)
         self._update = self._updates.completed
         self._device = pl_trainer.strategy.root_device
-        if self.addon.throughput and self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
+        self._memory = torch.get_device_module(self._device)
+        if self.addon.throughput and hasattr(self._memory, "reset_peak_memory_stats"):
+            self._memory.reset_peak_memory_stats(self._device)
         self.window, self.epoch = BatchSums(), BatchSums()
         self._ended_s = self.clock()
 
@@ -153,14 +152,16 @@ class _Monitor(PassCallback):
 
     def throughput(self) -> dict[str, float]:
         """The rates of an epoch, after its last batch."""
-        epoch, on_cuda = self.epoch, self._device.type == "cuda"
+        epoch = self.epoch
         if not epoch.n_batches:
             return {}
-        if on_cuda:
-            torch.cuda.synchronize(self._device)
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
             epoch.step_s += self.clock() - self._ended_s
         found = epoch.rates() | {"step_time_s": epoch.step_s / epoch.n_batches}
-        return found | {"memory_peak_gb": torch.cuda.max_memory_allocated(self._device) / 1e9} if on_cuda else found
+        if hasattr(self._memory, "max_memory_allocated"):
+            found["memory_peak_gb"] = self._memory.max_memory_allocated(self._device) / 1e9
+        return found
 
 
 # %% ../../nbs/addons/system_monitor.ipynb #7a0cdc89

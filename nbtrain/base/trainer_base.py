@@ -678,7 +678,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             "num_sanity_val_steps": 0,
             "inference_mode": False,  # a tensor that a model caches in validation must still work in training
         }
-        args |= precision_args(self.precision)
+        args |= precision_args(self.precision, self.device)
         if self.run_dir is not None:
             args["default_root_dir"] = self.run_dir
         for addon in self.active_addons:

@@ -157,7 +157,8 @@ class TensorLoader:
         self._names, self._tensors = _checked(tensors)
         self._batching = Batching(len(self._tensors[0]), batch_size, shuffle, drop_last)
         self.generator = generator
-        self.pin_memory = pin_memory and torch.cuda.is_available() and self._tensors[0].device.type == "cpu"
+        pins = torch.accelerator.is_available() and not torch.backends.mps.is_available()
+        self.pin_memory = pin_memory and pins and self._tensors[0].device.type == "cpu"
         self.device = None if device is None else torch.device(device)
         self._pass = _Draws(generator)
         self._resumed: _Draws | None = None

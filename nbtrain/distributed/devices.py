@@ -5,17 +5,26 @@
 # %% ../../nbs/distributed/devices.ipynb #93c52fef
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["Device", "Devices", "resolve_devices", "resolve_device", "device_args"]
+__all__ = ["Device", "Devices", "resolve_devices", "accelerator_type", "TorchAccelerator", "resolve_device", "device_args"]
+
 
 # %% ../../nbs/distributed/devices.ipynb #b3abd629
-Device = str | torch.device
+def _of_number(value: Any) -> str:
+    """What to give in place of a number, which in other tools is one device or how many."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return 'Name it: "cuda:0"; with MultiGPUAddon ["cuda:0", "cuda:1"], or "cuda" for all GPUs.' if is_number else ""
+
+
+Device = Annotated[str | torch.device, _of_number]
 Devices = Device | list[Device] | tuple[Device, ...]
 
 
@@ -27,29 +36,72 @@ def resolve_devices(device: Devices) -> list[torch.device]:
     return devices
 
 
+def accelerator_type() -> str:
+    """The type of the accelerator that PyTorch sees: "cuda", "mps", "xpu", "npu" or another one; "" without one."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return found.type if found is not None else ""
+
+
+_PACKAGES = {"npu": "torch_npu", "hpu": "habana_frameworks.torch", "mlu": "torch_mlu", "musa": "torch_musa"}
+_PLACES = 'Give "auto", "cpu", "cuda", "cuda:1", "mps", "xpu" or a torch.device.'
+
+
 def _resolve(device: Device) -> torch.device:
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    here = "" if str(device).startswith("cpu") else accelerator_type()
     try:
-        found = torch.device(device)
+        found = torch.device((here or "cpu") if device == "auto" else device)
     except (RuntimeError, TypeError) as error:
-        remedy = 'Give "auto", "cpu", "cuda", "cuda:1", "mps" or a torch.device.'
+        package = _PACKAGES.get(str(device).partition(":")[0])
+        remedy = f"PyTorch learns of this device by `import {package}`, before the trainer is made." if package else _PLACES
         raise ConfigError(f"device={device!r} is invalid.", remedy=remedy) from error
-    if found.type == "cuda":
-        found = torch.device("cuda", found.index or 0)
-        n_gpus = torch.cuda.device_count()
-        if found.index is not None and found.index >= n_gpus:
-            raise ConfigError(
-                f"device={str(device)!r} is not available: PyTorch sees {n_gpus} CUDA devices.", remedy='Give "auto" or "cpu".'
-            )
-    elif found.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("device='mps' is not available.", remedy='Give "auto" or "cpu".')
-    elif found.type not in ("cpu", "cuda", "mps"):
-        raise ConfigError(f"device={str(device)!r} can't train here.", remedy='Give "auto", "cpu", "cuda" or "mps".')
-    return found
+    if found.type == "cpu":
+        return found
+    n_devices = torch.accelerator.device_count() if found.type == here else 0
+    if n_devices == 0 and found.type not in ("cuda", "mps", "xpu", *_PACKAGES):
+        raise ConfigError(f"device={str(device)!r} can't train here.", remedy=_PLACES)
+    if (found.index or 0) >= n_devices:
+        remedy = 'Give "auto" or "cpu".' if not here else f'Give "auto", "{here}" or "cpu".'
+        if found.type in _PACKAGES and found.type != here:
+            remedy = f"PyTorch learns of them by `import {_PACKAGES[found.type]}`, before the trainer is made."
+        kind = found.type.upper()
+        raise ConfigError(f"device={str(device)!r} is not available: PyTorch sees {n_devices} {kind} devices.", remedy=remedy)
+    return found if found.type == "mps" else torch.device(found.type, found.index or 0)
 
 
 # %% ../../nbs/distributed/devices.ipynb #3439301b
+class TorchAccelerator(Accelerator):
+    """For Lightning: an accelerator that PyTorch knows and Lightning doesn't, such as Intel's XPU or Ascend's NPU."""
+
+    def setup_device(self, device: torch.device) -> None:
+        torch.accelerator.set_device_index(device)
+
+    def get_device_stats(self, device: torch.device | str | int) -> dict[str, Any]:
+        return dict(torch.accelerator.memory_stats(device))
+
+    def teardown(self) -> None:
+        torch.accelerator.empty_cache()
+
+    @staticmethod
+    def parse_devices(devices: Any) -> Any:
+        return devices
+
+    @staticmethod
+    def get_parallel_devices(devices: list[int]) -> list[torch.device]:
+        return [torch.device(accelerator_type(), index) for index in devices]
+
+    @staticmethod
+    def auto_device_count() -> int:
+        return torch.accelerator.device_count()
+
+    @staticmethod
+    def is_available() -> bool:
+        return torch.accelerator.is_available()
+
+    @staticmethod
+    def name() -> str:
+        return accelerator_type()
+
+
 def resolve_device(device: Devices) -> torch.device:
     """Resolve `device` to one device. Raises ConfigError if it is invalid or not available, or if there are several."""
     devices = resolve_devices(device)
@@ -63,4 +115,6 @@ def resolve_device(device: Devices) -> torch.device:
 
 def device_args(device: torch.device) -> dict[str, Any]:
     """The arguments of `lightning.Trainer` that select `device`."""
-    return {"accelerator": device.type, "devices": [device.index] if device.type == "cuda" else 1}
+    if device.type in ("cpu", "cuda", "mps"):
+        return {"accelerator": device.type, "devices": [device.index] if device.type == "cuda" else 1}
+    return {"accelerator": TorchAccelerator(), "devices": [device.index], "strategy": SingleDeviceStrategy(device)}

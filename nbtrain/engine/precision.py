@@ -84,10 +84,12 @@ def resolve_precision(precision: Any, device: torch.device) -> str | Precision |
     return name
 
 
-def precision_args(precision: str | Precision | None) -> dict[str, Any]:
+def precision_args(precision: str | Precision | None, device: torch.device) -> dict[str, Any]:
     """The arguments of `lightning.Trainer` for what `resolve_precision` returned."""
     if precision is None:
         return {}
+    if precision in ("16-mixed", "bf16-mixed") and device.type not in ("cpu", "cuda", "mps"):
+        return {"plugins": [precision_plugin(precision, device)]}  # of another accelerator Lightning would take CUDA's
     return {"plugins": [precision]} if isinstance(precision, Precision) else {"precision": precision}
 
 

@@ -72,10 +72,11 @@ class Throughput:
 
 # %% ../../nbs/loggers/step_points.ipynb #cfb3287e
 def gpu_memory(device: torch.device) -> dict[str, float]:
-    """The memory that torch has allocated and reserved on a CUDA device, in GB (1e9 bytes); empty for other devices."""
-    if device.type != "cuda":
+    """The memory that torch has allocated and reserved on an accelerator, in GB (1e9 bytes); empty for the CPU and MPS."""
+    module = torch.get_device_module(device)
+    if not hasattr(module, "memory_reserved"):
         return {}
-    return {"gpu_gb": torch.cuda.memory_allocated(device) / 1e9, "gpu_held_gb": torch.cuda.memory_reserved(device) / 1e9}
+    return {"gpu_gb": module.memory_allocated(device) / 1e9, "gpu_held_gb": module.memory_reserved(device) / 1e9}
 
 
 # %% ../../nbs/loggers/step_points.ipynb #88542e25

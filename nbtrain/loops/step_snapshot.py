@@ -18,7 +18,7 @@ from ..private.lightning_parts import hook_that_logged, set_hook_that_logged, su
 from ..private.torch_parts import buffers_of, copy_all, version_of
 from ..engine.addon import AddOnBase
 from ..engine.protocol import TrainerProtocol
-from ..rng import host_states, set_host_states
+from ..rng import device_generator, host_states, set_host_states
 
 # %% auto #0
 __all__ = ["RandomSnapshot", "restore_attributes", "CallSnapshot", "modules_beside", "StepSnapshot"]
@@ -30,18 +30,18 @@ class RandomSnapshot:
 
     def __init__(self, device: torch.device) -> None:
         self.cpu = torch.default_generator
-        self.cuda = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else None
+        self.device = device_generator(device)
         self.take()
 
     def take(self) -> None:
         self.of_cpu = self.cpu.get_state()
-        self.of_cuda = self.cuda.get_state() if self.cuda is not None else None
+        self.of_device = self.device.get_state() if self.device is not None else None
         self.of_host = host_states()
 
     def restore(self) -> None:
         self.cpu.set_state(self.of_cpu)
-        if self.cuda is not None and self.of_cuda is not None:
-            self.cuda.set_state(self.of_cuda)
+        if self.device is not None and self.of_device is not None:
+            self.device.set_state(self.of_device)
         set_host_states(self.of_host)
 
 

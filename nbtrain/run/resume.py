@@ -102,7 +102,7 @@ def go_back(trainer: TrainerBase, before: Counts, loader: Any, valid_loader: Any
     else:
         trainer[StateManagerAddon].restore(trainer, path)
         continue_from(trainer, path, goal - state.first_epoch, state.phase)
-    planned = {**precision_args(trainer.precision), **trainer.lightning}
+    planned = {**precision_args(trainer.precision, trainer.device), **trainer.lightning}
     trainer.recorder.start(goal, header(trainer, planned, loader, valid_loader), joins=True)
     return path
 

@@ -180,7 +180,7 @@ class Run:
         """Try the steps on one batch each. The view shows what is tried, and an error in it."""
         trainer, counts = self.trainer, self.trainer.train_state.counts
         place = Progress(trainer.train_state.run + 1, "idle", counts.epoch, self._shown_goal, step=counts.step, processed=counts.processed)
-        planned = {**precision_args(trainer.precision), **trainer.lightning}
+        planned = {**precision_args(trainer.precision, trainer.device), **trainer.lightning}
 
         def say(text: str) -> None:
             about = header(trainer, planned, self.loader, self.valid_loader) | {"trying": f"trying {text}"}

@@ -163,7 +163,7 @@ def _alone(trainer: TrainerBase) -> dict[str, Any]:
     """The arguments for Lightning in this process alone, without the other ranks."""
     arguments = trainer.lightning_args()
     if trainer.world.size > 1:
-        arguments |= device_args(trainer.device) | {"num_nodes": 1, "strategy": "auto"}
+        arguments |= {"num_nodes": 1, "strategy": "auto"} | device_args(trainer.device)
     return arguments
 
 
@@ -195,7 +195,7 @@ def _is_simple(addon: AddOnBase) -> bool:
 
 def _are_plain(arguments: dict[str, Any], trainer: TrainerBase) -> bool:
     """Whether these arguments for Lightning affect a prediction only by its device and precision."""
-    own = {"inference_mode": False} | device_args(trainer.device) | precision_args(trainer.precision)
+    own = {"inference_mode": False} | device_args(trainer.device) | precision_args(trainer.precision, trainer.device)
     return all(name in _ELSEWHERE or (name in own and value == own[name]) for name, value in arguments.items())
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import numpy as np
+import torch
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.optim import Optimizer
 
@@ -236,11 +237,11 @@ class _Growth(L.Callback):
 _SHAPES_UPDATES = ("accumulate_grad_batches", "deterministic", "detect_anomaly", "plugins")
 
 
-def update_args(precision: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def update_args(precision: Any, device: torch.device, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments for Lightning that affect how an update is computed, without those that show, log, save or limit."""
     silent = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
     shaping = {name: arguments[name] for name in _SHAPES_UPDATES if name in arguments}
-    given = precision_args(precision)
+    given = precision_args(precision, device)
     if "plugins" in given:
         given["plugins"] += shaping.get("plugins") or []
     return silent | shaping | given

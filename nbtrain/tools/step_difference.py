@@ -40,7 +40,7 @@ def _options_of(step: TracedStep, name: str) -> dict[str, Any] | None:
 def _names(a: Mapping[str, int], b: Mapping[str, int]) -> str:
     """The generators whose states differ."""
     known = {"torch": "torch's", "torch.cuda": "torch's on the GPU", "python": "Python's", "numpy": "NumPy's"}
-    return ", ".join(known[name] for name in a if a[name] != b.get(name))
+    return ", ".join(known.get(name, "torch's on the device") for name in a if a[name] != b.get(name))
 
 
 def _who_draws(loop: TracedStep, number: int, moved: list[bool], names: str) -> str:

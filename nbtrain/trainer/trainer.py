@@ -133,7 +133,7 @@ class Trainer(TrainerBase):
 
     Args:
         model: The model to train. It is moved to `device` immediately and stays there.
-        device: "auto", "cpu", "cuda", "cuda:1", "mps" or a `torch.device`; with MultiGPUAddon also a list of them.
+        device: "auto", "cpu", "cuda", "cuda:1", "mps", "xpu" or a `torch.device`; with MultiGPUAddon also a list of them.
         mode: What `run` does: "train", or "test" to evaluate.
         optimizer: An optimizer, or a factory `parameters -> optimizer`; several as a list, a dict, or such a factory. Required to train.
         scheduler: A torch scheduler (steps per epoch), a factory `(optimizer, plan)` or a function `step -> lr` (both per update).
@@ -1022,7 +1022,7 @@ class Trainer(TrainerBase):
             (True, True)
         """
         self._need_automatic("lr_find", "Try rates in short runs, with set(lr=...).")
-        arguments = device_args(self.device) | update_args(self.precision, self.lightning)
+        arguments = device_args(self.device) | update_args(self.precision, self.device, self.lightning)
         clips = [addon for addon in self.active_addons if isinstance(addon, GradientClipAddon)]
         arguments["callbacks"] = [callback for addon in clips for callback in addon.callbacks(self)]
         return find_lr(self, loader, arguments, start, end, n_batches)

@@ -340,7 +340,10 @@ def test_second_launcher_is_refused() -> None:
     ("options", "text"),
     [
         ({"strategy": "dpp"}, "strategy='dpp' is unknown.\n  Did you mean 'ddp'?"),
-        ({"device": ["cpu", "meta"]}, "device='meta' can't train here.\n  Give \"auto\", \"cpu\", \"cuda\" or \"mps\"."),
+        (
+            {"device": ["cpu", "meta"]},
+            'device=\'meta\' can\'t train here.\n  Give "auto", "cpu", "cuda", "cuda:1", "mps", "xpu" or a torch.device.',
+        ),
         ({"device": []}, "device=[] names no device.\n  Give \"auto\", or a list of devices."),
         (
             {"num_nodes": 2},

@@ -56,7 +56,9 @@ def load() -> None:
     for name in ("libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(torch_folder() / "lib" / name), mode=ctypes.RTLD_GLOBAL)
     if kind == "xpu":
-        os.environ.setdefault("ZE_AFFINITY_MASK", "0.0")  # of a form for which torch.xpu asks torch._C, and not Intel's driver, for the number
+        os.environ.setdefault(
+            "ZE_AFFINITY_MASK", "0.0"
+        )  # of a form for which torch.xpu asks torch._C, and not Intel's driver, for the number
     sys.meta_path.insert(0, _BeforeTorch(ctypes.CDLL(str(library(kind)), mode=ctypes.RTLD_GLOBAL), kind))
     paths = [SITE, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)

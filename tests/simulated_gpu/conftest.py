@@ -11,9 +11,10 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "unit/addons"))  # the addons with their options are those of test_addons
 
-SIMULATED = os.environ.get("NBTRAIN_TEST_DEVICE") == "simulated"
-if not SIMULATED:  # runs end on a real device, in `make gpu`, as on the CPU but for rounding
-    collect_ignore_glob = ["test_[!r]*", "test_ranks.py"] if os.environ.get("NBTRAIN_TEST_DEVICE") == "cuda" else ["test_*"]
+KIND = os.environ.get("NBTRAIN_TEST_DEVICE", "")
+SIMULATED = KIND.startswith("simulated")
+if KIND != "simulated":  # by another name, and on a real device in `make gpu`, there are the runs alone
+    collect_ignore_glob = ["test_[!r]*", "test_ranks.py"] if KIND in ("cuda", "simulated-xpu") else ["test_*"]
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """Runs on a device end as on the CPU: every addon, states in memory and on disk, resumes and time travel.
 
-On simulated devices bit for bit. On a real one (`make gpu`) its kernels round otherwise than those of the CPU; two runs on it are equal.
+On simulated devices bit for bit, which torch knows as CUDA's or as XPUs. On a real one (`make gpu`) its kernels round otherwise than
+those of the CPU; two runs on it are equal.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import Breaks, Broken, Regress, make_loader, make_trainer, make_valid, same_weights, without_times
+from samples import DEVICE, Breaks, Broken, Regress, make_loader, make_trainer, make_valid, same_weights, without_times
 from test_addons import ADDONS
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
@@ -23,9 +24,8 @@ from nbtrain import AddOnBase, CudaGraphAddon, MultiGPUAddon, OutOfMemory, State
 from simulated_gpu.counts import kernels
 from simulated_gpu.torch_names import devices
 
-
 REAL = os.environ["NBTRAIN_TEST_DEVICE"] == "cuda"
-LAST = f"cuda:{torch.cuda.device_count() - 1}"
+LAST = f"{DEVICE}:{torch.accelerator.device_count() - 1}"
 
 
 def adam(params: Any) -> torch.optim.Optimizer:
@@ -76,7 +76,7 @@ def test_every_addon_trains_as_on_the_cpu(addon: type[AddOnBase], tmp_path: Path
 
 
 def test_all_addons_together_train_as_on_the_cpu(tmp_path: Path) -> None:
-    options = {device: [ADDONS[addon](tmp_path / device) for addon in ONE_DEVICE] for device in ("cpu", "cuda")}
+    options = {device: [ADDONS[addon](tmp_path / device) for addon in ONE_DEVICE] for device in ("cpu", DEVICE)}
     assert_same(*(run(device, *ONE_DEVICE, **dict(ChainMap(*own))) for device, own in options.items()))
 
 
@@ -90,9 +90,10 @@ def launched_graphs() -> Iterator[Callable[[], int]]:
         yield lambda: sum(event.name == "cudaGraphLaunch" for event in seen.events())
 
 
+@pytest.mark.skipif(DEVICE != "cuda", reason="CUDA's graphs")
 def test_a_graph_trains_as_the_steps_that_it_stands_for() -> None:
     options: dict[str, Any] = {"dropout": 0.3, "optimizer": lambda params: torch.optim.Adam(params, lr=1e-2, capturable=True)}
-    eager, graphed = run("cuda", **options), make("cuda", CudaGraphAddon, **options)
+    eager, graphed = run(DEVICE, **options), make(DEVICE, CudaGraphAddon, **options)
     torch.manual_seed(3)
     with launched_graphs() as count:
         graphed.run(3, make_loader(), make_valid())
@@ -102,7 +103,7 @@ def test_a_graph_trains_as_the_steps_that_it_stands_for() -> None:
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "64-true", "bf16-true"])
 def test_every_precision_trains_on_the_lean_loops_as_on_lightnings(precision: Any) -> None:
-    lean, stock = make("cuda", dropout=0.3, precision=precision), make("cuda", dropout=0.3, precision=precision)
+    lean, stock = make(DEVICE, dropout=0.3, precision=precision), make(DEVICE, dropout=0.3, precision=precision)
     stock.lean_loops = False
     for trainer in (lean, stock):
         torch.manual_seed(3)
@@ -111,28 +112,28 @@ def test_every_precision_trains_on_the_lean_loops_as_on_lightnings(precision: An
     assert next(lean.model.parameters()).dtype == {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(precision, torch.float32)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one device")
+@pytest.mark.skipif(torch.accelerator.device_count() < 2, reason="there is one device")
 def test_nothing_is_put_on_another_device_than_the_one_that_was_given(tmp_path: Path) -> None:
-    torch.cuda.reset_peak_memory_stats(0)
-    before = torch.cuda.memory_allocated(0)
-    trainer = run("cuda:1", StateManagerAddon, save_path=tmp_path, keep_states=True)
+    torch.accelerator.reset_peak_memory_stats(0)
+    before = torch.accelerator.memory_allocated(0)
+    trainer = run(LAST, StateManagerAddon, save_path=tmp_path, keep_states=True)
     trainer.rewind(epoch=1)
     trainer.evaluate(make_valid())
-    assert torch.cuda.max_memory_allocated(0) == before
+    assert torch.accelerator.max_memory_allocated(0) == before
 
 
 @pytest.mark.parametrize("save_format", ["ckpt", "safetensor"])
 def test_a_run_that_is_broken_off_is_resumed_exactly(save_format: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"every_n_steps": 2, "save_format": save_format, "dropout": 0.3}
-    whole = run("cuda", StateManagerAddon, save_path=tmp_path / "whole", **options)
+    whole = run(DEVICE, StateManagerAddon, save_path=tmp_path / "whole", **options)
     with pytest.raises(Broken):
-        run("cuda", StateManagerAddon, save_path=tmp_path / "cut", lightning={"callbacks": [Breaks(8)]}, **options)
-    resumed = make("cuda", StateManagerAddon, save_path=tmp_path / "cut", **options)
+        run(DEVICE, StateManagerAddon, save_path=tmp_path / "cut", lightning={"callbacks": [Breaks(8)]}, **options)
+    resumed = make(DEVICE, StateManagerAddon, save_path=tmp_path / "cut", **options)
     resumed.run(3, make_loader(), make_valid(), resume="auto")
     assert_same(whole, resumed)
 
 
-WAYS = [("cpu", LAST), ("cuda:0", "cpu"), pytest.param("cpu", "cuda:0", marks=pytest.mark.long), ("cuda:0", LAST)]
+WAYS = [("cpu", LAST), (f"{DEVICE}:0", "cpu"), pytest.param("cpu", f"{DEVICE}:0", marks=pytest.mark.long), (f"{DEVICE}:0", LAST)]
 
 
 @pytest.mark.parametrize(("saved_on", "resumed_on"), WAYS)
@@ -149,7 +150,7 @@ def test_a_run_is_resumed_on_another_device(saved_on: str, resumed_on: str, tmp_
 def test_a_run_goes_back_branches_and_repeats_a_step(kept: str, tmp_path: Path) -> None:
     addons: list[type[AddOnBase]] = [] if kept == "memory" else [StateManagerAddon]
     options: dict[str, Any] = {"keep_states": True} if kept == "memory" else {"save_path": tmp_path, "every_n_steps": 2}
-    whole, trainer = run("cuda", dropout=0.3), run("cuda", *addons, dropout=0.3, **options)
+    whole, trainer = run(DEVICE, dropout=0.3), run(DEVICE, *addons, dropout=0.3, **options)
     replayed = trainer.replay(step=7)
     assert replayed.loss == pytest.approx(trainer.history.steps["train"]["train_loss"][6])
     trainer.rewind(epoch=1)
@@ -169,9 +170,10 @@ class Reads(Regress):
 
 
 def test_a_profile_names_the_line_that_waits_and_changes_nothing() -> None:
-    trainer, untouched = make("cuda", kind=Reads), make("cuda", kind=Reads)
+    trainer, untouched = make(DEVICE, kind=Reads), make(DEVICE, kind=Reads)
     found = trainer.profile(make_loader(), steps=4)
-    assert "waits for the GPU, 1 × a step" in str(found) and 0 <= found.idle_share <= 1
+    if DEVICE == "cuda":
+        assert "waits for the GPU, 1 × a step" in str(found) and 0 <= found.idle_share <= 1
     assert same_weights(trainer.model, untouched.model)
 
 
@@ -179,11 +181,11 @@ def test_a_profile_names_the_line_that_waits_and_changes_nothing() -> None:
 def scarce() -> Iterator[Callable[[int], None]]:
     """Leave the last device so many bytes more than it has given."""
     index = torch.device(LAST).index
-    total = torch.cuda.mem_get_info(index)[1]
+    total = torch.get_device_module(LAST).mem_get_info(index)[1]
 
     def leave(n: int) -> None:
-        torch.cuda.empty_cache()
-        left = torch.cuda.memory_reserved(index) + n
+        torch.accelerator.empty_cache()
+        left = torch.accelerator.memory_reserved(index) + n
         torch.cuda.set_per_process_memory_fraction(left / total, index) if REAL else devices().simulated_total(index, left)
 
     yield leave

@@ -243,6 +243,7 @@ def _of_xpu(C: Any) -> dict[str, Any]:
         "_xpu_init": start,
         "_xpu_getMemoryInfo": C._accelerator_getMemoryInfo,
         "_xpu_getCurrentStream": lambda index: (library.simulated_current_stream(index), index, 12),  # "xpu" among torch's device types
+        "_xpu_getCurrentRawStream": lambda index: library.simulated_current_stream(index),
         "_xpu_setStream": choose,
         "_xpu_synchronize": C._accelerator_synchronizeDevice,
         "_xpu_XPUAllocator": object,

@@ -173,6 +173,13 @@ CONSTRUCTOR = {
     ),
     "factory of nothing": ({"optimizer": lambda params: None}, ConfigError, "The optimizer factory returned NoneType."),
     "no device": ({"device": "gpu9"}, ConfigError, "device='gpu9' is invalid."),
+    "a device by its number": ({"device": 0}, ConfigError, 'a list, got 0.\n  Name it: "cuda:0"; with MultiGPUAddon'),
+    "devices by their numbers": ({"device": [0, 1]}, ConfigError, 'device[0] must be a string or a device, got 0.\n  Name it: "cuda:0"'),
+    "a device of another package": (
+        {"device": "npu:1"},
+        ConfigError,
+        "device='npu:1' is invalid.\n  PyTorch learns of this device by `import torch_npu`",
+    ),
     "missing device": ({"device": "cuda:99"}, ConfigError, "device='cuda:99' is not available: PyTorch sees"),
     "several devices": ({"device": ["cpu", "cpu"]}, ConfigError, "device=['cpu', 'cpu'] are 2 devices."),
     "monitor of unknown direction": ({"monitor": "val_fun"}, ConfigError, "monitor='val_fun': is higher or lower better?"),
