@@ -173,7 +173,11 @@ CONSTRUCTOR = {
     ),
     "factory of nothing": ({"optimizer": lambda params: None}, ConfigError, "The optimizer factory returned NoneType."),
     "no device": ({"device": "gpu9"}, ConfigError, "device='gpu9' is invalid."),
-    "a device by its number": ({"device": 0}, ConfigError, 'a list, got 0.\n  Name it: "cuda:0"; with MultiGPUAddon'),
+    "a device by its number": (
+        {"device": 0},
+        ConfigError,
+        'device must be a string, a device or a list, got 0.\n  Name it: "cuda:0"; with MultiGPUAddon',
+    ),
     "devices by their numbers": ({"device": [0, 1]}, ConfigError, 'device[0] must be a string or a device, got 0.\n  Name it: "cuda:0"'),
     "a device of another package": (
         {"device": "npu:1"},
