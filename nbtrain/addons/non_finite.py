@@ -9,7 +9,9 @@ import math
 from typing import Any, Literal
 
 import lightning as L
-from torch.optim import Optimizer
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ..distributed.parallelism import local
 from ..distributed.rank import find_rank, reduced
@@ -22,6 +24,8 @@ from ..engine.protocol import EventSink, TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, StepError
 from ..events import Event, steps_of
+from ..optim.joint_optimizer import single
+from ..private.torch_parts import flag_nonfinite
 from ..tracebacks import variable_name
 
 # %% auto #0
@@ -83,52 +87,111 @@ class _Stop(Stopper):
 
 
 # %% ../../nbs/addons/non_finite.ipynb #e090678b
+_FUSED = (SGD, Adam, AdamW)  # with fused=True, their kernels take a flag on the device that skips the step
+
+
+def _takes_flag(optimizer: Optimizer) -> bool:
+    """Whether the device can skip the step. The host decides on a parameter's first one: its kernel would leave SGD's momentum unset."""
+    if type(optimizer) not in _FUSED or not all(group["fused"] for group in optimizer.param_groups):
+        return False
+    begun = [
+        not group.get("momentum", True) or (p in optimizer.state and None not in optimizer.state[p].values())
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if p.grad is not None
+    ]
+    return all(begun)
+
+
 class _Skip(L.Callback):
+    """Skips updates whose gradients are not finite. What the device decides is read when the values of the steps are."""
+
     def __init__(self, addon: NonFiniteAddon) -> None:
         self.addon = addon
-        self.n_in_a_row = 0
-        self._is_bad = False  # the gradients of a turn for this batch
-        self._skipped: list[tuple[str, float]] = []  # of these turns
+        self.n_in_a_row = self._most = 0
+        self._skipped: list[tuple[str, float | Tensor]] = []  # of the turns for this batch
+        self._unread: list[Tensor] = []  # whether an update was skipped
+        self._flagged: list[Any] = []  # the optimizers that have such a flag
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+        self._take_flags()
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         gradients = [local(p.grad) for p in parameters]
+        if isinstance(pl_module, StepModule) and pl_trainer.world_size == 1 and self._on_device(pl_trainer, optimizer, gradients):
+            is_bad = flag_nonfinite(gradients)
+            self._flagged = single([optimizer])
+            for one in self._flagged:
+                one.found_inf = is_bad
+            self._unread.append(is_bad)
+            self._count(pl_module, is_bad)
+            return
+        self._read()
         largest = float(total_norm(gradients, math.inf))  # a 2-norm may overflow even if all values are finite
         is_bad = not math.isfinite(largest)
         if pl_trainer.world_size > 1:
             is_bad = reduced(pl_trainer.strategy, find_rank(pl_trainer), [int(is_bad)], "max")[0] > 0
         if isinstance(pl_module, StepModule):
-            self._count(pl_module, is_bad=is_bad)
+            self._count(pl_module, float(is_bad))
+        if is_bad:
+            for parameter in parameters:
+                parameter.grad = None
+        self._tally(is_bad=is_bad)
+        self._check()
+
+    def _on_device(self, pl_trainer: L.Trainer, optimizer: Optimizer, gradients: list[Tensor]) -> bool:
+        """Whether the device decides on this update. With a scale of the loss, the GradScaler makes the step."""
+        is_usual = len({g.device for g in gradients}) == 1 and gradients[0].is_cuda and not any(g.is_complex() for g in gradients)
+        return is_usual and getattr(pl_trainer.precision_plugin, "scaler", None) is None and all(map(_takes_flag, single([optimizer])))
+
+    def _take_flags(self, *args: Any, **kwargs: Any) -> None:
+        for optimizer in self._flagged:
+            del optimizer.found_inf
+        self._flagged = []
+
+    on_train_batch_end = on_exception = _take_flags
+
+    def update(self, event: Event) -> None:
+        """Count the updates that the device has skipped, when the values of its steps are read."""
+        if event.kind == "steps" and event.progress.phase == "train":
+            self._read()
+            self._check()
+
+    def _read(self) -> None:
+        unread, self._unread = self._unread, []
+        for value in torch.stack(unread).tolist() if unread else []:
+            self._tally(is_bad=value > 0)
+
+    def _tally(self, *, is_bad: bool) -> None:
+        self.addon.n_skipped += is_bad
         self.n_in_a_row = self.n_in_a_row + 1 if is_bad else 0
-        if not is_bad:
-            return
-        for parameter in parameters:
-            parameter.grad = None
-        self.addon.n_skipped += 1
-        if self.n_in_a_row > self.addon.max_skipped:
+        self._most = max(self._most, self.n_in_a_row)
+
+    def _check(self) -> None:
+        if self._most > self.addon.max_skipped:
             raise StepError(
-                f"The gradients of {self.n_in_a_row} updates in a row are not finite.",
+                f"The gradients of {self._most} updates in a row are not finite.",
                 remedy="They were skipped. Check the data and the learning rate, or raise max_skipped.",
             )
 
-    def _count(self, module: StepModule, *, is_bad: bool) -> None:
+    def _count(self, module: StepModule, is_bad: float | Tensor) -> None:
         """Record whether the update is skipped. The means are those of batches whose update is not."""
         turn, meter = module.owner._turn, module.owner.train_state.meters["train"]
-        self._is_bad = is_bad or (self._is_bad and not (turn is None or turn.is_first))
-        self._skipped.append(("skipped" if turn is None else f"skipped_{turn.name}", float(is_bad)))
+        if turn is None or turn.is_first:
+            self._skipped = []
+        self._skipped.append(("skipped" if turn is None else f"skipped_{turn.name}", is_bad))
         if turn is None or turn.is_last:
-            if self._is_bad:
-                meter.exclude()
+            meter.settle(is_bad if turn is None else sum(value for _, value in self._skipped))
             for name, value in self._skipped:
                 if module.is_free(name):
                     meter.amend(name, value)
-            meter.settle()
             self._skipped = []
 
     def state_dict(self) -> dict[str, Any]:
+        self._read()
         return {"n_skipped": self.addon.n_skipped, "n_in_a_row": self.n_in_a_row}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._unread, self._most = [], 0
         self.addon.n_skipped, self.n_in_a_row = state_dict["n_skipped"], state_dict["n_in_a_row"]
 
 
@@ -144,10 +207,12 @@ class NonFiniteAddon(AddOnBase):
     Args:
         nonfinite: "raise": raise a StepError that names the first such step, when its loss is recorded (a few times a second). Its update
             has been applied by then, but nothing is saved after it. "stop": end the run then, with status "stopped". "skip": check the
-            gradients before each update, which waits for the device, and skip the update if one is not finite.
+            gradients before each update, and skip the update if one is not finite. This waits for a GPU in each step, unless the optimizer
+            is torch's SGD, Adam or AdamW with `fused=True`, in one process, without a scale of the loss: then the GPU decides.
             `trainer[NonFiniteAddon].n_skipped` counts skipped updates, `train_skipped` is their fraction; the losses of their batches are
             in the steps of the history, and not in the means. "ignore": don't check.
-        max_skipped: The maximum number of updates skipped in a row; one more raises StepError.
+        max_skipped: The maximum number of updates skipped in a row; one more raises StepError, where the GPU decides when these steps are
+            recorded (a few times a second).
 
     Raises:
         ConfigError: an option is invalid
@@ -176,4 +241,4 @@ class NonFiniteAddon(AddOnBase):
     def sink(self, trainer: TrainerProtocol) -> EventSink | None:
         if self.nonfinite == "raise":
             return _Watch(variable_name(trainer) if trainer.keeps_states else "")
-        return next(iter(active_callbacks(trainer, _Stop)), None)
+        return next(iter([*active_callbacks(trainer, _Stop), *active_callbacks(trainer, _Skip)]), None)

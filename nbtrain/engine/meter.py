@@ -60,16 +60,16 @@ def snapshot(value: Scalar) -> Scalar:
 
 
 # %% ../../nbs/engine/meter.ipynb #c3fe1ef1
-def _to_floats(columns: Mapping[str, Sequence[Scalar]]) -> dict[str, list[float]]:
+def _to_floats(columns: Mapping[Any, Sequence[Scalar]]) -> dict[Any, list[float]]:
     """Every column as floats, with one copy from each device that has tensors in it."""
-    floats: dict[str, list[float]] = {}
-    stacked: dict[torch.device, dict[str, Tensor]] = {}
+    floats: dict[Any, list[float]] = {}
+    stacked: dict[torch.device, dict[Any, Tensor]] = {}
     for name, column in columns.items():
         if {float}.issuperset(map(type, column)):
             floats[name] = column  # pyright: ignore[reportArgumentType]
             continue
         tensors = [value for value in column if isinstance(value, Tensor)]
-        if len(tensors) < len(column) or len({value.device for value in tensors}) > 1:
+        if len({value.device for value in tensors}) != 1:
             floats[name] = [as_float(value) for value in column]
             continue
         device = tensors[0].device
@@ -77,9 +77,10 @@ def _to_floats(columns: Mapping[str, Sequence[Scalar]]) -> dict[str, list[float]
         stacked.setdefault(device, {})[name] = torch.stack(tensors).to(wide)
     for by_name in stacked.values():
         moved, start = torch.cat(list(by_name.values())).tolist(), 0
-        for name, column in by_name.items():
-            floats[name] = moved[start : start + len(column)]
-            start += len(column)
+        for name, tensors in by_name.items():
+            read, column = iter(moved[start:]), columns[name]
+            floats[name] = [next(read) if isinstance(value, Tensor) else as_float(value) for value in column]
+            start += len(tensors)
     return floats
 
 
@@ -90,19 +91,21 @@ class PendingRows:
 
     rows: list[dict[str, Scalar]] = field(default_factory=list)
     samples: list[Scalar] = field(default_factory=list)
-    extras: dict[str, list[tuple[int, Scalar]]] = field(default_factory=dict)  # by name: (row, value)
+    extras: dict[str, list[tuple[int, Scalar, bool]]] = field(default_factory=dict)  # by name: (row, value, whether it counts in any case)
+    doubts: list[tuple[range, range, Scalar]] = field(default_factory=list)  # rows and tensors that are out where the scalar is not 0
 
     def amend(self, name: str, value: Scalar) -> None:
-        """Add a scalar to the newest row, unless it has one of this name."""
+        """Add a scalar to the newest row, unless it has one of this name. It counts in any case if the row is settled."""
         entries, row = self.extras.setdefault(name, []), len(self.rows) - 1
         if not entries or entries[-1][0] < row:
-            entries.append((row, snapshot(value)))
+            entries.append((row, snapshot(value), bool(self.doubts) and row in self.doubts[-1][0]))
 
     def split(self, n: int) -> PendingRows:
         """Cut off the rows from `n` on, and return them."""
         entries = self.extras.items()
-        rest = PendingRows(self.rows[n:], self.samples[n:], {name: [(i - n, v) for i, v in found if i >= n] for name, found in entries})
-        self.extras = {name: [(i, v) for i, v in found if i < n] for name, found in entries}
+        later = {name: [(i - n, value, counts) for i, value, counts in found if i >= n] for name, found in entries}
+        rest = PendingRows(self.rows[n:], self.samples[n:], later)
+        self.extras = {name: [entry for entry in found if entry[0] < n] for name, found in entries}
         for rows in (self, rest):
             rows.extras = {name: found for name, found in rows.extras.items() if found}
         del self.rows[n:], self.samples[n:]
@@ -115,22 +118,30 @@ class PendingRows:
             if entries and entries[-1][0] == len(self.rows):
                 entries.pop()
 
-    def to_floats(self) -> tuple[dict[str, list[float]], dict[str, tuple[list[float], list[float]]], list[float]]:
-        """The values of each row by name, NaN where a row has none; of names that only some rows have, the values and their samples; and
-        the samples of each row.
+    def to_floats(self) -> tuple[dict[str, list[float]], dict[str, tuple[list[float], list[float]]], list[float], set[int]]:
+        """The values of each row by name, NaN where a row has none; the values that count, and their samples; the samples of each row; and
+        the places of the tensors that are out.
         """
         whole = {name: list(map(itemgetter(name), self.rows)) for name in self.rows[0]}
         stated = {} if {int}.issuperset(map(type, self.samples)) else {N_SAMPLES: self.samples}  # by the steps, on their device
-        floats = _to_floats(whole | {name: [value for _, value in entries] for name, entries in self.extras.items()} | stated)
+        some = {name: [value for _, value, _ in entries] for name, entries in self.extras.items()}
+        floats = _to_floats({**whole, **some, **stated, None: [doubt for _, _, doubt in self.doubts]})
         samples: list[Any] = list(map(_as_whole, floats[N_SAMPLES])) if stated else self.samples
+        bad = [doubt for doubt, is_bad in zip(self.doubts, floats[None]) if is_bad]
+        out, out_tensors = {i for rows, _, _ in bad for i in rows}, {i for _, tensors, _ in bad for i in tensors}
         block = {name: floats[name] for name in whole}
-        counted = dict[str, tuple[list[float], list[float]]]()
+        counted = {name: _without(out, column, samples) if out else (column, samples) for name, column in block.items()}
         for name, entries in self.extras.items():
             block[name] = [math.nan] * len(self.rows)
-            for (i, _), value in zip(entries, floats[name]):
+            for (i, _, _), value in zip(entries, floats[name]):
                 block[name][i] = value
-            counted[name] = floats[name], [samples[i] for i, _ in entries]
-        return block, counted, samples
+            those = {k for k, (i, _, counts) in enumerate(entries) if i in out and not counts}
+            counted[name] = _without(those, floats[name], [samples[i] for i, _, _ in entries])
+        return block, counted, samples, out_tensors
+
+
+def _without(out: set[int], *columns: list[float]) -> Any:
+    return tuple([value for i, value in enumerate(column) if i not in out] for column in columns)
 
 
 def _as_whole(number: float) -> float:
@@ -239,16 +250,21 @@ class Meter:
         """Count a batch that is left out: it has no part in the means and in the log."""
         self.n_left_out += 1
 
-    def settle(self) -> None:
-        """The batches up to here count, whatever happens to those that follow."""
-        self._n_open, self._n_open_tensors, self._before = len(self._pending.rows), len(self._tensors), None
+    def settle(self, is_out: Scalar) -> None:
+        """Decide on the batches since the last `settle`: if `is_out`, they have no part in the means and the log.
 
-    def exclude(self) -> None:
-        """Take the batches since `settle` out of the means and the log, because their update was skipped."""
-        self.flush()
-        if self._before is None:
-            return
-        sums, weights, lengths = self._before
+        A tensor is read when their values are. What is added to them later counts in any case.
+        """
+        n_rows, n_tensors = len(self._pending.rows), len(self._tensors)
+        if self._before is None and (isinstance(is_out, Tensor) or is_out):
+            self._pending.doubts.append((range(self._n_open, n_rows), range(self._n_open_tensors, n_tensors), is_out))
+        elif self._before is not None and is_out:  # the log was read in mid-window
+            self._take_out(*self._before)
+            n_rows = n_tensors = 0
+        self._n_open, self._n_open_tensors, self._before = n_rows, n_tensors, None
+
+    def _take_out(self, sums: dict[str, float], weights: dict[str, float], lengths: dict[str, int]) -> None:
+        self._flush()
         self._sums = {name: sums.get(name, 0.0) for name in self._sums}
         self._weights = {name: weights.get(name, 0.0) for name in self._weights}
         for name, column in self._log.items():
@@ -271,22 +287,25 @@ class Meter:
 
     def flush(self) -> None:
         """Convert pending values to floats."""
-        if self._pending.rows and self._before is None:
+        if self._before is None and len(self._pending.rows) > self._n_open:
             rest, tensors = self._pending.split(self._n_open), self._tensors[self._n_open_tensors :]
             del self._tensors[self._n_open_tensors :]
             self._flush()
             self._before = dict(self._sums), dict(self._weights), {name: len(column) for name, column in self._log.items()}
             self._pending, self._tensors = rest, tensors
         self._flush()
+        self._n_open = self._n_open_tensors = 0
 
     def _flush(self) -> None:
         if not self._pending.rows:
             return
         pending, self._pending = self._pending, PendingRows()
-        block, counted, all_samples = pending.to_floats()
-        for name, values in block.items():
-            self._count(name, *counted.get(name, (values, all_samples)))
-        for name, value in self._tensors:
+        block, counted, all_samples, out = pending.to_floats()
+        for name, (values, samples) in counted.items():
+            self._count(name, values, samples)
+        for i, (name, value) in enumerate(self._tensors):
+            if i in out:
+                continue
             self._log.setdefault(name, []).append(to_device(value, torch.device("cpu")))
             self.kept_bytes += value.nbytes if isinstance(value, Tensor) else 0
         self._tensors = []

@@ -5,6 +5,7 @@
 # %% ../../nbs/private/torch_parts.ipynb #62fdaa9a
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cache, partial
 from itertools import chain
@@ -44,6 +45,7 @@ __all__ = [
     "is_compiled",
     "compile_calls",
     "compile_modes",
+    "flag_nonfinite",
     "has_hooks",
     "hooks_of_step",
     "marks",
@@ -181,6 +183,25 @@ def _each(method: str, tensors: Sequence[Tensor], *others: Any) -> None:
 scale_all: Callable[..., Any] = getattr(torch, "_foreach_mul_", partial(_each, "mul_"))  # (tensors, factor), in place
 move_all: Callable[..., Any] = getattr(torch, "_foreach_lerp_", partial(_each, "lerp_"))  # (tensors, to, by), in place
 copy_all: Callable[..., Any] = getattr(torch, "_foreach_copy_", partial(_each, "copy_"))  # (tensors, from), in place
+
+
+_flag_and_scale: Callable[..., Any] | None = getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None)
+
+
+@cache
+def _one(device: torch.device) -> Tensor:
+    return torch.ones((), device=device)
+
+
+def flag_nonfinite(gradients: Sequence[Tensor]) -> Tensor:
+    """1.0 on their device if a value of the gradients is not finite, otherwise 0.0, as the kernels of fused optimizers take it."""
+    if _flag_and_scale is None:
+        largest = torch.stack([torch.linalg.vector_norm(gradient.float(), math.inf) for gradient in gradients if gradient.numel()]).max()
+        return (largest * 0).ne_(0)
+    flag = torch.zeros((), device=gradients[0].device)
+    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+        _flag_and_scale([gradient for gradient in gradients if gradient.dtype == dtype], flag, _one(flag.device))
+    return flag
 
 
 def has_hooks(parameter: Tensor) -> bool:

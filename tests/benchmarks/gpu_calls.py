@@ -11,6 +11,7 @@ import contextlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,10 +57,14 @@ def by_step(epoch: Callable[[list[Any]], Any]) -> dict[str, float]:
     return {kind: (many[kind] - few[kind]) / (LONG - SHORT) for kind in KINDS}
 
 
+def make_optimizer(what: str, parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, 1e-3, fused=what.endswith(", fused") or None)
+
+
 def plain(what: str, wrap: Callable[[nn.Module], Any] = lambda model: model) -> Callable[[list[Any]], None]:
     """An epoch of a plain loop, whose model `wrap` may give to DistributedDataParallel."""
     model: Any = wrap(make_model())
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    optimizer = make_optimizer(what, model.parameters())
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999)) if what == "EMA" else None
     accuracy = MulticlassAccuracy(10, average="micro").to("cuda")
 
@@ -110,6 +115,7 @@ WAYS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "EMA": ([EMAAddon], {}),
     "metrics": ([MetricsAddon], {"metrics": lambda: {"accuracy": MulticlassAccuracy(10, average="micro")}, "metrics_in_training": True}),
     'nonfinite="skip"': ([NonFiniteAddon], {"nonfinite": "skip"}),
+    'nonfinite="skip", fused': ([NonFiniteAddon], {"nonfinite": "skip"}),
     "states in memory": ([], {"keep_states": True}),
     "evaluation": ([], {}),
 }
@@ -121,7 +127,7 @@ def ours(what: str, every_s: float | None = None, more: Sequence[Any] = ()) -> C
     addons = [*addons, *more]
     options = {name: value() if callable(value) else value for name, value in options.items()}
     kind = Classify.add_on(*addons) if addons else Classify
-    trainer = kind(make_model(), device="cuda", optimizer=lambda p: torch.optim.Adam(p, 1e-3), log_bar=False, **options)
+    trainer = kind(make_model(), device="cuda", optimizer=partial(make_optimizer, what), log_bar=False, **options)
     trainer.recorder.every_s = trainer.recorder.every_s if every_s is None else every_s
 
     def epoch(batches: list[Any]) -> None:
