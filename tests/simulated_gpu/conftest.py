@@ -11,10 +11,18 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "unit/addons"))  # the addons with their options are those of test_addons
 
+ON = {  # the tests by what torch calls the devices: XPUs, or a real device in `make gpu`, where there are the runs alone
+    "simulated": ("test_*",),
+    "simulated-xpu": ("test_runs.py",),
+    "cuda": ("test_runs.py", "test_skipped_updates.py"),
+}
 KIND = os.environ.get("NBTRAIN_TEST_DEVICE", "")
 SIMULATED = KIND.startswith("simulated")
-if KIND != "simulated":  # by another name, and on a real device in `make gpu`, there are the runs alone
-    collect_ignore_glob = ["test_[!r]*", "test_ranks.py"] if KIND in ("cuda", "simulated-xpu") else ["test_*"]
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    is_test = collection_path.name.startswith("test_")
+    return True if is_test and not any(collection_path.match(pattern) for pattern in ON.get(KIND, ())) else None
 
 
 @pytest.fixture(autouse=True)
