@@ -89,9 +89,8 @@ class _Monitor(PassCallback):
         self._progress, self._updates = loop.batch_progress, updates_of(pl_trainer)
         self._update = self._updates.completed
         self._device = pl_trainer.strategy.root_device
-        self._memory = torch.get_device_module(self._device)
-        if self.addon.throughput and hasattr(self._memory, "reset_peak_memory_stats"):
-            self._memory.reset_peak_memory_stats(self._device)
+        if self.addon.throughput and hasattr(module := torch.get_device_module(self._device), "reset_peak_memory_stats"):
+            module.reset_peak_memory_stats(self._device)
         self.window, self.epoch = BatchSums(), BatchSums()
         self._ended_s = self.clock()
 
@@ -159,8 +158,8 @@ class _Monitor(PassCallback):
             torch.accelerator.synchronize(self._device)
             epoch.step_s += self.clock() - self._ended_s
         found = epoch.rates() | {"step_time_s": epoch.step_s / epoch.n_batches}
-        if hasattr(self._memory, "max_memory_allocated"):
-            found["memory_peak_gb"] = self._memory.max_memory_allocated(self._device) / 1e9
+        if hasattr(module := torch.get_device_module(self._device), "max_memory_allocated"):
+            found["memory_peak_gb"] = module.max_memory_allocated(self._device) / 1e9
         return found
 
 

@@ -195,12 +195,13 @@ def _one(device: torch.device) -> Tensor:
 
 def flag_nonfinite(gradients: Sequence[Tensor]) -> Tensor:
     """1.0 on their device if a value of the gradients is not finite, otherwise 0.0, as the kernels of fused optimizers take it."""
-    if _flag_and_scale is None:
-        largest = torch.stack([torch.linalg.vector_norm(gradient.float(), math.inf) for gradient in gradients if gradient.numel()]).max()
-        return (largest * 0).ne_(0)
     flag = torch.zeros((), device=gradients[0].device)
     for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
-        _flag_and_scale([gradient for gradient in gradients if gradient.dtype == dtype], flag, _one(flag.device))
+        those = [gradient for gradient in gradients if gradient.dtype == dtype]
+        if _flag_and_scale is not None and dtype is not torch.bfloat16:  # for which CUDA has no such kernel
+            _flag_and_scale(those, flag, _one(flag.device))
+        elif norms := [torch.linalg.vector_norm(gradient, math.inf) for gradient in those if gradient.numel()]:
+            flag = torch.maximum(flag, (torch.stack(norms).max() * 0).ne(0).float())
     return flag
 
 

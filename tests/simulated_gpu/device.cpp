@@ -593,6 +593,10 @@ void kernel(const c10::OperatorHandle& op, Stack* stack) {
   Stack given(stack->end() - schema.arguments().size(), stack->end());
   dropped.insert(dropped.end(), given.begin(), given.end());
   torch::jit::drop(*stack, given.size());
+  if (operator_name == "aten::_amp_foreach_non_finite_check_and_unscale_")
+    for (const Tensor& tensor : given[0].toTensorVector())
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          tensor.scalar_type() != at::kBFloat16, "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'");
   bool waits = READ_BY_HOST.count(operator_name) > 0;
   for (auto& value : given) waits |= is_mask(value);
   Call call;
