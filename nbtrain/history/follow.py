@@ -18,10 +18,11 @@ from ..errors import ConfigError, NbtrainError, first_line
 from ..events import Event, Progress
 from .run_files import recorded_file
 from .run_folder import find_run, run_number
+from .run_lock import SignOfLife
 from ..views.terminal import View
 
 # %% auto #0
-__all__ = ["Read", "recorded_events", "looks_every_s", "follow"]
+__all__ = ["Read", "recorded_events", "is_gone", "looks_every_s", "follow"]
 
 # %% ../../nbs/history/follow.ipynb #3f0e909a
 Read = Callable[[int], tuple[int, bytes]]  # the content of a growing file from a place on, and from which; 0 if it begins again
@@ -101,6 +102,15 @@ def _event(line: bytes, number: int, before: Progress) -> Event:
         return Event("note", before, data={"text": f"line {number} of events.jsonl is damaged, and left out."})
 
 
+def is_gone(path: str | Path) -> Callable[[], str]:
+    """A function that says why the run at `path` has no process any more; empty as long as it has one. Nothing is known of a store.
+
+    Raises ConfigError if no run was recorded there.
+    """
+    found = _of_store(path) if isinstance(path, str) and "://" in path else Path(path)
+    return SignOfLife(find_run(found)).gone if isinstance(found, Path) else str
+
+
 def looks_every_s(path: str | Path) -> float:
     """How often to look at the run at `path`, in seconds: less often in a store than on a disk."""
     return 2.0 if "://" in str(path) else 0.2
@@ -113,18 +123,25 @@ def follow(
     every_s: float = 0.2,
     wait: Callable[[float], None] = time.sleep,
     is_over: Callable[[bool], bool] = lambda has_ended: has_ended,
+    gone: Callable[[], str] = str,
 ) -> None:
     """Pass `events`, as `recorded_events` has them, to `view`: existing ones, then new ones.
 
     Returns when the run has ended; blocks until then, and looks every `every_s` seconds. `is_over` is called, where there is no new event,
-    with whether the newest one is an end: a run that resumes has others after it.
+    with whether the newest one is an end: a run that resumes has others after it. `gone` says why a run has no process any more, which then
+    is the end.
     """
-    has_ended = was_over = False
+    has_ended, progress, why = False, Progress(), ""
+    was_over = False
     for event in events:
         if event is not None:
             view.update(event)
-            has_ended, was_over = event.kind == "end", False
+            has_ended, progress, was_over = event.kind == "end", event.progress, False
         elif was_over:
+            if why and not has_ended:
+                view.update(Event("end", progress, time.time(), {"status": "interrupted", "reason": why}))
             return
-        elif not (was_over := is_over(has_ended)):  # else its last events may just have been written
-            wait(every_s)
+        else:
+            why = "" if has_ended else gone()
+            if not (was_over := bool(why) or is_over(has_ended)):  # else its last events may just have been written
+                wait(every_s)
