@@ -29,13 +29,14 @@ from ..checkpoint.files import newest_valid
 from ..completion import completed_by_value
 from .command_file import FOLDER, Command, read_own, send, write_own
 from .kubernetes import delete_job, pods_state
+from .mirror import commands_of, is_mirrored
 from nbtrain.cluster.submit import (
     ENDED, FAILED, PODS, STARTED, JobInfo, Scheduler, check_trainer, log_file, open_folder, send_trainer, start,
 )  # fmt: skip
 from ..engine.control import refuse_while_on
 from ..errors import CheckpointError, ConfigError, RunPaused, WorkerError, first_line
 from ..events import Event, Progress
-from ..history.follow import follow, is_gone, looks_every_s, recorded_events
+from ..history.follow import follow, is_gone, looks_every_s, recorded_events, run_in_store
 from ..history.history import ResultMetrics, RunResult, short_path
 from ..history.run_folder import read_history, run_folders
 from ..history.run_lock import SignOfLife
@@ -160,7 +161,23 @@ def show_run(path: str | Path) -> None:
     if folder is not None and (job := next(iter(_handles([folder, *run_folders(folder)[:1]])), None)) is not None:
         job.show()
         return
-    _show(recorded_events(path), Controls({}), every_s=looks_every_s(path), gone=is_gone(path))
+    _show(recorded_events(path), Controls(_actions(url)), every_s=looks_every_s(path), gone=is_gone(path))
+
+
+def _actions(url: str) -> dict[str, Callable[[], Any]]:
+    """The buttons for a run in a store: those of one that takes commands from there."""
+    if not url:
+        return {}
+    try:
+        found = run_in_store(url)
+        if isinstance(found, Path) or not is_mirrored(*found):
+            return {}
+    except (ImportError, OSError, ValueError):
+        return {}  # `recorded_events` says what is wrong
+    commands: tuple[tuple[str, Command], ...] = (
+        ("pause", "pause"), ("continue", "resume"), ("stop", "stop"), ("save", "save_state"), ("validate", "validate_now"),
+    )  # fmt: skip
+    return {name: partial(commands_of(*found).send, command) for name, command in commands}
 
 
 class _Record:
