@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from fsspec import AbstractFileSystem
-
 from ..base.trainer_base import TrainerBase
 from ..errors import ConfigError, NbtrainError, first_line, nearest
 from ..run.live_edits import request_edit
@@ -107,7 +105,7 @@ def send(run_dir: Path, command: Command, **options: Any) -> None:
 class _Commands:
     """Reads commands. What is not one is left out, and `note` gets a line about it."""
 
-    def __init__(self, note: Callable[[str], None]) -> None:
+    def __init__(self, note: Callable[[str], Any]) -> None:
         self.note = note
         self._noted: set[str] = set()
 
@@ -135,7 +133,7 @@ class _Commands:
 class CommandFile(_Commands):
     """The commands for the run in `run_dir`, each returned once. `start`: where to begin, in bytes."""
 
-    def __init__(self, run_dir: Path, note: Callable[[str], None], start: int = 0) -> None:
+    def __init__(self, run_dir: Path, note: Callable[[str], Any], start: int = 0) -> None:
         super().__init__(note)
         self.run_dir, self.place = run_dir, start
 
@@ -156,7 +154,7 @@ class CommandFile(_Commands):
 class CommandFolder(_Commands):
     """The commands for a run in a store, whose folder for them is `folder`: a file each, which is removed when it is taken."""
 
-    def __init__(self, store: AbstractFileSystem, folder: str, note: Callable[[str], None]) -> None:
+    def __init__(self, store: Any, folder: str, note: Callable[[str], Any]) -> None:
         super().__init__(note)
         self.store, self.folder = store, folder
 

@@ -17,7 +17,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from weakref import ref
 
-from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
 from ..annotations import checked
@@ -36,12 +35,12 @@ __all__ = ["is_mirrored", "commands_of", "mirror", "command"]
 _KEY, _EVERY_S, _BEAT_S, _SHARE = ".mirror", 2.0, 30.0, 10  # `_SHARE`: copying takes a tenth of the time at most
 
 
-def is_mirrored(store: AbstractFileSystem, folder: str) -> bool:
+def is_mirrored(store: Any, folder: str) -> bool:
     """Whether the run in `folder` of a store is a mirrored one, which takes commands."""
     return bool(store.exists(f"{folder}/{_KEY}"))
 
 
-def commands_of(store: AbstractFileSystem, folder: str, note: Callable[[str], None] = str) -> CommandFolder:
+def commands_of(store: Any, folder: str, note: Callable[[str], Any] = str) -> CommandFolder:
     """The commands for the run in `folder` of a store."""
     return CommandFolder(store, f"{folder}/{FOLDER}", note)
 
@@ -49,7 +48,7 @@ def commands_of(store: AbstractFileSystem, folder: str, note: Callable[[str], No
 class _Copy:
     """The copy of the run folder `run_dir` in `folder` of a store."""
 
-    def __init__(self, store: AbstractFileSystem, folder: str, run_dir: Path) -> None:
+    def __init__(self, store: Any, folder: str, run_dir: Path) -> None:
         self.store, self.folder, self.run_dir = store, folder, run_dir
         self._seen: dict[str, tuple[int, int]] = {}  # the size and the time of each file that was copied
         self._beat_s = float("-inf")
@@ -108,7 +107,7 @@ class _Copy:
             self._seen[name] = now
 
 
-def _fetch(store: AbstractFileSystem, folder: str, save_path: Path) -> None:
+def _fetch(store: Any, folder: str, save_path: Path) -> None:
     """Copy a run folder from a store into `save_path`, all or nothing."""
     name = PurePosixPath(folder).name
     part = save_path / f".fetch-{secrets.token_hex(4)}"
@@ -133,7 +132,7 @@ def _fetch(store: AbstractFileSystem, folder: str, save_path: Path) -> None:
 class _Mirror:
     """Copies the runs of a trainer to a store, in a thread, and passes the commands on that are sent there."""
 
-    def __init__(self, trainer: TrainerBase, store: AbstractFileSystem, root: str) -> None:
+    def __init__(self, trainer: TrainerBase, store: Any, root: str) -> None:
         self._trainer, self._store, self._root = ref(trainer), store, root
         self._copy: _Copy | None = None
         self._said = ""
@@ -188,13 +187,13 @@ class _Mirror:
         self._said = text
 
 
-def _check_newest(store: AbstractFileSystem, folder: str, local: Path) -> None:
+def _check_newest(store: Any, folder: str, local: Path) -> None:
     """Raise ConfigError if the newest run of the store is not in the folder `local`, or is ahead of it."""
     remedy = "Give an empty save_path to continue the run in the store, or another URL for a new one."
     key = local / _KEY
     if not key.exists() or store.cat_file(f"{folder}/{_KEY}") != key.read_bytes():
         raise ConfigError(f"The store's run {local.name} is not that of save_path.", where=folder, remedy=remedy)
-    if store.size(f"{folder}/events.jsonl") > (local / "events.jsonl").stat().st_size:
+    if (store.size(f"{folder}/events.jsonl") or 0) > (local / "events.jsonl").stat().st_size:
         raise ConfigError(f"The store has more of {local.name} than save_path.", where=folder, remedy=remedy)
 
 

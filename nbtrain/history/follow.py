@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
@@ -43,7 +43,7 @@ def _of_disk(run_dir: Path) -> Read:
     return read
 
 
-def run_in_store(url: str) -> Path | tuple[AbstractFileSystem, str]:
+def run_in_store(url: str) -> Path | tuple[Any, str]:
     """The store and the folder of the run that `url` names, or of the newest one there; the path of one on a disk.
 
     Raises ConfigError if there is none.
