@@ -56,10 +56,10 @@ def _diff(arguments: argparse.Namespace) -> None:
 
 
 def _follow(arguments: argparse.Namespace) -> None:
-    from nbtrain.history.follow import follow, looks_every_s, recorded_events
+    from nbtrain.history.follow import follow, is_gone, looks_every_s, recorded_events
     from nbtrain.views.terminal import stream_view
 
-    follow(recorded_events(arguments.run), stream_view(sys.stdout), every_s=looks_every_s(arguments.run))
+    follow(recorded_events(arguments.run), stream_view(sys.stdout), every_s=looks_every_s(arguments.run), gone=is_gone(arguments.run))
 
 
 def _compare(arguments: argparse.Namespace) -> None:

@@ -29,15 +29,17 @@ from ..checkpoint.files import newest_valid
 from ..completion import completed_by_value
 from .command_file import FOLDER, Command, read_own, send, write_own
 from .kubernetes import delete_job, pods_state
+from .mirror import commands_of, is_mirrored
 from nbtrain.cluster.submit import (
     ENDED, FAILED, PODS, STARTED, JobInfo, Scheduler, check_trainer, log_file, open_folder, send_trainer, start,
 )  # fmt: skip
 from ..engine.control import refuse_while_on
 from ..errors import CheckpointError, ConfigError, RunPaused, WorkerError, first_line
 from ..events import Event, Progress
-from ..history.follow import follow, looks_every_s, recorded_events
+from ..history.follow import follow, is_gone, looks_every_s, recorded_events, run_in_store
 from ..history.history import ResultMetrics, RunResult, short_path
 from ..history.run_folder import read_history, run_folders
+from ..history.run_lock import SignOfLife
 from ..remote_errors import RemoteTraceback
 from ..run.live_edits import check_options
 from ..run.resume import continue_from
@@ -77,13 +79,15 @@ def _slurm_state(id: str) -> JobState:
         ["squeue", "--noheader", "--states=all", f"--jobs={id}", "--format=%T|%r|%N"],
         ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={id}", "--format=State,Reason,NodeList"],
     )
+    said = "squeue is not here"
     for command in commands:
         with suppress(OSError, subprocess.SubprocessError):
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-            if line := answer.stdout.strip().partition("\n")[0]:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=30)
+            if not answer.returncode and (line := answer.stdout.strip().partition("\n")[0]):
                 name, reason, node = (*line.split("|"), "", "")[:3]
                 return JobState(name.partition(" ")[0], reason if reason != "None" else "", node)
-    return JobState("")
+            said = answer.stderr.strip() if command is commands[0] else said
+    return JobState("UNKNOWN", "SLURM does not answer") if "contact" in said or "not here" in said else JobState("")
 
 
 def _is_controller(pid: int, folder: Path) -> bool:
@@ -97,18 +101,24 @@ def _is_controller(pid: int, folder: Path) -> bool:
 
 
 def _local_state(info: JobInfo, run_dir: Path) -> JobState:
-    is_on = info.host == os.uname().nodename and _is_controller(int(info.id or 0), run_dir / FOLDER / "tasks")
-    return JobState("RUNNING" if is_on else "", node=info.host)
+    if info.host != os.uname().nodename:
+        return JobState("UNKNOWN", f"it was submitted on {info.host}", info.host)
+    return JobState("RUNNING" if _is_controller(int(info.id or 0), run_dir / FOLDER / "tasks") else "", node=info.host)
 
 
-def _state(info: JobInfo, run_dir: Path) -> JobState:
+def _state(info: JobInfo, run_dir: Path, gone: Callable[[], str]) -> JobState:
+    """The state of a job. Where its scheduler does not answer, it is on as long as its process is not `gone`."""
     if info.cluster in PODS:
-        name, reason, node = pods_state(info)
-        if name in ("GONE", "UNKNOWN"):  # what has not begun may be applied later, and a cluster may answer again
-            has_begun = (run_dir / FOLDER / STARTED).exists()
-            name = "PENDING" if not has_begun else "CANCELLED" if name == "GONE" else "RUNNING"
-        return JobState(name, reason, node)
-    return _local_state(info, run_dir) if info.cluster == "local" else _slurm_state(info.id)
+        state = JobState(*pods_state(info))
+    else:
+        state = _local_state(info, run_dir) if info.cluster == "local" else _slurm_state(info.id)
+    if state.name not in ("GONE", "UNKNOWN"):
+        return state
+    if not (run_dir / FOLDER / STARTED).exists():  # it may be applied later
+        return JobState("PENDING", state.reason)
+    if state.name == "GONE":
+        return JobState("CANCELLED", state.reason)
+    return JobState("LOST", why) if (why := gone()) else JobState("RUNNING", state.reason, state.node)
 
 
 # %% ../../nbs/cluster/jobs.ipynb #f37f7c10
@@ -151,7 +161,23 @@ def show_run(path: str | Path) -> None:
     if folder is not None and (job := next(iter(_handles([folder, *run_folders(folder)[:1]])), None)) is not None:
         job.show()
         return
-    _show(recorded_events(path), Controls({}), every_s=looks_every_s(path))
+    _show(recorded_events(path), Controls(_actions(url)), every_s=looks_every_s(path), gone=is_gone(path))
+
+
+def _actions(url: str) -> dict[str, Callable[[], Any]]:
+    """The buttons for a run in a store: those of one that takes commands from there."""
+    if not url:
+        return {}
+    try:
+        found = run_in_store(url)
+        if isinstance(found, Path) or not is_mirrored(*found):
+            return {}
+    except (ImportError, OSError, ValueError):
+        return {}  # `recorded_events` says what is wrong
+    commands: tuple[tuple[str, Command], ...] = (
+        ("pause", "pause"), ("continue", "resume"), ("stop", "stop"), ("save", "save_state"), ("validate", "validate_now"),
+    )  # fmt: skip
+    return {name: partial(commands_of(*found).send, command) for name, command in commands}
 
 
 class _Record:
@@ -226,6 +252,7 @@ class JobHandle:
         self.info = JobInfo.read(self.run_dir)
         self._record = _Record(self.run_dir)
         self._state, self._asked_s = JobState(""), float("-inf")
+        self._gone = SignOfLife(self.run_dir).gone
         self._shown: tuple[View, Thread] | None = None
 
     # -- what it is
@@ -248,7 +275,9 @@ class JobHandle:
     def _ask(self) -> JobState:
         """The state of the job, at most some seconds old."""
         if time.monotonic() - self._asked_s >= (0.2 if self.info.cluster == "local" else _ASK_EVERY_S):
-            self._state = _state(self.info, self.run_dir)
+            self._record.read()
+            gone = str if self._record.has_ended else self._gone  # what was interrupted is started again
+            self._state = _state(self.info, self.run_dir, gone)
             self._asked_s = time.monotonic()
         return self._state
 
@@ -305,7 +334,7 @@ class JobHandle:
         if status != "failed":
             return None
         if not failed:
-            state = f" ({self._state.name})" if self._state.name else ""
+            state = f" ({self._state.reason or self._state.name})" if self._state.name else ""
             lines = "\n".join(self.log().splitlines()[-10:])
             return WorkerError(f"The job ended without a result{state}.", where=lines, remedy="handle.log() has all that it printed.")
         kind, text, place = failed.get("kind"), failed.get("text", ""), f"rank {failed.get('rank')} of job {self.info.id}"
@@ -433,6 +462,8 @@ class JobHandle:
         if not self.is_on:
             return
         if self.info.cluster == "local":
+            if self.info.host != os.uname().nodename:
+                raise ConfigError(f"The job runs on {self.info.host}.", remedy="Cancel it there; handle.stop() reaches it from here.")
             if _is_controller(int(self.info.id or 0), self.run_dir / FOLDER / "tasks"):
                 os.kill(int(self.info.id), signal.SIGTERM)  # it passes it on to the tasks
             return
@@ -545,7 +576,11 @@ class JobHandle:
             "save": self.save_state,
             "validate": self.validate_now,
         }
-        self._shown = _show(self._events(), Controls(actions), is_over=lambda has_ended: not self.is_on)
+        self._shown = _show(self._events(), Controls(actions), is_over=lambda has_ended: not self.is_on, gone=self._lost)
+
+    def _lost(self) -> str:
+        """Why the job is over, for a record without an end; empty while it is on."""
+        return "" if self.is_on else first_line(self.error) if self.error is not None else self.status
 
     def _finish_view(self) -> None:
         """Wait until the view has the end of the run, and send it from the current cell: see `NotebookView.refresh`."""

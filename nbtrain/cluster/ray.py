@@ -41,7 +41,18 @@ from ..run.resume import go_back
 from ..source.source_file import cells
 
 # %% auto #0
-__all__ = ["check_installed", "check_room", "own_versions", "looker", "check_node", "interface_of", "Member", "RayLaunch", "RayAddon"]
+__all__ = [
+    "check_installed",
+    "connect",
+    "check_room",
+    "own_versions",
+    "looker",
+    "check_node",
+    "interface_of",
+    "Member",
+    "RayLaunch",
+    "RayAddon",
+]
 
 # %% ../../nbs/cluster/ray.ipynb #bf08166a
 _START = "Start one with `ray start --head`, or give address=None: then Ray starts on this machine, for this process."
@@ -54,7 +65,7 @@ def check_installed() -> None:
         raise ConfigError("RayAddon needs Ray, which is not installed.", remedy='pip install "ray[default]"')
 
 
-def _connect(address: str | None) -> Any:
+def connect(address: str | None) -> Any:
     """Connect this process to the cluster at `address`, unless it is connected. Returns the package. Raises ConfigError."""
     ray = importlib.import_module("ray")
     if ray.is_initialized():
@@ -74,19 +85,24 @@ def _connect(address: str | None) -> Any:
     return ray
 
 
-def check_room(nodes: Sequence[dict[str, Any]], n: int, each: dict[str, float]) -> None:
-    """Raise ConfigError if `nodes`, as `ray.nodes()` has them, have no place for `n` workers that need `each` of their resources."""
+def check_room(nodes: Sequence[dict[str, Any]], n: int, each: dict[str, float], what: str = "workers", remedy: str = "") -> None:
+    """Raise ConfigError if `nodes`, as `ray.nodes()` has them, have no place for `n` workers that need `each` of their resources.
+
+    `what`: what they are called. `remedy`: what to do; by default, what to give to a RayAddon.
+    """
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     room = sum(int(min(node.get(name, 0) / amount for name, amount in each.items())) for node in alive)
     if room >= n:
         return
     needs = " and ".join(f"{amount:g} {name}" for name, amount in each.items())
     has = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in alive)
-    remedy = f"Give workers={room}, or start more nodes with `ray start --address=...`."
-    if "GPU" in each and not any(node.get("GPU") for node in alive):
+    start = "start more nodes with `ray start --address=...`."
+    if not remedy:
+        remedy = f"Give workers={room}, or {start}" if room else f"Give less for each worker, or {start}"
+    if what == "workers" and "GPU" in each and not any(node.get("GPU") for node in alive):
         remedy = "Give gpus_per_worker=0 to train on CPUs, or start nodes with GPUs."
     raise ConfigError(
-        f"The Ray cluster has room for {room} of {n} workers: each needs {needs}.",
+        f"The Ray cluster has room for {room} of {n} {what}: each needs {needs}.",
         where=f"Its nodes have {has}.",
         remedy=remedy,
     )
@@ -270,7 +286,7 @@ class RayLaunch:
     def __init__(self, job: Job, address: str | None, room: _Room, backend: str) -> None:
         self._job, self._trainer, self._room, self._backend = job, job.trainer, room, backend
         self._data, self._before = pack(job), replace(job.trainer.train_state.counts)
-        self._ray = _connect(address)
+        self._ray = connect(address)
         check_room(self._ray.nodes(), room.n, room.each)
         self._lives: dict[int, str] = {}
         self._members: list[Any] = []

@@ -40,7 +40,7 @@ from ..source.source_file import cells
 from ..remote_errors import RemoteTraceback
 
 # %% auto #0
-__all__ = ["OnMessage", "pack", "same_libraries", "Pool", "Outcome", "Launched", "held_interrupts", "serve_store", "Launch"]
+__all__ = ["OnMessage", "pack", "same_libraries", "Pool", "raised", "Outcome", "Launched", "held_interrupts", "serve_store", "Launch"]
 
 # %% ../../nbs/distributed/worker_pool.ipynb #0904e6c3
 _LARGE_BYTES = 100 * 2**20  # a warning from here on
@@ -234,6 +234,17 @@ def _environment(n: int) -> dict[str, str]:
 
 
 # %% ../../nbs/distributed/worker_pool.ipynb #5a82e505
+def raised(failure: RankFailure, place: str) -> BaseException:
+    """The user's exception, with its traceback as the cause; a RemoteTraceback if it can't be sent. `place`: such as "rank 1"."""
+    reported = RemoteTraceback(f"{place.capitalize()} raised {failure}", place, failure.traceback, failure.frames)
+    if failure.error is None:
+        return reported
+    error: BaseException = loads(failure.error)
+    add_note(error, f"nbtrain: raised in {place}")
+    error.__cause__ = reported
+    return error
+
+
 class Outcome:
     """How the `n` ranks of a launch ended: with a result, a failure, or without a last message."""
 
@@ -271,12 +282,7 @@ class Outcome:
         cause = self.cause()
         if isinstance(cause, WorkerError):
             raise cause
-        reported = RemoteTraceback(f"Rank {cause.rank} raised {cause}", f"rank {cause.rank}", cause.traceback, cause.frames)
-        if cause.error is None:
-            raise reported
-        error = loads(cause.error)
-        add_note(error, f"nbtrain: raised in rank {cause.rank}")
-        raise error from reported
+        raise raised(cause, f"rank {cause.rank}")
 
 
 def _death(rank: int, exit_code: int, output: str) -> WorkerError:

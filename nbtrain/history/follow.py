@@ -5,11 +5,13 @@
 # %% ../../nbs/history/follow.ipynb #c92ad402
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
@@ -18,10 +20,11 @@ from ..errors import ConfigError, NbtrainError, first_line
 from ..events import Event, Progress
 from .run_files import recorded_file
 from .run_folder import find_run, run_number
+from .run_lock import SignOfLife, Signed
 from ..views.terminal import View
 
 # %% auto #0
-__all__ = ["Read", "recorded_events", "looks_every_s", "follow"]
+__all__ = ["Read", "run_in_store", "recorded_events", "is_gone", "looks_every_s", "follow"]
 
 # %% ../../nbs/history/follow.ipynb #3f0e909a
 Read = Callable[[int], tuple[int, bytes]]  # the content of a growing file from a place on, and from which; 0 if it begins again
@@ -40,17 +43,28 @@ def _of_disk(run_dir: Path) -> Read:
     return read
 
 
-def _of_store(url: str) -> Path | Read:
-    """The file of a run in a store, or the path of one on a disk, which the `url` names."""
+def run_in_store(url: str) -> Path | tuple[Any, str]:
+    """The store and the folder of the run that `url` names, or of the newest one there; the path of one on a disk.
+
+    Raises ConfigError if there is none.
+    """
     store, path = url_to_fs(url)
     if isinstance(store, LocalFileSystem):
         return Path(path)
-    file = f"{path.rstrip('/')}/events.jsonl"
-    if not store.exists(file):
-        found = [str(name) for name in store.glob(f"{path.rstrip('/')}/run-*/events.jsonl")]
-        if not found:
-            raise ConfigError(f"No run was recorded in {url!r}.", remedy="Give the URL of a run folder: it holds events.jsonl.")
-        file = max(found, key=lambda name: (run_number(PurePosixPath(name).parent), name))
+    if store.exists(f"{path.rstrip('/')}/events.jsonl"):
+        return store, path.rstrip("/")
+    found = [str(name) for name in store.glob(f"{path.rstrip('/')}/run-*/events.jsonl")]
+    if not found:
+        raise ConfigError(f"No run was recorded in {url!r}.", remedy="Give the URL of a run folder: it holds events.jsonl.")
+    return store, max(found, key=lambda name: (run_number(PurePosixPath(name).parent), name)).removesuffix("/events.jsonl")
+
+
+def _of_store(url: str) -> Path | Read:
+    """Reads the file of a run in a store; the path of one on a disk."""
+    found = run_in_store(url)
+    if isinstance(found, Path):
+        return found
+    store, file = found[0], f"{found[1]}/events.jsonl"
 
     def read(place: int) -> tuple[int, bytes]:
         store.invalidate_cache()
@@ -101,6 +115,30 @@ def _event(line: bytes, number: int, before: Progress) -> Event:
         return Event("note", before, data={"text": f"line {number} of events.jsonl is damaged, and left out."})
 
 
+def is_gone(path: str | Path) -> Callable[[], str]:
+    """A function that says why the run at `path` has no process any more; empty as long as it has one.
+
+    Raises ConfigError if no run was recorded there.
+    """
+    try:
+        found = run_in_store(path) if isinstance(path, str) and "://" in path else Path(path)
+    except (ImportError, OSError, ValueError):
+        return str  # `recorded_events` says what is wrong
+    if isinstance(found, Path):
+        return SignOfLife(find_run(found)).gone
+    store, folder = found
+
+    def signed() -> Signed:
+        try:
+            store.invalidate_cache()
+            text = store.cat_file(f"{folder}/.writer").decode()
+        except Exception as error:  # also those of a store's package
+            raise OSError(first_line(error)) from error
+        return text, float(json.loads(text)["beat_s"])
+
+    return SignOfLife(signed).gone
+
+
 def looks_every_s(path: str | Path) -> float:
     """How often to look at the run at `path`, in seconds: less often in a store than on a disk."""
     return 2.0 if "://" in str(path) else 0.2
@@ -113,18 +151,25 @@ def follow(
     every_s: float = 0.2,
     wait: Callable[[float], None] = time.sleep,
     is_over: Callable[[bool], bool] = lambda has_ended: has_ended,
+    gone: Callable[[], str] = str,
 ) -> None:
     """Pass `events`, as `recorded_events` has them, to `view`: existing ones, then new ones.
 
     Returns when the run has ended; blocks until then, and looks every `every_s` seconds. `is_over` is called, where there is no new event,
-    with whether the newest one is an end: a run that resumes has others after it.
+    with whether the newest one is an end: a run that resumes has others after it. `gone` says why a run has no process any more, which then
+    is the end.
     """
-    has_ended = was_over = False
+    has_ended, progress, why = False, Progress(), ""
+    was_over = False
     for event in events:
         if event is not None:
             view.update(event)
-            has_ended, was_over = event.kind == "end", False
+            has_ended, progress, was_over = event.kind == "end", event.progress, False
         elif was_over:
+            if why and not has_ended:
+                view.update(Event("end", progress, time.time(), {"status": "interrupted", "reason": why}))
             return
-        elif not (was_over := is_over(has_ended)):  # else its last events may just have been written
-            wait(every_s)
+        else:
+            why = "" if has_ended else gone()
+            if not (was_over := bool(why) or is_over(has_ended)):  # else its last events may just have been written
+                wait(every_s)

@@ -88,7 +88,7 @@ QuickTrainer.__name__ = L.Trainer.__name__  # it is in the names of the environm
 
 def make_pl_trainer(**arguments: Any) -> L.Trainer:
     """Make a `lightning.Trainer` with these arguments."""
-    with _LOCK:
+    with _LOCK, quiet():
         lightnings: dict[str, Any] = registry.__dict__  # the namespace of the module that searches
         before, lightnings["entry_points"] = lightnings["entry_points"], ENTRY_POINTS.find
         try:
@@ -106,7 +106,7 @@ _NOISE = (
     "module(s) in eval mode",
     "LeafSpec",
     "GPU available but not used",  # the trainer's `device=` says where it trains, and in words that Lightning doesn't know
-    "`srun` command is available",  # on a node of a SLURM cluster, where a notebook trains without it
+    "The `srun` command is available",  # a notebook of a login node, and processes that nbtrain or Ray has started, need none
     "`training_step` returned `None`",  # the pass notes how many batches were left out
     "train_dataloader yielded None",
     "ended before the epoch ended and your dataloader is not resumable",  # nbtrain's loaders are

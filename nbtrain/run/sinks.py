@@ -249,6 +249,7 @@ class RunSinks:
 
     def close(self) -> None:
         """Close the sinks at the end of the run."""
-        self._unlock()
+        if self._lock is not None:
+            self._lock.close()
         deliver(self.trainer.sinks)
         self.trainer.sinks[:] = [sink for sink in self.trainer.sinks if sink not in self._opened]

@@ -21,7 +21,6 @@ from samples import Regress, make_loader, make_trainer, make_valid, same_weights
 
 from nbtrain import ConfigError, JobHandle, WorkerError, submitted_jobs
 
-pytestmark = pytest.mark.filterwarnings("ignore:The `srun` command is available")  # Lightning's, where there is SLURM
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 CONFIGURATION = """\
 ClusterName=test

@@ -205,6 +205,33 @@ def test_run_that_was_stopped_here_continues_as_a_job_and_then_here_again(tmp_pa
     assert without_times(whole.history.epochs) == without_times(trainer.history.epochs)
 
 
+def test_job_whose_scheduler_does_not_answer_is_on_as_long_as_its_process_gives_a_sign_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_trainer(save_path=tmp_path).run(1, make_loader())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run_dir = tmp_path / "run-001"
+    events, job = run_dir / "events.jsonl", make_folder(run_dir)
+    events.write_text("".join(line + "\n" for line in events.read_text().splitlines() if json.loads(line)["kind"] != "end"))
+    JobInfo("slurm", "far", 1, 1, {}, [], ".", host="login", id="7").write(run_dir)
+    assert JobHandle(run_dir).status == "pending: SLURM does not answer"
+    (job / "started.json").write_text("{}")
+    (run_dir / ".writer").write_text(json.dumps({"pid": 1, "host": "gpu-3", "space": "other"}))
+    assert JobHandle(run_dir).status == "running"
+    JobInfo("local", "far", 1, 1, {}, [], ".", host="login", id="7").write(run_dir)
+    handle = JobHandle(run_dir)
+    assert handle.status == "running"
+    with pytest.raises(ConfigError, match=r"The job runs on login.\n  Cancel it there; handle.stop\(\) reaches it"):
+        handle.cancel()
+    handle.stop()
+    for limit in ("_SILENT_S", "_CHECK_S"):
+        monkeypatch.setattr(f"nbtrain.history.run_lock.{limit}", 0.0)
+    handle = JobHandle(run_dir)
+    handle.show()
+    assert handle.status == "failed" and "no sign of life from gpu-3 since" in str(handle.error)
+    assert "interrupted · The job ended without a result (no sign of life from gpu-3" in capsys.readouterr().out
+
+
 def test_value_that_can_not_be_sent_is_named(tmp_path: Path) -> None:
     trainer = make_trainer()
     trainer.model.lock = threading.Lock()

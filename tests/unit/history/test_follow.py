@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +18,7 @@ from samples import make_loader, make_trainer, make_valid
 from nbtrain import ConfigError, Event, compare, load_run
 from nbtrain.cli import main
 from nbtrain.history.follow import follow, recorded_events
+from nbtrain.history.run_lock import SignOfLife
 
 
 class Kinds:
@@ -48,6 +53,43 @@ def test_a_run_that_is_on_is_followed_to_its_end(tmp_path: Path) -> None:
     follow(recorded_events(tmp_path), view, every_s=0.01)
     running.join()
     assert [kind for kind in view.kinds if kind != "steps"] == ["start", "epoch", "epoch", "end"]
+
+
+def test_following_a_run_that_was_killed_ends_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_trainer(save_path=tmp_path).run(1, make_loader())
+    events = tmp_path / "run-001" / "events.jsonl"
+    events.write_text("".join(line + "\n" for line in events.read_text().splitlines() if json.loads(line)["kind"] != "end"))
+    code = "import sys, pathlib; from nbtrain.history.run_lock import RunLock; lock = RunLock(pathlib.Path(sys.argv[1]))"
+    code += "; lock.take(); print(flush=True); input()"
+    command = [sys.executable, "-c", code, str(events.parent)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"\n"
+        assert SignOfLife(events.parent).gone() == ""
+        process.kill()
+        process.wait()
+        assert main(["follow", str(tmp_path)]) == 0
+        assert f"interrupted · process {process.pid} has ended without a last word" in capsys.readouterr().out
+        make_trainer().show(tmp_path)
+        assert "has ended without a last word" in capsys.readouterr().out
+
+
+def test_a_run_of_another_machine_is_given_up_after_ten_minutes_without_a_sign_of_life(tmp_path: Path) -> None:
+    file, time_s = tmp_path / ".writer", [0.0]
+    file.write_text(json.dumps({"pid": 1, "host": "gpu-3", "space": "other", "start": "5"}))
+    os.utime(file, (1e6, 1e6))
+    life = SignOfLife(tmp_path, clock=lambda: time_s[0], now=lambda: 1e6 + time_s[0])
+    for at_s, touched_s in ((0, 0), (599, 0), (620, 619), (1200, 619)):  # a slow step, a pause, clocks that differ by an hour
+        time_s[0] = at_s
+        os.utime(file, (1e6 + touched_s, 1e6 + touched_s))
+        assert life.gone() == ""
+    time_s[0] = 1221
+    assert life.gone().startswith("no sign of life from gpu-3 since ") and life.gone().endswith("or the machine sleeps or is cut off")
+    first = SignOfLife(tmp_path, clock=lambda: time_s[0], now=lambda: 1e6 + 5000)
+    assert first.gone() == ""  # its clock may be wrong
+    time_s[0] += 91
+    assert first.gone() != ""
+    (tmp_path / ".writer").unlink()
+    assert first.gone() == ""
 
 
 def test_a_run_in_a_store_is_followed_as_its_file_grows_and_begins_again(tmp_path: Path) -> None:
