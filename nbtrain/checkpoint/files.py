@@ -41,6 +41,7 @@ __all__ = [
     "verify_checkpoint",
     "verify_weights",
     "read_counts",
+    "ends_epoch",
     "Newest",
     "newest_valid",
     "progress_of",
@@ -307,6 +308,18 @@ def read_counts(path: Path) -> Mapping[str, Any] | None:
 
     Raises CheckpointError if it can't be read.
     """
+    own = _read_own(path)
+    return in_updates(own["counts"]) if own is not None else None
+
+
+def ends_epoch(path: Path) -> bool:
+    """Whether an nbtrain checkpoint was saved between two epochs. Raises CheckpointError if it can't be read."""
+    own = _read_own(path)
+    return own is not None and own["finished"] is None
+
+
+def _read_own(path: Path) -> Mapping[str, Any] | None:
+    """nbtrain's part of a checkpoint, without its tensors; None for another checkpoint."""
     with _explained(path):
         if path.is_dir():
             state = _sealed_content(path)["state"]
@@ -314,7 +327,7 @@ def read_counts(path: Path) -> Mapping[str, Any] | None:
             with zipfile.ZipFile(path) as archive:
                 _check_records(path, archive.infolist())
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return in_updates(state["nbtrain"]["counts"]) if "nbtrain" in state else None
+        return state.get("nbtrain")
 
 
 def _begins(file: Path, start: bytes) -> bool:
@@ -365,15 +378,16 @@ class Newest:
     skipped: tuple[CheckpointError, ...] = ()
 
 
-def newest_valid(folder: str | Path) -> Newest:
-    """Find the newest valid checkpoint in `folder`, by the progress in its name. Links and incomplete files are ignored."""
+def newest_valid(folder: str | Path, fits: Callable[[Path], bool] = lambda path: True) -> Newest:
+    """Find the newest valid checkpoint in `folder` that `fits`, by the progress in its name. Links and incomplete files are ignored."""
     skipped = []
     for path in _newest_first(Path(folder)):
         if not _looks_like_checkpoint(path):
             continue
         try:
             verify_checkpoint(path)
-            return Newest(path, tuple(skipped))
+            if fits(path):
+                return Newest(path, tuple(skipped))
         except CheckpointError as error:
             skipped.append(error)
     return Newest(None, tuple(skipped))

@@ -36,6 +36,7 @@ from ..distributed.worker import RankFailure, WorkerTask, describe_failure, do_p
 from ..distributed.worker_pool import Launched, OnMessage, Outcome, held_interrupts, pack, serve_store
 from ..engine.control import Leave
 from ..errors import ConfigError, WorkerError, add_note, first_line
+from ..events import Status
 from ..rng import random_state
 from ..run.resume import go_back
 from ..source.source_file import cells
@@ -44,6 +45,7 @@ from ..source.source_file import cells
 __all__ = [
     "check_installed",
     "connect",
+    "places_on",
     "check_room",
     "own_versions",
     "looker",
@@ -85,15 +87,20 @@ def connect(address: str | None) -> Any:
     return ray
 
 
+def places_on(nodes: Sequence[dict[str, Any]], each: dict[str, float]) -> int:
+    """How many workers that need `each` of their resources have place on `nodes`, as `ray.nodes()` has them."""
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    return sum(int(min(node.get(name, 0) / amount for name, amount in each.items())) for node in alive)
+
+
 def check_room(nodes: Sequence[dict[str, Any]], n: int, each: dict[str, float], what: str = "workers", remedy: str = "") -> None:
     """Raise ConfigError if `nodes`, as `ray.nodes()` has them, have no place for `n` workers that need `each` of their resources.
 
     `what`: what they are called. `remedy`: what to do; by default, what to give to a RayAddon.
     """
-    alive = [node["Resources"] for node in nodes if node["Alive"]]
-    room = sum(int(min(node.get(name, 0) / amount for name, amount in each.items())) for node in alive)
-    if room >= n:
+    if (room := places_on(nodes, each)) >= n:
         return
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
     needs = " and ".join(f"{amount:g} {name}" for name, amount in each.items())
     has = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in alive)
     start = "start more nodes with `ray start --address=...`."
@@ -288,16 +295,7 @@ class RayLaunch:
         self._data, self._before = pack(job), replace(job.trainer.train_state.counts)
         self._ray = connect(address)
         check_room(self._ray.nodes(), room.n, room.each)
-        self._lives: dict[int, str] = {}
-        self._members: list[Any] = []
-        with ExitStack() as undo:
-            undo.callback(self._reserve())
-            self._check_nodes()
-            undo.callback(self._kill)
-            make = self._remote(Member, max_restarts=room.max_restarts, concurrency_groups=_THREADS)
-            self._members += [make(i).remote() for i in range(room.n)]
-            self._begin(self._data)
-            self._undo = undo.pop_all()
+        self._open(self._data)
 
     def __enter__(self) -> RayLaunch:
         return self
@@ -331,6 +329,19 @@ class RayLaunch:
                 self._begin_again(cause, on_message)
 
     # -- places and actors
+    def _open(self, data: bytes) -> None:
+        """Reserve the places, and start the ranks there with the pickled job."""
+        self._lives: dict[int, str] = {}
+        self._members: list[Any] = []
+        with ExitStack() as undo:
+            undo.callback(self._reserve())
+            self._check_nodes()
+            undo.callback(self._kill)
+            make = self._remote(Member, max_restarts=self._room.max_restarts, concurrency_groups=_THREADS)
+            self._members += [make(i).remote() for i in range(self._room.n)]
+            self._begin(data)
+            self._undo = undo.pop_all()
+
     def _remote(self, what: Any, **options: Any) -> Callable[[int], Any]:
         """A function that returns `what`, an actor or a function, for the place with a number."""
         strategy = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
@@ -426,27 +437,52 @@ class RayLaunch:
         else:
             self._outcome.finish(rank, kind, value)
 
+    def _places_left(self) -> int:
+        """How many ranks have place, once Ray knows which nodes are lost: as many as before when all answer."""
+        lives = [member.life.options(max_task_retries=-1).remote() for member in self._members]
+        while not self._trainer.control.is_stopping:
+            if (room := places_on(self._ray.nodes(), self._room.each)) < len(lives):
+                return room
+            if len(self._ray.wait(lives, num_returns=len(lives), timeout=_POLL_S)[0]) == len(lives):
+                break
+        return len(lives)
+
     def _begin_again(self, cause: RankFailure | WorkerError, on_message: OnMessage) -> None:
-        """Let Ray start all ranks again, and begin from the newest checkpoint, or from the beginning of the run."""
+        """Let Ray start all ranks again, and begin from the newest checkpoint, or from the beginning of the run.
+
+        Where the nodes that are left have no place for all, and the addon allows it, fewer ranks begin, from the end of an epoch.
+        """
         for rank, member in enumerate(self._members):
             if rank not in self._outcome.deaths and rank not in self._outcome.failures:
                 self._ray.kill(member, no_restart=False)
         job, trainer = self._job, self._trainer
-        path = go_back(trainer, self._before, *job.loaders)  # pyright: ignore[reportArgumentType]
+        before, n = self._room.n, _addon_of(trainer).shrink_to(self._places_left(), trainer)
+        path = go_back(trainer, self._before, *job.loaders, between_epochs=n < before)  # pyright: ignore[reportArgumentType]
         lost = first_line(cause) if isinstance(cause, WorkerError) else f"Rank {cause.rank} has lost the others."
+        fewer = "" if n == before else f" with {n} of {before} workers: an update takes {n} {'batch' if n == 1 else 'batches'}"
         if path is None:
-            again = replace(loads(self._data), mark=f"{lost} The run begins again.")
+            again = replace(loads(self._data), mark=f"{lost} The run begins again{fewer}.", devices=job.devices[:n])
+            _addon_of(again.trainer).shrink_to(n, again.trainer)
         else:
-            mark = f"{lost} The run continues from {path.name}."
-            again = Job(trainer, job.drive, job.loaders, job.devices, random_state(devices=False), mark)
+            mark = f"{lost} The run continues from {path.name}{fewer}."
+            again = Job(trainer, job.drive, job.loaders, job.devices[:n], random_state(devices=False), mark)
         on_message(0, Restarted())
         try:
-            self._begin(pack(again))
+            if fewer:
+                self._undo.close()
+                self._room = replace(self._room, n=n)
+                self._open(pack(again))
+            else:
+                self._begin(pack(again))
         except self._ray.exceptions.RayActorError as error:
             remedy = f"Ray starts a rank again max_restarts={self._room.max_restarts} times."
             raise WorkerError(lost, where=first_line(error), remedy=remedy) from error
         if trainer.control.state in ("pausing", "paused"):
             self.send(("pausing",))
+
+
+def _addon_of(trainer: Any) -> RayAddon:
+    return next(addon for addon in trainer.active_addons if isinstance(addon, RayAddon))
 
 
 def _request(member: Any) -> Any:
@@ -469,7 +505,9 @@ class RayAddon(RanksAddon):
     `ray.init(address, runtime_env={"working_dir": "."})` before the run to send them.
 
     A worker that is lost, with its process or its node, is started again by Ray. With StateManagerAddon and a `save_path` that all nodes
-    share, the run continues from its newest checkpoint; without, from its beginning. The end is the same, bit for bit.
+    share, the run continues from its newest checkpoint; without, from its beginning. The end is the same, bit for bit. With `min_workers`
+    it does not wait for a node in place of a lost one: the workers that have place continue, from the end of an epoch. Then an update
+    takes fewer batches, which a mark of the run says, and the end is another one. The next run has all `workers` again.
 
     A run raises the error of a worker that failed, and WorkerError for one that was lost too often.
 
@@ -480,6 +518,7 @@ class RayAddon(RanksAddon):
         address: "auto" for the cluster that this machine belongs to; "ray://HOST:10001" or "HOST:6379" for another one; None starts Ray on
             this machine if it is not running. A connection that `ray.init` has made in this process is used as it is.
         max_restarts: How often Ray starts each worker again. 0: a lost worker ends the run.
+        min_workers: How many workers may continue after a node is lost. Default: as many as before.
         strategy: "ddp": each worker has the whole model. "fsdp2": the model is sharded over the workers. "tp": layers are split over the
             workers. "auto": the simplest of these that fits into `memory_gb`. Or a Lightning strategy, or a function that returns one.
         shard_size: For "fsdp2": the number of workers that share one replica of the model. Default: all.
@@ -504,18 +543,40 @@ class RayAddon(RanksAddon):
     cpus_per_worker: int = 1
     address: str | None = "auto"
     max_restarts: int = 3
+    min_workers: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("workers", 1), ("cpus_per_worker", 1), ("max_restarts", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be {least} or more.")
+        if self.min_workers is not None and not 1 <= self.min_workers <= self.workers:
+            raise ConfigError(f"min_workers={self.min_workers} must be from 1 to workers={self.workers}.")
         if self.gpus_per_worker not in (0, 1):
             remedy = "A worker trains on one device: give 1, or 0 for CPUs, and more workers."
             raise ConfigError(f"gpus_per_worker={self.gpus_per_worker!r} is invalid.", remedy=remedy)
         if self.strategy == "auto" and self.memory_gb is None:
             raise ConfigError("strategy='auto' does not know the memory of the workers.", remedy="Give memory_gb=80, for example.")
         check_installed()
+        self._use_all()
+
+    def _use_all(self) -> None:
         self.use([torch.device("cuda", 0) if self.gpus_per_worker else torch.device("cpu")] * self.workers)
+
+    def shrink_to(self, room: int, trainer: Any) -> int:
+        """Use as many workers as have place in `room` and as the strategy can use, at least `min_workers`. Returns how many are used."""
+        devices, parallelism = self.devices, self.parallelism
+        for n in range(room, (self.min_workers or self.workers) - 1, -1) if room < len(devices) else ():
+            with suppress(ConfigError):  # shards or tensor parallelism that do not divide so many
+                self.use(devices[:n])
+                self._fit_parallelism(trainer)
+                return n
+        self.devices, self.parallelism = devices, parallelism
+        return len(devices)
+
+    def launch(self, trainer: Any, drive: Any, loader: Any, valid_loader: Any) -> tuple[Status, str]:
+        if len(self.devices) < self.workers:
+            self._use_all()
+        return super().launch(trainer, drive, loader, valid_loader)
 
     def start(self, job: Job) -> AbstractContextManager[Launched]:
         each = {"CPU": float(self.cpus_per_worker)} | ({"GPU": 1.0} if self.gpus_per_worker else {})

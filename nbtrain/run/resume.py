@@ -15,7 +15,7 @@ from ..state.restore import restore_end
 from ..addons.early_stopping import EarlyStoppingAddon
 from ..addons.limits import LimitsAddon
 from ..addons.state_manager import StateManagerAddon
-from ..checkpoint.files import newest_valid, read_counts
+from ..checkpoint.files import ends_epoch, newest_valid, read_counts
 from ..checkpoint.store import FOLDER
 from ..engine.control import refuse_while_on
 from ..engine.precision import precision_args
@@ -91,10 +91,13 @@ def _max_steps(trainer: TrainerBase) -> float:
 
 
 # %% ../../nbs/run/resume.ipynb #goback02
-def go_back(trainer: TrainerBase, before: Counts, loader: Any, valid_loader: Any) -> Path | None:
-    """Go back, during a run, to the newest checkpoint that it has saved, and return that; without one, to the counts `before` it."""
+def go_back(trainer: TrainerBase, before: Counts, loader: Any, valid_loader: Any, *, between_epochs: bool = False) -> Path | None:
+    """Go back, during a run, to the newest checkpoint that it has saved, and return that; without one, to the counts `before` it.
+
+    `between_epochs`: only to the end of an epoch, from where another number of processes can continue.
+    """
     state, goal = trainer.train_state, trainer.recorder.n_epochs
-    path = _newest(trainer, before)
+    path = _newest(trainer, before, between_epochs=between_epochs)
     if path is None:
         vars(state.counts).update(vars(before))
         state.run -= 1
@@ -107,10 +110,10 @@ def go_back(trainer: TrainerBase, before: Counts, loader: Any, valid_loader: Any
     return path
 
 
-def _newest(trainer: TrainerBase, before: Counts) -> Path | None:
+def _newest(trainer: TrainerBase, before: Counts, *, between_epochs: bool) -> Path | None:
     """The newest checkpoint of the current run."""
     if trainer.run_dir is None or not (folder := trainer.run_dir / FOLDER).is_dir():
         return None
-    path = newest_valid(folder).path
+    path = (newest_valid(folder, ends_epoch) if between_epochs else newest_valid(folder)).path
     counts = read_counts(path) if path is not None else None
     return path if counts is not None and counts["processed"] > before.processed else None

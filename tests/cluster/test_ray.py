@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -185,6 +186,25 @@ def test_a_lost_node_is_replaced_and_the_weights_are_those_of_an_undisturbed_run
     cluster.remove_node(busy, allow_graceful=False)
     assert handle.wait().status == "completed"
     assert same_weights(whole.model, trainer.model) and "The run continues from epoch=" in trainer.history.marks[0][1]
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_fewer_workers_continue_without_the_lost_node_if_they_may(cluster: Cluster, where: Where, tmp_path: Path, saves: bool) -> None:
+    cluster.add_node(**NODE)
+    kind = cell_class(0.05).add_on(RayAddon, StateManagerAddon) if saves else cell_class(0.05).add_on(RayAddon)
+    options = {"save_path": tmp_path, "every_n_steps": 2} if saves else {}
+    n = 1 + len(cluster.worker_nodes)
+    trainer = make_trainer(kind, seed=1, **where(workers=n, min_workers=n - 1), **options)
+    handle = trainer.run(3, make_loader(batch_size=4), make_valid(), background=True)
+    until(lambda: trainer.counts.epoch == 1 and trainer.counts.processed > 10)
+    cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
+    assert handle.wait().status == "completed" and trainer.counts.epoch == 3
+    ((at, mark),) = trainer.history.marks
+    fewer = f"with {n - 1} of {n} workers: an update takes {n - 1} batch"
+    assert fewer in mark and (re.search(r"continues from epoch=1-step=\d+\.ckpt", mark) if saves else "The run begins again" in mark), mark
+    n_steps = -(-18 // n)  # batches of 4 of 70 samples
+    assert at.step == (n_steps if saves else 0) and trainer.counts.step == at.step + (2 if saves else 3) * -(-18 // (n - 1))
+    assert trainer[RayAddon].workers == n and _all_is_given_back()
 
 
 def test_the_error_of_a_step_has_its_rank_and_frames_and_is_not_tried_again(where: Where) -> None:
