@@ -181,6 +181,27 @@ def test_too_many_in_a_row_are_found_when_the_values_are_read(n: int) -> None:
     assert trainer.run(1, loader(0, 1, 3, 4)).status == "completed"
 
 
+class Fails(Loss):
+    """A step that reads what was recorded, and fails once."""
+
+    has_failed = False
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        if self.current_step == 4 and not type(self).has_failed:
+            type(self).has_failed = True
+            self.recorder.flush()
+            raise ValueError("once")
+        return super().train_step(batch)
+
+
+def test_an_update_is_counted_once_where_a_step_is_repeated() -> None:
+    trainer = make(FUSED["Adam"], kind=Fails, on_error="pause", max_skipped=3)
+    with pytest.raises(ValueError, match="once"):
+        trainer.run(1, loader(2, 3, 4))
+    assert trainer.resume().status == "completed"
+    assert trainer[NonFiniteAddon].n_skipped == 3 and trainer.history.last["train_skipped"] == 0.3
+
+
 class Late(L.Callback):
     """Raises in a step's update."""
 
