@@ -21,6 +21,7 @@ LONG = {
     "unit tests by folder": [f"tests/unit/{folder}" for folder in ("checkpoint", "data", "engine", "loops", "optim", "travel")],
     "interrupted runs": ["tests/faults/test_interrupted.py"],
     "what is long of two devices": ["-m", "long", "tests/simulated_gpu/test_ranks.py"],
+    "what is long of skipped updates": ["-m", "long", "tests/simulated_gpu/test_skipped_updates.py"],
     "runs in two processes": ["tests/faults/test_multigpu.py"],
 }
 

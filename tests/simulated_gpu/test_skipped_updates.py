@@ -100,7 +100,7 @@ def trained(bad: tuple[int, ...], lean: bool, *given: Any, value: float = math.n
 @pytest.mark.parametrize("lean", [True, False], ids=["lean", "stock"])
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("bad", [(), (0, 1, 5), (4, 9)], ids=str)
-@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("name", ["SGD with momentum", "Adam", *(pytest.param(name, marks=pytest.mark.long) for name in ("SGD", "AdamW"))])
 def test_it_trains_as_where_the_host_decides(
     name: str, bad: tuple[int, ...], accumulate: int, lean: bool, every_s: float, as_the_host: Any
 ) -> None:
