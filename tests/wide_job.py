@@ -35,7 +35,7 @@ from nbtrain import (
 def digest(values: Iterable[Any]) -> str:
     found = hashlib.sha256()
     for value in values:
-        found.update(value.detach().numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode())
+        found.update(value.detach().cpu().numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode())
     return found.hexdigest()[:16]
 
 

@@ -107,10 +107,10 @@ class _Skip(L.Callback):
     """Skips updates whose gradients are not finite. What the device decides is read when the values of the steps are."""
 
     def __init__(self, addon: NonFiniteAddon) -> None:
-        self.addon = addon
-        self.n_in_a_row = self._most = 0
+        self.addon = addon  # it has the counts, which are not those before a step that fails and is repeated
+        addon._in_a_row = addon._most = 0
         self._skipped: list[tuple[str, float | Tensor]] = []  # of the turns for this batch
-        self._unread: list[Tensor] = []  # whether an update was skipped
+        addon._unread = []
         self._flagged: list[Any] = []  # the optimizers that have such a flag
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
@@ -122,7 +122,7 @@ class _Skip(L.Callback):
             self._flagged = single([optimizer])
             for one in self._flagged:
                 one.found_inf = is_bad
-            self._unread.append(is_bad)
+            self.addon._unread.append(is_bad)
             self._count(pl_module, is_bad)
             return
         self._read()
@@ -157,19 +157,20 @@ class _Skip(L.Callback):
             self._check()
 
     def _read(self) -> None:
-        unread, self._unread = self._unread, []
+        unread, self.addon._unread = self.addon._unread, []
         for value in torch.stack(unread).tolist() if unread else []:
             self._tally(is_bad=value > 0)
 
     def _tally(self, *, is_bad: bool) -> None:
-        self.addon.n_skipped += is_bad
-        self.n_in_a_row = self.n_in_a_row + 1 if is_bad else 0
-        self._most = max(self._most, self.n_in_a_row)
+        addon = self.addon
+        addon.n_skipped += is_bad
+        addon._in_a_row = addon._in_a_row + 1 if is_bad else 0
+        addon._most = max(addon._most, addon._in_a_row)
 
     def _check(self) -> None:
-        if self._most > self.addon.max_skipped:
+        if self.addon._most > self.addon.max_skipped:
             raise StepError(
-                f"The gradients of {self._most} updates in a row are not finite.",
+                f"The gradients of {self.addon._most} updates in a row are not finite.",
                 remedy="They were skipped. Check the data and the learning rate, or raise max_skipped.",
             )
 
@@ -188,11 +189,11 @@ class _Skip(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         self._read()
-        return {"n_skipped": self.addon.n_skipped, "n_in_a_row": self.n_in_a_row}
+        return {"n_skipped": self.addon.n_skipped, "n_in_a_row": self.addon._in_a_row}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._unread, self._most = [], 0
-        self.addon.n_skipped, self.n_in_a_row = state_dict["n_skipped"], state_dict["n_in_a_row"]
+        self.addon._unread, self.addon._most = [], 0
+        self.addon.n_skipped, self.addon._in_a_row = state_dict["n_skipped"], state_dict["n_in_a_row"]
 
 
 # %% ../../nbs/addons/non_finite.ipynb #40f8ca29
@@ -233,7 +234,8 @@ class NonFiniteAddon(AddOnBase):
     def __post_init__(self) -> None:
         if self.max_skipped < 0:
             raise ConfigError(f"max_skipped={self.max_skipped!r} must be 0 or a positive integer.", remedy="Give 0, 1, 2, …")
-        self.n_skipped = 0
+        self.n_skipped = self._in_a_row = self._most = 0  # updates; in a row now, and at most in this run
+        self._unread: list[Tensor] = []  # whether an update was skipped, of those since the last reading
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Stop()] if self.nonfinite == "stop" else [_Skip(self)] if self.nonfinite == "skip" else []

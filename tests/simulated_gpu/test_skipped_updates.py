@@ -100,7 +100,7 @@ def trained(bad: tuple[int, ...], lean: bool, *given: Any, value: float = math.n
 @pytest.mark.parametrize("lean", [True, False], ids=["lean", "stock"])
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("bad", [(), (0, 1, 5), (4, 9)], ids=str)
-@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("name", ["SGD with momentum", "Adam", *(pytest.param(name, marks=pytest.mark.long) for name in ("SGD", "AdamW"))])
 def test_it_trains_as_where_the_host_decides(
     name: str, bad: tuple[int, ...], accumulate: int, lean: bool, every_s: float, as_the_host: Any
 ) -> None:
@@ -179,6 +179,27 @@ def test_too_many_in_a_row_are_found_when_the_values_are_read(n: int) -> None:
         trainer.run(1, loader(*range(2, 2 + n)))
     assert trainer[NonFiniteAddon].n_skipped == n and all(p.isfinite().all() for p in trainer.model.parameters())
     assert trainer.run(1, loader(0, 1, 3, 4)).status == "completed"
+
+
+class Fails(Loss):
+    """A step that reads what was recorded, and fails once."""
+
+    has_failed = False
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        if self.current_step == 4 and not type(self).has_failed:
+            type(self).has_failed = True
+            self.recorder.flush()
+            raise ValueError("once")
+        return super().train_step(batch)
+
+
+def test_an_update_is_counted_once_where_a_step_is_repeated() -> None:
+    trainer = make(FUSED["Adam"], kind=Fails, on_error="pause", max_skipped=3)
+    with pytest.raises(ValueError, match="once"):
+        trainer.run(1, loader(2, 3, 4))
+    assert trainer.resume().status == "completed"
+    assert trainer[NonFiniteAddon].n_skipped == 3 and trainer.history.last["train_skipped"] == 0.3
 
 
 class Late(L.Callback):

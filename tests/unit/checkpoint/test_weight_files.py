@@ -208,7 +208,7 @@ def test_weights_are_loaded_by_a_step_during_a_run(tmp_path: Path) -> None:
     class Loads(Regress):
         def train_step(self, batch: Any) -> dict[str, Any]:
             self.apply_weights(tmp_path / "a.pt", strict=False)
-            assert torch.equal(self.model[0].weight, weights["0.weight"])
+            assert torch.equal(self.model[0].weight.cpu(), weights["0.weight"])
             return super().train_step(batch)
 
     trainer = make_trainer(Loads)
@@ -243,7 +243,7 @@ def test_mapping_is_proposed_by_the_order_of_the_shapes(tmp_path: Path) -> None:
     error = refused(tmp_path / "a.pt", plain)
     assert error.rename == {"first.": "0.", "second.": "2.", "third.": "4."}
     trainer = applied(tmp_path / "a.pt", plain, rename=error.rename)
-    assert torch.equal(trainer.model[4].weight, named["third"].weight)
+    assert torch.equal(trainer.model[4].weight.cpu(), named["third"].weight)
 
 
 def test_error_of_some_weights_names_both_ways(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_damaged_distributed_checkpoint_is_refused(distributed: Path) -> None:
 
 def test_distributed_checkpoint_without_a_file_of_a_rank_is_refused(distributed: Path) -> None:
     next(distributed.glob("*.distcp")).unlink()
-    assert "__0_0.distcp is missing, in which model.module.0." in str(refused(distributed))
+    assert "__0_0.distcp is missing, in which model.module." in str(refused(distributed))
 
 
 def test_distributed_checkpoint_with_a_damaged_file_is_refused(distributed: Path) -> None:

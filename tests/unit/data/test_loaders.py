@@ -216,17 +216,18 @@ class DropoutGoesOn(L.Callback):
     """Keeps torch's global random numbers with each checkpoint, and restores them before the first batch."""
 
     def __init__(self) -> None:
-        self.saved: Tensor | None = None
+        self.saved: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rng": torch.get_rng_state()}
+        return {"rng": torch.get_rng_state(), "devices": torch.cuda.get_rng_state_all()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.saved = state_dict["rng"]
+        self.saved = state_dict
 
     def on_train_start(self, *args: Any) -> None:
         if self.saved is not None:
-            torch.set_rng_state(self.saved)
+            torch.set_rng_state(self.saved["rng"])
+            torch.cuda.set_rng_state_all(self.saved["devices"])
 
 
 def fit(loader: Any, *, n_epoch: int = 3, ckpt_path: Any = None, callbacks: Any = ()) -> torch.nn.Module:

@@ -289,7 +289,7 @@ def test_one_of_several_steps_states_the_samples() -> None:
 def test_accumulation_weighs_batches_by_the_trainers_count() -> None:
     class Slope(Means):
         def train_step(self, batch: Any) -> dict[str, Any]:
-            return {"loss": (self.model.weight * batch.x).mean()}
+            return {"loss": (self.model.weight * batch.x.to(self.device)).mean()}
 
     batches = [Opaque(values) for values in VALUES]
     options = {"optimizer": lambda params: torch.optim.SGD(params, lr=1.0), "count_samples": lambda batch: len(batch.x)}

@@ -55,7 +55,7 @@ NO_FP16 = 'fp16 needs a GPU, and the device is the CPU.\n  Give precision="bf16"
 )
 def test_what_cannot_be_is_an_error_that_names_what_can(given: Any, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        make_trainer(precision=given)
+        make_trainer(device="cpu", precision=given)
     assert str(caught.value) == text
 
 

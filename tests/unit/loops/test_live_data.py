@@ -13,7 +13,7 @@ import pytest
 import torch
 from lightning.pytorch.utilities import CombinedLoader
 from plain_loop import train
-from samples import Regress, make_model, make_trainer, same_weights, some
+from samples import DEVICE, Regress, make_model, make_trainer, same_weights, some
 from torch.nn.functional import mse_loss
 from torch.utils.data import (
     BatchSampler,
@@ -200,11 +200,11 @@ class TwoAtATime(Regress):
 
 def loss_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
     x, y = map(torch.cat, zip(*batch)) if isinstance(batch[0], (list, tuple)) else batch
-    return mse_loss(model(x), y)
+    return mse_loss(model(x.to(DEVICE)), y.to(DEVICE))
 
 
 def plain(case: Case, n_epoch: int) -> tuple[Any, list[Any]]:
-    loader, model = case.loader, make_model()
+    loader, model = case.loader, make_model().to(DEVICE)
     if isinstance(loader, CombinedLoader):
         loader = Together(loader)
     if type(loader) is TensorLoader:

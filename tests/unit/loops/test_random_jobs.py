@@ -21,6 +21,7 @@ from random_jobs import (
     difference,
     draw,
 )
+from samples import DEVICE
 
 from nbtrain import ConfigError, StepError
 
@@ -40,7 +41,9 @@ def test_a_random_job_ends_as_in_a_plain_loop(seed: int) -> None:
 def test_what_differs_from_most_plain_loops_is_decided(decision: Decision) -> None:
     job = USUAL | decision.job
     if not decision.raises:
-        assert difference(job) == {} and by_hand(job, decision.usual)["weights"] != by_hand(job)["weights"]
+        # on a GPU, the dropout does not draw from the generator of the data
+        is_same = DEVICE != "cpu" and decision.title == "A loader without a length is read one batch ahead"
+        assert difference(job) == {} and (by_hand(job, decision.usual)["weights"] == by_hand(job)["weights"]) == is_same
         return
     by_hand(job)
     for lean in (True, False):
