@@ -55,7 +55,7 @@ WHOLE = "NBTRAIN_WHOLE_SUITE"  # set where no path is given; the workers read it
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         os.environ[WHOLE] = str(int(config.args_source is not pytest.Config.ArgsSource.ARGS))
-    if os.environ.get("NBTRAIN_TEST_DEVICE") == "simulated":
+    if os.environ.get("NBTRAIN_TEST_DEVICE"):
         config.addinivalue_line("filterwarnings", "ignore:GPU available but not used")  # of Lightning, where a test uses it on the CPU
 
 
