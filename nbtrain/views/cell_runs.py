@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ..events import Shown
 from ..tracebacks import ipython_shell
-from .runs import RunCard, runs_html, runs_text
+from .runs import RunCard, places_of, runs_html, runs_text
 from .html import shown_html
 from .text import Board, shown_words
 
@@ -92,7 +92,9 @@ class CellRuns:
         self._output = self._output or name
 
     def _send(self) -> None:
-        bundle = {"text/html": runs_html(self.cards, self.name), "text/plain": runs_text(self.cards)}
+        numbers = places_of(self.cards)
+        html, text = runs_html(self.cards, self.name, numbers=numbers), runs_text(self.cards, numbers)
+        bundle = {"text/html": html, "text/plain": text}
         show_output(bundle, self._output or self.name, update=bool(self._output))
         self._output, self._sent_s = self._output or self.name, time.monotonic()
 

@@ -27,6 +27,7 @@ __all__ = [
     "varying",
     "shown_setting",
     "label_of",
+    "places_of",
     "best_of",
     "spread_lines",
     "runs_svg",
@@ -85,6 +86,7 @@ class RunCard:
     tests: dict[str, float] = field(default_factory=dict)  # the metrics of its newest evaluation
     note: str = ""
     tags: tuple[str, ...] = ()
+    place: int | None = None  # in `nbtrain.runs()`; None outside of this session
     _known: tuple[Any, _Measured] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -154,9 +156,14 @@ def shown_setting(card: RunCard, name: str) -> str:
         return text
 
 
-def label_of(card: RunCard, names: Sequence[str]) -> str:
-    """How a run differs from the others: `lr 0.1, seed 2`; its name if nothing does."""
-    return ", ".join(f"{name} {shown_setting(card, name)}" for name in names) or card.name
+def label_of(card: RunCard, names: Sequence[str], else_: str = "all") -> str:
+    """How a run differs from the others: `lr 0.1, seed 2`; `else_` if nothing does."""
+    return ", ".join(f"{name} {shown_setting(card, name)}" for name in names) or else_
+
+
+def places_of(cards: Sequence[RunCard]) -> list[str]:
+    """The numbers of runs that are shown without a list of them: their places in `nbtrain.runs()`."""
+    return [_MISSING if card.place is None else str(card.place) for card in cards]
 
 
 def best_of(cards: Iterable[RunCard]) -> RunCard | None:
@@ -184,7 +191,7 @@ def spread_lines(cards: Sequence[RunCard]) -> list[str]:
         if not math.isnan(card.value):
             first = card.board.epochs[0]["epoch"] if card.board.epochs else 1
             changes = tuple(text for _, text in card.board.marks)
-            groups.setdefault((label_of(card, names) if names else "all", first, changes), []).append(card)
+            groups.setdefault((label_of(card, names), first, changes), []).append(card)
     several = [(title, group) for (title, *_), group in groups.items() if len(group) > 1 and len({card.metric for card in group}) == 1]
     several.sort(key=lambda item: mean(card.value for card in item[1]) * (1 if item[1][0].mode == "min" else -1))
     found = []
@@ -270,9 +277,13 @@ def _labels(lines: Sequence[_Line], at: Callable[[float, float], tuple[float, fl
     return [label(box.right + 8, y + 4, text, kind) for text, kind, y in zip(words, kinds, ys)]
 
 
-def runs_svg(cards: Sequence[RunCard], width: int = 720, height: int = 210) -> str:
-    """Draw the metric of all runs by epoch as an SVG; the best run is drawn in front. Empty without a value."""
+def runs_svg(cards: Sequence[RunCard], numbers: Sequence[str] | None = None, width: int = 720, height: int = 210) -> str:
+    """Draw the metric of all runs by epoch as an SVG; the best run is drawn in front. Empty without a value.
+
+    `numbers`: those of the runs, which name runs that do not differ; by default, their places in `cards`.
+    """
     drawn = [card for card in cards if any(is_drawn(value) for _, value in card.points)]
+    known = {id(card): number for card, number in zip(cards, numbers or map(str, range(len(cards))))}
     axis = axis_of(value for card in drawn for _, value in card.points)
     if axis is None:
         return ""
@@ -288,7 +299,7 @@ def runs_svg(cards: Sequence[RunCard], width: int = 720, height: int = 210) -> s
 
     def line(card: RunCard, colour: int) -> _Line:
         points = [point for point in thinned(card.points, max(2, _POINTS // len(drawn)), card.best_at) if is_drawn(point[1])]
-        return _Line(points, colour, ("★ " if card is best else "") + label_of(card, names[:2]), card is best)
+        return _Line(points, colour, ("★ " if card is best else "") + label_of(card, names[:2], f"run {known[id(card)]}"), card is best)
 
     lines = [line(card, colour) for card, colour in sorted(zip(drawn, colours), key=lambda item: item[0] is best)]
     parts = [_rules(is_ramp), *value_axis(box, axis), *_epoch_ticks(box, first, last)]
@@ -359,12 +370,12 @@ def _key(text: str) -> tuple[int, float, str]:
     return (2, 0.0, "") if math.isnan(value) else (0, value, "")
 
 
-def run_table(cards: Sequence[RunCard]) -> RunTable:
-    """The table of `cards`, in the order in which they began."""
+def run_table(cards: Sequence[RunCard], numbers: Sequence[str] | None = None) -> RunTable:
+    """The table of `cards`, in the order in which they began. `numbers`: those of the runs; by default, their places in `cards`, from 0."""
     names = varying(cards)
     metrics = list(dict.fromkeys(card.metric for card in cards if card.best is not None))
     tests = list(dict.fromkeys(name for card in cards for name in card.tests))[:_MAX_TESTS]
-    columns: dict[str, tuple[list[str], list[Any]]] = {"run": ([str(i + 1) for i in range(len(cards))], list(range(len(cards))))}
+    columns: dict[str, tuple[list[str], list[Any]]] = {"run": (list(numbers or map(str, range(len(cards)))), list(range(len(cards))))}
     for name in names[:_MAX_COLUMNS]:
         texts = [card.settings.get(name, _MISSING) for card in cards]
         columns[name] = [shown_setting(card, name) for card in cards], list(map(_key, texts))
@@ -395,9 +406,9 @@ def _ended(card: RunCard) -> str:
     return visible(" · ".join(filter(None, [f"{ICONS[board.status]} {board.status}", board.reason])))
 
 
-def runs_text(cards: Sequence[RunCard]) -> str:
-    """The table as aligned text; the best run ends with a star."""
-    table = run_table(cards)
+def runs_text(cards: Sequence[RunCard], numbers: Sequence[str] | None = None) -> str:
+    """The table as aligned text; the best run ends with a star. `numbers`: as for `run_table`."""
+    table = run_table(cards, numbers)
     lines = [table.heads, *zip(*table.columns)]
     widths = [max(len(visible(line[i])) for line in lines) for i in range(len(table.heads))]
     ends = [["★" if card is table.best else "", _ended(card), *card.tags, visible(card.note)] for card in cards]
@@ -459,19 +470,20 @@ def _line(table: RunTable, i: int, orders: Sequence[Sequence[int]], more: str) -
     return f'<details style="{places}">{isolated(summary)}<div style="padding:2px 0 8px 1.6em">{record}{more}</div></details>'
 
 
-def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = ()) -> str:
+def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = (), numbers: Sequence[str] | None = None) -> str:
     """The runs as HTML: their curves, and a table whose lines open to the records.
 
-    `name`: of the element, unique in a page. `more`: HTML below the record of each run.
+    `name`: of the element, unique in a page. `more`: HTML below the record of each run. `numbers`: as for `run_table`.
     """
-    table = run_table(cards)
+    table = run_table(cards, numbers)
     orders = table.orders
-    svg = runs_svg(cards)
+    svg = runs_svg(cards, numbers)
     n = len(cards)
     on = [card for card in cards if card.board.is_on]
     title = f"{n} runs" + (f" · {len(on)} {'is' if len(on) == 1 else 'are'} on" if on else "")
     if table.best is not None:
-        words = label_of(table.best, varying(cards)[:_MAX_COLUMNS])
+        number = next(number for card, number in zip(cards, table.columns[0]) if card is table.best)
+        words = label_of(table.best, varying(cards)[:_MAX_COLUMNS], f"run {number}")
         digits = digits_of([card.value for card in cards if card.metric == table.best.metric])
         title += f" · ★ {table.best.metric} {format_value(table.best.value, digits)} with {words}"
     lines = [_line(table, i, orders, text) for i, text in enumerate(more or [""] * n)]

@@ -31,7 +31,7 @@ def of_rates(*rates: str) -> list[RunCard]:
 def test_columns_are_what_differs_and_a_name_that_differs_alike_has_none() -> None:
     cards = [card([1.0], LR=lr, optimizer="SGD", lr=lr, seed=seed) for lr, seed in (("0.1", "0"), ("0.2", "0"), ("0.2", "1"))]
     assert varying(cards) == ["LR", "seed"]
-    assert label_of(cards[2], ["LR", "seed"]) == "LR 0.2, seed 1" and label_of(cards[2], []) == "Toy 1"
+    assert label_of(cards[2], ["LR", "seed"]) == "LR 0.2, seed 1" and label_of(cards[2], [], "run 2") == "run 2"
 
 
 def test_a_setting_that_a_run_lacks_differs() -> None:
@@ -82,6 +82,15 @@ def test_one_line_for_each_run_the_best_in_front() -> None:
     lines = re.findall(r'<path class="run (c\d)( best)?"', svg)
     assert [kind for kind, _ in lines] == ["c0", "c7", "c4"] and [best for _, best in lines] == ["", "", " best"]  # light to dark with lr
     assert "★ lr 2" in svg
+
+
+def test_runs_that_do_not_differ_have_the_number_of_their_line() -> None:
+    cards = [card([]), card([1.0, 0.5]), card([1.0, 0.4])]
+    svg, page = runs_svg(cards), runs_html(cards, "x")
+    assert "run 1<" in svg and "★ run 2<" in svg and "★ val_loss 0.4 with run 2<" in page
+    numbers = ["7", "8", "9"]
+    assert "★ run 9<" in runs_svg(cards, numbers) and "with run 9<" in runs_html(cards, "x", numbers=numbers)
+    assert [line.split()[0] for line in runs_text(cards, numbers).splitlines()[1:4]] == numbers
 
 
 def test_runs_without_a_value_are_not_drawn() -> None:
