@@ -59,7 +59,8 @@ class _Button:
         from ipywidgets import Button, Layout
 
         self.action = action
-        self.widget: Any = Button(description=_LABELS[name], tooltip=_HINTS[name], layout=Layout(width="104px", height="28px"))
+        narrow = {"flex": "0 1 auto", "min_width": "min-content"}  # never narrower than its words
+        self.widget: Any = Button(description=_LABELS[name], tooltip=_HINTS[name], layout=Layout(width="104px", height="28px", **narrow))
         self.widget.on_click(self._click)
         self._n_early = 0
         comm = self.widget.comm
