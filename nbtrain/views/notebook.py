@@ -137,7 +137,7 @@ def _rules(name: str, top: int | None) -> str:
     if top is None:
         rules += [f"{live} > .{_BUTTONS} {{display: none}}", *(f"{where} {live} .{SLIDER} {{display: none}}" for where in gone)]
     else:
-        rules.append(f"{live} > .{_BUTTONS} {{position: absolute; left: 0; top: {top}px}}")
+        rules.append(f"{live} > .{_BUTTONS} {{position: absolute; left: 0; right: 0; top: {top}px}}")
         for where in gone:
             rules.append(f"{where} {live} {{display: none}} {where} .{name} {{display: block}} {file.gone_rules(where)}")
     return f"<style>{' '.join(rules)}</style>"

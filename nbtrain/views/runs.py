@@ -466,7 +466,7 @@ def _line(table: RunTable, i: int, orders: Sequence[Sequence[int]], more: str) -
         f'<summary class="line" {named} style="list-style:none{weight}">{star}{cells}<span>{spark(card.points)}</span>{note}</summary>'
     )
     n = len(table.cards)
-    record = record_html(card.board, is_short=n > _MAX_WHOLE, shown_bytes=SHOWN_BYTES // n)
+    record = record_html(card.board, is_short=n > _MAX_WHOLE, shown_bytes=SHOWN_BYTES // n, number=table.columns[0][i])
     return f'<details style="{places}">{isolated(summary)}<div style="padding:2px 0 8px 1.6em">{record}{more}</div></details>'
 
 

@@ -91,6 +91,8 @@ def test_a_number_that_is_read_is_the_place_in_the_list(folder: Path) -> None:
         assert int(number) == row and found[int(number)].settings["lr"] == lr
         assert repr(found[row]).splitlines()[1].startswith(found[row].name), "a run alone has its name"
     rows = re.findall(r'aria-label="(?:best · )?run (\d+), lr ([\d.]+)', found._repr_html_())
+    records = re.findall(r" · (run \d+) · lr ", found._repr_html_())
+    assert records == ["run 0", "run 1"], "the record of a line has its number"
     assert rows == [(str(i), run.settings["lr"]) for i, run in enumerate(found)]
     assert [line.split()[:2] for line in repr(found[::-1]).splitlines()[1:]] == [["0", "0.01"], ["1", "0.1"]]
 
