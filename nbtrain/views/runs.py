@@ -370,6 +370,12 @@ def _key(text: str) -> tuple[int, float, str]:
     return (2, 0.0, "") if math.isnan(value) else (0, value, "")
 
 
+def _aligned(values: Sequence[float | None]) -> list[str]:
+    """The values of a column with as many digits each: `7.860` above `7.851`."""
+    digits = digits_of(values)
+    return [f"{v:#.{digits}g}".rstrip(".") if isinstance(v, float) and math.isfinite(v) else format_value(v) for v in values]
+
+
 def run_table(cards: Sequence[RunCard], numbers: Sequence[str] | None = None) -> RunTable:
     """The table of `cards`, in the order in which they began. `numbers`: those of the runs; by default, their places in `cards`, from 0."""
     names = varying(cards)
@@ -382,15 +388,12 @@ def run_table(cards: Sequence[RunCard], numbers: Sequence[str] | None = None) ->
     for metric in metrics[:2]:
         values = [card.value if card.metric == metric else math.nan for card in cards]
         sign = -1 if any(card.mode == "max" for card in cards if card.metric == metric) else 1
-        digits = digits_of(values)
-        texts = [format_value(v, digits) if not math.isnan(v) else _MISSING for v in values]
+        texts = [_MISSING if math.isnan(v) else text for v, text in zip(values, _aligned(values))]
         columns[metric] = texts, [_key(str(sign * v)) for v in values]
     epochs = [card.best.get("epoch") if card.best is not None else None for card in cards]
     columns["at epoch"] = list(map(format_value, epochs)), [_key(format_value(epoch)) for epoch in epochs]
     for name in tests:
-        values = [card.tests.get(name) for card in cards]
-        digits = digits_of(values)
-        texts = [format_value(value, digits) for value in values]
+        texts = _aligned([card.tests.get(name) for card in cards])
         columns[name] = texts, list(map(_key, texts))
     times = [card.board.progress.elapsed_s for card in cards]
     columns["time"] = list(map(format_time, times)), times

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import math
 import re
+from typing import Any
 
 import pytest
 from drawn import Drawing
 
 from nbtrain.events import Progress
+from nbtrain.views import cell_runs
 from nbtrain.views.runs import RunCard, best_of, label_of, run_table, runs_html, runs_svg, runs_text, spread_lines, varying
 from nbtrain.views.text import Board
 
@@ -120,6 +122,29 @@ def test_a_line_opens_to_the_record_and_says_how_the_run_ended() -> None:
     page = runs_html(cards, "two")
     assert page.count("<details") == 2 and "✗ failed · ValueError" in page and "wide · &lt;b&gt;too large" in page and "<b>" not in page
     assert "✗ failed · ValueError wide <b>too large" in runs_text(cards)
+
+
+def test_values_of_a_column_have_as_many_digits_each() -> None:
+    cards = [card([value]) for value in (7.86, 7.851, 0.1, 1234.0, 4.2e12, math.inf)] + [card([])]
+    assert run_table(cards).columns[1] == ["7.860", "7.851", "0.1000", "1234", "4.200e+12", "inf", "–"]
+
+
+def test_a_picture_that_takes_long_is_sent_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, sent = 0.0, []
+
+    def show(*_: Any, **__: Any) -> None:
+        nonlocal now
+        now += 0.1
+        sent.append(now)
+
+    monkeypatch.setattr(cell_runs.time, "monotonic", lambda: now)
+    monkeypatch.setattr(cell_runs, "show_output", show)
+    runs = cell_runs.CellRuns(cell="a test")
+    runs.cards += [card([0.5], lr="1"), card([0.7], lr="2")]
+    for _ in range(100):
+        runs.fold()
+        now += 0.1
+    assert len(sent) == 5, "each takes 0.1 s, so 2 s are between them"
 
 
 def test_settings_of_strangers_are_shown_as_text() -> None:
