@@ -16,7 +16,7 @@ from typing import Any
 
 from .axes import axis_of, count_ticks, digits_of, is_drawn, short
 from .html import SHOWN_BYTES, isolated, record_html
-from .svg import Area, dots, drawing, fitting, label, path, picture, spread, text_width, thinned, value_axis
+from .svg import COLOURS, Area, dots, drawing, fitting, label, path, picture, spread, text_width, thinned, value_axis
 from ..best import best_row
 from ..events import MonitorMode
 from .text import ICONS, Board, Row, format_time, format_value, visible
@@ -215,6 +215,7 @@ _HUES = {
     "dark": ("#6cb0f5", "#ffab5c", "#81c784", "#ce93d8", "#4dd0e1", "#f48fb1", "#d4c84a", "#b0bec5"),
 }
 _N_COLOURS, _MAX_LABELS, _POINTS = 8, 8, 3000
+_MANY = 40  # with more lines each is faint
 
 
 def _numbers(cards: Sequence[RunCard], name: str) -> list[float] | None:
@@ -226,28 +227,35 @@ def _numbers(cards: Sequence[RunCard], name: str) -> list[float] | None:
     return found if all(map(math.isfinite, found)) else None
 
 
-def _colours(cards: Sequence[RunCard], names: Sequence[str]) -> tuple[list[int], bool]:
-    """The colour of each run, and whether they are a ramp over the one setting with numbers that differs."""
-    values = _numbers(cards, names[0]) if len(names) == 1 else None
-    if values is None or len(set(values)) < 3:
-        return [i % _N_COLOURS for i in range(len(cards))], False
-    order = sorted(set(values))
-    return [round(order.index(value) / (len(order) - 1) * (_N_COLOURS - 1)) for value in values], True
+def _colours(cards: Sequence[RunCard], names: Sequence[str]) -> tuple[list[int], str]:
+    """The colour of each run, and the setting over which they are a ramp: the one with numbers that differs.
+
+    With more runs than colours, it is the one with the most values. Without such a setting the name is empty, and colours repeat.
+    """
+    found = {name: values for name in names if (values := _numbers(cards, name)) is not None and len(set(values)) > 2}
+    if not found or (len(names) > 1 and len(cards) <= _N_COLOURS):
+        return [i % _N_COLOURS for i in range(len(cards))], ""
+    ramp = max(found, key=lambda name: len(set(found[name])))
+    order = sorted(set(found[ramp]))
+    place = {value: i for i, value in enumerate(order)}
+    return [round(place[value] / (len(order) - 1) * (_N_COLOURS - 1)) for value in found[ramp]], ramp
 
 
-def _rules(is_ramp: bool) -> str:
+def _rules(is_ramp: bool, is_faint: bool) -> str:
     def of(theme: str) -> str:
         colours = (_RAMPS if is_ramp else _HUES)[theme]
-        return "".join(f"path.c{i},rect.c{i}{{stroke:{c}}}rect.c{i},circle.c{i},text.c{i}{{fill:{c}}}" for i, c in enumerate(colours))
+        rules = (f"path.c{i},rect.c{i}{{stroke:{c}}}rect.c{i},circle.c{i},text.c{i}{{fill:{c}}}" for i, c in enumerate(colours))
+        return f"{''.join(rules)}path.halo{{stroke:{COLOURS[theme]['page']}}}"
 
-    thick = "path.run{stroke-width:1.3;opacity:.85}path.best{stroke-width:2.6}text.best{font-weight:600}"
+    thin = "stroke-width:.9;opacity:.6" if is_faint else "stroke-width:1.3;opacity:.85"
+    thick = f"path.run{{{thin}}}path.best{{stroke-width:2.6;opacity:1}}path.halo{{stroke-width:6}}text.best{{font-weight:600}}"
     return f"<style>{thick}{of('light')}@media(prefers-color-scheme:dark){{{of('dark')}}}</style>"
 
 
-def _scale(cards: Sequence[RunCard], names: Sequence[str], box: Area) -> list[str]:
+def _scale(cards: Sequence[RunCard], name: str, box: Area) -> list[str]:
     """The colours of a ramp, with the smallest and the largest value."""
-    values = _numbers(cards, names[0]) or [0.0]
-    low, high = fitting(f"{names[0]} {short(min(values))}", 90), short(max(values))
+    values = _numbers(cards, name) or [0.0]
+    low, high = fitting(f"{name} {short(min(values))}", 90), short(max(values))
     x = box.right + 12 + text_width(low)
     squares = [f'<rect class="c{i}" x="{x + 5 * i:.0f}" y="3" width="5" height="8"/>' for i in range(_N_COLOURS)]
     return [label(box.right + 8, 11, low), *squares, label(x + 5 * _N_COLOURS + 4, 11, high)]
@@ -288,7 +296,7 @@ def runs_svg(cards: Sequence[RunCard], numbers: Sequence[str] | None = None, wid
     if axis is None:
         return ""
     names, best = varying(cards), best_of(drawn)
-    colours, is_ramp = _colours(drawn, names)
+    colours, ramp = _colours(drawn, names)
     left = max(40, 12 + max(map(text_width, axis.labels), default=0))
     box = Area(left, 18, width - 190, height - 22)
     last = max(max(x for x, _ in card.points) for card in drawn)
@@ -302,14 +310,15 @@ def runs_svg(cards: Sequence[RunCard], numbers: Sequence[str] | None = None, wid
         return _Line(points, colour, ("★ " if card is best else "") + label_of(card, names[:2], f"run {known[id(card)]}"), card is best)
 
     lines = [line(card, colour) for card, colour in sorted(zip(drawn, colours), key=lambda item: item[0] is best)]
-    parts = [_rules(is_ramp), *value_axis(box, axis), *_epoch_ticks(box, first, last)]
+    parts = [_rules(bool(ramp), len(drawn) > _MANY), *value_axis(box, axis), *_epoch_ticks(box, first, last)]
     parts.append(label(left - 6, 11, visible(drawn[0].metric), "strong"))
     for each in lines:
-        parts.append(path([at(*point) for point in each.points], each.kind))
+        places = [at(*point) for point in each.points]
+        parts += [path(places, "halo"), path(places, each.kind)] if each.is_best else [path(places, each.kind)]
         parts += dots([at(*each.points[0])], each.kind, 2.6) if len(each.points) == 1 else []
-    is_crowded = is_ramp and len(lines) > _MAX_LABELS
-    parts += _labels(lines[-1:] if is_crowded else lines[-_MAX_LABELS:], at, box, width, is_ramp)
-    parts += _scale(drawn, names, box) if is_crowded else []
+    is_crowded = bool(ramp) and len(lines) > _MAX_LABELS
+    parts += _labels(lines[-1:] if is_crowded else lines[-_MAX_LABELS:], at, box, width, bool(ramp))
+    parts += _scale(drawn, ramp, box) if is_crowded else []
     return drawing(filter(None, parts), width, height)
 
 
@@ -432,6 +441,7 @@ def _style(name: str, n_columns: int) -> str:
     rules = [
         f".{name} .lines {{display:flex;flex-direction:column;max-height:440px;overflow-y:auto}}",
         f".{name} .lines:has([open]) {{max-height:880px}}",
+        f".{name} .lines > * {{flex:none;content-visibility:auto;contain-intrinsic-size:auto 22px}}",  # of 200 lines, those in sight
         f".{name} .line {{{grid};min-height:20px;text-align:right}}",
         f".{name} .line > * {{overflow:hidden;text-overflow:ellipsis;white-space:nowrap}}",
         f".{name} summary.line {{cursor:pointer}} .{name} details[open] > summary {{font-weight:600}}",
@@ -486,7 +496,7 @@ def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = (), num
     title = f"{n} runs" + (f" · {len(on)} {'is' if len(on) == 1 else 'are'} on" if on else "")
     if table.best is not None:
         number = next(number for card, number in zip(cards, table.columns[0]) if card is table.best)
-        words = label_of(table.best, varying(cards)[:_MAX_COLUMNS], f"run {number}")
+        words = " · ".join(filter(None, [label_of(table.best, varying(cards)[:_MAX_COLUMNS], ""), f"run {number}"]))
         digits = digits_of([card.value for card in cards if card.metric == table.best.metric])
         title += f" · ★ {table.best.metric} {format_value(table.best.value, digits)} with {words}"
     lines = [_line(table, i, orders, text) for i, text in enumerate(more or [""] * n)]

@@ -86,10 +86,19 @@ def test_one_line_for_each_run_the_best_in_front() -> None:
     assert "★ lr 2" in svg
 
 
+def test_more_runs_than_colours_are_a_ramp_over_the_setting_with_the_most_values() -> None:
+    cards = [card([1.0, 1 / (i + 2)], lr=str(i), momentum=str(i % 3 / 4), kind=f"k{i % 2}") for i in range(9)]
+    svg = runs_svg(cards)
+    assert "lr 0<" in svg and "★ lr 8, momentum" in svg and len(Drawing(svg).words("strong")) == 2  # the metric and the best
+    assert len(set(re.findall(r"run c(\d)", svg))) == 8
+    assert "lr 3, kind" not in runs_svg(cards[:8]) and len(Drawing(runs_svg(cards[:8])).words("c0")) == 1, "eight have a colour each"
+
+
 def test_runs_that_do_not_differ_have_the_number_of_their_line() -> None:
     cards = [card([]), card([1.0, 0.5]), card([1.0, 0.4])]
     svg, page = runs_svg(cards), runs_html(cards, "x")
     assert "run 1<" in svg and "★ run 2<" in svg and "★ val_loss 0.4 with run 2<" in page
+    assert "with lr 2 · run 1<" in runs_html(of_rates("1", "2"), "x"), "the best may be out of sight"
     numbers = ["7", "8", "9"]
     assert "★ run 9<" in runs_svg(cards, numbers) and "with run 9<" in runs_html(cards, "x", numbers=numbers)
     assert [line.split()[0] for line in runs_text(cards, numbers).splitlines()[1:4]] == numbers
