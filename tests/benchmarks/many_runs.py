@@ -66,8 +66,9 @@ def _row(name: str, figures: Mapping[str, float], size: str) -> Row:
 
 
 COLUMNS = ("what", "px", "nodes", "ms to draw", "ms to sort", "ms to open a record", "ms a frame, scrolling", "file, KB")
-NOTE = """Short runs of five epochs, in JupyterLab with Chromium, 1,200 px wide; a time ends with the frame that shows it, and a frame is 17 ms. The slowest of
-four sorts, the third slowest of 60 frames, and half of the file, which has the picture twice. Made by `tests/benchmarks/many_runs.py`."""
+NOTE = """Short runs of five epochs, in JupyterLab with Chromium, 1,200 px wide; a time ends with the frame that shows it, and a frame is
+17 ms. The slowest of four sorts, the third slowest of 60 frames, and half of the file, which has the picture twice. Made by
+`tests/benchmarks/many_runs.py`."""
 
 
 def table(n_rounds: int, only: set[str]) -> Table:

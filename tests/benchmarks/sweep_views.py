@@ -151,7 +151,8 @@ _SEEN = """() => {  // of the output of the second cell, which has the loop
     const bars = [...area.querySelectorAll('progress, .progress-bar, [role=progressbar]')].filter(b => b.checkVisibility());
     const drawn = (area.innerText.match(/^[^┏┡└\\n]*[━█]{5}/gm) ?? []).length;  // of characters
     return {
-        px: Math.round(area.getBoundingClientRect().height), n_lines: tops.filter((t, i) => i == 0 || t - tops[i - 1] > 8).length, bars: bars.length + drawn, text: area.innerText,
+        px: Math.round(area.getBoundingClientRect().height), bars: bars.length + drawn, text: area.innerText,
+        n_lines: tops.filter((t, i) => i == 0 || t - tops[i - 1] > 8).length,
         widgets: [...area.querySelectorAll('.jupyter-widgets')].filter(w => w.checkVisibility()
             && !w.parentElement.closest('.jupyter-widgets')).length,
     };
@@ -222,9 +223,10 @@ def row(name: str, found: Found) -> Row:
 COLUMNS = (
     "tool", "bars during", "px after", "lines", "widgets", "digits", "best marked", "says what differs", "after a reload", "file, KB",
 )  # fmt: skip
-NOTE = """Ten learning rates in one cell, three epochs each, in JupyterLab with Chromium, 1,200 px wide. Bars: the most at one time, also those made of
-characters. Widgets: those left in the page after the cell. Digits: the significant ones of most numbers. After a reload: with the file saved and
-the kernel shut down. nbtrain's lines open to the record of each run, which makes its file the largest. Made by `tests/benchmarks/sweep_views.py`."""
+NOTE = """Ten learning rates in one cell, three epochs each, in JupyterLab with Chromium, 1,200 px wide. Bars: the most at one time, also those
+made of characters. Widgets: those left in the page after the cell. Digits: the significant ones of most numbers. After a reload: with the
+file saved and the kernel shut down. nbtrain's lines open to the record of each run, which makes its file the largest. Made by
+`tests/benchmarks/sweep_views.py`."""
 
 
 def table(n_rounds: int, only: set[str]) -> Table:
