@@ -75,7 +75,7 @@ class CellRuns:
     def fold(self, *, at_once: bool = False) -> None:
         """Fold the runs that have ended, if there are several.
 
-        Without `at_once` the picture is sent at most every `every_s` seconds, and takes at most a twentieth of the time, also with 200 runs.
+        Without `at_once` the picture is sent at most every `every_s` seconds, and takes a twentieth of the time, also with 200 runs.
         """
         with self._lock:
             if len(self.cards) < 2:
