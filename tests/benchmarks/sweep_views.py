@@ -223,7 +223,7 @@ def row(name: str, found: Found) -> Row:
 COLUMNS = (
     "tool", "bars during", "px after", "lines", "widgets", "digits", "best marked", "says what differs", "after a reload", "file, KB",
 )  # fmt: skip
-NOTE = """Ten learning rates in one cell, three epochs each, in JupyterLab with Chromium, 1,200 px wide. Bars: the most at one time, also those
+NOTE = """Ten learning rates in one cell, three epochs each, in JupyterLab with Chromium, 1,200 px wide. Bars: the most at once, also those
 made of characters. Widgets: those left in the page after the cell. Digits: the significant ones of most numbers. After a reload: with the
 file saved and the kernel shut down. nbtrain's lines open to the record of each run, which makes its file the largest. Made by
 `tests/benchmarks/sweep_views.py`."""
