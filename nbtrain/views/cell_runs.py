@@ -14,6 +14,7 @@ from ..events import Shown
 from ..tracebacks import ipython_shell
 from .runs import RunCard, places_of, runs_html, runs_text
 from .html import shown_html
+from .marimo import marimo_append
 from .text import Board, shown_words
 
 # %% auto #0
@@ -31,7 +32,8 @@ def show_output(bundle: dict[str, Any], display_id: str, *, update: bool = False
 def show_below(one: Shown) -> None:
     """Show a picture, a text or a histogram below the current cell; outside of a notebook, print what it is."""
     if not hasattr(ipython_shell(), "kernel"):
-        print(shown_words(one))
+        if not marimo_append(shown_html([one])):
+            print(shown_words(one))
         return
     from IPython.display import display
 
