@@ -169,7 +169,8 @@ PLAIN = ".jp-cell-toolbar, .jp-Notebook-footer, .jp-Collapser { visibility: hidd
 
 
 _SCROLL = """() => {
-    const picture = [...document.querySelectorAll('.jp-OutputArea-output img')].filter(i => i.checkVisibility()).at(-1);
+    const seen = kind => [...document.querySelectorAll(`.jp-OutputArea-output ${kind}`)].filter(i => i.checkVisibility()).at(-1);
+    const picture = seen('img') ?? seen('.jp-RenderedHTML table');  // a profile has no image
     picture?.scrollIntoView({block: 'center'});
     return !!picture;  // none while it is drawn again
 }"""
