@@ -157,7 +157,7 @@ SITUATIONS = {
     "reloaded": Situation([DIGITS, BACKGROUND], r"epoch 2/9 · ", _save_and_reload),
     "compared": Situation([DIGITS, *COMPARED], r"✓ completed[\s\S]*✓ completed"),
     "stopped": Situation([DIGITS, STOPPED], r"epoch 4/9 · ", _stop),
-    "resumed": Situation([DIGITS, *RESUMED], "✓ completed · 10 epochs"),
+    "resumed": Situation([DIGITS, *RESUMED], r"✓ completed[\s\S]*✓ completed"),
     "sweep": Situation([DIGITS, SWEEP], "^20 runs · ★"),
     "folds": Situation([DIGITS, FOLDS], "^5 runs · ★"),
     "shown": Situation([DIGITS, SHOWN], "✓ completed · 5 epochs"),
@@ -170,7 +170,7 @@ PLAIN = ".jp-cell-toolbar, .jp-Notebook-footer, .jp-Collapser { visibility: hidd
 
 _SCROLL = """() => {
     const seen = kind => [...document.querySelectorAll(`.jp-OutputArea-output ${kind}`)].filter(i => i.checkVisibility()).at(-1);
-    const picture = seen('img') ?? seen('.jp-RenderedHTML table');  // a profile has no image
+    const picture = seen('img') ?? seen('table');  // a profile has no image
     picture?.scrollIntoView({block: 'center'});
     return !!picture;  // none while it is drawn again
 }"""

@@ -153,6 +153,14 @@ def test_every_text_in_a_drawing_has_a_contrast_of_4_5(page: Any, pages: dict[st
     assert [text for text, colour, opacity in texts if _contrast(colour, opacity, ground) < 4.5] == []
 
 
+@pytest.mark.parametrize("theme", THEMES)
+def test_drawings_have_the_theme_of_jupyterlab_and_not_of_the_system(page: Any, pages: dict[str, str], theme: str) -> None:
+    page.emulate_media(color_scheme="dark" if theme == "light" else "light")
+    page.set_content(f'<body data-jp-theme-light="{str(theme == "light").lower()}">{pages["record"]}{pages["runs"]}')
+    found = page.evaluate("() => [...document.querySelectorAll('img.nbtrain-svg')].map(i => getComputedStyle(i).colorScheme)")
+    assert len(found) > 3 and set(found) == {theme}
+
+
 def test_a_screen_reader_gets_the_status_the_picture_in_words_and_a_table_with_heads(page: Any, pages: dict[str, str]) -> None:
     page.set_content(pages["record"])
     tree = _tree(page)

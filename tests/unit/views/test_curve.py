@@ -378,7 +378,10 @@ def test_picture_is_an_image_with_words_and_its_size() -> None:
     image = picture(svg, curve_words(curve) + ' "<')
     head, source = image.split("\n")
     words = "Training loss by step, smoothed: 2 to 1 at step 2; val_loss 1.5 to 1.5"
-    assert head == f'<img width="640" height="180" style="max-width:100%;height:auto" alt="{words} &quot;&lt;"'
+    assert (
+        head.rpartition("</style>")[2]
+        == f'<img class="nbtrain-svg" width="640" height="180" style="max-width:100%;height:auto" alt="{words} &quot;&lt;"'
+    )
     assert source.startswith('src="data:image/svg+xml;base64,') and b64decode(source.split(",")[1][:-2]).decode() == svg
 
 
