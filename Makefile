@@ -135,7 +135,7 @@ lab: .venv/installed-dev
 docs: .venv/installed-dev
 	$(BIN)/python docs/build.py
 
-# The view in ten situations, light and dark, narrow and wide, in _pictures/, and those of the README; ONLY=motion records a run,
+# The view in sixteen situations, light and dark, narrow and wide, in _pictures/, and those of the README; ONLY=motion records a run,
 # ONLY=pages takes ten pages of the site that `make docs` has built
 ONLY ?=
 pictures: .venv/installed-dev

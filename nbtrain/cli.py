@@ -350,15 +350,17 @@ def _export(line: CommandLine) -> int:
 
 def _sweep(line: CommandLine) -> int:
     """run a grid, each point a separate run: nbtrain sweep -f run.yaml --optimizer.args.lr 1e-3,3e-4 --seed 0..4 --jobs 2 -o FOLDER"""
-    from nbtrain.history.runs import Runs, runs
+    from nbtrain.history.runs import runs
     from nbtrain.jobs.sweep import run_sweep
+    from nbtrain.views.runs import runs_text
 
     folder, jobs = line.options.get("out", ["sweep"])[-1], _count(line, "jobs")
     if not line.options.get("file"):
         raise ConfigError("No configuration was given.", remedy="Give a file: -f run.yaml.")
     codes = run_sweep(line.options["file"], line.overrides, folder, jobs, trust="trust" in line.switches)
     with suppress(ConfigError):  # none has recorded anything
-        print(f"\n{Runs(run for run in runs(folder) if run.name in codes)}\n")
+        points = {str(place): run.card for place, run in enumerate(runs(folder)) if run.name in codes}
+        print(f"\n{runs_text(list(points.values()), list(points))}\n")
         print(f"In a notebook nbtrain.runs({folder!r}) shows them; nbtrain report {shlex.quote(folder)} writes a page.")
     return max(codes.values())
 

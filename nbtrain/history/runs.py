@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from html import escape
@@ -118,9 +118,11 @@ class RunEntry:
             shutil.rmtree(self.folder)
         for entry in of_run:
             _session.remove(entry)
+            entry.card.place = None
+        _number()
 
     def __repr__(self) -> str:
-        return runs_text([self.card])
+        return runs_text([self.card], [self.name])
 
 
 def _noted(folder: Path) -> tuple[str, tuple[str, ...]]:
@@ -170,9 +172,9 @@ def _places(chosen: Sequence[Any], n: int) -> list[int]:
 class Runs(Sequence[RunEntry]):
     """Several runs, shown as one picture and one table; a line of the table opens to the record of its run.
 
-    It is a sequence: `runs[0]`, `runs[-3:]`, `[run for run in runs if ...]`. Places, or one True or False for each run, select several:
-    `runs[[0, 4]]`, `runs[runs.df.val_loss < 0.5]`. Each run has `name`, `status`, `best`, `settings`, `history`, `note` and `tags`, which
-    you may set, and `delete()`.
+    It is a sequence: run 3 of the table is `runs[3]` and row 3 of `runs.df`; the first is run 0. `runs[-3:]`, places, or one True or False
+    for each run select several: `runs[[0, 4]]`, `runs[runs.df.val_loss < 0.5]`. Each run has `name`, `status`, `best`, `settings`,
+    `history`, `note` and `tags`, which you may set, and `delete()`.
 
     Args:
         entries: The runs.
@@ -330,9 +332,19 @@ class TestedCard:
 _session: deque[RunEntry] = deque(maxlen=200)  # the training runs of this process, oldest first
 
 
+def _number() -> None:
+    """Give each card of this session its place in the list; the parts of a run that continued in its folder have one."""
+    places: dict[Any, int] = {}
+    for entry in tuple(_session):
+        entry.card.place = places.setdefault(entry.folder or id(entry), len(places))
+
+
 def keep_entry(entry: RunEntry) -> None:
     """Add a run of this process to the list."""
+    if len(_session) == _session.maxlen:
+        _session[0].card.place = None
     _session.append(entry)
+    _number()
 
 
 def _folders(path: Path) -> dict[str, Path]:
@@ -353,19 +365,15 @@ def session_entries(title: str | None = None) -> list[RunEntry]:
 
 
 def session_runs(title: str | None = None) -> Runs:
-    """The training runs of this process, or those of the class `title`. What was recorded in one run folder is one run."""
-    entries = session_entries(title)
-    left = Counter(entry.folder for entry in entries if entry.folder is not None)
-    continued, found = {folder for folder, n in left.items() if n > 1}, []
-    for entry in entries:
-        if entry.folder not in continued:
-            found.append(entry)
-            continue
-        left[entry.folder] -= 1
-        if left[entry.folder]:  # the newest part has the place of the run
-            continue
-        with suppress(ConfigError):  # it was removed by other means
-            entry = _read(entry.folder, entry.name)
+    """The training runs of this process, or those of the class `title`. What was recorded in one run folder is one run, where it began."""
+    parts: dict[Any, list[RunEntry]] = {}
+    for entry in session_entries(title):
+        parts.setdefault(entry.folder or id(entry), []).append(entry)
+    found = []
+    for *before, entry in parts.values():
+        if before and entry.folder is not None:
+            with suppress(ConfigError):  # it was removed by other means
+                entry = _read(entry.folder, entry.name)
         found.append(entry)
     return Runs(found)
 

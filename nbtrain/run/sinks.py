@@ -146,7 +146,7 @@ class RunSinks:
         trainer = self.trainer
         if trainer.mode == "test":
             return trainer.card
-        return RunCard(f"{trainer.title} {len(session_entries(trainer.title)) + 1}", settings=_Settings(self.settings))
+        return RunCard(f"{trainer.title} {len(session_entries(trainer.title))}", settings=_Settings(self.settings))
 
     def _of_card(self) -> list[EventSink]:
         """The sinks that keep the card of the run. A training run is added to the runs of this session."""

@@ -194,6 +194,11 @@ def timed_modules(model: nn.Module) -> dict[str, nn.Module]:
         }
 
 
+def _title(name: str, module: nn.Module) -> str:
+    """The name of a module; of one with a number, in a `Sequential`, also its class: `3 Conv2d`."""
+    return f"{name} {type(module).__name__}" if name.rpartition(".")[2].isdigit() else name
+
+
 class StepWatch(Checkpoint):
     """Watches the steps of a scratch copy of a trainer, in phases, and ends its run. As a Checkpoint it comes after all other callbacks.
 
@@ -248,7 +253,7 @@ class StepWatch(Checkpoint):
             self.clock.begin()
             yield (end := end + self.n_parts)
             found = self.clock.end()
-        self.modules = {name: found.pop(f"module {name}") for name in self._named if f"module {name}" in found}
+        self.modules = {_title(*item): found.pop(f"module {item[0]}") for item in self._named.items() if f"module {item[0]}" in found}
         whole = found.pop("")
         scale = self.total / whole  # the shares are those of these steps, the time is that of steps without the hooks of modules
         self.parts = {part: found.get(part, 0.0) * scale for part in PARTS}

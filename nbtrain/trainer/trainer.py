@@ -258,7 +258,7 @@ class Trainer(TrainerBase):
         background: bool = False,
     ) -> RunResult | RunHandle:
         """Train `n_epoch` MORE epochs on `loader`, validate on `valid_loader` after each, and return the result.
-        Optimizer, schedule and epochs continue from the previous run. In a notebook ■ pauses the run, and `resume()` continues it.
+        Optimizer, schedule and epochs continue from the previous run. In a notebook ■ pauses it for `resume()`; a second ■ ends it.
 
         Args:
             n_epoch: How many MORE epochs to train, from 1; with `resume`, from where the saved run began. In mode "test", how many passes.

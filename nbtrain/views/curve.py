@@ -69,25 +69,29 @@ class Point:
     n_finite: int = 0
     n_seen: int = 0  # batches
     bad_step: int | None = None  # the first step whose loss is not finite
+    bad_kinds: tuple[str, ...] = ()  # "NaN", "∞", "-∞", as they appeared
 
     def merge(self, later: Point) -> Point:
         """Merge this point and a later one."""
         n = self.n_finite + later.n_finite
         means = [p.mean * (p.n_finite / n) for p in (self, later) if p.n_finite]
         bad_step = later.bad_step if self.bad_step is None else self.bad_step
-        return Point(later.step, sum(means) if means else math.nan, n, self.n_seen + later.n_seen, bad_step)
+        kinds = self.bad_kinds + later.bad_kinds
+        kinds = tuple(dict.fromkeys(kinds)) if len(kinds) > 1 else kinds
+        return Point(later.step, sum(means) if means else math.nan, n, self.n_seen + later.n_seen, bad_step, kinds)
 
 
 def _point(steps: Sequence[int], losses: Sequence[float]) -> Point:
     """These losses as a point."""
-    mean, n, bad_step = 0.0, 0, None
+    mean, n, bad_step, kinds = 0.0, 0, None, dict[str, None]()
     for step, loss in zip(steps, losses):
         if loss - loss != 0:  # NaN or infinite
             bad_step = step if bad_step is None else bad_step
+            kinds[short(loss)] = None
             continue
         n += 1
         mean += loss / n - mean / n
-    return Point(steps[-1], mean if n else math.nan, n, len(losses), bad_step)
+    return Point(steps[-1], mean if n else math.nan, n, len(losses), bad_step, tuple(kinds))
 
 
 def _smoothed(points: Sequence[Point], reach: int) -> list[tuple[int, float]]:
@@ -452,14 +456,15 @@ def _train_words(curve: LossCurve, line: Places) -> tuple[str, str]:
     """The loss at the end of the line, or since when it is not finite; and its kind of text."""
     if is_drawn(line[-1][1]):
         return f"train_loss {short(line[-1][1], curve.digits)}", "train"
-    bad = curve.points[-1].bad_step
+    bad, kinds = curve.points[-1].bad_step, dict.fromkeys(curve.points[-1].bad_kinds)
     for point in reversed(curve.points):
         if point.bad_step is None:
             break
-        bad = point.bad_step
+        bad, kinds = point.bad_step, dict.fromkeys(point.bad_kinds) | kinds
         if point.n_finite:
             break
-    return f"{short(curve.newest)} from step {short_count(bad or curve.points[-1].step)}", "bad"
+    words = f"{'/'.join(kinds)}:" if len(kinds) > 1 else f"{'/'.join(kinds)} from"  # as short as the room beside the curve
+    return f"{words} step {short_count(bad or curve.points[-1].step)}", "bad"
 
 
 def _end_labels(frame: _Frame, curve: LossCurve, ghost: Ghost, width: float) -> list[str]:

@@ -348,6 +348,7 @@ def record_html(
     has_slider: bool = False,
     is_short: bool = False,
     shown_bytes: int = SHOWN_BYTES,
+    number: str = "",
 ) -> str:
     """The whole record as HTML, at most 720 px wide, with a separate line for each part.
 
@@ -355,10 +356,11 @@ def record_html(
     `live`: it says when it was drawn, for a file that is read later. `gap`: space below the bars during the run, in px. `has_slider`:
     after the run, the output above it is a widget. `is_short`: of a finished run, without the picture and with twelve rows at most.
     `shown_bytes`: what the pictures that were shown may take; during a run it has the newest of each name.
+    `number`: that of the run among others; without it, its number among the runs of its trainer.
     """
     live = live if board.is_on or has_slider else None  # what stays is the same in every execution
     rules = live.rules_html if live is not None else ""
-    parts = [rules, f'<div style="{_ONE_LINE}"><strong>{escape(title_line(board))}</strong></div>']
+    parts = [rules, f'<div style="{_ONE_LINE}"><strong>{escape(title_line(board, number))}</strong></div>']
     ended = [f"<div>{escape(summary_line(board))}</div>", "" if is_short else record_picture(board)]
     parts += _live_parts(board, live, gap) if board.is_on else ended
     caption = "Metrics of the test" if board.is_evaluation else "Metrics by epoch"

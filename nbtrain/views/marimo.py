@@ -15,7 +15,7 @@ from .terminal import LogView
 from .text import Board
 
 # %% auto #0
-__all__ = ["marimo_output", "MarimoView"]
+__all__ = ["marimo_output", "marimo_append", "MarimoView"]
 
 
 # %% ../../nbs/views/marimo.ipynb #6b746449
@@ -25,6 +25,15 @@ def marimo_output() -> Callable[[str], Any] | None:
     if marimo is None or not marimo.running_in_notebook():
         return None
     return lambda html: marimo.output.replace(marimo.Html(html))
+
+
+def marimo_append(html: str) -> bool:
+    """Add HTML below the output of the current marimo cell; returns False if this thread does not run one."""
+    marimo = sys.modules.get("marimo")
+    if marimo is None or not marimo.running_in_notebook():
+        return False
+    marimo.output.append(marimo.Html(html))
+    return True
 
 
 class MarimoView:

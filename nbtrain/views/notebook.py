@@ -59,7 +59,8 @@ class _Button:
         from ipywidgets import Button, Layout
 
         self.action = action
-        self.widget: Any = Button(description=_LABELS[name], tooltip=_HINTS[name], layout=Layout(width="104px", height="28px"))
+        narrow = {"flex": "0 1 auto", "min_width": "min-content"}  # never narrower than its words
+        self.widget: Any = Button(description=_LABELS[name], tooltip=_HINTS[name], layout=Layout(width="104px", height="28px", **narrow))
         self.widget.on_click(self._click)
         self._n_early = 0
         comm = self.widget.comm
@@ -136,7 +137,7 @@ def _rules(name: str, top: int | None) -> str:
     if top is None:
         rules += [f"{live} > .{_BUTTONS} {{display: none}}", *(f"{where} {live} .{SLIDER} {{display: none}}" for where in gone)]
     else:
-        rules.append(f"{live} > .{_BUTTONS} {{position: absolute; left: 0; top: {top}px}}")
+        rules.append(f"{live} > .{_BUTTONS} {{position: absolute; left: 0; right: 0; top: {top}px}}")
         for where in gone:
             rules.append(f"{where} {live} {{display: none}} {where} .{name} {{display: block}} {file.gone_rules(where)}")
     return f"<style>{' '.join(rules)}</style>"

@@ -16,7 +16,7 @@ from typing import Any
 
 from .axes import axis_of, count_ticks, digits_of, is_drawn, short
 from .html import SHOWN_BYTES, isolated, record_html
-from .svg import Area, dots, drawing, fitting, label, path, picture, spread, text_width, thinned, value_axis
+from .svg import COLOURS, Area, dots, drawing, fitting, label, path, picture, spread, text_width, thinned, value_axis
 from ..best import best_row
 from ..events import MonitorMode
 from .text import ICONS, Board, Row, format_time, format_value, visible
@@ -27,6 +27,7 @@ __all__ = [
     "varying",
     "shown_setting",
     "label_of",
+    "places_of",
     "best_of",
     "spread_lines",
     "runs_svg",
@@ -85,6 +86,7 @@ class RunCard:
     tests: dict[str, float] = field(default_factory=dict)  # the metrics of its newest evaluation
     note: str = ""
     tags: tuple[str, ...] = ()
+    place: int | None = None  # in `nbtrain.runs()`; None outside of this session
     _known: tuple[Any, _Measured] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -154,9 +156,14 @@ def shown_setting(card: RunCard, name: str) -> str:
         return text
 
 
-def label_of(card: RunCard, names: Sequence[str]) -> str:
-    """How a run differs from the others: `lr 0.1, seed 2`; its name if nothing does."""
-    return ", ".join(f"{name} {shown_setting(card, name)}" for name in names) or card.name
+def label_of(card: RunCard, names: Sequence[str], else_: str = "all") -> str:
+    """How a run differs from the others: `lr 0.1, seed 2`; `else_` if nothing does."""
+    return ", ".join(f"{name} {shown_setting(card, name)}" for name in names) or else_
+
+
+def places_of(cards: Sequence[RunCard]) -> list[str]:
+    """The numbers of runs that are shown without a list of them: their places in `nbtrain.runs()`."""
+    return [_MISSING if card.place is None else str(card.place) for card in cards]
 
 
 def best_of(cards: Iterable[RunCard]) -> RunCard | None:
@@ -184,7 +191,7 @@ def spread_lines(cards: Sequence[RunCard]) -> list[str]:
         if not math.isnan(card.value):
             first = card.board.epochs[0]["epoch"] if card.board.epochs else 1
             changes = tuple(text for _, text in card.board.marks)
-            groups.setdefault((label_of(card, names) if names else "all", first, changes), []).append(card)
+            groups.setdefault((label_of(card, names), first, changes), []).append(card)
     several = [(title, group) for (title, *_), group in groups.items() if len(group) > 1 and len({card.metric for card in group}) == 1]
     several.sort(key=lambda item: mean(card.value for card in item[1]) * (1 if item[1][0].mode == "min" else -1))
     found = []
@@ -208,6 +215,7 @@ _HUES = {
     "dark": ("#6cb0f5", "#ffab5c", "#81c784", "#ce93d8", "#4dd0e1", "#f48fb1", "#d4c84a", "#b0bec5"),
 }
 _N_COLOURS, _MAX_LABELS, _POINTS = 8, 8, 3000
+_MANY = 40  # with more lines each is faint
 
 
 def _numbers(cards: Sequence[RunCard], name: str) -> list[float] | None:
@@ -219,28 +227,35 @@ def _numbers(cards: Sequence[RunCard], name: str) -> list[float] | None:
     return found if all(map(math.isfinite, found)) else None
 
 
-def _colours(cards: Sequence[RunCard], names: Sequence[str]) -> tuple[list[int], bool]:
-    """The colour of each run, and whether they are a ramp over the one setting with numbers that differs."""
-    values = _numbers(cards, names[0]) if len(names) == 1 else None
-    if values is None or len(set(values)) < 3:
-        return [i % _N_COLOURS for i in range(len(cards))], False
-    order = sorted(set(values))
-    return [round(order.index(value) / (len(order) - 1) * (_N_COLOURS - 1)) for value in values], True
+def _colours(cards: Sequence[RunCard], names: Sequence[str]) -> tuple[list[int], str]:
+    """The colour of each run, and the setting over which they are a ramp: the one with numbers that differs.
+
+    With more runs than colours, it is the one with the most values. Without such a setting the name is empty, and colours repeat.
+    """
+    found = {name: values for name in names if (values := _numbers(cards, name)) is not None and len(set(values)) > 2}
+    if not found or (len(names) > 1 and len(cards) <= _N_COLOURS):
+        return [i % _N_COLOURS for i in range(len(cards))], ""
+    ramp = max(found, key=lambda name: len(set(found[name])))
+    order = sorted(set(found[ramp]))
+    place = {value: i for i, value in enumerate(order)}
+    return [round(place[value] / (len(order) - 1) * (_N_COLOURS - 1)) for value in found[ramp]], ramp
 
 
-def _rules(is_ramp: bool) -> str:
+def _rules(is_ramp: bool, is_faint: bool) -> str:
     def of(theme: str) -> str:
         colours = (_RAMPS if is_ramp else _HUES)[theme]
-        return "".join(f"path.c{i},rect.c{i}{{stroke:{c}}}rect.c{i},circle.c{i},text.c{i}{{fill:{c}}}" for i, c in enumerate(colours))
+        rules = (f"path.c{i},rect.c{i}{{stroke:{c}}}rect.c{i},circle.c{i},text.c{i}{{fill:{c}}}" for i, c in enumerate(colours))
+        return f"{''.join(rules)}path.halo{{stroke:{COLOURS[theme]['page']}}}"
 
-    thick = "path.run{stroke-width:1.3;opacity:.85}path.best{stroke-width:2.6}text.best{font-weight:600}"
+    thin = "stroke-width:.9;opacity:.6" if is_faint else "stroke-width:1.3;opacity:.85"
+    thick = f"path.run{{{thin}}}path.best{{stroke-width:2.6;opacity:1}}path.halo{{stroke-width:6}}text.best{{font-weight:600}}"
     return f"<style>{thick}{of('light')}@media(prefers-color-scheme:dark){{{of('dark')}}}</style>"
 
 
-def _scale(cards: Sequence[RunCard], names: Sequence[str], box: Area) -> list[str]:
+def _scale(cards: Sequence[RunCard], name: str, box: Area) -> list[str]:
     """The colours of a ramp, with the smallest and the largest value."""
-    values = _numbers(cards, names[0]) or [0.0]
-    low, high = fitting(f"{names[0]} {short(min(values))}", 90), short(max(values))
+    values = _numbers(cards, name) or [0.0]
+    low, high = fitting(f"{name} {short(min(values))}", 90), short(max(values))
     x = box.right + 12 + text_width(low)
     squares = [f'<rect class="c{i}" x="{x + 5 * i:.0f}" y="3" width="5" height="8"/>' for i in range(_N_COLOURS)]
     return [label(box.right + 8, 11, low), *squares, label(x + 5 * _N_COLOURS + 4, 11, high)]
@@ -270,14 +285,18 @@ def _labels(lines: Sequence[_Line], at: Callable[[float, float], tuple[float, fl
     return [label(box.right + 8, y + 4, text, kind) for text, kind, y in zip(words, kinds, ys)]
 
 
-def runs_svg(cards: Sequence[RunCard], width: int = 720, height: int = 210) -> str:
-    """Draw the metric of all runs by epoch as an SVG; the best run is drawn in front. Empty without a value."""
+def runs_svg(cards: Sequence[RunCard], numbers: Sequence[str] | None = None, width: int = 720, height: int = 210) -> str:
+    """Draw the metric of all runs by epoch as an SVG; the best run is drawn in front. Empty without a value.
+
+    `numbers`: those of the runs, which name runs that do not differ; by default, their places in `cards`.
+    """
     drawn = [card for card in cards if any(is_drawn(value) for _, value in card.points)]
+    known = {id(card): number for card, number in zip(cards, numbers or map(str, range(len(cards))))}
     axis = axis_of(value for card in drawn for _, value in card.points)
     if axis is None:
         return ""
     names, best = varying(cards), best_of(drawn)
-    colours, is_ramp = _colours(drawn, names)
+    colours, ramp = _colours(drawn, names)
     left = max(40, 12 + max(map(text_width, axis.labels), default=0))
     box = Area(left, 18, width - 190, height - 22)
     last = max(max(x for x, _ in card.points) for card in drawn)
@@ -288,17 +307,18 @@ def runs_svg(cards: Sequence[RunCard], width: int = 720, height: int = 210) -> s
 
     def line(card: RunCard, colour: int) -> _Line:
         points = [point for point in thinned(card.points, max(2, _POINTS // len(drawn)), card.best_at) if is_drawn(point[1])]
-        return _Line(points, colour, ("★ " if card is best else "") + label_of(card, names[:2]), card is best)
+        return _Line(points, colour, ("★ " if card is best else "") + label_of(card, names[:2], f"run {known[id(card)]}"), card is best)
 
     lines = [line(card, colour) for card, colour in sorted(zip(drawn, colours), key=lambda item: item[0] is best)]
-    parts = [_rules(is_ramp), *value_axis(box, axis), *_epoch_ticks(box, first, last)]
+    parts = [_rules(bool(ramp), len(drawn) > _MANY), *value_axis(box, axis), *_epoch_ticks(box, first, last)]
     parts.append(label(left - 6, 11, visible(drawn[0].metric), "strong"))
     for each in lines:
-        parts.append(path([at(*point) for point in each.points], each.kind))
+        places = [at(*point) for point in each.points]
+        parts += [path(places, "halo"), path(places, each.kind)] if each.is_best else [path(places, each.kind)]
         parts += dots([at(*each.points[0])], each.kind, 2.6) if len(each.points) == 1 else []
-    is_crowded = is_ramp and len(lines) > _MAX_LABELS
-    parts += _labels(lines[-1:] if is_crowded else lines[-_MAX_LABELS:], at, box, width, is_ramp)
-    parts += _scale(drawn, names, box) if is_crowded else []
+    is_crowded = bool(ramp) and len(lines) > _MAX_LABELS
+    parts += _labels(lines[-1:] if is_crowded else lines[-_MAX_LABELS:], at, box, width, bool(ramp))
+    parts += _scale(drawn, ramp, box) if is_crowded else []
     return drawing(filter(None, parts), width, height)
 
 
@@ -359,27 +379,30 @@ def _key(text: str) -> tuple[int, float, str]:
     return (2, 0.0, "") if math.isnan(value) else (0, value, "")
 
 
-def run_table(cards: Sequence[RunCard]) -> RunTable:
-    """The table of `cards`, in the order in which they began."""
+def _aligned(values: Sequence[float | None]) -> list[str]:
+    """The values of a column with as many digits each: `7.860` above `7.851`."""
+    digits = digits_of(values)
+    return [f"{v:#.{digits}g}".rstrip(".") if isinstance(v, float) and math.isfinite(v) else format_value(v) for v in values]
+
+
+def run_table(cards: Sequence[RunCard], numbers: Sequence[str] | None = None) -> RunTable:
+    """The table of `cards`, in the order in which they began. `numbers`: those of the runs; by default, their places in `cards`, from 0."""
     names = varying(cards)
     metrics = list(dict.fromkeys(card.metric for card in cards if card.best is not None))
     tests = list(dict.fromkeys(name for card in cards for name in card.tests))[:_MAX_TESTS]
-    columns: dict[str, tuple[list[str], list[Any]]] = {"run": ([str(i + 1) for i in range(len(cards))], list(range(len(cards))))}
+    columns: dict[str, tuple[list[str], list[Any]]] = {"run": (list(numbers or map(str, range(len(cards)))), list(range(len(cards))))}
     for name in names[:_MAX_COLUMNS]:
         texts = [card.settings.get(name, _MISSING) for card in cards]
         columns[name] = [shown_setting(card, name) for card in cards], list(map(_key, texts))
     for metric in metrics[:2]:
         values = [card.value if card.metric == metric else math.nan for card in cards]
         sign = -1 if any(card.mode == "max" for card in cards if card.metric == metric) else 1
-        digits = digits_of(values)
-        texts = [format_value(v, digits) if not math.isnan(v) else _MISSING for v in values]
+        texts = [_MISSING if math.isnan(v) else text for v, text in zip(values, _aligned(values))]
         columns[metric] = texts, [_key(str(sign * v)) for v in values]
     epochs = [card.best.get("epoch") if card.best is not None else None for card in cards]
     columns["at epoch"] = list(map(format_value, epochs)), [_key(format_value(epoch)) for epoch in epochs]
     for name in tests:
-        values = [card.tests.get(name) for card in cards]
-        digits = digits_of(values)
-        texts = [format_value(value, digits) for value in values]
+        texts = _aligned([card.tests.get(name) for card in cards])
         columns[name] = texts, list(map(_key, texts))
     times = [card.board.progress.elapsed_s for card in cards]
     columns["time"] = list(map(format_time, times)), times
@@ -395,9 +418,9 @@ def _ended(card: RunCard) -> str:
     return visible(" · ".join(filter(None, [f"{ICONS[board.status]} {board.status}", board.reason])))
 
 
-def runs_text(cards: Sequence[RunCard]) -> str:
-    """The table as aligned text; the best run ends with a star."""
-    table = run_table(cards)
+def runs_text(cards: Sequence[RunCard], numbers: Sequence[str] | None = None) -> str:
+    """The table as aligned text; the best run ends with a star. `numbers`: as for `run_table`."""
+    table = run_table(cards, numbers)
     lines = [table.heads, *zip(*table.columns)]
     widths = [max(len(visible(line[i])) for line in lines) for i in range(len(table.heads))]
     ends = [["★" if card is table.best else "", _ended(card), *card.tags, visible(card.note)] for card in cards]
@@ -418,6 +441,7 @@ def _style(name: str, n_columns: int) -> str:
     rules = [
         f".{name} .lines {{display:flex;flex-direction:column;max-height:440px;overflow-y:auto}}",
         f".{name} .lines:has([open]) {{max-height:880px}}",
+        f".{name} .lines > * {{flex:none;content-visibility:auto;contain-intrinsic-size:auto 22px}}",  # of 200 lines, those in sight
         f".{name} .line {{{grid};min-height:20px;text-align:right}}",
         f".{name} .line > * {{overflow:hidden;text-overflow:ellipsis;white-space:nowrap}}",
         f".{name} summary.line {{cursor:pointer}} .{name} details[open] > summary {{font-weight:600}}",
@@ -455,23 +479,24 @@ def _line(table: RunTable, i: int, orders: Sequence[Sequence[int]], more: str) -
         f'<summary class="line" {named} style="list-style:none{weight}">{star}{cells}<span>{spark(card.points)}</span>{note}</summary>'
     )
     n = len(table.cards)
-    record = record_html(card.board, is_short=n > _MAX_WHOLE, shown_bytes=SHOWN_BYTES // n)
+    record = record_html(card.board, is_short=n > _MAX_WHOLE, shown_bytes=SHOWN_BYTES // n, number=table.columns[0][i])
     return f'<details style="{places}">{isolated(summary)}<div style="padding:2px 0 8px 1.6em">{record}{more}</div></details>'
 
 
-def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = ()) -> str:
+def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = (), numbers: Sequence[str] | None = None) -> str:
     """The runs as HTML: their curves, and a table whose lines open to the records.
 
-    `name`: of the element, unique in a page. `more`: HTML below the record of each run.
+    `name`: of the element, unique in a page. `more`: HTML below the record of each run. `numbers`: as for `run_table`.
     """
-    table = run_table(cards)
+    table = run_table(cards, numbers)
     orders = table.orders
-    svg = runs_svg(cards)
+    svg = runs_svg(cards, numbers)
     n = len(cards)
     on = [card for card in cards if card.board.is_on]
     title = f"{n} runs" + (f" · {len(on)} {'is' if len(on) == 1 else 'are'} on" if on else "")
     if table.best is not None:
-        words = label_of(table.best, varying(cards)[:_MAX_COLUMNS])
+        number = next(number for card, number in zip(cards, table.columns[0]) if card is table.best)
+        words = " · ".join(filter(None, [label_of(table.best, varying(cards)[:_MAX_COLUMNS], ""), f"run {number}"]))
         digits = digits_of([card.value for card in cards if card.metric == table.best.metric])
         title += f" · ★ {table.best.metric} {format_value(table.best.value, digits)} with {words}"
     lines = [_line(table, i, orders, text) for i, text in enumerate(more or [""] * n)]

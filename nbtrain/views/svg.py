@@ -92,12 +92,18 @@ def drawing(parts: Iterable[str], width: int, height: int) -> str:
     return "\n".join([head, style, *parts, "</svg>"])
 
 
+_THEME = (  # JupyterLab's own theme; without it a drawing follows the theme of the system
+    "<style>[data-jp-theme-light=true] img.nbtrain-svg{color-scheme:light}"
+    "[data-jp-theme-light=false] img.nbtrain-svg{color-scheme:dark}</style>"
+)
+
+
 def picture(svg: str, alt: str) -> str:
-    """The drawing as an `<img>` element; `alt` describes it in words."""
+    """The drawing as an `<img>` element, in the colours of JupyterLab's theme, elsewhere of the system's; `alt` describes it in words."""
     width, height = re.findall(r'(?:width|height)="(\d+)"', svg.partition(">")[0])
     data = b64encode(svg.encode()).decode()
     return (
-        f'<img width="{width}" height="{height}" style="max-width:100%;height:auto" alt="{escape(alt)}"\n'
+        f'{_THEME}<img class="nbtrain-svg" width="{width}" height="{height}" style="max-width:100%;height:auto" alt="{escape(alt)}"\n'
         f'src="data:image/svg+xml;base64,{data}">'
     )
 

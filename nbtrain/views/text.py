@@ -504,7 +504,7 @@ def already_shown(event: Event, board: Board) -> bool:
     return board.trying != "" or (event.kind == "start" and "round" in event.data and not event.data.get("resumed") and is_same)
 
 
-def header_line(header: Mapping[str, Any], run: int) -> str:
+def header_line(header: Mapping[str, Any], run: int | str) -> str:
     """`Digits · SmallCNN · 1.2M params · cuda:0 · 32-true · run 1`, in a session with `round 3 of 50`."""
     n_params = f"{format_count(header['n_params'])} params" if "n_params" in header else None
     parts = [
@@ -835,10 +835,10 @@ def record_table(board: Board, max_width: int, title: int = 99, *, is_short: boo
     return table
 
 
-def title_line(board: Board) -> str:
+def title_line(board: Board, number: str = "") -> str:
     """The header; after the run also the learning rate, if it was constant (during a run the current one is shown elsewhere)."""
     lr = None if board.is_on else fixed_lr(board)
-    return header_line(board.header, board.progress.run) + (f" · lr {format_value(lr)}" if lr is not None else "")
+    return header_line(board.header, number or board.progress.run) + (f" · lr {format_value(lr)}" if lr is not None else "")
 
 
 def record_text(board: Board) -> str:

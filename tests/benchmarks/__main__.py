@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,8 @@ PARTS = (
     "scaling",
     "startup",
     "memory",
+    "sweep_views",
+    "many_runs",
 )
 HEAD = """# Benchmarks
 
@@ -37,8 +40,10 @@ Bounds in µs, ms and s are those of a machine on which the plain loop of the fi
 def main() -> int:
     """The exit code is 1 where a bound is missed."""
     texts, facts, missed = [], "", False
+    paths = map(str, [HERE.parent, HERE.parent / "browser", *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     for part in PARTS:
-        done = subprocess.run([sys.executable, HERE / f"{part}.py", *sys.argv[1:]], stdout=subprocess.PIPE, text=True)
+        done = subprocess.run([sys.executable, HERE / f"{part}.py", *sys.argv[1:]], stdout=subprocess.PIPE, text=True, env=environment)
         text, _, facts = done.stdout.strip().rpartition("\n\n")
         texts.append(text)
         missed |= done.returncode != 0

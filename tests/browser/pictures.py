@@ -1,4 +1,4 @@
-"""Pictures of the view in ten situations, in light and dark, 900 and 1400 pixels wide, to be looked at; and those that pages show.
+"""Pictures of the view in sixteen situations, in light and dark, 900 and 1400 pixels wide, to be looked at; and those that pages show.
 
 `make pictures` writes them to `_pictures/`; `make pictures ONLY="nan paused"` makes only those. `ONLY=motion` records the picture in
 motion, `ONLY=pages` takes ten pages of the site in light, in dark and on a phone, after `make docs`.
@@ -75,6 +75,31 @@ NOISY = """class Noisy(Digits):
 trainer = make(Noisy)
 trainer.run(3, *loaders)"""
 BACKGROUND = "trainer = make()\ntrainer.pause_s = 0.1\nhandle = trainer.run(9, *loaders, background=True)"
+STOPPED = "trainer = make()\ntrainer.pause_s = 0.02\ntrainer.run(9, *loaders)"
+RESUMED = [
+    "make(Digits.add_on(StateManagerAddon), save_path='resumed').run(4, *loaders)",
+    "trainer = make(Digits.add_on(StateManagerAddon), save_path='resumed')\ntrainer.run(10, *loaders, resume='auto')",
+]
+SWEEP = """for i in range(20):
+    make(lr=1e-4 * 1.4**i).run(2, *loaders)"""
+FOLDS = """from torch.utils.data import DataLoader, Subset
+data = loaders[0].dataset
+for fold in range(5):
+    inside, outside = ([i for i in range(len(data)) if (i % 5 == fold) == held] for held in (False, True))
+    make().run(4, DataLoader(Subset(data, inside), 32, shuffle=True), DataLoader(Subset(data, outside), 32))"""
+SHOWN = """class Showing(Digits):
+    def test_step(self, batch):
+        x, y = batch
+        found = super().test_step(batch)
+        if self.counts.step % 2:
+            captions = [f"{guess}" for guess in self.model(x[:8]).argmax(1).tolist()]
+            self.show("guesses", x[:8] / x[:8].max(), caption=captions)
+            self.show("logits", self.model(x), kind="histogram")
+        return found
+
+trainer = make(Showing)
+trainer.run(5, *loaders)"""
+PROFILE = "trainer = make()\ntrainer.pause_s = 0.002\ntrainer.profile(loaders[0], steps=20)"
 COMPARED = ["make(save_path='compared').run(4, *loaders)", "trainer = make(lr=1e-2, save_path='compared')\ntrainer.run(4, *loaders)"]
 
 
@@ -90,6 +115,11 @@ def _edit_and_pause(lab: Lab, name: str) -> None:
     lab.wait_text(r"epoch 3/6 · ")
     lab.press("Pause")
     lab.wait_text(r"‖ run paused at epoch \d")
+
+
+def _stop(lab: Lab, name: str) -> None:
+    lab.press("Stop")
+    lab.wait_text("■ stopped")
 
 
 def _save_and_reload(lab: Lab, name: str) -> None:
@@ -126,6 +156,12 @@ SITUATIONS = {
     "background": Situation([DIGITS, BACKGROUND, "handle"], r"epoch 2/9 · "),
     "reloaded": Situation([DIGITS, BACKGROUND], r"epoch 2/9 · ", _save_and_reload),
     "compared": Situation([DIGITS, *COMPARED], r"✓ completed[\s\S]*✓ completed"),
+    "stopped": Situation([DIGITS, STOPPED], r"epoch 4/9 · ", _stop),
+    "resumed": Situation([DIGITS, *RESUMED], r"✓ completed[\s\S]*✓ completed"),
+    "sweep": Situation([DIGITS, SWEEP], "^20 runs · ★"),
+    "folds": Situation([DIGITS, FOLDS], "^5 runs · ★"),
+    "shown": Situation([DIGITS, SHOWN], "✓ completed · 5 epochs"),
+    "profile": Situation([DIGITS, PROFILE], "a step on cpu"),
     "saved": Situation([DIGITS, "trainer = make()\ntrainer.run(8, *loaders)", "trainer"], "✓ completed · 8 epochs", _save_and_leave),
 }
 KEPT = {"paused": "live", "saved": "notebook", "error": "failed"}  # those that pages show, light, in docs/images
@@ -133,7 +169,8 @@ PLAIN = ".jp-cell-toolbar, .jp-Notebook-footer, .jp-Collapser { visibility: hidd
 
 
 _SCROLL = """() => {
-    const picture = [...document.querySelectorAll('.jp-OutputArea-output img')].filter(i => i.checkVisibility()).at(-1);
+    const seen = kind => [...document.querySelectorAll(`.jp-OutputArea-output ${kind}`)].filter(i => i.checkVisibility()).at(-1);
+    const picture = seen('img') ?? seen('table');  // a profile has no image
     picture?.scrollIntoView({block: 'center'});
     return !!picture;  // none while it is drawn again
 }"""
@@ -166,7 +203,7 @@ def _take(browser: Any, url: str, folder: Path, name: str, out: Path) -> None:
     path = write_notebook(folder, name, *SITUATIONS[name].cells)
     lab.open(path)
     lab.command("notebook:run-all-cells")
-    lab.wait_text(SITUATIONS[name].text)
+    lab.wait_text(SITUATIONS[name].text, 300)
     SITUATIONS[name].then(lab, path)
     _shoot(lab, name, out)
     lab.command("kernelmenu:shutdown")

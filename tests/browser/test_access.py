@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +11,13 @@ import torch
 from samples import Regress, make_loader, make_trainer, make_valid
 
 import nbtrain
+from nbtrain.events import Progress
+from nbtrain.views.curve import LossCurve, curve_svg
 from nbtrain.views.html import record_html
-from nbtrain.views.runs import runs_html
+from nbtrain.views.panels import panels_svg
+from nbtrain.views.runs import RunCard, runs_html, runs_svg
+from nbtrain.views.svg import picture
+from nbtrain.views.text import Board
 
 HEBREW = "שגיאה"
 # The colours of JupyterLab's themes
@@ -26,6 +33,19 @@ _TEXTS = """() => {  // the text, the colour, the opacity of each text that is v
         let opacity = 1;
         for (let at = element; at; at = at.parentElement) opacity *= getComputedStyle(at).opacity;
         found.push([texts.currentNode.data.trim(), getComputedStyle(element).color.match(/[\\d.]+/g).map(Number), opacity]);
+    }
+    return found;
+}"""
+_DRAWN = """() => {  // the texts of the drawings, each with its colour and the opacity of its fill
+    const found = [];
+    for (const image of document.querySelectorAll('img[src^="data:image/svg+xml"]')) {
+        const frame = document.createElement('div'), bytes = Uint8Array.from(atob(image.src.split(',')[1]), c => c.charCodeAt(0));
+        frame.attachShadow({mode: 'open'}).innerHTML = new TextDecoder().decode(bytes);
+        image.replaceWith(frame);
+        for (const text of frame.shadowRoot.querySelectorAll('text')) {
+            const style = getComputedStyle(text);
+            found.push([text.textContent, style.fill.match(/[\\d.]+/g).map(Number), style.opacity * style.fillOpacity]);
+        }
     }
     return found;
 }"""
@@ -77,6 +97,23 @@ def page(browser: Any) -> Any:
     context.close()
 
 
+def _drawings() -> str:
+    """A curve with all that it may say, panels, and runs in each colour that a label may have."""
+    curve = LossCurve()
+    curve.begin(Progress())
+    curve.add_block(range(1, 101), [2 / i for i in range(1, 101)])
+    curve.go_on((Progress(step=60), "continued"))
+    curve.add_block(range(101, 151), [0.02] * 20 + [math.nan] * 30)
+    curve.add_validation(90, 0.5)
+    marks = [(Progress(step=20), "lr"), (Progress(step=110), "lr")]
+    rows = [{"epoch": i, "step": 9 * i, "val_loss": 1 / i, "val_acc": 1 - 1 / i} for i in range(1, 9)]
+    cards = [RunCard(f"r{i}", Board(epochs=rows, validations=rows), {"kind": f"k{i}"}) for i in range(8)]
+    ramp = [replace(card, settings={"lr": f"{i}"}) for i, card in enumerate(cards * 2)]
+    ghost = ("run-001", [(1, 1.0), (140, 0.1)])
+    svgs = [curve_svg(curve, end_step=200, marks=marks, ghost=ghost), panels_svg(rows, rows[-1], marks), runs_svg(cards), runs_svg(ramp)]
+    return "".join(picture(svg, "") for svg in svgs)
+
+
 def _tree(page: Any) -> list[tuple[str, str]]:
     """The roles and names that a screen reader gets."""
     nodes = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
@@ -105,6 +142,25 @@ def test_every_text_has_a_contrast_of_4_5(page: Any, pages: dict[str, str], name
     assert [text for text, colour, opacity in texts if _contrast(colour, opacity, ground) < 4.5] == []
 
 
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("name", ["record", "runs", "drawings"])
+def test_every_text_in_a_drawing_has_a_contrast_of_4_5(page: Any, pages: dict[str, str], name: str, theme: str) -> None:
+    page.emulate_media(color_scheme=theme)
+    page.set_content((pages | {"drawings": _drawings()})[name])
+    texts = page.evaluate(_DRAWN)
+    ground = 255 if theme == "light" else 17
+    assert len(texts) > 5
+    assert [text for text, colour, opacity in texts if _contrast(colour, opacity, ground) < 4.5] == []
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_drawings_have_the_theme_of_jupyterlab_and_not_of_the_system(page: Any, pages: dict[str, str], theme: str) -> None:
+    page.emulate_media(color_scheme="dark" if theme == "light" else "light")
+    page.set_content(f'<body data-jp-theme-light="{str(theme == "light").lower()}">{pages["record"]}{pages["runs"]}')
+    found = page.evaluate("() => [...document.querySelectorAll('img.nbtrain-svg')].map(i => getComputedStyle(i).colorScheme)")
+    assert len(found) > 3 and set(found) == {theme}
+
+
 def test_a_screen_reader_gets_the_status_the_picture_in_words_and_a_table_with_heads(page: Any, pages: dict[str, str]) -> None:
     page.set_content(pages["record"])
     tree = _tree(page)
@@ -122,8 +178,8 @@ def test_a_screen_reader_gets_the_runs_with_names_for_what_can_be_pressed(page: 
     heads = [name for role, name in tree if role == "radio"]
     assert heads[:2] == ["sort by run", "sort by lr"] and len(heads) == 5
     lines = [name for role, name in tree if role == "DisclosureTriangle"]
-    assert lines[0].startswith(f"best · run 1, lr 0.1, val_{HEBREW} 0.") and lines[0].endswith(f" · {HEBREW} 12")
-    assert lines[1].startswith("run 2, lr 0.03, ") and len(lines) == 3
+    assert lines[0].startswith(f"best · run 0, lr 0.1, val_{HEBREW} 0.") and lines[0].endswith(f" · {HEBREW} 12")
+    assert lines[1].startswith("run 1, lr 0.03, ") and len(lines) == 3
 
 
 def test_the_keyboard_reaches_heads_and_lines_in_their_order_and_the_focus_is_visible(page: Any, pages: dict[str, str]) -> None:

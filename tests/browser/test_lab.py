@@ -92,6 +92,13 @@ trainer = Digits.add_on(StateManagerAddon)(
 READ = "import ipykernel; print('kernel', ipykernel.__version__.split('.')[0], trainer.control.state, trainer.result)"
 
 
+_BUTTONS_FIT = """() => {  // with the words of each, in the width of the output
+    const buttons = [...document.querySelectorAll('.jp-OutputArea button')].filter(b => b.checkVisibility());
+    return buttons.length == 4 && buttons.every(b => b.scrollWidth <= b.clientWidth
+        && b.getBoundingClientRect().right <= b.closest('.jp-OutputArea-output').getBoundingClientRect().right);
+}"""
+
+
 @pytest.mark.long
 def test_buttons_are_heard_while_the_cell_waits(lab: Any, lab_root: Path) -> None:
     lab.open(write_notebook(lab_root, "blocking", SLOW, "trainer.run(6, *loaders)", "print('after', 'wards')"))
@@ -101,6 +108,10 @@ def test_buttons_are_heard_while_the_cell_waits(lab: Any, lab_root: Path) -> Non
     lab.wait_text(r"① epoch \d, batch \d+: the state was saved")
     lab.press("Validate now")
     lab.wait_text(r"② epoch \d, batch \d+: validated: val_loss")
+    lab.command("application:toggle-left-area")
+    lab.page.set_viewport_size({"width": 467, "height": 1100})
+    lab.page.wait_for_function(_BUTTONS_FIT, timeout=90_000)
+    lab.page.set_viewport_size({"width": 1200, "height": 1100})
     lab.press("Pause")
     lab.wait_text(r"‖ run paused at epoch \d, (validation )?batch \d+\n  trainer.resume\(\)  # continues it, while it is paused")
     _shoot(lab.page, "paused")

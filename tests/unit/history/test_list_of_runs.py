@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from nbtrain.cli import main
 from nbtrain.errors import ConfigError
 from nbtrain.history.differences import differences, kept
 from nbtrain.history.runs import Runs, runs
+from nbtrain.views.runs import places_of
 
 
 def sgd(lr: float) -> Any:
@@ -76,8 +78,36 @@ def test_a_run_that_goes_on_in_its_folder_is_one_of_the_session(tmp_path: Path) 
     entry, other = listed()
     assert entry.folder == trainer.run_dir and [row["epoch"] for row in entry.card.board.epochs] == [1, 2, 3]
     assert entry.best["val_loss"] == trainer.history.best["val_loss"]
+    assert [run.folder for run in nbtrain.runs()][trainer.card.place] == trainer.run_dir, "both parts have one number"
     entry.delete()
-    assert [run.name for run in listed()] == [other.name] == ["Continued 3"]
+    assert [run.name for run in listed()] == [other.name] == ["Continued 2"]
+
+
+def test_a_number_that_is_read_is_the_place_in_the_list(folder: Path) -> None:
+    found = runs(folder)
+    lines = repr(found).splitlines()[1:]
+    for line, row in zip(lines, found.df.index):
+        number, lr, *_ = line.split()
+        assert int(number) == row and found[int(number)].settings["lr"] == lr
+        assert repr(found[row]).splitlines()[1].startswith(found[row].name), "a run alone has its name"
+    rows = re.findall(r'aria-label="(?:best · )?run (\d+), lr ([\d.]+)', found._repr_html_())
+    records = re.findall(r" · (run \d+) · lr ", found._repr_html_())
+    assert records == ["run 0", "run 1"], "the record of a line has its number"
+    assert rows == [(str(i), run.settings["lr"]) for i, run in enumerate(found)]
+    assert [line.split()[:2] for line in repr(found[::-1]).splitlines()[1:]] == [["0", "0.01"], ["1", "0.1"]]
+
+
+def test_a_run_has_the_number_of_the_session_where_no_list_of_it_is_shown() -> None:
+    class Placed(Regress):
+        pass
+
+    trainers = [train(None, lr, kind=Placed) for lr in (0.1, 0.01, 0.001)]
+    session = nbtrain.runs()
+    cards = [entry.card for entry in trainers[0].runs]
+    assert [session[int(number)].card for number in places_of(cards)] == cards
+    last = cards[2].place
+    trainers[0].runs[0].delete()
+    assert cards[2].place == last - 1 and nbtrain.runs()[last - 1].card is cards[2]
 
 
 def test_runs_of_this_session_need_no_folder_and_an_evaluation_is_a_column() -> None:
@@ -91,7 +121,7 @@ def test_runs_of_this_session_need_no_folder_and_an_evaluation_is_a_column() -> 
         "test_loss"
     ]
     assert [run.best["val_loss"] for run in found] == [trainer.history.best["val_loss"] for trainer in trainers]
-    assert [run.name for run in nbtrain.runs()][-2:] == ["Session 1", "Session 2"]
+    assert [run.name for run in nbtrain.runs()][-2:] == ["Session 0", "Session 1"]
     with pytest.raises(ConfigError, match="no run folder"):
         found[0].history
 

@@ -41,7 +41,7 @@ def test_parts_add_up_lines_are_named_and_another_loader_is_tried(tmp_path: Path
     profile = trainer.profile(DataLoader(Slow(), 4, shuffle=True), steps=12, trace=tmp_path / "trace.json")
     assert sum(profile.parts.values()) == pytest.approx(profile.step_s, rel=0.01) and profile.step_s > 0.045
     assert profile.parts["data"] > 0.035 and profile.parts["train_step"] > 0.0045  # seconds that are slept
-    assert list(profile.modules) == [name for name, _ in trainer.model.named_children()]
+    assert list(profile.modules) == [f"{name} {type(part).__name__}" for name, part in trainer.model.named_children()]
     assert 0 < sum(profile.modules.values()) < profile.parts["train_step"]
     text = 'if output["loss"].item() > 1e9 or float(output["loss"].detach()) > 1e9:'
     assert [(wait.function, wait.text, wait.n) for wait in profile.waits] == [("train_step", text, 2)]

@@ -264,6 +264,21 @@ def test_loss_that_becomes_nan_ends_in_a_cross_and_says_since_when() -> None:
     assert max(x for x, _ in drawing.points("train")) < drawing.points("bad")[0][0] + 4
 
 
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        ([math.inf] * 500, "∞ from step 501"),
+        ([math.inf] * 9 + [math.nan] * 491, "∞/NaN: step 501"),
+        ([math.nan] * 500, "NaN from step 501"),
+        ([math.inf] * 9 + [0.1] * 91 + [math.nan] * 400, "NaN from step 601"),
+    ],
+)
+def test_what_the_loss_has_become_is_said(losses: list[float], words: str) -> None:
+    drawing = Drawing(curve_svg(curve_of(falling(500) + losses), end_step=1000))
+    drawing.check()
+    assert drawing.words("bad") == [words]
+
+
 def test_a_few_losses_that_are_not_finite_are_crosses_on_the_line() -> None:
     losses = [math.inf if 100 <= i < 130 or i == 200 else loss for i, loss in enumerate(falling(300))]
     drawing = Drawing(curve_svg(curve_of(losses)))
@@ -363,7 +378,10 @@ def test_picture_is_an_image_with_words_and_its_size() -> None:
     image = picture(svg, curve_words(curve) + ' "<')
     head, source = image.split("\n")
     words = "Training loss by step, smoothed: 2 to 1 at step 2; val_loss 1.5 to 1.5"
-    assert head == f'<img width="640" height="180" style="max-width:100%;height:auto" alt="{words} &quot;&lt;"'
+    assert (
+        head.rpartition("</style>")[2]
+        == f'<img class="nbtrain-svg" width="640" height="180" style="max-width:100%;height:auto" alt="{words} &quot;&lt;"'
+    )
     assert source.startswith('src="data:image/svg+xml;base64,') and b64decode(source.split(",")[1][:-2]).decode() == svg
 
 

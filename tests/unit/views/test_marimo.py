@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from views_of_runs import run_events
 
-from nbtrain.events import Event
+from nbtrain.events import Event, Shown
 from nbtrain.views import html
+from nbtrain.views.cell_runs import show_below
 from nbtrain.views.marimo import MarimoView, marimo_output
 from nbtrain.views.terminal import LogView
 
@@ -32,6 +34,15 @@ def test_output_is_replaced_twice_a_second_at_most() -> None:
     for i in range(1000):
         view.update(Event("steps", first.progress, i / 100, first.data))
     assert len(outputs) == 20
+
+
+def test_a_picture_outside_of_a_run_is_below_the_cell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    cell: list[str] = []
+    output = SimpleNamespace(append=cell.append)
+    marimo = SimpleNamespace(running_in_notebook=lambda: True, output=output, Html=str)
+    monkeypatch.setitem(sys.modules, "marimo", marimo)
+    show_below(Shown("note", "text", {"text": "hello", "n_cut": 0}, 0, 0, 0))
+    assert len(cell) == 1 and "hello" in cell[0] and capsys.readouterr().out == ""
 
 
 def test_there_is_no_output_of_a_cell_where_marimo_does_not_run() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import math
 import re
+from typing import Any
 
 import pytest
 from drawn import Drawing
 
 from nbtrain.events import Progress
+from nbtrain.views import cell_runs
 from nbtrain.views.runs import RunCard, best_of, label_of, run_table, runs_html, runs_svg, runs_text, spread_lines, varying
 from nbtrain.views.text import Board
 
@@ -31,7 +33,7 @@ def of_rates(*rates: str) -> list[RunCard]:
 def test_columns_are_what_differs_and_a_name_that_differs_alike_has_none() -> None:
     cards = [card([1.0], LR=lr, optimizer="SGD", lr=lr, seed=seed) for lr, seed in (("0.1", "0"), ("0.2", "0"), ("0.2", "1"))]
     assert varying(cards) == ["LR", "seed"]
-    assert label_of(cards[2], ["LR", "seed"]) == "LR 0.2, seed 1" and label_of(cards[2], []) == "Toy 1"
+    assert label_of(cards[2], ["LR", "seed"]) == "LR 0.2, seed 1" and label_of(cards[2], [], "run 2") == "run 2"
 
 
 def test_a_setting_that_a_run_lacks_differs() -> None:
@@ -84,6 +86,24 @@ def test_one_line_for_each_run_the_best_in_front() -> None:
     assert "★ lr 2" in svg
 
 
+def test_more_runs_than_colours_are_a_ramp_over_the_setting_with_the_most_values() -> None:
+    cards = [card([1.0, 1 / (i + 2)], lr=str(i), momentum=str(i % 3 / 4), kind=f"k{i % 2}") for i in range(9)]
+    svg = runs_svg(cards)
+    assert "lr 0<" in svg and "★ lr 8, momentum" in svg and len(Drawing(svg).words("strong")) == 2  # the metric and the best
+    assert len(set(re.findall(r"run c(\d)", svg))) == 8
+    assert "lr 3, kind" not in runs_svg(cards[:8]) and len(Drawing(runs_svg(cards[:8])).words("c0")) == 1, "eight have a colour each"
+
+
+def test_runs_that_do_not_differ_have_the_number_of_their_line() -> None:
+    cards = [card([]), card([1.0, 0.5]), card([1.0, 0.4])]
+    svg, page = runs_svg(cards), runs_html(cards, "x")
+    assert "run 1<" in svg and "★ run 2<" in svg and "★ val_loss 0.4 with run 2<" in page
+    assert "with lr 2 · run 1<" in runs_html(of_rates("1", "2"), "x"), "the best may be out of sight"
+    numbers = ["7", "8", "9"]
+    assert "★ run 9<" in runs_svg(cards, numbers) and "with run 9<" in runs_html(cards, "x", numbers=numbers)
+    assert [line.split()[0] for line in runs_text(cards, numbers).splitlines()[1:4]] == numbers
+
+
 def test_runs_without_a_value_are_not_drawn() -> None:
     assert runs_svg([card([]), card([math.nan])]) == ""
     assert runs_svg([card([]), card([0.5])]).count("<circle") == 1  # one epoch is a dot
@@ -111,6 +131,29 @@ def test_a_line_opens_to_the_record_and_says_how_the_run_ended() -> None:
     page = runs_html(cards, "two")
     assert page.count("<details") == 2 and "✗ failed · ValueError" in page and "wide · &lt;b&gt;too large" in page and "<b>" not in page
     assert "✗ failed · ValueError wide <b>too large" in runs_text(cards)
+
+
+def test_values_of_a_column_have_as_many_digits_each() -> None:
+    cards = [card([value]) for value in (7.86, 7.851, 0.1, 1234.0, 4.2e12, math.inf)] + [card([])]
+    assert run_table(cards).columns[1] == ["7.860", "7.851", "0.1000", "1234", "4.200e+12", "inf", "–"]
+
+
+def test_a_picture_that_takes_long_is_sent_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, sent = 0.0, []
+
+    def show(*_: Any, **__: Any) -> None:
+        nonlocal now
+        now += 0.1
+        sent.append(now)
+
+    monkeypatch.setattr(cell_runs.time, "monotonic", lambda: now)
+    monkeypatch.setattr(cell_runs, "show_output", show)
+    runs = cell_runs.CellRuns(cell="a test")
+    runs.cards += [card([0.5], lr="1"), card([0.7], lr="2")]
+    for _ in range(100):
+        runs.fold()
+        now += 0.1
+    assert len(sent) == 5, "each takes 0.1 s, so 2 s are between them"
 
 
 def test_settings_of_strangers_are_shown_as_text() -> None:
