@@ -108,6 +108,7 @@ class JobInfo:
     host: str = ""
     id: str = ""
     namespace: str = ""  # of Kubernetes
+    title: str = ""  # the name as it was given, where the scheduler takes fewer letters
 
     @property
     def n_tasks(self) -> int:
