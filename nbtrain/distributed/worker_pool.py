@@ -55,7 +55,7 @@ def pack(payload: Any, to: str = "the worker processes", parts: Mapping[str, Any
     try:
         data = dumps(payload)
     except Exception as error:
-        names = _unpicklable(payload, parts or {})
+        names = _unpicklable(payload, parts)
         raise WorkerError(
             f"{names} can't be sent to {to}: {error}.",
             remedy="Create it inside the step or the dataset, where it is first used.",
@@ -69,9 +69,9 @@ def pack(payload: Any, to: str = "the worker processes", parts: Mapping[str, Any
     return data
 
 
-def _unpicklable(payload: Any, parts: Mapping[str, Any]) -> str:
+def _unpicklable(payload: Any, parts: Mapping[str, Any] | None = None) -> str:
     """The names of the values in `payload`, or in its `parts`, that can't be pickled."""
-    found = [*parts.items(), *reach([payload]).values.items()]
+    found = [*(parts or {}).items(), *reach([payload]).values.items()]
     values = [(name, value) for name, value in found if not _can_pickle(value)]
     named = [_deepest(name, value) for name, value in values] or [_deepest(type(payload).__name__, payload)]
     return ", ".join(f"{name} ({type(value).__name__})" for name, value in named)
