@@ -95,7 +95,7 @@ def _named_parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _named_parts(value.args)
     elif isinstance(value, torch.nn.Module):
         yield from ((f".{name}", item) for name, item in value.named_children())
-        yield from ((f".{name}", item) for name, item in vars(value).items() if name != "_modules")
+        yield from ((f".{name}", item) for name, item in vars(value).items())
     else:
         yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
 
