@@ -258,8 +258,8 @@ class JobHandle:
     # -- what it is
     @property
     def name(self) -> str:
-        """The name of the job, as the scheduler shows it."""
-        return self.info.name
+        """The name of the job: as the scheduler shows it, or of one of Kubernetes, whose names have few letters, as it was given."""
+        return self.info.title or self.info.name
 
     @property
     def node(self) -> str:

@@ -11,10 +11,12 @@ import re
 import signal
 import sys
 import traceback
+import unicodedata
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -92,10 +94,12 @@ class Pods(Scheduler):
     def place(self, save_path: Path, name: str) -> dict[str, Any]:
         """Where the pods find the runs, and a name that Kubernetes takes, with eight digits that tell two jobs apart."""
         mount = self._mount(save_path)
-        label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "nbtrain"
+        plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+        label = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")[:40] or "nbtrain"
         path = [str(found) for entry in sys.path if (found := Path(entry or ".").absolute()).exists() and found.is_relative_to(mount)]
         folder = Path.cwd() if Path.cwd().is_relative_to(mount) else mount
-        return {"path": path, "folder": str(folder), "name": f"{label}-{uuid.uuid4().hex[:8]}", "namespace": self.namespace or ""}
+        own = f"{label}-{uuid.uuid4().hex[:8]}"
+        return {"path": path, "folder": str(folder), "name": own, "namespace": self.namespace or "", "title": name}
 
     def _mount(self, save_path: Path) -> Path:
         folder = save_path.absolute()
@@ -175,6 +179,7 @@ class Pods(Scheduler):
 def _document(version: str, kind: str, info: JobInfo, spec: dict[str, Any]) -> dict[str, Any]:
     metadata: dict[str, Any] = {"name": info.id, "labels": {"app.kubernetes.io/managed-by": "nbtrain"}}
     metadata |= {"namespace": info.namespace} if info.namespace else {}
+    metadata |= {"annotations": {"nbtrain/name": info.title}} if info.title else {}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
@@ -259,7 +264,18 @@ class _Cluster:
 
 
 def _connect() -> tuple[Any, str]:
-    """A client, and the namespace of its context."""
+    """A client, and the namespace of its context. It is made again when the file of the contexts has changed."""
+    file = os.environ.get("KUBECONFIG") or "~/.kube/config"  # not what the package saw when it was imported
+    times = []
+    for path in file.split(os.pathsep):
+        with suppress(OSError):
+            times.append(Path(path).expanduser().stat().st_mtime_ns)
+    return _client(file, tuple(times))
+
+
+@lru_cache(maxsize=1)
+def _client(file: str, times: tuple[int, ...]) -> tuple[Any, str]:
+    """The client of the contexts in `file`, which changed at `times`: a handle polls often."""
     from kubernetes import client, config
 
     settings: Any = client.Configuration()
@@ -269,7 +285,6 @@ def _connect() -> tuple[Any, str]:
             config.load_incluster_config(client_configuration=settings)
             namespace = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace").read_text(encoding="utf-8")
         else:
-            file = os.environ.get("KUBECONFIG")  # the client looks when it is imported
             config.load_kube_config(file, client_configuration=settings)
             namespace = config.list_kube_config_contexts(file)[1]["context"].get("namespace", "default")
     except (config.ConfigException, OSError) as error:

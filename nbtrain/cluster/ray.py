@@ -292,7 +292,8 @@ class RayLaunch:
 
     def __init__(self, job: Job, address: str | None, room: _Room, backend: str) -> None:
         self._job, self._trainer, self._room, self._backend = job, job.trainer, room, backend
-        self._data, self._before = pack(job), replace(job.trainer.train_state.counts)
+        parts = {"trainer": job.trainer, "loader": job.loaders[0], "valid_loader": job.loaders[1]}
+        self._data, self._before = pack(job, parts=parts), replace(job.trainer.train_state.counts)
         self._ray = connect(address)
         check_room(self._ray.nodes(), room.n, room.each)
         self._open(self._data)

@@ -324,7 +324,7 @@ def _check_tune(scheduler: Any) -> None:
     """Raise ConfigError if Tune is not installed, and for a scheduler that does more than end trials."""
     if missing := [name for name in ("ray", "pyarrow", "pandas") if find_spec(name) is None]:
         remedy = 'pip install "ray[tune]", here and on each node.'
-        raise ConfigError(f"sweep needs Ray Tune, and {', '.join(missing)} is not installed.", remedy=remedy)
+        raise ConfigError(f"sweep needs Ray Tune. Not installed: {', '.join(missing)}.", remedy=remedy)
     known = importlib.import_module("ray.tune.schedulers")
     if scheduler is None or isinstance(scheduler, (known.AsyncHyperBandScheduler, known.MedianStoppingRule)):
         return
@@ -505,7 +505,11 @@ def sweep(
             raise ConfigError(f"{name}={value!r} must be {'positive' if name in ('n_trials', 'cpus_per_trial') else '0 or more'}.")
     _check_space(make, space)
     _check_tune(scheduler)
-    data = pack(_Search(make, n_epoch, (loader, valid_loader), monitor), "the trials")
+    data = pack(
+        _Search(make, n_epoch, (loader, valid_loader), monitor),
+        "the trials",
+        {"make": make, "loader": loader, "valid_loader": valid_loader},
+    )
     ray, tune = connect(address), importlib.import_module("ray.tune")
     each = {"CPU": float(cpus_per_trial)} | ({"GPU": float(gpus_per_trial)} if gpus_per_trial else {})
     _check_cluster(ray, each)

@@ -108,6 +108,7 @@ class JobInfo:
     host: str = ""
     id: str = ""
     namespace: str = ""  # of Kubernetes
+    title: str = ""  # the name as it was given, where the scheduler takes fewer letters
 
     @property
     def n_tasks(self) -> int:
@@ -494,7 +495,8 @@ def send_trainer(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: 
     try:
         return pack(sent(trainer.given, random), "the job")
     except WorkerError:  # an argument that the trainer does not need any more, such as a function that has made the optimizer
-        return pack(sent({"precision": trainer.given.get("precision")}, random), "the job")
+        parts = {"trainer": trainer, "loader": loader, "valid_loader": valid_loader}
+        return pack(sent({"precision": trainer.given.get("precision")}, random), "the job", parts)
 
 
 def start(run_dir: Path, payload: bytes, scheduler: Scheduler, name: str, n_epoch: int = 0, counts: Sequence[int] = ()) -> JobInfo:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import cloudpickle
+import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from .worker import RankFailure, Rank, WorkerTask, dumps, loads
@@ -46,12 +47,15 @@ __all__ = ["OnMessage", "pack", "same_libraries", "Pool", "raised", "Outcome", "
 _LARGE_BYTES = 100 * 2**20  # a warning from here on
 
 
-def pack(payload: Any, to: str = "the worker processes") -> bytes:
-    """Pickle `payload`. Raises a WorkerError that names the value that can't be pickled; warns above 100 MB."""
+def pack(payload: Any, to: str = "the worker processes", parts: Mapping[str, Any] | None = None) -> bytes:
+    """Pickle `payload`. Raises a WorkerError that names the value that can't be pickled; warns above 100 MB.
+
+    `parts`: what is in it, by the names that the user knows; by default the names are those of the payload.
+    """
     try:
         data = dumps(payload)
     except Exception as error:
-        names = _unpicklable(payload)
+        names = _unpicklable(payload, parts)
         raise WorkerError(
             f"{names} can't be sent to {to}: {error}.",
             remedy="Create it inside the step or the dataset, where it is first used.",
@@ -65,9 +69,10 @@ def pack(payload: Any, to: str = "the worker processes") -> bytes:
     return data
 
 
-def _unpicklable(payload: Any) -> str:
-    """The names of the values in `payload` that can't be pickled."""
-    values = [(name, value) for name, value in reach([payload]).values.items() if not _can_pickle(value)]
+def _unpicklable(payload: Any, parts: Mapping[str, Any] | None = None) -> str:
+    """The names of the values in `payload`, or in its `parts`, that can't be pickled."""
+    found = [*(parts or {}).items(), *reach([payload]).values.items()]
+    values = [(name, value) for name, value in found if not _can_pickle(value)]
     named = [_deepest(name, value) for name, value in values] or [_deepest(type(payload).__name__, payload)]
     return ", ".join(f"{name} ({type(value).__name__})" for name, value in named)
 
@@ -88,6 +93,9 @@ def _named_parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, functools.partial):
         yield from ((f".{name}", item) for name, item in value.keywords.items())
         yield from _named_parts(value.args)
+    elif isinstance(value, torch.nn.Module):
+        yield from ((f".{name}", item) for name, item in value.named_children())
+        yield from ((f".{name}", item) for name, item in vars(value).items())
     else:
         yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
 

@@ -50,7 +50,7 @@ PartitionName=closed Nodes=ALL MaxTime=INFINITE State=DOWN
 
 
 class Gated(Regress):
-    """Waits in its eighth step for a file."""
+    """Waits in its eighth step for a file, and leaves one when it was requested to stop there."""
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         if self.counts.step == 7 and self.save_path is not None:
@@ -58,6 +58,8 @@ class Gated(Regress):
             (Path(self.save_path) / f"at-{rank}").touch()
             while not (Path(self.save_path) / "gate").exists():
                 time.sleep(0.01)
+                if self.control.is_stopping:
+                    (Path(self.save_path) / f"stopping-{rank}").touch()
         return super().train_step(batch)
 
 
@@ -133,10 +135,11 @@ def test_job_that_reaches_its_time_limit_is_queued_again_and_ends_as_a_run_here(
     until(is_at_gate(handle, tmp_path, 1))
     assert handle.status == "running" and handle.node == socket.gethostname() and len(submitted_jobs()) == 1
     subprocess.run(["scancel", handle.info.id, "--signal=USR2"], check=True)  # as SLURM does before the limit
+    until((tmp_path / "stopping-0").exists, handle.log)
     (tmp_path / "gate").touch()
     until(lambda: handle.status.startswith(("pending", "completed")), handle.log)
     result = handle.wait(timeout_s=300)
-    assert result.status == "completed" and "Requeued job" in handle.log()
+    assert result.status == "completed" and "Requeued job" in handle.log() and "The `srun` command" not in handle.log()
     here = make_trainer(seed=0)
     here.run(3, make_loader(), make_valid())
     assert same_weights(trainer.model, here.model)

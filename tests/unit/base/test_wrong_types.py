@@ -32,6 +32,7 @@ MADE_BY_NBTRAIN = {
     "RunHandle",
     "RunResult",
     "Runs",
+    "Sweep",
     "Sample",
     "Session",
     "Shown",

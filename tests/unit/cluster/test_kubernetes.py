@@ -82,9 +82,15 @@ def test_a_train_job_is_valid_for_kubeflow(tmp_path: Path) -> None:
     assert document["spec"]["trainer"]["numProcPerNode"] == 4
 
 
-def test_a_job_of_one_pod_needs_no_service(tmp_path: Path) -> None:
-    _, path = job_of(tmp_path, tasks_per_node=2)
+def test_a_job_of_one_pod_needs_no_service_and_keeps_a_name_that_kubernetes_does_not_take(tmp_path: Path) -> None:
+    _, path = job_of(tmp_path, tasks_per_node=2, name="Über 실험 7")
     (job,) = yaml.safe_load_all(path.read_text())
+    kubernetes_validate.validate(job, "1.34", strict=True)
+    assert job["metadata"]["annotations"] == {"nbtrain/name": "Über 실험 7"} and job["metadata"]["name"].startswith("uber-7-")
+    handle = JobHandle(path.parent.parent)
+    assert (
+        handle.name == "Über 실험 7" and handle.info.id == job["metadata"]["name"] and repr(handle).startswith("JobHandle(Über 실험 7, job")
+    )
     assert job["kind"] == "Job" and "resources" in job["spec"]["template"]["spec"]["containers"][0]
 
 
@@ -279,8 +285,14 @@ def test_a_job_without_its_service_is_not_left_in_the_cluster(tmp_path: Path, ap
     assert api.made["deleted"].endswith(f"/jobs/{job}") and not list(tmp_path.glob("run-*"))
 
 
-def test_a_cluster_that_does_not_answer_is_no_failure(tmp_path: Path, api: type[Api], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_does_not_answer_is_no_failure_and_contexts_are_read_again_once_they_have_changed(
+    tmp_path: Path, api: type[Api], monkeypatch: pytest.MonkeyPatch
+) -> None:
     handle = submitted(tmp_path)
+    api.answers |= {"job": (200, {"metadata": {}, "status": {}}), "pods": (200, {"items": [pod("Running")]})}
+    with monkeypatch.context() as patch:
+        patch.setattr("kubernetes.config.load_kube_config", lambda *_, **__: pytest.fail("read again"))
+        assert ask(handle) == "starting"
     config = yaml.safe_load((tmp_path / "kubeconfig").read_text())
     config["clusters"][0]["cluster"]["server"] = f"http://127.0.0.1:{free_port()}"
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
