@@ -284,6 +284,7 @@ class _Room:
     max_restarts: int
 
 
+# %% ../../nbs/cluster/ray.ipynb #raylaunc
 class RayLaunch:
     """Runs `job` in an actor for each rank. Use it as a context manager, which leaves no actor and no place behind.
 
@@ -457,13 +458,13 @@ class RayLaunch:
             if rank not in self._outcome.deaths and rank not in self._outcome.failures:
                 self._ray.kill(member, no_restart=False)
         job, trainer = self._job, self._trainer
-        before, n = self._room.n, _addon_of(trainer).shrink_to(self._places_left(), trainer)
+        before, n = self._room.n, _addon_of(trainer)._shrink_to(self._places_left(), trainer)
         path = go_back(trainer, self._before, *job.loaders, between_epochs=n < before)  # pyright: ignore[reportArgumentType]
         lost = first_line(cause) if isinstance(cause, WorkerError) else f"Rank {cause.rank} has lost the others."
         fewer = "" if n == before else f" with {n} of {before} workers: an update takes {n} {'batch' if n == 1 else 'batches'}"
         if path is None:
             again = replace(loads(self._data), mark=f"{lost} The run begins again{fewer}.", devices=job.devices[:n])
-            _addon_of(again.trainer).shrink_to(n, again.trainer)
+            _addon_of(again.trainer)._shrink_to(n, again.trainer)
         else:
             mark = f"{lost} The run continues from {path.name}{fewer}."
             again = Job(trainer, job.drive, job.loaders, job.devices[:n], random_state(devices=False), mark)
@@ -482,6 +483,7 @@ class RayLaunch:
             self.send(("pausing",))
 
 
+# %% ../../nbs/cluster/ray.ipynb #raytails
 def _addon_of(trainer: Any) -> RayAddon:
     return next(addon for addon in trainer.active_addons if isinstance(addon, RayAddon))
 
@@ -563,7 +565,7 @@ class RayAddon(RanksAddon):
     def _use_all(self) -> None:
         self.use([torch.device("cuda", 0) if self.gpus_per_worker else torch.device("cpu")] * self.workers)
 
-    def shrink_to(self, room: int, trainer: Any) -> int:
+    def _shrink_to(self, room: int, trainer: Any) -> int:
         """Use as many workers as have place in `room` and as the strategy can use, at least `min_workers`. Returns how many are used."""
         devices, parallelism = self.devices, self.parallelism
         for n in range(room, (self.min_workers or self.workers) - 1, -1) if room < len(devices) else ():

@@ -281,6 +281,8 @@ class Sweep(Runs):
 
     Example:
         >>> def best_model(found: Sweep):
+        ...     print(found.best, found.df)
+        ...     found.save("trials.html")
         ...     model = SmallCNN(**found.best_values)
         ...     model.load_state_dict(found.best_weights)
         ...     return model
