@@ -113,8 +113,11 @@ def _fetch(store: Any, folder: str, save_path: Path) -> None:
     part = save_path / f".fetch-{secrets.token_hex(4)}"
     try:
         for file in map(str, store.find(folder)):
-            place = part / PurePosixPath(file).relative_to(PurePosixPath(folder))
-            if place.relative_to(part).parts[0] != FOLDER:
+            inner = PurePosixPath(file).relative_to(PurePosixPath(folder))
+            if ".." in inner.parts:
+                raise ConfigError(f"{file} is outside of the run.", remedy="Look at who may write to the store.")
+            place = part / inner
+            if inner.parts[0] != FOLDER:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 store.get_file(file, str(place))
         links = part / CHECKPOINTS / ".links"

@@ -128,3 +128,11 @@ def test_a_store_that_fails_is_noted_once_and_the_run_goes_on(store: Any, tmp_pa
     trainer.stop()
     assert handle.wait().status == "stopped"
     assert (trainer.run_dir / "events.jsonl").read_text().count("is not mirrored") == 1
+
+
+def test_a_store_writes_no_file_outside_of_the_run(store: Any, tmp_path: Path) -> None:
+    store.pipe_file("/hostile/run-001/events.jsonl", b"")
+    store.store["/hostile/run-001/../../../evil"] = store.store["/hostile/run-001/events.jsonl"]
+    with pytest.raises(ConfigError, match=r"/hostile/run-001/\.\./\.\./\.\./evil is outside of the run\.\n"):
+        nbtrain.mirror(make_trainer(Saving, save_path=tmp_path / "runs"), "memory://hostile")
+    assert not list(tmp_path.rglob("evil")) and not list((tmp_path / "runs").glob("*"))
