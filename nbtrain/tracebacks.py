@@ -93,8 +93,8 @@ def library_of(file: str) -> str:
 # %% ../nbs/tracebacks.ipynb #trbnames
 def ipython_shell() -> Any:
     """IPython's shell; None outside IPython."""
-    ipython = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython is not None else None
+    get = getattr(sys.modules.get("IPython"), "get_ipython", None)  # not there yet while another thread imports it
+    return get() if get is not None else None
 
 
 def variable_names(item: object) -> list[str]:

@@ -64,7 +64,7 @@ class RunLock:
         self.folder, self._file, self._writer = folder, folder / ".lock", folder / ".writer"
         self._mine = ""  # what `.writer` says when this object has the lock
         self._lock = FileLock(self._file, timeout=0, thread_local=False)  # a run may end in another thread
-        self._is_over: threading.Event | None = None  # ends the thread that beats
+        self._beating: tuple[threading.Event, threading.Thread] | None = None  # what ends the thread, and the thread
 
     def take(self) -> str:
         """Acquire the lock, unless this object has it. Returns why this file system can't lock; "" if it can.
@@ -112,9 +112,11 @@ class RunLock:
             own = {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "key": secrets.token_hex(4)}
             self._mine = json.dumps(own | {"space": _space(), "start": _start_of(os.getpid())})
             write_file(self.folder, self._writer.name, self._mine)
-        if self._is_over is None:
-            self._is_over = threading.Event()
-            threading.Thread(target=_beat, args=(ref(self), self._is_over), name="nbtrain sign of life", daemon=True).start()
+        if self._beating is None:
+            is_over = threading.Event()
+            thread = threading.Thread(target=_beat, args=(ref(self), is_over), name="nbtrain sign of life", daemon=True)
+            self._beating = is_over, thread
+            thread.start()
 
     def beat(self) -> None:
         """Show that the process is alive, if no other run has taken the folder."""
@@ -129,8 +131,10 @@ class RunLock:
     def close(self) -> None:
         """Release the lock: the run is over."""
         self.release()
-        if self._is_over is not None:
-            self._is_over.set()
+        if self._beating is not None:
+            (is_over, thread), self._beating = self._beating, None
+            is_over.set()
+            thread.join(1.0)  # a disk that does not answer holds nobody up
 
     def _refusal(self, what: str) -> ConfigError:
         try:

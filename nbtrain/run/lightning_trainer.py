@@ -88,7 +88,7 @@ QuickTrainer.__name__ = L.Trainer.__name__  # it is in the names of the environm
 
 def make_pl_trainer(**arguments: Any) -> L.Trainer:
     """Make a `lightning.Trainer` with these arguments."""
-    with _LOCK, quiet():
+    with quiet(), _LOCK:
         lightnings: dict[str, Any] = registry.__dict__  # the namespace of the module that searches
         before, lightnings["entry_points"] = lightnings["entry_points"], ENTRY_POINTS.find
         try:

@@ -34,7 +34,8 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 def test_saved_notebook_keeps_the_record_and_no_widget_where_no_state_can_be_reached(execute: Any) -> None:
     notebook = execute(SETUP, "trainer.keep_states = False\nresult = trainer.run(1, loader)")
     buttons, record = notebook.cells[1].outputs
-    assert buttons.data == {"text/html": "", "text/plain": ""} and 'class="nbtrain-' not in record.data["text/html"]
+    html = record.data["text/html"].replace('class="nbtrain-svg"', "")  # the drawing stays
+    assert buttons.data == {"text/html": "", "text/plain": ""} and 'class="nbtrain-' not in html
 
 
 def test_saved_notebook_keeps_the_record_and_shows_nothing_of_its_slider(execute: Any) -> None:

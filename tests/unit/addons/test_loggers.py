@@ -118,7 +118,7 @@ def test_a_logger_gets_every_metric_once_with_its_step_and_leaves_nothing_behind
     trainer = make_trainer(kind, save_path=tmp_path / "runs", lightning=lightning, gradient_clip=1.0, **options)
     trainer.run(1, make_loader(), make_valid())
     trainer.run(2, make_loader(), make_valid())
-    assert (threads(), processes()) == before
+    assert threads() <= before[0] and processes() <= before[1]
     CHECKS[name](trainer.run_dir)
     values = metric_values(name, trainer.run_dir)
     assert len(values) == len({(name, step) for name, step, _ in values})

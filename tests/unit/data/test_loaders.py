@@ -87,8 +87,8 @@ def test_a_device_has_the_batches() -> None:
     assert batch[0].device.type == "meta" and batch[0].shape == (2, 3)
 
 
-def test_each_batch_is_pinned_where_there_is_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+def test_each_batch_is_pinned_where_there_is_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor + 100)
     assert [x.tolist() for (x,) in TensorLoader(torch.arange(3), batch_size=2, pin_memory=True)] == [[100, 101], [102]]
     assert next(iter(TensorLoader(torch.zeros(2, device="meta"), pin_memory=True)))[0].device.type == "meta"  # only what is on the CPU
