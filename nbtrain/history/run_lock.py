@@ -134,7 +134,7 @@ class RunLock:
         if self._beating is not None:
             (is_over, thread), self._beating = self._beating, None
             is_over.set()
-            thread.join(1.0)  # a disk that does not answer holds nobody up
+            thread.join(1.0)  # a disk that does not answer must not hold up the run
 
     def _refusal(self, what: str) -> ConfigError:
         try:
