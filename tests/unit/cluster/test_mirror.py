@@ -35,11 +35,12 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def copied(store: Any, run_dir: Path, root: str = "mirrored") -> bool:
-    """Whether the newest checkpoint and the whole record are in the store."""
-    local = {path.name for path in (run_dir / "checkpoints").iterdir() if not path.is_symlink() and not path.name.startswith(".")}
-    there = {name.rpartition("/")[2] for name in store.glob(f"/{root}/{run_dir.name}/checkpoints/*")}
+    """Whether all checkpoints, each as a whole, and the whole record are in the store."""
+    paths = [path for path in (run_dir / "checkpoints").iterdir() if not path.is_symlink() and not path.name.startswith(".")]
+    local = {path.name: path.stat().st_size for path in paths}
+    there = {name.rpartition("/")[2]: store.size(name) for name in store.glob(f"/{root}/{run_dir.name}/checkpoints/*")}
     record = f"/{root}/{run_dir.name}/events.jsonl"
-    return local <= there and store.exists(record) and store.cat_file(record) == (run_dir / "events.jsonl").read_bytes()
+    return local.items() <= there.items() and store.exists(record) and store.cat_file(record) == (run_dir / "events.jsonl").read_bytes()
 
 
 class Stopping(Saving):
