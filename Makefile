@@ -52,7 +52,7 @@ compare: .venv/installed-dev
 gpu: export NBTRAIN_TEST_DEVICE=cuda
 gpu: .venv/installed-dev
 	PYTHONPATH=tests $(BIN)/python tests/random_jobs.py 200
-	NBTRAIN_FAULT_CASES=100 $(BIN)/python -m pytest -m "" tests/unit/travel tests/unit/checkpoint/test_device_copy.py \
+	NBTRAIN_FAULT_CASES=100 $(BIN)/python -m pytest -m "" tests/simulated_gpu tests/unit/travel tests/unit/checkpoint/test_device_copy.py \
 		tests/unit/trainer/test_several_optimizers.py tests/unit/trainer/test_copies.py tests/faults/test_interrupted.py $(TEST_ARGS)
 	$(BIN)/python tests/benchmarks/gpu_calls.py
 	$(BIN)/python tests/benchmarks/gpu.py
