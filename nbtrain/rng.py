@@ -211,7 +211,7 @@ def device_generator(device: torch.device) -> Any:
 # %% ../nbs/rng.ipynb #74ccb26f
 @contextmanager
 def keep_random(*, devices: bool = True) -> Iterator[None]:
-    """Restore the random state at the end of the block, also after an error: on all CUDA devices, or on the CPU only."""
+    """Restore the random state at the end of the block, also after an error: on all devices of the accelerator, or on the CPU only."""
     state = random_state(devices=devices)
     try:
         yield

@@ -46,6 +46,12 @@ class Properties(SimpleNamespace):
         self.has_fp64 = self.has_bfloat16_conversions = True
 
 
+def _choose(stream_id: int, device_index: int, device_type: int) -> None:
+    """Make a stream the current one of its device, and that the current one."""
+    devices().simulated_set(device_index)
+    devices().simulated_set_stream(device_index, stream_id)
+
+
 def _streams(C: Any) -> dict[str, Any]:
     library = devices()
 
@@ -75,17 +81,13 @@ def _streams(C: Any) -> dict[str, Any]:
     def current(index: int) -> tuple[int, int, int]:
         return library.simulated_current_stream(index), index, 1  # 1: the number of "cuda" among torch's device types
 
-    def choose(stream_id: int, device_index: int, device_type: int) -> None:
-        library.simulated_set(device_index)
-        library.simulated_set_stream(device_index, stream_id)
-
     return {
         "_CudaStreamBase": _CudaStreamBase,
         "_CudaEventBase": _CudaEventBase,
         "_cuda_getCurrentStream": current,
         "_cuda_getCurrentRawStream": lambda index: library.simulated_current_stream(index),
         "_cuda_getDefaultStream": lambda index: (0, index, 1),
-        "_cuda_setStream": choose,
+        "_cuda_setStream": _choose,
         "_cuda_synchronize": lambda: C._accelerator_synchronizeDevice(library.simulated_current()),
     }
 
@@ -231,10 +233,6 @@ def _of_xpu(C: Any) -> dict[str, Any]:
         def __new__(cls, enable_timing=False):
             return super().__new__(cls, device="xpu", enable_timing=enable_timing)
 
-    def choose(stream_id: int, device_index: int, device_type: int) -> None:
-        library.simulated_set(device_index)
-        library.simulated_set_stream(device_index, stream_id)
-
     return found | {
         "_has_xpu": True,
         "_XpuDeviceProperties": Properties,
@@ -244,7 +242,7 @@ def _of_xpu(C: Any) -> dict[str, Any]:
         "_xpu_getMemoryInfo": C._accelerator_getMemoryInfo,
         "_xpu_getCurrentStream": lambda index: (library.simulated_current_stream(index), index, 12),  # "xpu" among torch's device types
         "_xpu_getCurrentRawStream": lambda index: library.simulated_current_stream(index),
-        "_xpu_setStream": choose,
+        "_xpu_setStream": _choose,
         "_xpu_synchronize": C._accelerator_synchronizeDevice,
         "_xpu_XPUAllocator": object,
         "_XPUMemPool": object,
