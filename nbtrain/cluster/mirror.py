@@ -232,6 +232,8 @@ def mirror(trainer: TrainerBase, url: str) -> None:
     try:
         store, path = url_to_fs(url)
         root = path.rstrip("/")
+        if "file" in store.protocol and Path(root).resolve() == save_path.resolve():
+            raise ConfigError(f"{url!r} is the save_path itself.", remedy="Give a folder of a store, or of another disk.")
         store.makedirs(root, exist_ok=True)
         store.pipe_file(f"{root}/.nbtrain", b"")
         store.rm_file(f"{root}/.nbtrain")

@@ -137,3 +137,9 @@ def test_a_store_writes_no_file_outside_of_the_run(store: Any, tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"/hostile/run-001/\.\./\.\./\.\./evil is outside of the run\.\n"):
         nbtrain.mirror(make_trainer(Saving, save_path=tmp_path / "runs"), "memory://hostile")
     assert not list(tmp_path.rglob("evil")) and not list((tmp_path / "runs").glob("*"))
+
+
+def test_a_folder_is_not_mirrored_onto_itself(tmp_path: Path) -> None:
+    for url in (str(tmp_path), tmp_path.as_uri()):
+        with pytest.raises(ConfigError, match="is the save_path itself"):
+            nbtrain.mirror(make_trainer(Saving, save_path=tmp_path), url)
