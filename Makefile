@@ -77,7 +77,7 @@ ecosystem: .venv-ecosystem/installed
 	touch $@
 
 # Runs on a Ray cluster of two nodes, and submitted ones on a SLURM, which this machine pretends to be; SLURM needs Debian's munge, slurmctld,
-# slurmd and slurm-client, as root
+# slurmd and slurm-client, as root. tests/benchmarks/on_ray.py in this environment says what a run costs there
 cluster: .venv-cluster/installed
 	PYTHONPATH=.:tests .venv-cluster/bin/python -m pytest -o addopts= -q tests/cluster $(TEST_ARGS)
 

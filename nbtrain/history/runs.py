@@ -164,9 +164,15 @@ def _places(chosen: Sequence[Any], n: int) -> list[int]:
         return [i for i, is_chosen in enumerate(chosen) if is_chosen]
     with suppress(TypeError):
         if "bool" not in kinds:
-            return [index(item) for item in chosen]
+            return [_place(index(item), n) for item in chosen]
     remedy = 'Give places, or a truth value for each run: runs[runs.df.status == "failed"].'
     raise ConfigError(f"Runs are not selected by {', '.join(sorted(kinds))}.", remedy=remedy)
+
+
+def _place(place: int, n: int) -> int:
+    if not -n <= place < n:
+        raise IndexError(f"There is no run {place}: " + (f"there are {n}, from 0 to {n - 1}." if n else "there are none."))
+    return place
 
 
 class Runs(Sequence[RunEntry]):
@@ -206,8 +212,7 @@ class Runs(Sequence[RunEntry]):
             return Runs(self.entries[index])
         if isinstance(index, Iterable):
             return Runs(self.entries[i] for i in _places([index] if isinstance(index, str) else list(index), len(self)))
-        place: Any = index
-        return self.entries[place]
+        return self.entries[_places([index], len(self))[0]]
 
     def __len__(self) -> int:
         return len(self.entries)

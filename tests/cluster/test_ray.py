@@ -15,23 +15,19 @@ import pytest
 import ray
 import torch
 from ray.cluster_utils import Cluster
+from ray_nodes import NODE, two_nodes
 from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
 from torch.utils.data import DataLoader
 
 from nbtrain import ConfigError, MultiGPUAddon, RayAddon, StateManagerAddon, Trainer, WorkerError
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
-NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Two nodes of two CPUs, so that workers of two CPUs are on different nodes."""
-    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "no_monitor": True})
-    made.add_node(**NODE)
-    yield made
-    ray.shutdown()
-    made.shutdown()
+    with two_nodes() as made:
+        yield made
 
 
 Where = Callable[..., dict[str, Any]]

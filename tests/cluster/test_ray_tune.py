@@ -12,26 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
 from ray import tune
-from ray.cluster_utils import Cluster
+from ray_nodes import two_nodes
 from samples import Regress, make_loader, make_model, make_trainer, make_valid
 
 import nbtrain
 from nbtrain import ConfigError, sweep
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
-NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "no_monitor": True})
-    made.add_node(**NODE)
-    yield made.address
-    ray.shutdown()
-    made.shutdown()
+    with two_nodes() as made:
+        yield made.address
 
 
 def make(lr: float) -> Any:
