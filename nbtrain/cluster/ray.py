@@ -18,9 +18,10 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from linecache import getlines
@@ -32,10 +33,12 @@ import torch
 
 import nbtrain
 from ..addons.multi_gpu import Job, RanksAddon, Restarted
+from ..addons.state_manager import StateManagerAddon
+from .sent_folder import FolderReceiver, FolderSender
 from ..distributed.worker import RankFailure, WorkerTask, describe_failure, do_payload, loads
 from ..distributed.worker_pool import Launched, OnMessage, Outcome, held_interrupts, pack, serve_store
 from ..engine.control import Leave
-from ..errors import ConfigError, WorkerError, add_note, first_line
+from ..errors import CheckpointError, ConfigError, WorkerError, add_note, first_line
 from ..events import Status
 from ..rng import random_state
 from ..run.resume import go_back
@@ -126,7 +129,7 @@ def looker() -> Callable[[str, str], dict[str, Any]]:
     """A function for a node. It is pickled by value, because it is defined in a function."""
 
     def look(folder: str, name: str) -> dict[str, Any]:
-        """The versions on this node, and why it can't read and write `folder`, which has a file `name`."""
+        """The versions on this node, whether it shares `folder`, which has a file `name`, and why it can't write there."""
         import platform
         import socket
         from importlib.metadata import PackageNotFoundError, version
@@ -147,20 +150,19 @@ def looker() -> Callable[[str, str], dict[str, Any]]:
         problem = ""
         if folder:
             try:
+                Path(folder).mkdir(parents=True, exist_ok=True)
                 own = Path(folder, f"{name}-{socket.gethostname()}")
-                if not Path(folder, name).exists():
-                    raise FileNotFoundError("it does not have the files of this process")
                 own.touch()
                 own.unlink()
             except OSError as error:
                 problem = error.strerror or str(error)
-        return {"node": socket.gethostname(), "versions": found, "problem": problem}
+        return {"node": socket.gethostname(), "versions": found, "problem": problem, "shares": Path(folder, name).exists()}
 
     return look
 
 
-def check_node(found: dict[str, Any], folder: str) -> None:
-    """Raise ConfigError for other versions on a node than here, and for a `folder` that it can't read and write."""
+def check_node(found: dict[str, Any], folder: str, *, has_shards: bool = False) -> None:
+    """Raise ConfigError for other versions on a node than here, and for a run `folder` where it can't write, or must share and doesn't."""
     node, own, other = found["node"], own_versions(), found["versions"]
     differing = [name for name in own if own[name] != other[name]]
     if differing:
@@ -168,11 +170,14 @@ def check_node(found: dict[str, Any], folder: str) -> None:
         here = ", ".join(f"{name} {own[name]}" for name in differing)
         remedy = "Install the same versions on each node: weights and states are sent as Python objects."
         raise ConfigError(f"The node {node} has {has}; this process has {here}.", remedy=remedy)
-    if found["problem"]:
+    problem, remedy = found["problem"], "one where the node may write, or none."
+    if not problem and has_shards and not found["shares"]:
+        problem, remedy = "each rank writes its shard, and the node does not share the disk", "or save_type='merged'."
+    if problem:
         raise ConfigError(
-            f"The node {node} can't use the run folder: {found['problem']}.",
+            f"The node {node} can't use the run folder: {problem}.",
             where=folder,
-            remedy="Give a save_path on a disk that all nodes and this machine share, or leave save_path out.",
+            remedy=f"Give a save_path on a disk that all nodes and this machine share, {remedy}",
         )
 
 
@@ -190,6 +195,10 @@ class _Channel:
 
     def send(self, kind: str, value: Any) -> None:
         self._messages.put(cloudpickle.dumps((kind, value)))
+
+    def n_waiting(self) -> int:
+        """How many messages have not been handed over."""
+        return self._messages.qsize()
 
     def catch_sigterm(self) -> None:
         """Ray handles it."""
@@ -238,21 +247,31 @@ class Member:
         self._store: Any = serve_store(host, 0)
         return host, self._store.port
 
-    def train(self, task: WorkerTask, payload: bytes) -> None:
-        """Execute `payload`. The last message is its result, or its failure."""
+    def train(self, task: WorkerTask, payload: bytes, run_dir: str, seen: str) -> None:
+        """Execute `payload`. The last message is its result, or its failure.
+
+        `run_dir`: where this rank writes, or ""; a disk that is shared has the file `seen` there.
+        """
         if Path(task.folder).is_dir():
             os.chdir(task.folder)
         sys.path += [path for path in task.path if path not in sys.path and Path(path).is_dir()]  # on a disk that is shared
         if (interface := interface_of(_node_address())) is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # by default that of the host name, which may be the loopback
         try:
-            result = do_payload(replace(task, payload=payload), self._channel)
+            with self._files(run_dir, seen):
+                result = do_payload(replace(task, payload=payload), self._channel)
         except BaseException as error:
             if isinstance(error, ModuleNotFoundError):
                 add_note(error, _MODULES)
             self._channel.send("failure", describe_failure(error, task.number))
         else:
             self._channel.send("result", result)
+
+    def _files(self, run_dir: str, seen: str) -> AbstractContextManager[Any]:
+        """While it is open, what is written in the run folder is sent, if its disk is that of this node alone."""
+        if not run_dir or Path(run_dir, seen).exists():
+            return nullcontext()
+        return FolderSender(Path(run_dir), partial(self._channel.send, "file"), self._channel.n_waiting)
 
     def take(self, timeout_s: float) -> list[bytes]:
         """The messages since the last call."""
@@ -295,6 +314,8 @@ class RayLaunch:
         self._job, self._trainer, self._room, self._backend = job, job.trainer, room, backend
         parts = {"trainer": job.trainer, "loader": job.loaders[0], "valid_loader": job.loaders[1]}
         self._data, self._before = pack(job, parts=parts), replace(job.trainer.train_state.counts)
+        self._folder = FolderReceiver(job.trainer.run_dir) if job.trainer.run_dir is not None else None
+        self._seen = f".seen-{secrets.token_hex(4)}"
         self._ray = connect(address)
         check_room(self._ray.nodes(), room.n, room.each)
         self._open(self._data)
@@ -304,6 +325,8 @@ class RayLaunch:
 
     def __exit__(self, *error: object) -> None:
         self._undo.close()
+        if self._folder is not None:
+            self._folder.close(self._trainer.train_state.history)
 
     def send(self, command: Any) -> None:
         """Send `command` to all ranks, which find it in their channel's `commands`. Call it from any thread."""
@@ -337,6 +360,7 @@ class RayLaunch:
         self._members: list[Any] = []
         with ExitStack() as undo:
             undo.callback(self._reserve())
+            undo.enter_context(self._seen_file())
             self._check_nodes()
             undo.callback(self._kill)
             make = self._remote(Member, max_restarts=self._room.max_restarts, concurrency_groups=_THREADS)
@@ -374,17 +398,29 @@ class RayLaunch:
 
     def _check_nodes(self) -> None:
         """Raise ConfigError for a node with other versions, or that can't use the run folder."""
-        run_dir = self._trainer.run_dir
-        folder, name = str(run_dir.resolve()) if run_dir is not None else "", f".seen-{secrets.token_hex(4)}"
-        make = self._remote(looker(), max_retries=0)
+        run_dir, make = self._trainer.run_dir, self._remote(looker(), max_retries=0)
+        merges = all(addon.save_type == "merged" for addon in self._trainer.active_addons if isinstance(addon, StateManagerAddon))
+        has_shards = not merges and _addon_of(self._trainer).parallelism.splits
+        folders = [str(run_dir) if run_dir is not None and (rank == 0 or has_shards) else "" for rank in range(self._room.n)]
+        looks = self._await([make(i).remote(folder, self._seen) for i, folder in enumerate(folders)])
+        for found, folder in zip(looks, folders):
+            check_node(found, folder, has_shards=has_shards and bool(folder))
+        if run_dir is not None and not looks[0]["shares"]:
+            self._trainer.recorder.note(
+                "The node of rank 0 does not share the disk of the run folder: its checkpoints come over the network."
+            )
+
+    @contextmanager
+    def _seen_file(self) -> Iterator[None]:
+        """A file in the run folder, by which a node knows that it shares it."""
+        file = self._trainer.run_dir / self._seen if self._trainer.run_dir is not None else None
+        if file is not None:
+            file.touch()
         try:
-            if folder:
-                Path(folder, name).touch()
-            for found in self._await([make(i).remote(folder, name) for i in range(self._room.n)]):
-                check_node(found, folder)
+            yield
         finally:
-            if folder:
-                Path(folder, name).unlink(missing_ok=True)
+            if file is not None:
+                file.unlink(missing_ok=True)
 
     def _kill(self) -> None:
         for member in self._members:
@@ -398,8 +434,12 @@ class RayLaunch:
         (meeting,) = self._await([self._members[0].meet.remote()])
         texts, payload, n = {name: getlines(name) for name in cells()}, self._ray.put(data), self._room.n
         self._outcome, self._kill_at_s = Outcome(n), float("inf")
+        if self._folder is not None:
+            counts = self._trainer.train_state.counts
+            self._folder.begin(counts.epoch, counts.step)
         for rank, member in enumerate(self._members):
-            member.train.remote(WorkerTask(rank, n, b"", self._backend, meeting, 1, str(Path.cwd()), sys.path, cells=texts), payload)
+            task = WorkerTask(rank, n, b"", self._backend, meeting, 1, str(Path.cwd()), sys.path, cells=texts)
+            member.train.remote(task, payload, str(self._folder.run_dir) if rank == 0 and self._folder is not None else "", self._seen)
         self._takes = {rank: _request(member) for rank, member in enumerate(self._members)}
 
     def _new_life(self, member: Any, old: str | None) -> str:
@@ -433,6 +473,12 @@ class RayLaunch:
     def _read(self, rank: int, kind: str, value: Any, on_message: OnMessage) -> None:
         if kind == "message":
             on_message(rank, value)
+        elif kind == "file":
+            assert self._folder is not None
+            try:
+                self._folder.take(value)
+            except (CheckpointError, OSError) as error:
+                self._trainer.recorder.note(f"{value.name} was not saved: {first_line(error)}")
         elif kind == "failure":  # as long as its process lives, the others wait for it
             self._ray.kill(self._members[rank], no_restart=not value.lost_peer)
             self._outcome.finish(rank, kind, replace(value, time_s=time.monotonic()))  # by the clock of this machine
@@ -507,8 +553,9 @@ class RayAddon(RanksAddon):
     `stop()` reach all workers after the same batch. Your own modules must be importable on each node: call
     `ray.init(address, runtime_env={"working_dir": "."})` before the run to send them.
 
-    A worker that is lost, with its process or its node, is started again by Ray. With StateManagerAddon and a `save_path` that all nodes
-    share, the run continues from its newest checkpoint; without, from its beginning. The end is the same, bit for bit. With `min_workers`
+    A worker that is lost, with its process or its node, is started again by Ray. With StateManagerAddon the run continues from its
+    newest checkpoint; without, from its beginning. The end is the same, bit for bit. The nodes need no disk in common with this machine:
+    then rank 0 writes the files of the run folder on its own, at the same path, and they come over the network. With `min_workers`
     it does not wait for a node in place of a lost one: the workers that have place continue, from the end of an epoch. Then an update
     takes fewer batches, which a mark of the run says, and the end is another one. The next run has all `workers` again.
 

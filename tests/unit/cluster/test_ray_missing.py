@@ -65,12 +65,14 @@ def test_a_node_is_looked_at_without_nbtrain_and_its_lacks_are_named(tmp_path: P
     look = pickle.loads(data)
     (tmp_path / "seen").touch()
     found = look(str(tmp_path), "seen")
-    check_node(found, str(tmp_path))
+    check_node(found, str(tmp_path), has_shards=True)
     assert [path.name for path in tmp_path.iterdir()] == ["seen"] and found["versions"] == own_versions()
-    with pytest.raises(
-        ConfigError, match=r"can't use the run folder: it does not have the files of this process.\n  .+\n  Give a save_path on a disk"
-    ):
-        check_node(look(str(tmp_path), "not there"), str(tmp_path))
+    apart = look(str(tmp_path), "not there")
+    check_node(apart, str(tmp_path))
+    with pytest.raises(ConfigError, match=r"can't use the run folder: each rank writes its shard, .+\n  .+\n  .+, or save_type='merged'."):
+        check_node(apart, str(tmp_path), has_shards=True)
+    with pytest.raises(ConfigError, match=r"can't use the run folder: File exists.\n  .+\n  Give a save_path on a disk .+, or none."):
+        check_node(look(str(tmp_path / "seen"), "seen"), str(tmp_path / "seen"))
     other = found | {"node": "gpu-3", "versions": own_versions() | {"torch": "2.9.0", "nbtrain": ""}}
     with pytest.raises(
         ConfigError, match="^The node gpu-3 has no nbtrain, torch 2.9.0; this process has nbtrain .+, torch .+.\n  Install the same"
