@@ -141,6 +141,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "engine",
         "distributed",
         "checkpoint",
+        "state",
         "addons",
         "base",
         "run",
