@@ -61,6 +61,7 @@ __all__ = [
 
 # %% ../../nbs/cluster/ray.ipynb #bf08166a
 _START = "Start one with `ray start --head`, or give address=None: then Ray starts on this machine, for this process."
+_TOKEN = "If the cluster wants a token, set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to what `ray get-auth-token` prints on its head."
 _CONNECT_S = 5.0
 
 
@@ -75,10 +76,11 @@ def connect(address: str | None) -> Any:
     ray = importlib.import_module("ray")
     if ray.is_initialized():
         return ray
-    place = re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address or "")
+    place, is_open = re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address or ""), False
     try:
         if place is not None:  # Ray itself would try for half a minute
             socket.create_connection((place[1], int(place[2])), _CONNECT_S).close()
+            is_open = True
         ray.init(address, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:  # a ConnectionError is an OSError
         where = "on this machine" if address in (None, "auto") else f"at {address}"
@@ -86,6 +88,8 @@ def connect(address: str | None) -> Any:
             raise ConfigError(
                 f"The Ray cluster {where} can't be used: {error}", remedy="Install the same versions on each node."
             ) from error
+        if is_open:
+            raise ConfigError(f"The Ray cluster {where} can't be used: {' '.join(str(error).split())[:300]}", remedy=_TOKEN) from error
         raise ConfigError(f"No Ray cluster answers {where}: {first_line(error)}", remedy=_START) from error
     return ray
 
@@ -294,6 +298,21 @@ _NOTE_S = 5.0  # until a note says what is waited for
 _THREADS = {"commands": 1, "messages": 1}  # of an actor, beside that which trains: one for the commands, so that they keep their order
 
 
+def _threaded(ray: Any) -> type[Member]:
+    """A Member whose methods have threads of their own. Here and not in each call, because a client of Ray ("ray://...") can't say it there."""
+
+    class Threaded(Member):
+        @ray.method(concurrency_group="messages")
+        def take(self, timeout_s: float) -> list[bytes]:
+            return super().take(timeout_s)
+
+        @ray.method(concurrency_group="commands")
+        def command(self, value: Any) -> None:
+            super().command(value)
+
+    return Threaded
+
+
 @dataclass(frozen=True)
 class _Room:
     """Where the ranks are: the `n` places of a placement group, with `each` of the resources."""
@@ -331,7 +350,7 @@ class RayLaunch:
     def send(self, command: Any) -> None:
         """Send `command` to all ranks, which find it in their channel's `commands`. Call it from any thread."""
         for member in self._members:
-            member.command.options(concurrency_group="commands").remote(command)
+            member.command.remote(command)
 
     def wait(self, on_message: OnMessage) -> list[Any]:
         """Wait for the end, and call `on_message(rank, message)` for each message. Returns the results of the job, by rank.
@@ -363,7 +382,7 @@ class RayLaunch:
             undo.enter_context(self._seen_file())
             self._check_nodes()
             undo.callback(self._kill)
-            make = self._remote(Member, max_restarts=self._room.max_restarts, concurrency_groups=_THREADS)
+            make = self._remote(_threaded(self._ray), max_restarts=self._room.max_restarts, concurrency_groups=_THREADS)
             self._members += [make(i).remote() for i in range(self._room.n)]
             self._begin(data)
             self._undo = undo.pop_all()
@@ -536,7 +555,7 @@ def _addon_of(trainer: Any) -> RayAddon:
 
 def _request(member: Any) -> Any:
     """Request the messages of an actor. Returns Ray's reference to them."""
-    return member.take.options(concurrency_group="messages").remote(_TAKE_S)
+    return member.take.remote(_TAKE_S)
 
 
 def _loss(rank: int, error: Exception) -> WorkerError:
