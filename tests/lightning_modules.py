@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from samples import make_loader, make_model, make_valid
+from samples import DEVICE, make_loader, make_model, make_valid, same_weights
 from torch.nn.functional import mse_loss
 from torchmetrics import MeanSquaredError
 
@@ -103,7 +103,13 @@ class Log(CSVLogger):
 def by_lightning(module: Lit, n_epoch: int, loader: Any = None, valid: Any = None, *, datamodule: Any = None, **options: Any) -> Lit:
     """`module` after a run of Lightning's own Trainer."""
     callbacks = [Notes(module.seen), *options.pop("callbacks", [])]
-    plain = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    plain = {
+        "accelerator": DEVICE,
+        "devices": 1,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
     plain |= options
     with quiet():
         torch.manual_seed(7)
@@ -117,7 +123,7 @@ def by_nbtrain(module: Lit, n_epoch: int, loader: Any, valid: Any = None, **opti
     """The trainer of `module` after the same run of nbtrain's."""
     callbacks = [Notes(module.seen), *options.pop("callbacks", [])]
     lightning = {"logger": Log(module.seen), "callbacks": callbacks, **options}
-    trainer = Trainer.from_lightning(module, device="cpu", log_bar=False, lightning=lightning)
+    trainer = Trainer.from_lightning(module, device=DEVICE, log_bar=False, lightning=lightning)
     torch.manual_seed(7)
     trainer.run(n_epoch, loader, valid)
     return trainer
@@ -136,8 +142,7 @@ def difference(make: Callable[[], Lit], n_epoch: int = 2, loader: Any = make_loa
             return f"event {i}: {a} and {b}"
     if len(plain.seen) != len(ours.seen):
         return f"{len(plain.seen)} and {len(ours.seen)} events"
-    weights, others = plain.state_dict(), ours.state_dict()
-    return "" if all(torch.equal(weights[name], others[name]) for name in weights) else "weights"
+    return "" if same_weights(plain, ours) else "weights"
 
 
 # -- modules drawn by seed

@@ -21,6 +21,8 @@ from nbtrain import Trainer
 
 DEVICE = os.environ.get("NBTRAIN_TEST_DEVICE", "cpu")  # "cuda" in `make gpu`
 DEVICE = KINDS.get(DEVICE, DEVICE)
+ONE_DEVICE = DEVICE if DEVICE == "cpu" else f"{DEVICE}:0"  # "cuda" is all of them to the MultiGPUAddon
+PLACE = "" if DEVICE == "cpu" else f" on {ONE_DEVICE}"  # of a tensor, in a message
 
 
 class Regress(Trainer):
@@ -95,9 +97,15 @@ def plain_loop(
     return model, losses
 
 
-def same_weights(a: nn.Module, b: nn.Module) -> bool:
+def on_device(batches: Any) -> list[Any]:
+    """What a plain loop does with its batches."""
+    return [[part.to(DEVICE) for part in batch] for batch in batches]
+
+
+def same_weights(a: nn.Module | dict[str, torch.Tensor], b: nn.Module | dict[str, torch.Tensor]) -> bool:
     """Equal bit for bit, on whatever devices?"""
-    left, right = a.state_dict(), b.state_dict()
+    left, right = (weights.state_dict() if isinstance(weights, nn.Module) else weights for weights in (a, b))
+
     return left.keys() == right.keys() and all(torch.equal(left[name].cpu(), right[name].cpu()) for name in left)
 
 
@@ -107,6 +115,9 @@ _TIMES = {
     "samples_per_s",
     "tokens_per_s",
     "ram_gb",
+    "gpu_gb",
+    "gpu_held_gb",
+    "train_memory_peak_gb",
     "train_step_time_s",
     "train_wait_share",
     "train_samples_per_s",

@@ -16,14 +16,15 @@ PARTS = {
     "several optimizers": ["tests/unit/trainer/test_several_optimizers.py"],
     "another accelerator": ["tests/simulated_gpu/test_runs.py"],
 }
+FOLDERS = ("addons", "checkpoint", "data", "engine", "history", "loops", "optim", "run", "state", "tools", "trainer", "travel")
 LONG = {
     "jobs beside a plain loop": ["tests/unit/loops/test_random_jobs.py::test_a_random_job_ends_as_in_a_plain_loop"],
     "time travel": ["tests/unit/travel/test_time_travel_draws.py"],
-    "unit tests by folder": [f"tests/unit/{folder}" for folder in ("checkpoint", "data", "engine", "loops", "optim", "travel")],
     "interrupted runs": ["tests/faults/test_interrupted.py"],
     "what is long of two devices": ["-m", "long", "tests/simulated_gpu/test_ranks.py"],
     "what is long of skipped updates": ["-m", "long", "tests/simulated_gpu/test_skipped_updates.py"],
     "runs in two processes": ["tests/faults/test_multigpu.py"],
+    **{f"unit tests of {folder}": [f"tests/unit/{folder}"] for folder in FOLDERS},
 }
 
 

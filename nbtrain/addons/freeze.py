@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import lightning as L
+from torch.nn.parallel import DistributedDataParallel
 
 from ..private.torch_parts import BATCH_NORM
 from ..engine.addon import AddOnBase
@@ -29,6 +30,18 @@ class _Freeze(Freezer):
 
     def on_fit_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         check_patterns(self.trainer.model, self.addon.epochs)
+
+    def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        wrapper, first, last = pl_trainer.strategy.model, pl_trainer.current_epoch, pl_trainer.max_epochs or -1
+        if not isinstance(wrapper, DistributedDataParallel) or wrapper.find_unused_parameters:
+            return
+        is_left = lambda epochs: epochs is None or any(first <= epoch and (epoch < last or last < 0) for epoch in epochs)  # noqa: E731
+        patterns = [pattern for pattern, epochs in self.addon.epochs.items() if is_left(epochs)]
+        if any(p.requires_grad and any(fits(name, pattern) for pattern in patterns) for name, p in self.trainer.model.named_parameters()):
+            raise ConfigError(
+                'FreezeAddon does not work with strategy="ddp", which waits for the gradients of all parameters.',
+                remedy='Give strategy="ddp_find_unused_parameters_true".',
+            )
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._thaw()
@@ -69,7 +82,8 @@ class FreezeAddon(AddOnBase):
             for the first n epochs, a range of epoch numbers from 0 (`range(3, 10)` is the fourth to the tenth epoch), or None for all.
 
     Raises:
-        ConfigError: epochs have another type; in a run, a name matches no parameter, or all parameters are frozen
+        ConfigError: epochs have another type; in a run, a name matches no parameter, all parameters are frozen, or several processes have
+            `strategy="ddp"` and not "ddp_find_unused_parameters_true"
 
     Example:
         >>> model = nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1))

@@ -85,12 +85,18 @@ class Operation:
         self._begun_s, self._n_presses = time.monotonic(), 0
         self._watcher: threading.Thread | None = None  # where a cell or a script waits for it
 
-    def begin(self) -> None:
-        """It is on, in this thread. Modules in the trainer's attributes that are on the CPU follow the model to its device."""
+    def begin(self, *, moves_model: bool = True) -> None:
+        """It is on, in this thread. A model, a layer or a module beside it that is on the CPU comes to the trainer's device.
+
+        `moves_model=False`: where a strategy shards or moves the model.
+        """
         self.thread = threading.current_thread()
-        for module in modules_beside(self.trainer) if self.trainer.device.type != "cpu" else ():
-            if _device_types(module) == {"cpu"}:
-                module.to(self.trainer.device)
+        if self.trainer.device.type != "cpu":
+            if moves_model and not self.trainer.operations and "cpu" in _device_types(self.trainer.model):
+                self.trainer.model.to(self.trainer.device)
+            for module in modules_beside(self.trainer):
+                if _device_types(module) == {"cpu"}:
+                    module.to(self.trainer.device)
         if self not in self.trainer.operations:
             self.trainer.operations.append(self)
 

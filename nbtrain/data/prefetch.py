@@ -81,12 +81,13 @@ class Prefetcher(LoaderWrapper):
         try:
             for batch in islice(batches, left):  # don't read past the end: a DataLoader may draw from its generator there
                 coming.append((self.copies.start(batch), self._loader_state()))
+                del batch  # or this generator would hold it while it waits at the end of a pass
                 if len(coming) == 2:
                     yield self._hand_out(*coming.popleft())
         except Exception as raised:
             error = raised
-        for item in coming:
-            yield self._hand_out(*item)
+        while coming:
+            yield self._hand_out(*coming.popleft())
         if error is not None:
             raise error
         for batch in batches:

@@ -193,7 +193,7 @@ def execute_replica(goal: int, trainer: TrainerBase, loader: Any, valid_loader: 
     Adds the place to an error, because only this process knows it.
     """
     operation = Operation(trainer, "run", trainer.mode, records=True)
-    operation.begin()
+    operation.begin(moves_model=False)
     try:
         n_epoch = goal - trainer.train_state.counts.epoch
         return Execution(trainer, n_epoch, loader, valid_loader).execute(trainer.lightning_args())

@@ -222,9 +222,11 @@ void free_block(void* context) {
     devices[block->device].allocated -= block->size;
     Key home{block->device, block->stream};
     if (block->of_graph) block->reads.clear(), block->writes.clear();
+    std::vector<Key> waited{block->recorded.begin(), block->recorded.end()};  // the memory is used again when these have done what they are to do now
+    waited.push_back(home);
     for (auto uses : {&block->reads, &block->writes})
       for (auto& [key, use] : *uses)
-        if (!block->recorded.count(key) && !ordered(home, seen[home], key, use.at) && faults.empty())
+        if (std::none_of(waited.begin(), waited.end(), [&](Key other) { return ordered(other, seen[other], key, use.at); }) && faults.empty())
           faults.push_back(
               std::string("memory of ") + word(home) + " was freed while " + use.name + " on " + word(key) +
               " may still use it: tensor.record_stream() keeps it");
@@ -451,17 +453,17 @@ struct Call {  // the tensors of one call, and what stands for them on the CPU
     if (cpu.is_sparse()) return sparse_result(cpu);
     for (auto& [tensor, known] : pairs)
       if (known.is_same(cpu)) return tensor;
-    c10::Storage storage;
-    for (auto& [own, stands] : storages)
-      if (stands.unsafeGetStorageImpl() == cpu.storage().unsafeGetStorageImpl())
-        storage = c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(own));
-    if (!storage) {
+    Tensor tensor;
+    for (auto& [viewed, known] : pairs)  // a view has the keys of what it views: in inference mode, that of a parameter is no inference tensor
+      if (!tensor.defined() && known.storage().unsafeGetStorageImpl() == cpu.storage().unsafeGetStorageImpl())
+        tensor = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(viewed.storage()), viewed.key_set(), cpu.dtype());
+    if (!tensor.defined()) {
       c10::DataPtr data = new_block(device, cpu.storage().nbytes());
       if (cpu.storage().nbytes() > 0) std::memcpy(data.get(), cpu.storage().data(), cpu.storage().nbytes());
       writes.push_back(static_cast<Block*>(data.get_context()));
-      storage = c10::Storage(c10::Storage::use_byte_size_t(), cpu.storage().nbytes(), std::move(data), &device_memory, true);
+      c10::Storage storage(c10::Storage::use_byte_size_t(), cpu.storage().nbytes(), std::move(data), &device_memory, true);
+      tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::KIND), cpu.dtype());
     }
-    Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::KIND), cpu.dtype());
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(cpu.sizes(), cpu.strides(), cpu.storage_offset());
     if (cpu.unsafeGetTensorImpl()->is_wrapped_number()) tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
     return tensor;

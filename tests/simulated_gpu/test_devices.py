@@ -132,6 +132,26 @@ def test_memory_that_is_freed_while_another_stream_uses_it_is_found() -> None:
         torch.cuda.synchronize()
 
 
+def test_memory_is_kept_for_a_stream_that_has_waited_for_the_one_that_uses_it() -> None:
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(first):
+        x = torch.ones(3, device="cuda")
+    second.wait_stream(first)
+    with torch.cuda.stream(second):
+        x + 1
+    torch.cuda.current_stream().wait_stream(second)
+    x.record_stream(torch.cuda.current_stream())
+    del x
+    torch.cuda.synchronize()
+
+
+def test_a_view_in_inference_mode_is_that_of_its_tensor() -> None:
+    model, x = nn.Linear(3, 2).to("cuda"), torch.ones(4, 3, device="cuda")
+    with torch.inference_mode():
+        assert model(x).is_inference() and not model.weight.t().is_inference() and torch.ones(3, device="cuda").t().is_inference()
+    model(x).sum().backward()
+
+
 def test_memory_is_counted_and_runs_out() -> None:
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

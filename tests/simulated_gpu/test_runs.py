@@ -65,10 +65,10 @@ def state_on_cpu(trainer: Any) -> dict[str, torch.Tensor]:
     return {name: value.cpu() for name, value in trainer.model.state_dict().items()}
 
 
-ONE_DEVICE = [addon for addon in ADDONS if addon is not MultiGPUAddon]
+ON_ONE = [addon for addon in ADDONS if addon is not MultiGPUAddon]
 
 
-@pytest.mark.parametrize("addon", ONE_DEVICE, ids=lambda addon: addon.__name__)
+@pytest.mark.parametrize("addon", ON_ONE, ids=lambda addon: addon.__name__)
 def test_every_addon_trains_as_on_the_cpu(addon: type[AddOnBase], tmp_path: Path) -> None:
     cpu, cuda = (run(device, addon, **ADDONS[addon](tmp_path / device)) for device in ("cpu", LAST))
     assert_same(cpu, cuda)
@@ -76,8 +76,8 @@ def test_every_addon_trains_as_on_the_cpu(addon: type[AddOnBase], tmp_path: Path
 
 
 def test_all_addons_together_train_as_on_the_cpu(tmp_path: Path) -> None:
-    options = {device: [ADDONS[addon](tmp_path / device) for addon in ONE_DEVICE] for device in ("cpu", DEVICE)}
-    assert_same(*(run(device, *ONE_DEVICE, **dict(ChainMap(*own))) for device, own in options.items()))
+    options = {device: [ADDONS[addon](tmp_path / device) for addon in ON_ONE] for device in ("cpu", DEVICE)}
+    assert_same(*(run(device, *ON_ONE, **dict(ChainMap(*own))) for device, own in options.items()))
 
 
 @contextlib.contextmanager
@@ -120,6 +120,17 @@ def test_nothing_is_put_on_another_device_than_the_one_that_was_given(tmp_path: 
     trainer.rewind(epoch=1)
     trainer.evaluate(make_valid())
     assert torch.accelerator.max_memory_allocated(0) == before
+
+
+def test_a_model_that_was_moved_and_a_layer_that_is_new_come_to_the_device() -> None:
+    stays, moved = run(DEVICE), run(DEVICE)
+    moved.model.cpu()
+    for trainer in (stays, moved):
+        torch.manual_seed(4)
+        trainer.run(1, make_loader(), make_valid())
+    assert_same(stays, moved)
+    moved.model[3] = nn.Linear(16, 1)
+    assert moved.predict(torch.zeros(4, 8)).shape == (4, 1) and {p.device for p in moved.model.parameters()} == {moved.device}
 
 
 @pytest.mark.parametrize("save_format", ["ckpt", "safetensor"])

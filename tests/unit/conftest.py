@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 UNSEEN = {"checkpoint", "data", "engine", "foreign", "jobs", "loops", "run", "state", "trainer", "travel"}
+OF_THE_CPU = {  # what is left out where `NBTRAIN_TEST_DEVICE` names another device, and why
+    "test_columns_of_a_page_are_equal_as_it_says[lightning": "Lightning's Trainer trains on every device that it finds",
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("NBTRAIN_TEST_DEVICE", "cpu") != "cpu":
+        left_out = [item for item in items if item.name.startswith(tuple(OF_THE_CPU))]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(autouse=True)

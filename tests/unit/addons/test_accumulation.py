@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
-from samples import Regress, make_loader, make_trainer, make_valid, same_weights
+from samples import DEVICE, Regress, make_loader, make_trainer, make_valid, same_weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -74,10 +74,10 @@ def make(kind: type[Trainer], *addons: Any, **options: Any) -> Any:
 
 def by_hand(kind: type[Square], windows: Sequence[Sequence[tuple[Tensor, Tensor]]], clip: float = 0.0) -> nn.Module:
     """One step for each window, on all its samples as one batch."""
-    model = make_linear()
+    model = make_linear().to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     for window in windows:
-        x, y = (torch.cat(parts) for parts in zip(*window))
+        x, y = (torch.cat(parts).to(DEVICE) for parts in zip(*window))
         errors = (model(x) - y).square()
         counts = (y != N_IGNORED).to(errors.dtype)
         loss = {"mean": errors.mean(), "sum": errors.sum(), "token": (errors * counts).sum() / counts.sum()}[kind.reduce]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import Regress, make_loader, make_model, make_trainer, same_weights, without_times
+from samples import DEVICE, Regress, make_loader, make_model, make_trainer, same_weights, without_times
 
 import nbtrain
 from nbtrain import (
@@ -177,7 +177,7 @@ def test_devices_of_an_instance_are_the_trainers() -> None:
 
 def test_model_trainer_keeps_what_an_instance_has_given() -> None:
     kind = ModelTrainer.add_on(SchedulerAddon(scheduler=WarmUpScheduler))  # type: ignore[arg-type]
-    trainer = kind(make_model(), "cpu", loss_fn=torch.nn.functional.mse_loss)
+    trainer = kind(make_model(), DEVICE, loss_fn=torch.nn.functional.mse_loss)
     assert trainer.scheduler is WarmUpScheduler is trainer.given["scheduler"]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights
+from samples import ONE_DEVICE, Regress, make_loader, make_model, make_trainer, make_valid, same_weights
 
 import nbtrain
 from nbtrain import (
@@ -193,7 +193,7 @@ ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their opt
     NeptuneLoggerAddon: lambda folder: {"save_path": folder},
     SystemMonitorAddon: lambda folder: {"throughput": True, "count_tokens": lambda batch: batch[0].numel()},
     WandBLoggerAddon: lambda folder: {"web_logger": {"wandb": {"mode": "offline"}}, "save_path": folder},
-    MultiGPUAddon: lambda folder: {},
+    MultiGPUAddon: lambda folder: {"device": ONE_DEVICE},
 }
 
 

@@ -15,7 +15,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, LambdaCallback
-from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
+from samples import DEVICE, Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
 from torch import nn
 
 from nbtrain import AddOnBase, ConfigError, OptionError, StateManagerAddon, StepError, Trainer
@@ -125,7 +125,7 @@ def test_lightning_checkpoint_goes_from_compiled_to_plain_and_back(tmp_path: Pat
     for name, options, others in (("compiled", {"compile": EAGER}, {}), ("plain", {}, {"compile": EAGER})):
         path = tmp_path / name / "last.ckpt"
         trainer = trained(path, **options)
-        loaded = Regress.load_from_checkpoint(path, model=make_model(1), device="cpu", log_bar=False, **others)
+        loaded = Regress.load_from_checkpoint(path, model=make_model(1), device=DEVICE, log_bar=False, **others)
         assert same_weights(loaded.model, trainer.model)
         assert torch.equal(loaded.predict(torch.ones(4, 8)), trainer.predict(torch.ones(4, 8)))
 
@@ -201,8 +201,8 @@ def test_both_loaders_are_read_ahead_and_the_weights_stay_the_same(monkeypatch: 
 
 
 def test_prefetching_leaves_alone_what_it_is_not_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, loader = make_trainer(Regress.add_on(PrefetchAddon)), make_loader()
-    assert trainer._read_loader(loader, training=True) is loader  # on the CPU
+    trainer, loader = make_trainer(Regress.add_on(PrefetchAddon), device="cpu"), make_loader()
+    assert trainer._read_loader(loader, training=True) is loader
     monkeypatch.setattr("nbtrain.addons.performance.prefetch", lambda loader, device: "ahead")
     assert trainer._read_loader(loader, training=True) == "ahead" and trainer._read_loader([loader, loader], training=True) == [
         loader,
@@ -267,15 +267,36 @@ class OnCpu:
         return static, replay
 
 
+class OnDevice:
+    """CUDA's graphs, which note their calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.graphs: Any = None
+
+    @contextmanager
+    def warm_up(self) -> Iterator[None]:
+        self.calls.append("warm up")
+        with self.graphs.warm_up():
+            yield
+
+    def capture(self, step: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], Callable[[], None]]:
+        self.calls.append("capture")
+        static, replay = self.graphs.capture(step)
+        return static, lambda: (self.calls.append("replay"), replay())[1]
+
+
 class Graphed(CudaGraphAddon):
-    """Has the stand-in where CUDA's graphs would be."""
+    """Notes the calls; has the stand-in where there is no device with CUDA's graphs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.on_cpu = OnCpu()
+        self.used: Any = OnDevice() if DEVICE == "cuda" else OnCpu()
 
     def _graphs(self, device: torch.device) -> Graphs | None:
-        return self.on_cpu
+        if isinstance(self.used, OnDevice):
+            self.used.graphs = super()._graphs(device)
+        return self.used
 
 
 def capturable(lr: Any = 1e-2) -> Callable[..., torch.optim.Optimizer]:
@@ -286,10 +307,10 @@ def graphed(kind: type[Trainer] = Regress, *others: type[AddOnBase], **options: 
     """A trainer with the stand-in, the calls of it, and the notes of its runs."""
     options = {"optimizer": capturable()} | options
     trainer = make_trainer(kind.add_on(Graphed, *others), **options)
-    trainer[Graphed].on_cpu.trainer = trainer
+    trainer[Graphed].used.trainer = trainer
     notes: list[str] = []
     trainer.sinks.append(Notes(notes))
-    return trainer, trainer[Graphed].on_cpu.calls, notes
+    return trainer, trainer[Graphed].used.calls, notes
 
 
 class Notes:
@@ -326,6 +347,7 @@ def test_replayed_run_equals_the_plain_one_bit_for_bit(kind: type[Trainer]) -> N
     assert ours.loss_history_train == theirs.loss_history_train and ours.counts == theirs.counts
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # the callback keeps what a warm-up has computed
 def test_hooks_counters_and_gradients_are_those_of_the_plain_run() -> None:
     class Watch(Callback):
         def __init__(self) -> None:
@@ -355,8 +377,8 @@ def test_hooks_counters_and_gradients_are_those_of_the_plain_run() -> None:
 
 def test_a_schedule_reaches_the_graph_through_a_rate_in_a_tensor() -> None:
     options = {"scheduler": lambda step: 1e-2 / (step + 1)}
-    ours, calls, notes = graphed(optimizer=capturable(torch.tensor(1e-2)), **options)
-    theirs = plain(optimizer=capturable(torch.tensor(1e-2)), **options)
+    ours, calls, notes = graphed(optimizer=capturable(torch.tensor(1e-2, device=DEVICE)), **options)
+    theirs = plain(optimizer=capturable(torch.tensor(1e-2, device=DEVICE)), **options)
     for trainer in (ours, theirs):
         torch.manual_seed(5)
         trainer.run(2, make_loader(own_generator=True))
@@ -499,7 +521,7 @@ def test_accumulation_that_begins_in_mid_run_is_not_replayed() -> None:
 
 
 def test_without_cuda_it_says_so() -> None:
-    trainer = make_trainer(Regress.add_on(CudaGraphAddon))
+    trainer = make_trainer(Regress.add_on(CudaGraphAddon), device="cpu")
     notes: list[str] = []
     trainer.sinks.append(Notes(notes))
     trainer.run(1, make_loader())

@@ -9,7 +9,7 @@ import torch
 from samples import Regress, make_loader, make_model, make_trainer, same_weights
 from torch import nn
 
-from nbtrain import ConfigError, FreezeAddon, param_groups
+from nbtrain import ConfigError, FreezeAddon, MultiGPUAddon, param_groups
 
 Freezing = Regress.add_on(FreezeAddon)
 
@@ -20,7 +20,7 @@ def make_net() -> nn.Module:
 
 
 def changed_in(trainer: Any, n_epoch: int) -> set[str]:
-    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    before = {name: value.clone() for name, value in trainer.model.to(trainer.device).state_dict().items()}
     trainer.run(n_epoch, make_loader(64))
     return {name for name, value in trainer.model.state_dict().items() if not torch.equal(value, before[name])}
 
@@ -71,6 +71,21 @@ def test_nothing_left_to_train_is_an_error() -> None:
         make_trainer(Freezing, freeze={"*": 1}).run(1, make_loader())
     with pytest.raises(ConfigError, match=r"freeze\['0'\] must be an integer, a range or None, got 1.5"):
         make_trainer(Freezing, freeze={"0": 1.5})
+
+
+@pytest.mark.parametrize("freeze", [{"0": 1}, "0"], ids=str)
+def test_two_processes_freeze_where_they_do_not_wait_for_its_gradients(freeze: Any) -> None:
+    def trained(strategy: str, n_epoch: int = 1) -> tuple[Any, set[str]]:
+        trainer = make_trainer(Freezing.add_on(MultiGPUAddon), model=make_net(), device=["cpu", "cpu"], strategy=strategy, freeze=freeze)
+        return trainer, changed_in(trainer, n_epoch)
+
+    with pytest.raises(ConfigError, match='does not work with strategy="ddp", .*\n  Give strategy="ddp_find_unused_parameters_true"'):
+        trained("ddp")
+    trainer, changed = trained("ddp_find_unused_parameters_true")
+    frozen = {"0.weight", "0.bias"}
+    assert changed == set(trainer.model.state_dict()) - frozen
+    assert (changed_in(trainer, 1) >= frozen) == isinstance(freeze, dict)
+    assert trainer.run(1, make_loader(64)).status == "completed"
 
 
 def test_groups_hold_every_parameter_once_with_its_rate_and_decay() -> None:

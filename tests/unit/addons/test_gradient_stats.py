@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import Regress, make_data, make_loader, make_model, make_trainer, same_weights
+from samples import DEVICE, Regress, make_data, make_loader, make_model, make_trainer, same_weights
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -74,11 +74,11 @@ PARTS = [torch.tensor([3.0, 0.0, 4.0]), torch.empty(0), torch.tensor([6.0], dtyp
 def test_the_norm_of_tensors_of_every_kind_is_that_of_their_numbers(other: torch.Tensor, norm_type: float) -> None:
     plain = [part.double() for part in PARTS] + [torch.tensor([1.0 if other.dtype is torch.bool else 5.0])]
     expected = torch.linalg.vector_norm(torch.cat(plain), norm_type)
-    assert float(total_norm([*PARTS, other], norm_type)) == pytest.approx(float(expected), rel=1e-6)
+    assert float(total_norm([part.to(DEVICE) for part in (*PARTS, other)], norm_type)) == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_the_norm_of_no_numbers_is_zero() -> None:
-    assert [float(total_norm(tensors, norm)) for tensors in ([], [torch.empty(0)]) for norm in (2.0, math.inf)] == [0.0] * 4
+    assert [float(total_norm(tensors, norm)) for tensors in ([], [torch.empty(0, device=DEVICE)]) for norm in (2.0, math.inf)] == [0.0] * 4
 
 
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
@@ -88,12 +88,12 @@ def test_sparse_and_complex_gradients_are_clipped(algorithm: str) -> None:
     class Steps(Trainer):
         def train_step(self, batch: torch.Tensor) -> dict[str, torch.Tensor]:
             z = self.model["complex"][0]
-            return {"loss": 3 * self.model["sparse"](torch.tensor([1, 1])).sum() + (3 * z.real + 4 * z.imag).sum()}
+            return {"loss": 3 * self.model["sparse"](torch.tensor([1, 1], device=DEVICE)).sum() + (3 * z.real + 4 * z.imag).sum()}
 
-    before = {name: value.clone() for name, value in parts.state_dict().items()}
+    before = {name: value.clone() for name, value in parts.to(DEVICE).state_dict().items()}
     options = {"gradient_clip": 1.0, "gradient_clip_algorithm": algorithm}
     optimizer = torch.optim.SGD(parts.parameters(), lr=1.0)
-    trainer = Steps.add_on(GradientClipAddon)(parts, device="cpu", log_bar=False, optimizer=optimizer, **options)
+    trainer = Steps.add_on(GradientClipAddon)(parts, device=DEVICE, log_bar=False, optimizer=optimizer, **options)
     trainer.run(1, [torch.zeros(1)])
     moved = {name: before[name] - value for name, value in parts.state_dict().items()}
     norm = math.sqrt(2 * 6**2 + 5**2)  # each number of the row is there twice

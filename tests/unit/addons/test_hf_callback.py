@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from samples import Breaks, Broken, Regress, make_loader, make_trainer, make_valid, same_weights, without_times
+from samples import DEVICE, Breaks, Broken, Regress, make_loader, make_trainer, make_valid, same_weights, without_times
 from torch.nn.functional import cross_entropy
 
 from nbtrain import AccumulationAddon, ConfigError, HFCallback, ModelTrainer, StateManagerAddon
@@ -174,7 +174,7 @@ def tiny(**options: Any) -> Any:
 def language(model: Any, **options: Any) -> Any:
     data = blocks()
     options = {"train_dataset": data[:-8], "eval_dataset": data[-8:], "learning_rate": 3e-3, "seed": 0} | options
-    return ModelTrainer(model, device="cpu", log_bar=False, **options)
+    return ModelTrainer(model, device=DEVICE, log_bar=False, **options)
 
 
 def test_a_model_made_from_its_config_learns_to_read(tmp_path: Path) -> None:
@@ -202,5 +202,5 @@ def test_a_model_of_transformers_with_its_own_loss_can_have_another() -> None:
             logits = self.model(input_ids=batch["input_ids"]).logits[:, :-1]
             return {"loss": cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten(), label_smoothing=0.1)}
 
-    trainer = Smoothed(tiny(), device="cpu", log_bar=False, mode="test", eval_dataset=blocks()[:8])
+    trainer = Smoothed(tiny(), device=DEVICE, log_bar=False, mode="test", eval_dataset=blocks()[:8])
     assert trainer.evaluate()["loss"] > 0

@@ -157,10 +157,10 @@ def test_hooks_get_nbtrains_trainer_and_the_arguments_of_the_table(tmp_path: Pat
     outputs, batches, index = seen["on_train_step_end"][1:]
     assert [len(batch[0]) for batch in batches] == [16, 16] and index == 0 and len(outputs) == 2
     assert not any(value.requires_grad for output in outputs for value in output.values())
-    mean = (outputs[0]["loss"] + outputs[1]["loss"]) / 2
+    mean = float(outputs[0]["loss"] + outputs[1]["loss"]) / 2
     assert seen["on_step_end"][1].keys() == {"train_loss", "train_mae"} and seen["on_step_end"][1]["train_loss"] == mean
     aggregated, loss, index = seen["after_aggregate_train_step_outputs"][1:]
-    assert (aggregated.num_batches, index) == (2, 0) and loss == pytest.approx(float(mean))
+    assert (aggregated.num_batches, index) == (2, 0) and float(loss) == pytest.approx(mean)
     assert seen["after_gnorm_clip"][1] > 0.5 and seen["on_epoch_end"][1] == 0
     assert seen["on_val_end"][1] == seen["on_validate_end"][1]["val_loss"] == trainer.history.last["val_loss"]
     assert seen["on_val_step_end"][3] == 0 and seen["on_best_changed"][1] is trainer.history.best

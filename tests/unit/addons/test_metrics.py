@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid
+from samples import DEVICE, Regress, make_data, make_loader, make_model, make_trainer, make_valid
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MetricCollection
@@ -44,7 +44,7 @@ def make_batches(*sizes: int, n_classes: int = 3) -> list[tuple[torch.Tensor, to
 
 
 def evaluate(batches: Any, kind: type[Trainer] = Measured, **options: Any) -> dict[str, float]:
-    trainer = kind(torch.nn.Identity(), "cpu", "test", log_bar=False, **options)
+    trainer = kind(torch.nn.Identity(), DEVICE, "test", log_bar=False, **options)
     found = trainer.evaluate(batches)
     return {name: value for name, value in found.items() if name != "loss"}
 
@@ -126,7 +126,7 @@ UNLABELLED = [(torch.eye(3), torch.full((3,), -100))]
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pass_without_any_label_has_nan_and_a_note(kind: str, tmp_path: Path) -> None:
     metrics, names = KINDS[kind]
-    trainer = Measured(torch.nn.Identity(), "cpu", "test", log_bar=False, metrics=metrics)
+    trainer = Measured(torch.nn.Identity(), DEVICE, "test", log_bar=False, metrics=metrics)
     labelled = trainer.evaluate(make_batches(4, 2))
     unlabelled = trainer.evaluate(UNLABELLED)
     assert labelled.keys() == unlabelled.keys() == names | {"loss"}
@@ -142,7 +142,7 @@ def test_a_validation_without_labels_does_not_end_the_run_and_is_said_once(tmp_p
     model = torch.nn.Linear(3, 3)
     options = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "log_bar": False, "save_path": tmp_path}
     metrics = [accuracy, MulticlassF1Score(3, average="micro")]
-    trainer = Measured(model, "cpu", monitor="val_f1_score", metrics=metrics, **options)
+    trainer = Measured(model, DEVICE, monitor="val_f1_score", metrics=metrics, **options)
     assert trainer.run(2, batches, UNLABELLED).status == "completed"
     assert [str(row["val_accuracy"]) + str(row["val_f1_score"]) for row in trainer.history.epochs] == ["nannan"] * 2
     events = [json.loads(line) for line in (trainer.run_dir / "events.jsonl").read_text().splitlines()]  # pyright: ignore[reportOptionalOperand]
@@ -158,7 +158,7 @@ def test_monitored_metric_is_nan_while_all_labels_are_ignored(metrics: Any) -> N
     """Before the function has returned the names of its metrics."""
     model = torch.nn.Linear(3, 3)
     options = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "log_bar": False, "monitor_mode": "max"}
-    trainer = Measured(model, "cpu", monitor="val_hf_accuracy", metrics=metrics, **options)
+    trainer = Measured(model, DEVICE, monitor="val_hf_accuracy", metrics=metrics, **options)
     assert trainer.run(1, make_batches(8, 8), UNLABELLED).status == "completed"
     assert str(trainer.history.last["val_hf_accuracy"]) == "nan" and "val_<lambda>" not in trainer.history.last
     trainer.run(1, make_batches(8, 8), make_batches(8, 8))
@@ -170,7 +170,7 @@ def test_one_loader_of_several_without_labels() -> None:
     loaders = [DataLoader(TensorDataset(inputs, torch.arange(20) % 3), 8), DataLoader(TensorDataset(inputs, labels), 8)]
     model = torch.nn.Linear(3, 3)
     metrics = [accuracy, compute_metrics]
-    trainer = Measured(model, "cpu", optimizer=torch.optim.SGD(model.parameters(), lr=0.1), log_bar=False, metrics=metrics)
+    trainer = Measured(model, DEVICE, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), log_bar=False, metrics=metrics)
     trainer.run(1, make_batches(4, 2), loaders)
     row = {name.removeprefix("val_"): value for name, value in trainer.history.last.metrics.items()}
     assert row["accuracy"] == row["accuracy/0"] and not math.isnan(row["accuracy"])
@@ -226,7 +226,7 @@ def test_metrics_for_all_tasks_are_of_all_and_of_each() -> None:
 
 
 def test_scalars_of_a_step_are_those_of_all_tasks_and_of_each(tmp_path: Path) -> None:
-    trainer = Tasks(torch.nn.Linear(3, 3), "cpu", optimizer=lambda p: torch.optim.SGD(p, lr=0.0), log_bar=False)
+    trainer = Tasks(torch.nn.Linear(3, 3), DEVICE, optimizer=lambda p: torch.optim.SGD(p, lr=0.0), log_bar=False)
     trainer.run(1, tasks(), tasks())
     for row in [trainer.history.last]:
         for phase in ("train", "val"):
@@ -259,7 +259,7 @@ def test_several_validation_loaders_have_metrics_together_and_each() -> None:
     loaders = [DataLoader(make_data(20, seed), 8) for seed in (1, 2)]
     trainer = make_trainer(Regress.add_on(MetricsAddon), metrics=MeanSquaredError(), model=make_model())
     trainer.run(1, make_loader(), loaders)
-    row, model = trainer.history.last, trainer.model.eval()
+    row, model = trainer.history.last, trainer.model.cpu().eval()
     with torch.no_grad():
         each = [float((model(data.dataset.tensors[0]) - data.dataset.tensors[1]).square().mean()) for data in loaders]
     assert [row["val_mean_squared_error/0"], row["val_mean_squared_error/1"]] == pytest.approx(each)
@@ -357,6 +357,6 @@ def test_one_evaluation_computes_the_metrics_it_is_asked_for(kind: Any) -> None:
 def test_a_metric_with_the_name_of_one_that_the_step_returns_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"MetricsAddon computes 'loss', and the step .*\n.*\"whole_loss\""):
         evaluate(make_batches(4, 4), metrics={"loss": accuracy})
-    plain = Classify(torch.nn.Identity(), "cpu", "test", log_bar=False)
+    plain = Classify(torch.nn.Identity(), DEVICE, "test", log_bar=False)
     with pytest.raises(ConfigError, match="computes 'loss'"):
         plain.evaluate(make_batches(4, 4), metrics={"loss": accuracy})

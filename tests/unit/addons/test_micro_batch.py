@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import make_trainer, same_weights
+from samples import PLACE, make_trainer, same_weights
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -75,9 +75,9 @@ def test_error_names_the_batch_the_place_and_the_remedies(backward: bool, lean: 
     with pytest.raises(OutOfMemory) as caught:
         trainer.run(1, make_batches(2, 5))
     assert str(caught.value).splitlines()[:2] == [
-        "The memory of cpu is full: CUDA out of memory. Tried to allocate 1 TiB.",
-        "  epoch 1, batch 2: the batch is dict of 3 ('x': Tensor (5, 4) float64, 'y': Tensor (5, 1) float64, 'ids': list of 5 "
-        "([0]: str, [1]: str, [2]: str, [3]: str, [4]: str))",
+        f"The memory of {trainer.device} is full: CUDA out of memory. Tried to allocate 1 TiB.",
+        f"  epoch 1, batch 2: the batch is dict of 3 ('x': Tensor (5, 4) float64{PLACE}, 'y': Tensor (5, 1) float64{PLACE}, "
+        "'ids': list of 5 ([0]: str, [1]: str, [2]: str, [3]: str, [4]: str))",
     ]
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError) and trainer.result.status == "failed"
 

@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from samples import Regress, make_loader, make_trainer, make_valid, same_weights
+from samples import ONE_DEVICE, Regress, make_loader, make_trainer, make_valid, same_weights
 from test_addons import ADDONS
 
 from nbtrain import (
@@ -227,7 +227,8 @@ def test_idle_addons_leave_the_step_as_it_is() -> None:
             return super().train_step(batch)
 
     idle = [addon for addon in ADDONS if addon not in SLOW and addon.__name__ not in ("AccumulationAddon", "MicroBatchAddon")]
-    make_trainer(Looks.add_on(*[addon for addon in idle if "save_path" not in addon.__annotations__]), metrics=()).run(1, make_loader())
+    kind = Looks.add_on(*[addon for addon in idle if "save_path" not in addon.__annotations__])
+    make_trainer(kind, device=ONE_DEVICE, metrics=()).run(1, make_loader())
     assert wrapped == [False] * 5
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -448,6 +449,12 @@ def test_the_next_copy_is_started_before_a_batch_is_used() -> None:
 def test_a_prefetcher_gives_all_batches_and_has_the_length(n: int) -> None:
     loader = Prefetcher(list(range(n)), Diary())
     assert len(loader) == n and list(loader) == list(loader) == list(range(n))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_prefetcher_holds_no_batch_that_it_has_handed_out(n: int) -> None:
+    batches = iter(Prefetcher((torch.zeros(1) for _ in range(n)), Diary()))
+    assert [weakref.ref(next(batches))() for _ in range(n)] == [None] * n
 
 
 def test_without_a_length_a_prefetcher_has_none() -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from safetensors.torch import load_file
-from samples import Regress, make_loader, make_model, make_trainer, make_valid, without_times
+from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
 
 from nbtrain import ConfigError, History, StateManagerAddon, Trainer, load_run
 from nbtrain.best import best_row
@@ -71,11 +71,12 @@ def test_plot_has_a_panel_for_each_quantity() -> None:
 
 def test_reprs_say_something() -> None:
     trainer = make_trainer()
-    assert repr(trainer) == "Regress(Sequential with 161 params on cpu · mode train)"
+    assert repr(trainer) == f"Regress(Sequential with 161 params on {trainer.device} · mode train)"
     assert repr(trainer.history) == "History(empty)" and "nothing was run" in trainer.history._repr_html_()
     result = trainer.run(2, make_loader(), make_valid())
     assert re.fullmatch(
-        r"Regress\(Sequential with 161 params on cpu · mode train · 2 epochs done · best val_loss \S+ at epoch 2\)", repr(trainer)
+        rf"Regress\(Sequential with 161 params on {trainer.device} · mode train · 2 epochs done · best val_loss \S+ at epoch 2\)",
+        repr(trainer),
     )
     assert re.fullmatch(r"RunResult\(completed · 2 epochs · 00:0\d · best val_loss \S+ at epoch 2\)", repr(result))
     assert repr(trainer.run(1, make_loader(), make_valid())).startswith("RunResult(completed · 1 epoch, 3 in all · 00:0")
@@ -229,7 +230,7 @@ def test_run_folder_holds_the_run(tmp_path: Path) -> None:
     kept = {"best.safetensors", "curves.png", "events.jsonl", "history.csv", "last.safetensors"}
     assert names == kept | {".lock", ".writer", "provenance.json", "source"}
     last = load_file(folder / "last.safetensors")
-    assert all(torch.equal(last[name], value) for name, value in model.state_dict().items())
+    assert same_weights(model, last)
     best = load_file(result.best.path)
     assert result.best.path.name == "best.safetensors"
     assert all(torch.equal(best[name], value) for name, value in trainer.best_weights.items())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import Regress, make_data, make_loader, make_trainer, same_weights
+from samples import DEVICE, Regress, make_data, make_loader, make_trainer, same_weights
 from torch import nn
 from torch.utils.data import DataLoader
 from tracker_files import tensorboard_log, wandb_series
@@ -90,7 +90,7 @@ def test_a_turn_of_several_optimizers_is_one_step() -> None:
 
     parts = nn.ModuleDict({name: nn.Linear(8, 1) for name in ("first", "second")})
     optimizers = {name: lambda params: torch.optim.SGD(params, lr=0.01) for name in parts}
-    trainer = Two(parts, "cpu", optimizers=optimizers, log_bar=False)
+    trainer = Two(parts, DEVICE, optimizers=optimizers, log_bar=False)
     trainer.run(2, make_loader(), long_validation())
     assert of_rows(trainer) == [(1, 5), (2, 10)] and list(trainer.history.steps["train"].steps) == list(range(1, 11))
     assert trainer.current_step == 10

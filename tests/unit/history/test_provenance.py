@@ -330,7 +330,7 @@ def test_run_keeps_its_source_and_arguments(tmp_path: Path) -> None:
     kept = read_record(tmp_path / "run-001")
     assert kept is not None
     assert kept["arguments"]["optimizer"] == "lambda params: torch.optim.Adam(params, lr=0.01)"
-    assert kept["arguments"]["gradient_clip"] == 1.0 and kept["seed"] == 3 and kept["device"] == "cpu"
+    assert kept["arguments"]["gradient_clip"] == 1.0 and kept["seed"] == 3 and kept["device"] == str(trainer.device)
     assert kept["runs"][0]["loader"] == "DataLoader(batch_size=16, shuffle=True, 5 batches)"
     steps = (tmp_path / "run-001" / "source" / "steps.py").read_text()
     assert "# ==== samples.Regress · samples.py\nclass Regress(Trainer):\n" in steps and "def plain_loop" not in steps

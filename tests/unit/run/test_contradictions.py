@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
-from samples import Regress, make_loader, make_trainer, make_valid
+from samples import DEVICE, Regress, make_loader, make_trainer, make_valid
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
@@ -58,7 +58,7 @@ def with_two(*without: str) -> Any:
 
 
 def own(name: str, value: Any) -> Any:
-    return Own(nn.Linear(8, 1), name, value, device="cpu", log_bar=False, optimizer=lambda p: torch.optim.SGD(p, 0.1))
+    return Own(nn.Linear(8, 1), name, value, device=DEVICE, log_bar=False, optimizer=lambda p: torch.optim.SGD(p, 0.1))
 
 
 def scored(name: str) -> Any:

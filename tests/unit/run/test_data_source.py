@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from lightning_modules import Lit, by_lightning, by_nbtrain
-from samples import Regress, make_data, make_loader, make_trainer, make_valid
+from samples import DEVICE, Regress, make_data, make_loader, make_trainer, make_valid, same_weights
 from torch.utils.data import DataLoader
 
 from nbtrain import PrefetchAddon, StateManagerAddon, Trainer
@@ -87,7 +87,7 @@ def test_a_module_and_a_data_module_train_as_under_lightning() -> None:
     plain, sources = Validates(), (Moves(), Moves())
     by_lightning(plain, 2, datamodule=sources[0])
     ours = by_nbtrain(Validates(), 2, sources[1], num_sanity_val_steps=0)
-    assert torch.equal(weights(ours), torch.cat([p.flatten() for p in plain.parameters()]))
+    assert same_weights(ours.model, plain)
     assert plain.seen == ours.model.seen and sources[0].called == sources[1].called
 
 
@@ -193,7 +193,7 @@ def test_a_progress_bar_that_a_user_gives_shows_the_run(kind: Any, capfd: pytest
 
 
 def test_a_progress_bar_works_with_a_module(capfd: pytest.CaptureFixture[str]) -> None:
-    trainer = Trainer.from_lightning(Lit(), device="cpu", lightning={"callbacks": [TQDMProgressBar()]})
+    trainer = Trainer.from_lightning(Lit(), device=DEVICE, lightning={"callbacks": [TQDMProgressBar()]})
     trainer.run(1, make_loader())
     shown = capfd.readouterr()
     assert "Epoch 0" in shown.out + shown.err and trainer.view is None

@@ -12,7 +12,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from samples import some
+from samples import DEVICE, some
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
@@ -152,7 +152,7 @@ def run(seed: int, tmp_path: Path, kind: str = "", at: int = 0) -> tuple[Fit, in
     options: dict[str, Any] = {"save_path": tmp_path / f"run{kind}", "every_n_steps": 3} if saves else {}
     trainer: Any = Fit.add_on(*addons)(
         model,
-        "cpu",
+        DEVICE,
         optimizer=optimizer,
         scheduler=schedule,
         scheduler_step_on_batch=by_batch and window == 1,
@@ -234,7 +234,7 @@ class Mean(Trainer):
 def make(kind: Any = Mean, **options: Any) -> Any:
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
-    options = {"device": "cpu", "on_error": "pause", "log_bar": False} | options
+    options = {"device": DEVICE, "on_error": "pause", "log_bar": False} | options
     return kind(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), **options)
 
 
@@ -340,7 +340,7 @@ def test_stopped_after_an_error_it_is_saved_and_resumed_exactly(tmp_path: Path) 
         np.random.seed(0)
         model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 1))
         optimizer = torch.optim.Adam(model.parameters())
-        trainer: Any = kind(model, "cpu", optimizer=optimizer, log_bar=False, on_error="pause", save_path=tmp_path / folder)
+        trainer: Any = kind(model, DEVICE, optimizer=optimizer, log_bar=False, on_error="pause", save_path=tmp_path / folder)
         trainer.fault = fault
         return trainer
 

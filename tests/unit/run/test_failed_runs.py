@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from samples import DEVICE
 from torch import nn
 
 from nbtrain import Trainer
@@ -25,7 +26,7 @@ class Fit(Trainer):
 
 def failed_run(kind: type[Fit] = Fit) -> tuple[Fit, threading.Thread]:
     """A trainer whose run an error has paused, and the run's thread."""
-    trainer = kind(nn.Linear(2, 1), "cpu", optimizer=lambda p: torch.optim.SGD(p, lr=0.1), log_bar=False, on_error="pause")
+    trainer = kind(nn.Linear(2, 1), DEVICE, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), log_bar=False, on_error="pause")
     with pytest.raises((ZeroDivisionError, AttributeError)):
         trainer.run(1, [torch.ones(4, 2)] * 2)
     keep_watch(trainer)

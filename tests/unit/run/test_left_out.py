@@ -11,7 +11,7 @@ import lightning as L
 import plain_loop as judge
 import pytest
 import torch
-from samples import make_model, make_trainer, same_weights
+from samples import DEVICE, make_model, make_trainer, on_device, same_weights
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -36,7 +36,7 @@ def without(how: str, *places: int, n: int = 7, seed: int = 1) -> list[Any]:
 
 
 def loss_of(model: nn.Module, batch: Any) -> torch.Tensor | None:
-    x, y = batch
+    x, y = (part.to(DEVICE) for part in batch)
     return None if x.isnan().any() else mse_loss(model(x), y)
 
 
@@ -63,7 +63,7 @@ def test_batches_that_are_left_out_have_no_part_in_a_training(lean: bool, how: s
     loader, n_epochs = without(how, *places), 2
     trainer = make(lean=lean, lightning={"accumulate_grad_batches": accumulate})
     trainer.run(n_epochs, loader)
-    plain = make_model()
+    plain = make_model().to(DEVICE)
     optimizer = torch.optim.Adam(plain.parameters(), lr=1e-2)
     found = [losses for losses, _ in judge.train(plain, optimizer, loss_of, loader, range(n_epochs), accumulate=accumulate)]
     assert same_weights(trainer.model, plain)
@@ -148,12 +148,12 @@ class Plain(L.LightningModule):
 def test_a_lightning_module_leaves_batches_out_as_under_lightning(how: str) -> None:
     module, alone = Plain(), Plain()
     loader, valid = without(how, 1, 3), batches(3, seed=2)
-    trainer = Trainer.from_lightning(module, device="cpu", log_bar=False)
+    trainer = Trainer.from_lightning(module, device=DEVICE, log_bar=False)
     torch.manual_seed(0)
     assert trainer.run(2, trainer_loader(loader), trainer_loader([*valid, None])).status == "completed"
     pl_trainer = L.Trainer(
-        max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
-        num_sanity_val_steps=0,
+        max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, accelerator=DEVICE,
+        devices=1, num_sanity_val_steps=0,
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -192,13 +192,14 @@ def test_a_turn_may_leave_a_batch_out(lean: bool, order: str) -> None:
         torch.manual_seed(0)
         models.append(nn.ModuleDict({"a": nn.Linear(8, 4), "b": nn.Linear(4, 1)}))
     model, plain = models
-    trainer: Any = Turns(model, "cpu", optimizers={n: torch.optim.Adam(model[n].parameters(), lr=0.1) for n in order}, log_bar=False)
+    plain.to(DEVICE)
+    trainer: Any = Turns(model, DEVICE, optimizers={n: torch.optim.Adam(model[n].parameters(), lr=0.1) for n in order}, log_bar=False)
     trainer.lean_loops = lean
     loader = without("step", 3)
     trainer.run(2, loader)
     optimizers = {n: torch.optim.Adam(plain[n].parameters(), lr=0.1) for n in order}
     losses: dict[str, list[float]] = {"a": [], "b": []}
-    for i, (x, y) in enumerate(loader * 2):
+    for i, (x, y) in enumerate(on_device(loader) * 2):
         for n in order:
             if x.isnan().any() or (n == "b" and i % 2):
                 continue

@@ -10,7 +10,7 @@ import lightning as L
 import pytest
 import torch
 from lightning_modules import Lit, by_lightning
-from samples import make_loader, make_valid, some
+from samples import DEVICE, make_loader, make_valid, some
 
 from nbtrain import Trainer
 from nbtrain.errors import ConfigError, StepError
@@ -63,7 +63,7 @@ class Raises:
 
 def make(module: Any, callbacks: Any = (), **options: Any) -> Any:
     lightning = {"callbacks": list(callbacks), "num_sanity_val_steps": 0}
-    return Trainer.from_lightning(module, device="cpu", log_bar=False, lightning=lightning, **{"on_error": "pause"} | options)
+    return Trainer.from_lightning(module, log_bar=False, lightning=lightning, **{"device": DEVICE, "on_error": "pause"} | options)
 
 
 def state(module: Any) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def test_a_loss_that_is_not_finite_pauses_before_its_update() -> None:
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return self.loss(batch) * (self.factor if self.global_step == 2 else 1.0)
 
-    trainer = make(Diverges())
+    trainer = make(Diverges(), device="cpu")  # another device would have to be waited for
     with pytest.raises(Exception, match="The training loss is nan"):
         trainer.run(1, make_loader())
     assert trainer.control.state == "paused" and trainer.model.global_step == 2

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
-from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights
+from samples import DEVICE, Regress, make_data, make_loader, make_model, make_trainer, make_valid, on_device, same_weights
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, Adam
@@ -280,7 +280,7 @@ class Greedy(Regress):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.n_seen, self.outputs, self.by_name, self.names = 0, list[int](), dict[str, int](), {1}
-        self.total, self.array = torch.zeros(2), np.zeros(2)
+        self.total, self.array = torch.zeros(2, device=DEVICE), np.zeros(2)
         self.mean, self.cat, self.meter = MeanMetric(), CatMetric(), Meter()
         self.generator, self.random = torch.Generator().manual_seed(1), random.Random(1)
 
@@ -364,7 +364,7 @@ def test_step_that_changes_all_it_can_reach_leaves_nothing() -> None:
         name: own for name, own in objects.items() if name != "probed"
     }
     with kept_objects(trainer):
-        trainer.test_step(next(iter(make_valid())))
+        trainer.test_step(on_device(make_valid())[0])
         assert _picture(trainer) != before
 
 
@@ -711,7 +711,7 @@ def _in_turns(kind: Any = _Two, **options: Any) -> Any:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     optimizers = {"first": Adam(model[0].parameters(), lr=0.1), "second": SGD(model[2].parameters(), lr=0.1, momentum=0.9)}
-    return kind(model, "cpu", optimizers=optimizers, seed=3, log_bar=False, **options)
+    return kind(model, DEVICE, optimizers=optimizers, seed=3, log_bar=False, **options)
 
 
 def _joint(**options: Any) -> Any:

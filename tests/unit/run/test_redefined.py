@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import make_loader, make_trainer, make_valid
+from samples import make_loader, make_trainer, make_valid, same_weights
 
 from nbtrain import EarlyStoppingAddon, StateManagerAddon, Trainer
 from nbtrain.errors import CheckpointError
@@ -116,17 +116,18 @@ def test_best_starts_again_where_the_steps_compute_anything_else(tmp_path: Path)
     board, read = board_of(tmp_path / "run-001"), load_run(tmp_path / "run-001")
     assert board.best == dict(history.best) and read.best == history.best
     weights = trainer.train_state.best_weights
-    assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
+    assert same_weights(trainer.model, weights)
     row = next(line for line in record_text(board).splitlines() if line.endswith("★"))
     assert row.split()[0] == "4"
     assert history.best_before(1)["val_loss"] == best
     trainer.apply_weights(before=1)
-    assert all(torch.equal(value, kept[name]) for name, value in trainer.model.state_dict().items())
+    assert same_weights(trainer.model, kept)
+
     again = make_trainer(written(TIMES_TEN), save_path=tmp_path)
     again.train_state.history.load_state_dict(history.state_dict())
     again.run_dir = trainer.run_dir
     again.apply_weights(before=1)  # in another process
-    assert all(torch.equal(value, kept[name]) for name, value in again.model.state_dict().items())
+    assert same_weights(again.model, kept)
     with pytest.raises(CheckpointError, match="before=2: no best weights"):
         trainer.apply_weights(before=2)
 

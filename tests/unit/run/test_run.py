@@ -20,7 +20,19 @@ import lightning as L
 import pytest
 import torch
 import torch.distributed as dist
-from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, plain_loop, same_weights, some, without_times
+from samples import (
+    DEVICE,
+    Regress,
+    make_data,
+    make_loader,
+    make_model,
+    make_trainer,
+    make_valid,
+    plain_loop,
+    same_weights,
+    some,
+    without_times,
+)
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
@@ -169,7 +181,7 @@ def test_mean_of_an_epoch_weighs_a_short_last_batch_by_its_samples() -> None:
     trainer.run(1, make_valid(70))
     x, y = make_data(70).tensors
     with torch.no_grad():
-        exact = (trainer.model.eval()(x) - y).abs().double().mean().item()
+        exact = (trainer.model.cpu().eval()(x) - y).abs().double().mean().item()
     assert trainer.history.tests[0]["test_mae"] == pytest.approx(exact, rel=1e-6)
 
 
@@ -184,7 +196,7 @@ def test_test_mode_changes_no_weight_and_ends_in_test_mode() -> None:
 def test_model_stays_on_its_device_and_in_train_mode() -> None:
     trainer = make_trainer()
     trainer.run(1, make_loader(), make_valid())
-    assert {p.device for p in trainer.model.parameters()} == {torch.device("cpu")} and trainer.model.training
+    assert {p.device for p in trainer.model.parameters()} == {trainer.device} and trainer.model.training
 
 
 def test_memory_of_a_run_does_not_grow_with_its_steps() -> None:
@@ -443,7 +455,7 @@ def test_loader_without_a_length() -> None:
 @pytest.fixture
 def mesh() -> Iterator[Any]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
+    yield init_device_mesh(DEVICE, (1,))
     dist.destroy_process_group()
 
 
@@ -476,7 +488,7 @@ def _scripted(values: list[float], **options: Any) -> Any:
         def train_step(self, batch: Any) -> dict[str, Any]:
             with torch.no_grad():
                 self.model.weight.fill_(self.counts.epoch + 1)
-            return {"loss": self.model(torch.zeros(1, 1)).sum()}
+            return {"loss": self.model(torch.zeros(1, 1, device=DEVICE)).sum()}
 
         def test_step(self, batch: Any) -> dict[str, Any]:
             return {"loss": values[self.counts.epoch], "acc": values[self.counts.epoch]}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning
 from resume_cases import exact
-from samples import Regress, make_loader, make_trainer, some, without_times
+from samples import DEVICE, Regress, make_loader, make_trainer, some, without_times
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim import Adam
@@ -96,7 +96,7 @@ def plain(**options: Any) -> Any:
 
 
 def lit(kind: type[Lit] = Lit) -> Callable[..., Any]:
-    return lambda **options: Trainer.add_on(StateManagerAddon).from_lightning(kind(), device="cpu", log_bar=False, **options)
+    return lambda **options: Trainer.add_on(StateManagerAddon).from_lightning(kind(), device=DEVICE, log_bar=False, **options)
 
 
 def freezing(**options: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from resume_cases import exact
-from samples import make_loader, make_model, make_valid, some, without_times
+from samples import DEVICE, make_loader, make_model, make_valid, some, without_times
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, OneCycleLR, ReduceLROnPlateau, StepLR
@@ -31,11 +31,12 @@ class Lit(L.LightningModule):
         self.schedule = schedule
         self.mse, self.first, self.val_mse = MeanSquaredError(), MeanAbsoluteError(), MeanSquaredError()
         self.both = MetricCollection([MeanAbsoluteError(), MeanSquaredError()], prefix="both_")
-        self.n_begun, self.n_ended, self.hidden = 0, 0, torch.zeros(1)
+        self.n_begun, self.n_ended, self.hidden = 0, 0, torch.zeros(1, device=DEVICE)
+
         self.rates: list[float] = []
 
     def on_train_epoch_start(self) -> None:
-        self.n_begun, self.hidden = self.n_begun + 1, torch.zeros(1)
+        self.n_begun, self.hidden = self.n_begun + 1, torch.zeros(1, device=DEVICE)
 
     def on_train_batch_end(self, *args: Any) -> None:  # after the hooks of all callbacks
         self.n_ended += 1
@@ -141,7 +142,7 @@ def make(kind: type[Lit], schedule: str, folder: Path, seed: int, **lightning: A
     torch.manual_seed(0)
     module = kind(SCHEDULES[schedule])
     torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
-    options = {"device": "cpu", "log_bar": False, "keep_source": False, "every_n_steps": 1, "monitor": "mse_epoch", "monitor_mode": "min"}
+    options = {"device": DEVICE, "log_bar": False, "keep_source": False, "every_n_steps": 1, "monitor": "mse_epoch", "monitor_mode": "min"}
     return Trainer.add_on(StateManagerAddon).from_lightning(module, save_path=folder, lightning=lightning, **options)
 
 

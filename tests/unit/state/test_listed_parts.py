@@ -86,7 +86,7 @@ class Words(nn.Module):
         self.bag = nn.EmbeddingBag(16, 1, mode="sum", sparse=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.bag((x > 0).long() + 2 * torch.arange(8))
+        return self.bag((x > 0).long() + 2 * torch.arange(8, device=x.device))
 
 
 @both_formats

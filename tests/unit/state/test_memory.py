@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from samples import Regress, make_loader, make_trainer
+from samples import Regress, make_loader, make_trainer, same_weights
 from torch import Tensor, nn
 
 from nbtrain.state import memory
@@ -187,7 +187,8 @@ def test_last_epochs_of_a_run_that_is_paused_or_fails_are_reached_exactly_where_
     for epoch in (8, 7, 6, trainer.history.best["epoch"], 0):
         found = trainer.branch(epoch=epoch).model.state_dict()
         expected = seen.weights[epoch - 1] if epoch else trainer.states.memory.states[0].taken.state["state_dict"]
-        assert all(torch.equal(value, expected[name if epoch else f"model.{name}"]) for name, value in found.items())
+        assert same_weights(found, {name.removeprefix("model."): value for name, value in expected.items()})
+
     assert trainer.rewind(epoch=8).n_recomputed == 40
 
 

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
-from samples import Regress, make_loader, make_trainer
+from samples import Regress, make_loader, make_trainer, same_weights
 
 from nbtrain import MultiGPUAddon, StateManagerAddon
 from nbtrain.addons.multi_gpu import _pool
@@ -120,4 +119,4 @@ def test_state_for_both_places_is_taken_once(tmp_path: Path, monkeypatch: pytest
     other = make_trainer(Saving, save_path=tmp_path)
     other.load_state()
     kept = trainer.states.memory.states[-1].taken.state
-    assert all(torch.equal(value, kept["state_dict"][f"model.{name}"]) for name, value in other.model.state_dict().items())
+    assert same_weights(other.model, {name.removeprefix("model."): value for name, value in kept["state_dict"].items()})

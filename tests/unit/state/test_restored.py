@@ -13,7 +13,7 @@ import pytest
 import torch
 from lightning_modules import Lit
 from resume_cases import outcome
-from samples import Breaks, Broken, Regress, make_data, make_loader, make_model, make_trainer, make_valid, some
+from samples import DEVICE, Breaks, Broken, Regress, make_data, make_loader, make_model, make_trainer, make_valid, some
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import StepLR
@@ -104,11 +104,11 @@ def accumulating(**options: Any) -> Any:
 def of_several(**options: Any) -> Any:
     own = {"a": lambda params: torch.optim.Adam(params, lr=1e-2), "b": lambda params: torch.optim.SGD(params, lr=1e-2, momentum=0.9)}
     model = nn.ModuleDict({"a": make_model(), "b": make_model(1)})
-    return Two.add_on(StateManagerAddon)(model, device="cpu", log_bar=False, optimizers=own, **options)
+    return Two.add_on(StateManagerAddon)(model, device=DEVICE, log_bar=False, optimizers=own, **options)
 
 
 def of_a_module(**options: Any) -> Any:
-    return Trainer.add_on(StateManagerAddon).from_lightning(Scheduled(), device="cpu", log_bar=False, **options)
+    return Trainer.add_on(StateManagerAddon).from_lightning(Scheduled(), device=DEVICE, log_bar=False, **options)
 
 
 WHO = {"averages": averaging, "accumulation": accumulating, "several optimizers": of_several, "a LightningModule": of_a_module}

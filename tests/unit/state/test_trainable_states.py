@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import Breaks, Broken, Regress, make_data, make_loader, make_trainer, make_valid, same_weights
+from samples import DEVICE, Breaks, Broken, Regress, make_data, make_loader, make_trainer, make_valid, same_weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -134,15 +134,15 @@ def test_weights_of_a_state_are_applied_merged_and_exported(save_format: str, tm
     other = make(tmp_path / "other", seed=9)
     other.apply_weights(path)
     assert same_weights(trainer.model, other.model)
-    x = torch.randn(3, 8)
+    x = torch.randn(3, 8, device=DEVICE)
     other.model.eval()
-    merged = nn.Sequential(*(part.merged() if isinstance(part, Adapted) else part for part in other.model)).eval()
+    merged = nn.Sequential(*(part.merged() if isinstance(part, Adapted) else part for part in other.model)).eval().to(DEVICE)
     assert torch.allclose(merged(x), other.model(x), atol=1e-6)
     other.save_model(tmp_path / "whole.safetensors")
     third = make(tmp_path / "third", save_weights="all")
     third.apply_weights(tmp_path / "whole.safetensors")
     assert same_weights(trainer.model, third.model)
-    loaded = Regress.load_from_checkpoint(path, model=make_model(), device="cpu", log_bar=False)
+    loaded = Regress.load_from_checkpoint(path, model=make_model(), device=DEVICE, log_bar=False)
     assert same_weights(trainer.model, loaded.model)
 
 

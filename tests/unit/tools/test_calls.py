@@ -15,7 +15,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.fabric.utilities import registry
-from samples import Regress, make_data, make_model, make_trainer
+from samples import DEVICE, Regress, make_data, make_model, make_trainer
 from torch import Tensor, nn
 
 from nbtrain import CompileAddon, EMAAddon, StateManagerAddon
@@ -218,7 +218,7 @@ def test_a_tensor_is_predicted_as_by_lightning(options: dict[str, Any], monkeypa
 
 def test_a_prediction_leaves_modes_and_gradients_also_after_an_error() -> None:
     trainer = make_trainer()
-    trainer.model(BATCHES[0][0]).sum().backward()
+    trainer.model(BATCHES[0][0].to(DEVICE)).sum().backward()
     before = [p.grad.clone() for p in trainer.model.parameters()]
     trainer.predict(BATCHES[0][0])
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
@@ -322,7 +322,7 @@ def test_only_our_trainers_are_made_with_what_was_found(monkeypatch: pytest.Monk
         "enable_checkpointing": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
-        "accelerator": "cpu",
+        "accelerator": DEVICE,
     }
     pl_trainer = make_pl_trainer(**quiet)
     assert isinstance(pl_trainer, L.Trainer) and len(seen) == 1 and vars(registry)["entry_points"] is importlib.metadata.entry_points

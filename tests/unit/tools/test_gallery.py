@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from samples import DEVICE
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -57,7 +58,7 @@ def expected_losses(trainer: Any) -> torch.Tensor:
     x, y = make_points().tensors
     trainer.model.eval()
     with torch.no_grad():
-        losses = cross_entropy(trainer.model(x), y, reduction="none")
+        losses = cross_entropy(trainer.model(x.to(DEVICE)).cpu(), y, reduction="none")
     trainer.model.train()
     return losses
 

@@ -239,7 +239,7 @@ def test_the_first_loss_is_that_of_the_model_as_it_is() -> None:
     model, loader = nn.Linear(8, 1), list(make_loader())
     x, y = loader[0]
     test = make_trainer(model=model).lr_find(loader, n_batches=10)
-    assert test.losses[0] == pytest.approx((model(x) - y).square().mean().item())
+    assert test.losses[0] == pytest.approx((model.cpu()(x) - y).square().mean().item())
 
 
 def test_a_test_ends_where_the_loss_explodes() -> None:

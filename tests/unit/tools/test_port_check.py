@@ -13,7 +13,8 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from samples import Regress, make_data, make_loader, make_trainer, make_valid, same_weights
+from lightning.pytorch.utilities.seed import isolate_rng
+from samples import DEVICE, Regress, make_data, make_loader, make_trainer, make_valid, on_device, same_weights
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.utils import clip_grad_norm_
@@ -26,6 +27,7 @@ from nbtrain.tools.port_check import PortCheck
 from nbtrain.tools.step_trace import _Measured
 
 LR = 1e-2
+TORCHS, BOTH = ("torch's", "torch's, Python's") if DEVICE == "cpu" else ("torch's on the GPU", "Python's, torch's on the GPU")
 
 
 def make_net(*, norm: bool = False, dropout: bool = True) -> nn.Sequential:
@@ -49,7 +51,8 @@ def plain(
         if trains:
             model.train()
         for n, (x, y) in enumerate(loader, 1):
-            with torch.autocast("cpu", torch.bfloat16) if amp else nullcontext():
+            x, y = x.to(DEVICE), y.to(DEVICE)
+            with torch.autocast(DEVICE, torch.bfloat16) if amp else nullcontext():
                 loss = loss_of(model(preprocess(x)), y)
             (loss / divide).backward()
             if record is not None:
@@ -66,19 +69,16 @@ def plain(
             step += 1
             change(model, step)
         if valid_loader is not None:
-            state = torch.get_rng_state()
             if evals:
                 model.eval()
-            with torch.no_grad():
+            with torch.no_grad(), isolate_rng() if restore else nullcontext():
                 for x, _ in valid_loader:
-                    model(x)
-            if restore:
-                torch.set_rng_state(state)
+                    model(x.to(DEVICE))
 
 
 def check(model: nn.Module | None = None, n: int = 64, *, valid: bool = False, kind: Any = Regress, **faults: Any) -> PortCheck:
     options = {name: faults.pop(name) for name in ("optimizer", "scheduler", "gradient_clip", "accumulate", "precision") if name in faults}
-    trainer = make_trainer(kind, device="cpu", model=make_net() if model is None else model, **options)
+    trainer = make_trainer(kind, device=DEVICE, model=make_net() if model is None else model, **options)
     loop = lambda model, loader, valid_loader, record: plain(model, loader, valid_loader, record, **faults)  # noqa: E731
     return check_port(trainer, loop, 3, make_loader(n), make_valid() if valid else None)
 
@@ -91,12 +91,12 @@ def test_equal_loop_is_equal_and_true() -> None:
 
 def other_seed(model: nn.Module, step: int) -> None:
     if step == 5:
-        torch.rand(1)
+        torch.rand(1, device=DEVICE)
         random.random()
 
 
 def draws_twice(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return mse_loss(output, y) + 0 * torch.rand(())
+    return mse_loss(output, y) + 0 * torch.rand((), device=DEVICE)
 
 
 def scaled(model: nn.Module, step: int) -> None:
@@ -129,12 +129,17 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, str, str, str
     "draws between two steps": (
         {},
         {"change": other_seed},
-        (6, "random numbers", "1 (Dropout)", "your loop draws random numbers (torch's, Python's) before step 6, and the trainer does not"),
+        (
+            6,
+            "random numbers",
+            "1 (Dropout)",
+            f"your loop draws random numbers ({BOTH}) before step 6, and the trainer does not",
+        ),
     ),
     "draws within a step": (
         {},
         {"loss_of": draws_twice},
-        (2, "random numbers", "1 (Dropout)", "step 1 of your loop draws other random numbers (torch's)"),
+        (2, "random numbers", "1 (Dropout)", f"step 1 of your loop draws other random numbers ({TORCHS})"),
     ),
     "does not call eval": (
         {"norm": True},
@@ -254,7 +259,7 @@ def ordered_loader() -> DataLoader[Any]:
 
 
 def trainer_of(**options: Any) -> Any:
-    return make_trainer(device="cpu", model=make_net(dropout=False), **options)
+    return make_trainer(device=DEVICE, model=make_net(dropout=False), **options)
 
 
 def test_loop_that_forgets_set_epoch_reads_its_first_batches_again() -> None:
@@ -293,12 +298,12 @@ class _Lit(L.LightningModule):
 
 def fit(model: nn.Module, loader: Any, record: Any, lr: float = LR, **options: Any) -> None:
     silent = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-    L.Trainer(max_epochs=3, accelerator="cpu", callbacks=[record], **silent, **options).fit(_Lit(model, lr), loader)
+    L.Trainer(max_epochs=3, accelerator=DEVICE, devices=1, callbacks=[record], **silent, **options).fit(_Lit(model, lr), loader)
 
 
 @pytest.mark.filterwarnings("ignore:.*num_workers", "ignore:.*log_every_n_steps")
 def test_loop_of_a_lightning_trainer() -> None:
-    trainer = make_trainer(Accumulates, device="cpu", model=make_net(), accumulate=2)
+    trainer = make_trainer(Accumulates, device=DEVICE, model=make_net(), accumulate=2)
     assert (
         repr(check_port(trainer, partial(fit, accumulate_grad_batches=2), 3, make_loader(64))) == "PortCheck(equal, bit for bit, 6 steps)"
     )
@@ -309,7 +314,7 @@ def test_loop_of_a_lightning_trainer() -> None:
 def test_loop_that_updates_without_an_optimizer_records_after_each_update() -> None:
     def by_hand(model: nn.Module, loader: Any, record: Any) -> None:
         for _ in range(2):
-            for x, y in loader:
+            for x, y in on_device(loader):
                 loss = mse_loss(model(x), y)
                 gradients = torch.autograd.grad(loss, list(model.parameters()))
                 with torch.no_grad():
@@ -338,7 +343,7 @@ def test_several_optimizers_are_compared_step_by_step() -> None:
     def loop(model: nn.Module, loader: Any, decay: float = 0.0) -> None:
         optimizers = halves(model)
         optimizers[1].param_groups[0]["weight_decay"] = decay
-        for x, y in loader:
+        for x, y in on_device(loader):
             for optimizer in optimizers:
                 optimizer.zero_grad()
             mse_loss(model(x), y).backward()
@@ -346,14 +351,14 @@ def test_several_optimizers_are_compared_step_by_step() -> None:
                 optimizer.step()
 
     model = make_net()
-    trainer = make_trainer(device="cpu", model=model, optimizer=halves(model))
+    trainer = make_trainer(device=DEVICE, model=model, optimizer=halves(model))
     assert check_port(trainer, loop, 1, make_loader(64)).steps == 8
     found = check_port(trainer, partial(loop, decay=0.1), 1, make_loader(64))
     assert (found.step, found.what, found.layer) == (2, "optimizer", "2 (Linear)")
 
 
 def test_check_stops_after_so_many_steps_and_leaves_everything_as_it_was(tmp_path: Path) -> None:
-    trainer = make_trainer(device="cpu", model=make_net(norm=True), save_path=tmp_path, seed=3)
+    trainer = make_trainer(device=DEVICE, model=make_net(norm=True), save_path=tmp_path, seed=3)
     loader, modes = make_loader(64, own_generator=True), [part.training for part in trainer.model.modules()]
     before, random_before, order = deepcopy(trainer.model), random_state(), loader.generator.get_state()  # type: ignore[union-attr]
     found = check_port(trainer, plain, 1000, loader, steps=7)
@@ -367,7 +372,7 @@ def test_check_stops_after_so_many_steps_and_leaves_everything_as_it_was(tmp_pat
 
 
 def of_another_model(model: nn.Module, loader: Any) -> None:
-    plain(make_net(), loader)
+    plain(make_net().to(DEVICE), loader)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_containers_are_looked_into_up_to_twelve_parts() -> None:
         (lambda: make_trainer(mode="test").profile(make_loader()), "In mode 'test' nothing is trained"),
         (lambda: make_trainer().profile(make_loader(), trace="nowhere/trace.json"), "There is no folder 'nowhere' for the trace."),
         (
-            lambda: make_trainer(Regress.add_on(LimitsAddon), max_steps=5).profile(make_loader()),
+            lambda: make_trainer(Regress.add_on(LimitsAddon), device="cpu", max_steps=5).profile(make_loader()),
             "The run ended before its 34 updates were made.",
         ),
         (lambda: make_trainer().profile(iter([1])), "An iterator can't give its batches twice."),

@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.callbacks import OnExceptionCheckpoint
-from samples import Regress, make_loader, make_model, make_trainer, make_valid
+from samples import PLACE, Regress, make_loader, make_model, make_trainer, make_valid
 from torch.nn.functional import mse_loss
 
 from nbtrain import AddOnError, ConfigError, GradientClipAddon, NbtrainError, OptionError, StepError, Trainer
@@ -100,7 +100,7 @@ def test_batch_that_the_step_cannot_unpack_is_described_below_the_users_own_fram
     assert "samples.py" in shown
     assert error.value.__notes__ == [
         "Regress.train_step, on a batch of loader before epoch 1: the batch is list of 3 "
-        "([0]: Tensor (16, 8) float32, [1]: Tensor (16, 1) float32, [2]: Tensor (16, 1) float32)",
+        f"([0]: Tensor (16, 8) float32{PLACE}, [1]: Tensor (16, 1) float32{PLACE}, [2]: Tensor (16, 1) float32{PLACE})",
         "The run has not begun, no weight has changed: correct train_step, then run the cell again.",
     ]
 

@@ -14,9 +14,10 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import BatchSizeFinder
 from lightning_modules import Lit
-from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
+from samples import DEVICE, Regress, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
 from saved_kinds import Pair
 from torch import nn
+from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import StepLR
 from torchmetrics import MeanSquaredError
 
@@ -51,10 +52,18 @@ def halved(optimizer: Any, plan: Any) -> StepLR:
     return StepLR(optimizer, 1, 0.5)
 
 
+class Drawing(Pair):
+    """Draws random numbers on the device, too."""
+
+    def train_step_second(self, batch: Any) -> dict[str, Any]:
+        x, y = batch
+        return {"loss": mse_loss(self.model["second"](x + torch.rand_like(x)), y)}
+
+
 def with_two_optimizers(**options: Any) -> Any:
     model = nn.ModuleDict({"first": make_model(), "second": make_model(1)})
     optimizers = {name: torch.optim.Adam(part.parameters(), lr=1e-2) for name, part in model.items()}
-    return Pair(model, optimizers=optimizers, device="cpu", log_bar=False, **options)
+    return Drawing(model, optimizers=optimizers, device=DEVICE, log_bar=False, **options)
 
 
 class Whole(Lit):
@@ -64,7 +73,7 @@ class Whole(Lit):
 
 
 def of_lightning(**options: Any) -> Any:
-    return Trainer.from_lightning(Whole(), device="cpu", log_bar=False, **options)
+    return Trainer.from_lightning(Whole(), device=DEVICE, log_bar=False, **options)
 
 
 def in_folder(**options: Any) -> Any:

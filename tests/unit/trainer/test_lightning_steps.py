@@ -13,7 +13,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, LearningRateFinder, ModelCheckpoint
 from lightning_modules import Lit, by_lightning, by_nbtrain
-from samples import make_data, make_loader, make_model, make_trainer, make_valid
+from samples import DEVICE, make_data, make_loader, make_model, make_trainer, make_valid
 
 from nbtrain import EarlyStoppingAddon, EMAAddon, GradientClipAddon, MultiGPUAddon, StateManagerAddon, Trainer
 from nbtrain.errors import ConfigError, StepError
@@ -88,11 +88,11 @@ class ByHand(Lit):
 
 
 def make_lit(module: Lit, kind: type[Trainer] = Trainer, **options: Any) -> Any:
-    return kind.from_lightning(module, device="cpu", log_bar=False, **options)
+    return kind.from_lightning(module, device=DEVICE, log_bar=False, **options)
 
 
 def same(a: torch.nn.Module, b: torch.nn.Module) -> bool:
-    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    return all(torch.equal(p.cpu(), q.cpu()) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
 def test_an_epoch_has_the_losses_and_what_was_logged() -> None:
@@ -260,7 +260,7 @@ def test_evaluate_validate_predict_and_inference() -> None:
     found = trainer.validate(make_valid())
     assert found["val_loss"] == pytest.approx(trainer.evaluate(make_valid())["mse"])
     trainer.model.eval()
-    assert torch.equal(trainer.predict(x), trainer.model(x).detach())
+    assert torch.equal(trainer.predict(x), trainer.model(x.to(DEVICE)).detach().cpu())
     assert [len(part) for part in trainer.inference(make_valid())] == [16, 16, 8]
 
 

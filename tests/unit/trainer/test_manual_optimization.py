@@ -12,7 +12,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
-from samples import Breaks, Broken, make_loader, same_weights, without_times
+from samples import DEVICE, Breaks, Broken, make_loader, on_device, same_weights, without_times
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.utils import clip_grad_norm_
@@ -50,7 +50,7 @@ def optimizers(model: Any) -> dict[str, Any]:
 
 
 def penalty(critic: nn.Module, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
-    share = torch.rand(len(real), 1)
+    share = torch.rand(len(real), 1, device=real.device)
     between = (share * real + (1 - share) * fake).requires_grad_()
     (gradient,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
     return ((gradient.norm(2, dim=1) - 1) ** 2).mean()
@@ -64,7 +64,7 @@ class WGAN(Trainer):
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         real, critic, generator = batch[0], self.model["critic"], self.model["generator"]
-        fake = generator(torch.randn(len(real), 3)).detach()
+        fake = generator(torch.randn(len(real), 3, device=DEVICE)).detach()
         loss = critic(fake).mean() - critic(real).mean() + 10 * penalty(critic, real, fake)
         self.optimizers["critic"].zero_grad()
         self.backward(loss)
@@ -72,7 +72,7 @@ class WGAN(Trainer):
         self.n_seen += 1
         if self.n_seen % 5:
             return {"loss": loss}
-        loss_g = -critic(generator(torch.randn(len(real), 3))).mean()
+        loss_g = -critic(generator(torch.randn(len(real), 3, device=DEVICE))).mean()
         self.optimizers["generator"].zero_grad()
         self.backward(loss_g)
         self.optimizers["generator"].step()
@@ -83,13 +83,13 @@ class WGAN(Trainer):
 
 
 def plain_wgan(n_batches: int, clip: float = 0.0) -> tuple[nn.ModuleDict, list[float]]:
-    model = networks()
+    model = networks().to(DEVICE)
     critic, generator = model["critic"], model["generator"]
     made, losses = optimizers(model), []
     torch.manual_seed(7)
     for n in range(n_batches):
-        real = BATCHES[n % N][0]
-        fake = generator(torch.randn(len(real), 3)).detach()
+        real = BATCHES[n % N][0].to(DEVICE)
+        fake = generator(torch.randn(len(real), 3, device=DEVICE)).detach()
         loss = critic(fake).mean() - critic(real).mean() + 10 * penalty(critic, real, fake)
         made["critic"].zero_grad()
         loss.backward()
@@ -98,7 +98,7 @@ def plain_wgan(n_batches: int, clip: float = 0.0) -> tuple[nn.ModuleDict, list[f
         made["critic"].step()
         losses.append(loss.item())
         if (n + 1) % 5 == 0:
-            loss_g = -critic(generator(torch.randn(len(real), 3))).mean()
+            loss_g = -critic(generator(torch.randn(len(real), 3, device=DEVICE))).mean()
             made["generator"].zero_grad()
             loss_g.backward()
             if clip:
@@ -109,7 +109,7 @@ def plain_wgan(n_batches: int, clip: float = 0.0) -> tuple[nn.ModuleDict, list[f
 
 def make(kind: Any = WGAN, **options: Any) -> Any:
     model = networks()
-    return kind(model, **({"device": "cpu", "log_bar": False, "optimizer": optimizers(model)} | options))
+    return kind(model, **({"device": DEVICE, "log_bar": False, "optimizer": optimizers(model)} | options))
 
 
 LOOPS = pytest.mark.parametrize("lean", [True, False], ids=["lean", "stock"])
@@ -172,17 +172,17 @@ class Whole(Trainer):
 def make_whole(kind: Any = Whole, **options: Any) -> Any:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1))
-    return kind(model, "cpu", optimizer=AdamW(model.parameters(), lr=1e-2), **({"log_bar": False} | options))
+    return kind(model, DEVICE, optimizer=AdamW(model.parameters(), lr=1e-2), **({"log_bar": False} | options))
 
 
 def plain_whole(n_batches: int, context: Any = nullcontext) -> nn.Module:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1))
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1)).to(DEVICE)
     optimizer = AdamW(model.parameters(), lr=1e-2)
     schedule = StepLR(optimizer, 2, gamma=0.9)
     torch.manual_seed(7)
     for n in range(n_batches):
-        x, y = BATCHES[n % N]
+        x, y = on_device(BATCHES)[n % N]
         with context():
             loss = mse_loss(model(x), y) / 2
         loss.backward()
@@ -205,7 +205,7 @@ def test_accumulating_by_hand_goes_on_over_the_ends_of_epochs_and_validations(le
 def test_bf16_equals_the_plain_loop_with_autocast(lean: bool) -> None:
     trainer = make_whole(precision="bf16")
     run(trainer, 2, lean)
-    assert same_weights(trainer.model, plain_whole(2 * N, lambda: torch.autocast("cpu", torch.bfloat16, cache_enabled=False)))
+    assert same_weights(trainer.model, plain_whole(2 * N, lambda: torch.autocast(DEVICE, torch.bfloat16, cache_enabled=False)))
 
 
 @LOOPS
@@ -275,14 +275,14 @@ def test_fp16_scales_the_loss_and_skips_an_update_that_is_not_finite() -> None:
             self.optimizer.step()
             return {"loss": loss}
 
-    trainer = make_whole(Scaled, precision=MixedPrecision("16-mixed", "cpu"), nonfinite="ignore")
+    trainer = make_whole(Scaled, precision=MixedPrecision("16-mixed", DEVICE), nonfinite="ignore")
     run(trainer, 1)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1))
-    optimizer, scaler = AdamW(model.parameters(), lr=1e-2), torch.amp.GradScaler("cpu")
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1)).to(DEVICE)
+    optimizer, scaler = AdamW(model.parameters(), lr=1e-2), torch.amp.GradScaler(DEVICE)
     torch.manual_seed(7)
-    for n, (x, y) in enumerate(BATCHES):
-        with torch.autocast("cpu", torch.half, cache_enabled=False):
+    for n, (x, y) in enumerate(on_device(BATCHES)):
+        with torch.autocast(DEVICE, torch.half, cache_enabled=False):
             loss = mse_loss(model(x).float(), y) * (1e38 if n == 2 else 1)
         optimizer.zero_grad()
         scaler.scale(loss).backward()
@@ -298,7 +298,7 @@ def test_fp16_without_the_scale_is_refused() -> None:
             loss.backward()
 
     with pytest.raises(StepError, match="without the scale that fp16 needs"):
-        run(make_whole(Plain, precision=MixedPrecision("16-mixed", "cpu")), 1)
+        run(make_whole(Plain, precision=MixedPrecision("16-mixed", DEVICE)), 1)
 
 
 @LOOPS
@@ -424,7 +424,7 @@ def test_each_optimizer_has_its_bound() -> None:
 
 
 def test_an_optimizer_with_a_closure_steps_beside_another_one() -> None:
-    x, y = BATCHES[0]
+    x, y = on_device(BATCHES)[0]
 
     def made(model: Any) -> dict[str, Any]:
         return {"adam": Adam(model[0].parameters(), lr=1e-2), "lbfgs": LBFGS(model[3].parameters())}
@@ -444,7 +444,8 @@ def test_an_optimizer_with_a_closure_steps_beside_another_one() -> None:
     models = [make_whole().model.eval() for _ in range(2)]
     models[1][2] = nn.Identity()
     models[0][2] = nn.Identity()
-    Closures(models[0], "cpu", optimizer=made(models[0]), gradient_clip=0.5, log_bar=False).run(4, [(x, y)])
+    models[1].to(DEVICE)
+    Closures(models[0], DEVICE, optimizer=made(models[0]), gradient_clip=0.5, log_bar=False).run(4, [(x, y)])
     optimizers = made(models[1])
     for epoch in range(4):
         optimizer = optimizers["adam" if epoch < 2 else "lbfgs"]
@@ -508,7 +509,7 @@ def test_what_can_not_be_done_by_hand_is_refused_by_name() -> None:
         with pytest.raises(ConfigError, match="Whole.train_step makes its updates by hand"):
             command()
     with pytest.raises(StepError, match="backward was called outside of a run"):
-        make_whole().train_step(BATCHES[0])
+        make_whole().train_step(on_device(BATCHES)[0])
 
 
 def test_an_automatic_step_that_calls_backward_is_refused() -> None:
@@ -534,7 +535,7 @@ def test_an_evaluation_that_would_train_is_refused(what: str) -> None:
         test_step = torch.enable_grad()(train_step)
 
     model = nn.Linear(8, 1)
-    trainer = Trains(model, "cpu", optimizer=SGD(model.parameters(), lr=0.1), log_bar=False)
+    trainer = Trains(model, DEVICE, optimizer=SGD(model.parameters(), lr=0.1), log_bar=False)
     with pytest.raises(StepError, match=f"^Trains.test_step {what}: it would train on the data of an evaluation"):
         trainer.run(1, BATCHES, BATCHES)
 
@@ -547,4 +548,4 @@ def test_several_optimizers_in_turn_are_another_trainer() -> None:
             return {}
 
     with pytest.raises(ConfigError, match="Turns is a MultiOptimizerTrainer, which steps its optimizers in turn"):
-        Turns(networks(), "cpu", optimizers={"critic": SGD}, log_bar=False)
+        Turns(networks(), DEVICE, optimizers={"critic": SGD}, log_bar=False)

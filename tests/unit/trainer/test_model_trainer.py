@@ -13,7 +13,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from samples import Breaks, Broken, make_data, make_model, same_weights, some, without_times
+from samples import DEVICE, PLACE, Breaks, Broken, make_data, make_model, same_weights, some, without_times
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import IterableDataset
@@ -39,7 +39,7 @@ def named(n: int = 70) -> list[dict[str, torch.Tensor]]:
 
 
 def make(model: nn.Module | None = None, kind: type[ModelTrainer] = ModelTrainer, **options: Any) -> Any:
-    return kind(model or Returns(), **({"device": "cpu", "log_bar": False} | options))
+    return kind(model or Returns(), **({"device": DEVICE, "log_bar": False} | options))
 
 
 # -- datasets
@@ -203,7 +203,7 @@ def test_loss_fn_makes_the_loss_of_what_a_plain_model_returns() -> None:
     trainer = make(make_model(), mode="test", loss_fn=mse_loss, eval_dataset=make_data(40), batch_size=40)
     x, y = make_data(40).tensors
     with torch.no_grad():
-        expected = mse_loss(trainer.model.eval()(x), y)
+        expected = mse_loss(trainer.model.cpu().eval()(x), y)
     assert trainer.evaluate()["loss"] == pytest.approx(float(expected))
 
 
@@ -217,7 +217,7 @@ def test_prepare_batch_is_asked_for_every_batch() -> None:
 
 
 def test_a_model_without_a_loss_and_without_loss_fn_says_so() -> None:
-    with pytest.raises(StepError, match=r"The model returned Tensor \(8, 1\) float32, without a loss"):
+    with pytest.raises(StepError, match=rf"The model returned Tensor \(8, 1\) float32{PLACE}, without a loss"):
         make(make_model(), mode="test").evaluate([torch.ones(8, 8)])
 
 
@@ -270,7 +270,7 @@ class OneLayer(torch.nn.Module):
 
 
 def test_a_dataset_of_hugging_face_is_evaluated_in_batches() -> None:
-    trainer = ModelTrainer(OneLayer(), "cpu", mode="test", batch_size=4, log_bar=False)
+    trainer = ModelTrainer(OneLayer(), DEVICE, mode="test", batch_size=4, log_bar=False)
     near, far = trainer.evaluate(HFDataset(10)), trainer.evaluate(HFDataset(10, 5.0), batch_size=3)
     both = trainer.evaluate({"near": HFDataset(10), "far": HFDataset(10, 5.0)})
     assert (both["loss/near"], both["loss/far"]) == pytest.approx((near["loss"], far["loss"]))
@@ -279,6 +279,6 @@ def test_a_dataset_of_hugging_face_is_evaluated_in_batches() -> None:
 
 def test_several_evaluation_datasets_validate_a_run_by_name() -> None:
     data = {"near": HFDataset(10), "far": HFDataset(10, 5.0)}
-    trainer = ModelTrainer(OneLayer(), "cpu", train_dataset=HFDataset(10), eval_dataset=data, batch_size=4, log_bar=False)
+    trainer = ModelTrainer(OneLayer(), DEVICE, train_dataset=HFDataset(10), eval_dataset=data, batch_size=4, log_bar=False)
     trainer.run(1)
     assert {"val_loss", "val_loss/near", "val_loss/far"} <= set(trainer.history.epochs[0])

@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from samples import Breaks, Broken, make_loader, same_weights, without_times
+from samples import DEVICE, Breaks, Broken, make_loader, on_device, same_weights, without_times
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 from torch.nn.utils import clip_grad_norm_
@@ -28,12 +28,12 @@ class GAN(MultiOptimizerTrainer):
 
     def train_step_discriminator(self, batch: Any) -> dict[str, Any]:
         real, model = batch[0], self.model
-        right, wrong = model["discriminator"](real), model["discriminator"](model["generator"](torch.randn(len(real), 3)))
+        right, wrong = model["discriminator"](real), model["discriminator"](model["generator"](torch.randn(len(real), 3, device=DEVICE)))
         loss = bce(right, torch.ones_like(right)) + bce(wrong, torch.zeros_like(wrong))
         return {"loss": loss, "acc": (right > 0).float().mean(), "output": wrong}
 
     def train_step_generator(self, batch: Any) -> dict[str, Any]:
-        logits = self.model["discriminator"](self.model["generator"](torch.randn(len(batch[0]), 3)))
+        logits = self.model["discriminator"](self.model["generator"](torch.randn(len(batch[0]), 3, device=DEVICE)))
         return {"loss": bce(logits, torch.ones_like(logits))}
 
     def test_step(self, batch: Any) -> dict[str, Any]:
@@ -51,22 +51,22 @@ def optimizers() -> dict[str, Any]:
 
 
 def make(kind: Any = GAN, **options: Any) -> Any:
-    return kind(networks(), **({"device": "cpu", "log_bar": False, "optimizers": optimizers()} | options))
+    return kind(networks(), **({"device": DEVICE, "log_bar": False, "optimizers": optimizers()} | options))
 
 
 def plain_loop(
     n_epoch: int, *, clip: float = 0.0, gamma: float = 1.0, n_critic: int = 1
 ) -> tuple[nn.ModuleDict, list[tuple[float, float]]]:
     """The loop as tutorials have it."""
-    model = networks()
+    model = networks().to(DEVICE)
     g, d = model["generator"], model["discriminator"]
     made = optimizers()
     opt_d, opt_g = made["discriminator"](d.parameters()), made["generator"](g.parameters())
     losses, n = [], 0
     torch.manual_seed(7)
     for _ in range(n_epoch):
-        for x, _ in BATCHES:
-            right, wrong = d(x), d(g(torch.randn(len(x), 3)).detach())
+        for x, _ in on_device(BATCHES):
+            right, wrong = d(x), d(g(torch.randn(len(x), 3, device=DEVICE)).detach())
             loss_d = bce(right, torch.ones_like(right)) + bce(wrong, torch.zeros_like(wrong))
             opt_d.zero_grad()
             loss_d.backward()
@@ -76,7 +76,7 @@ def plain_loop(
             n += 1
             if n % n_critic:
                 continue
-            logits = d(g(torch.randn(len(x), 3)))
+            logits = d(g(torch.randn(len(x), 3, device=DEVICE)))
             loss_g = bce(logits, torch.ones_like(logits))
             opt_g.zero_grad()
             loss_g.backward()
@@ -193,7 +193,7 @@ def test_schedulers_step_per_epoch_each_on_its_own_optimizer() -> None:
     expected, _ = plain_loop(3, gamma=0.5)
     model, made = networks(), optimizers()
     both = {name: made[name](model[name].parameters()) for name in made}
-    trainer = GAN(model, "cpu", log_bar=False, optimizers=both, schedulers={name: StepLR(o, 1, gamma=0.5) for name, o in both.items()})
+    trainer = GAN(model, DEVICE, log_bar=False, optimizers=both, schedulers={name: StepLR(o, 1, gamma=0.5) for name, o in both.items()})
     torch.manual_seed(7)
     trainer.run(3, BATCHES)
     assert same_weights(expected, model)

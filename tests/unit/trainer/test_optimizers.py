@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights
+from samples import DEVICE, Regress, make_loader, make_model, make_trainer, make_valid, on_device, same_weights
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, Optimizer
@@ -63,10 +63,10 @@ class Closed(SGD):
 
 def first_losses(make: Any) -> tuple[nn.Module, list[float]]:
     """A plain loop of 3 epochs: the loss of each batch before its update."""
-    model = make_model()
+    model = make_model().to(DEVICE)
     optimizer, losses, loader = make(model.parameters()), [], make_loader(own_generator=True)
     for _ in range(3):
-        for x, y in loader:
+        for x, y in on_device(loader):
             seen: list[float] = []
 
             def closure(x: Any = x, y: Any = y, seen: list[float] = seen) -> Any:
@@ -124,7 +124,7 @@ def test_each_turn_of_several_optimizers_makes_one_entry(lean: bool) -> None:
             return self.train_step_a(batch)
 
     model = nn.ModuleDict({"a": nn.Linear(2, 1), "b": nn.Linear(2, 1)})
-    trainer = Two(model, "cpu", optimizers={"a": REPEATING["LBFGS"], "b": SAM}, gradient_clip=1e6, log_bar=False)
+    trainer = Two(model, DEVICE, optimizers={"a": REPEATING["LBFGS"], "b": SAM}, gradient_clip=1e6, log_bar=False)
     trainer.lean_loops = lean
     trainer.run(1, [torch.ones(4, 2)] * 3)
     assert {name: len(column) for name, column in trainer.log_train.items()} == dict.fromkeys(

@@ -9,7 +9,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from samples import Regress, make_loader, make_model, make_trainer, make_valid, plain_loop, same_weights
+from samples import DEVICE, Regress, make_loader, make_model, make_trainer, make_valid, on_device, plain_loop, same_weights
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -123,9 +123,9 @@ def test_a_hook_before_the_optimizers_step_sees_the_gradients_of_this_update(kin
     trainer = make(lean=lean, model=model, optimizer=optimizer)
     trainer.run(2, loader)
 
-    plain = make_model()
+    plain = make_model().to(DEVICE)
     optimizer, expected = clipping(plain)
-    for x, y in loader * 2:
+    for x, y in on_device(loader) * 2:
         first: list[Any] = []
 
         def closure(x: Any = x, y: Any = y, first: list[Any] = first) -> Any:
@@ -157,13 +157,13 @@ def test_a_hook_of_one_of_several_optimizers_sees_the_gradients_of_its_turn() ->
     for _ in range(2):
         torch.manual_seed(0)
         models.append(nn.ModuleDict({"a": nn.Linear(8, 4), "b": nn.Linear(4, 1)}))
-    model, plain = models
+    model, plain = models[0], models[1].to(DEVICE)
     optimizers = {name: torch.optim.SGD(model[name].parameters(), lr=0.1) for name in "ab"}
     optimizers["b"].register_step_pre_hook(lambda *args: norms.append(float(nn.utils.clip_grad_norm_(model["b"].parameters(), 0.1))))
-    Parts(model, "cpu", optimizers=optimizers, log_bar=False).run(1, loader)
+    Parts(model, DEVICE, optimizers=optimizers, log_bar=False).run(1, loader)
     expected = list[float]()
     steps = {name: torch.optim.SGD(plain[name].parameters(), lr=0.1) for name in "ab"}
-    for x, y in loader:
+    for x, y in on_device(loader):
         for name in "ab":
             plain.zero_grad()
             mse_loss(plain["b"](plain["a"](x)), y).backward()
@@ -183,12 +183,12 @@ def test_clipping_in_another_order_of_the_parameters_equals_torchs_over_the_mode
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)), nn.Linear(8, 1))
     plain = nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)), nn.Linear(8, 1))
-    plain.load_state_dict(model.state_dict())
+    plain.to(DEVICE).load_state_dict(model.state_dict())
     loader = [*make_loader(own_generator=True)]
     trainer = make(lean=lean, model=model, optimizer=groups(model), gradient_clip=0.05)
     trainer.run(3, loader)
     optimizer, norms = groups(plain), []
-    for x, y in loader * 3:
+    for x, y in on_device(loader) * 3:
         optimizer.zero_grad()
         mse_loss(plain(x), y).backward()
         norms.append(nn.utils.clip_grad_norm_(plain.parameters(), 0.05).item())
@@ -204,7 +204,7 @@ class Logged(L.LightningModule):
 @pytest.mark.parametrize("verb", ["validate", "test"])
 def test_an_evaluation_of_nothing_raises_as_lightnings_does(verb: str) -> None:
     def error(*, lean: bool) -> str:
-        pl_trainer = L.Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu")
+        pl_trainer = L.Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator=DEVICE, devices=1)
         if lean:
             use_lean_loops(pl_trainer)
         module = Logged()
@@ -246,7 +246,7 @@ def test_an_evaluation_that_needs_gradients_says_how_and_has_those_of_a_plain_lo
     trainer.run(1, make_loader(), make_valid())
     recorded, expected, n = trainer.evaluate(make_valid())["loss"], 0.0, 0
     trainer.model.eval()
-    for x, _ in make_valid():
+    for x, _ in on_device(make_valid()):
         x.requires_grad_()
         (slope,) = torch.autograd.grad(trainer.model(x).sum(), x)
         expected, n = expected + slope.square().mean().item() * len(x), n + len(x)

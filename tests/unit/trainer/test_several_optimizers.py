@@ -195,21 +195,21 @@ def test_a_factory_makes_them_and_each_schedule_has_its_plan() -> None:
     model = Words()
     trainer = Fit(
         model,
-        "cpu",
+        DEVICE,
         optimizer=lambda params: three(model),
         scheduler={"muon": lambda optimizer, plan: StepLR(optimizer, plan.batches_per_epoch, 0.5)},
         log_bar=False,
     )
     trainer.run(2, BATCHES)
     assert [row["lr/muon"] for row in trainer.history.epochs] == [0.02, 0.01]
-    trainer = Fit(model, "cpu", optimizer=(parts := three(model)), scheduler=[None, StepLR(parts[1], 1, 0.5)], log_bar=False)
+    trainer = Fit(model, DEVICE, optimizer=(parts := three(model)), scheduler=[None, StepLR(parts[1], 1, 0.5)], log_bar=False)
     trainer.run(2, BATCHES)
     assert [row["lr/adamw"] for row in trainer.history.epochs] == [0.01, 0.005]
 
 
 def test_parameters_in_none_of_them_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
     model = Words()
-    Fit(model, "cpu", optimizer=three(model)[1:]).run(1, BATCHES)
+    Fit(model, DEVICE, optimizer=three(model)[1:]).run(1, BATCHES)
     assert "None of the 2 optimizers has layers.0.weight, layers.2.weight, so they keep their values." in capsys.readouterr().out
 
 
@@ -218,13 +218,13 @@ def test_what_cannot_share_a_loss_is_refused() -> None:
     parts = three(model)
     for given, message in [([parts[1], parts[1]], "'adamw' and 'adamw_2' drive the same parameters"), ([], "optimizer= is empty")]:
         with pytest.raises(ConfigError, match=message):
-            Fit(model, "cpu", optimizer=given)
+            Fit(model, DEVICE, optimizer=given)
     with pytest.raises(ConfigError, match="LBFGS computes the loss several times in a step"):
-        Fit(model, "cpu", optimizer=[parts[0], LBFGS(model.layers.parameters())])
+        Fit(model, DEVICE, optimizer=[parts[0], LBFGS(model.layers.parameters())])
     with pytest.raises(ConfigError, match="There are 1 schedulers, and one optimizer"):
-        Fit(model, "cpu", optimizer=parts[0], scheduler=[StepLR(parts[0], 1)])
+        Fit(model, DEVICE, optimizer=parts[0], scheduler=[StepLR(parts[0], 1)])
     with pytest.raises(ConfigError, match="no optimizer for the scheduler 'adam'"):
-        Fit(model, "cpu", optimizer=parts, scheduler={"adam": StepLR(parts[1], 1)})
+        Fit(model, DEVICE, optimizer=parts, scheduler={"adam": StepLR(parts[1], 1)})
 
 
 def test_a_group_is_added_to_one_of_them() -> None:
@@ -236,5 +236,5 @@ def test_a_group_is_added_to_one_of_them() -> None:
 @pytest.mark.parametrize("kind", [AdamW, LBFGS])
 def test_one_in_a_list_is_that_optimizer(kind: type[Optimizer]) -> None:
     optimizer = kind(Words().layers.parameters())
-    trainer = Fit(Words(), "cpu", optimizer=[optimizer])
+    trainer = Fit(Words(), DEVICE, optimizer=[optimizer])
     assert trainer.optimizer is optimizer and not isinstance(trainer.optimizer, JointOptimizer)

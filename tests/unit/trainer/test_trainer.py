@@ -16,7 +16,21 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import callbacks as C
-from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, plain_loop, same_weights, some
+from samples import (
+    DEVICE,
+    ONE_DEVICE,
+    PLACE,
+    Regress,
+    make_data,
+    make_loader,
+    make_model,
+    make_trainer,
+    make_valid,
+    on_device,
+    plain_loop,
+    same_weights,
+    some,
+)
 from torch.nn.functional import mse_loss
 
 from nbtrain import CheckpointError, ConfigError, LimitsAddon, ProgressChecker, StateManagerAddon, StepError, Trainer
@@ -125,7 +139,7 @@ def test_inference_gives_the_outputs_and_changes_nothing() -> None:
     outputs = trainer.inference(make_valid())
     assert snapshot(trainer) == before
     with torch.no_grad():
-        expected = trainer.model.eval()(make_data(40).tensors[0])
+        expected = trainer.model.cpu().eval()(make_data(40).tensors[0])
     assert [len(output) for output in outputs] == [16, 16, 8] and torch.equal(torch.cat(outputs), expected)
 
 
@@ -137,7 +151,7 @@ def test_predict_takes_a_tensor_or_a_batch_and_changes_nothing(wrap: Any) -> Non
     output = trainer.predict(wrap(x, y))
     assert snapshot(trainer) == before
     with torch.no_grad():
-        assert torch.equal(output, trainer.model.eval()(x)) and not output.requires_grad
+        assert torch.equal(output, trainer.model.cpu().eval()(x)) and not output.requires_grad
 
 
 def test_predict_takes_a_loader_also_one_that_drops_its_last_batch() -> None:
@@ -173,7 +187,7 @@ def test_evaluate_gives_the_steps_own_names_for_loaders_and_datasets() -> None:
     assert metrics == pytest.approx(trainer.evaluate(make_data(40), batch_size=7), rel=1e-6) and set(metrics) == {"loss", "mae"}
     with torch.no_grad():
         x, y = make_data(40).tensors
-        assert metrics["loss"] == pytest.approx(mse_loss(trainer.model.eval()(x), y).item(), rel=1e-6)
+        assert metrics["loss"] == pytest.approx(mse_loss(trainer.model.cpu().eval()(x), y).item(), rel=1e-6)
     assert trainer.mode == "train" and trainer.result is result and len(trainer.history.tests) == 2
 
 
@@ -204,8 +218,9 @@ def test_check_prints_what_went_in_and_came_out_and_changes_nothing(capsys: pyte
     trainer.check(next(iter(make_loader(own_generator=True))))
     shown = capsys.readouterr().out.splitlines()
     assert snapshot(trainer)[:-1] == before[:-1]
-    assert shown[0] == "batch: list of 2 ([0]: Tensor (16, 8) float32, [1]: Tensor (16, 1) float32)"
-    assert shown[1].startswith("train_step: loss ") and shown[1].endswith("output Tensor (16, 1) float32, label Tensor (16, 1) float32")
+    x, y = (f"Tensor (16, {n}) float32{PLACE}" for n in (8, 1))
+    assert shown[0] == f"batch: list of 2 ([0]: {x}, [1]: {y})"
+    assert shown[1].startswith("train_step: loss ") and shown[1].endswith(f"output {y}, label {y}")
     assert shown[2].startswith("test_step: loss ") and len(shown) == 3
 
 
@@ -251,7 +266,7 @@ def test_apply_weights_takes_the_best_copy() -> None:
     trainer.run(3, make_loader())
     assert trainer.history.best["epoch"] == 1
     trainer.apply_weights()
-    assert all(torch.equal(trainer.best_weights[name], value) for name, value in trainer.model.state_dict().items())
+    assert same_weights(trainer.model, trainer.best_weights)
 
 
 def test_logs_are_empty_before_their_first_batch() -> None:
@@ -303,7 +318,7 @@ def test_lightning_checkpoint_is_loaded_into_a_trainer(tmp_path: Path) -> None:
     checkpoint = C.ModelCheckpoint(tmp_path / "checkpoints", save_last=True)
     trainer = make_trainer(lightning={"callbacks": [checkpoint]})
     trainer.run(1, make_loader())
-    loaded = Regress.load_from_checkpoint(checkpoint.last_model_path, model=make_model(3), device="cpu")
+    loaded = Regress.load_from_checkpoint(checkpoint.last_model_path, model=make_model(3), device=DEVICE)
     assert same_weights(loaded.model, trainer.model) and loaded.mode == "test"
 
 
@@ -331,11 +346,13 @@ def test_zero_argument_super_works_in_steps_and_constructor() -> None:
 
 # -- bad input that only a run shows
 def test_loss_on_another_device() -> None:
+    other = "meta" if DEVICE == "cpu" else "cpu"
+
     class Elsewhere(Regress):
         def train_step(self, batch: Any) -> dict[str, Any]:
-            return {"loss": torch.zeros((), device="meta", requires_grad=True)}
+            return {"loss": torch.zeros((), device=other, requires_grad=True)}
 
-    with pytest.raises(StepError, match="returned a loss on meta, and the model is on cpu"):
+    with pytest.raises(StepError, match=f"returned a loss on {other}, and the model is on {ONE_DEVICE}"):
         make_trainer(Elsewhere).run(1, make_loader())
 
 
@@ -404,7 +421,7 @@ def test_weight_averaging_with_batch_norm_ends_with_the_averages(lean: bool, n_a
     trainer.run(3, loader, make_valid())
     averages = [torch.stack(values).mean(0) for values in zip(*watch.weights[1:3])]
     assert all(torch.allclose(p, average, rtol=1e-6) for p, average in zip(model.parameters(), averages))
-    inputs = [model[0](x) for x, _ in loader]
+    inputs = [model[0](x) for x, _ in on_device(loader)]
     assert torch.allclose(model[1].running_mean, torch.stack([x.mean(0) for x in inputs]).mean(0), atol=1e-6)
     assert torch.allclose(model[1].running_var, torch.stack([x.var(0) for x in inputs]).mean(0), rtol=1e-5)
     assert trainer.counts.step == len(watch.rates) == 3 * -(-len(loader) // n_accumulated)
@@ -435,7 +452,7 @@ def test_weight_averaging_takes_the_learning_rate_over_as_in_lightning(form: str
     plain, ours = callbacks(), callbacks()
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     module = Plain()
-    L.Trainer(max_epochs=3, accelerator="cpu", callbacks=plain, **quiet).fit(module, make_loader(own_generator=True))
+    L.Trainer(max_epochs=3, accelerator=DEVICE, devices=1, callbacks=plain, **quiet).fit(module, make_loader(own_generator=True))
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     scheduler = {
