@@ -299,7 +299,7 @@ _THREADS = {"commands": 1, "messages": 1}  # of an actor, beside that which trai
 
 
 def _threaded(ray: Any) -> type[Member]:
-    """A Member whose methods have separate threads, by their definition, because a client of Ray ("ray://...") can't name them in each call."""
+    """A Member whose methods have separate threads. A client of Ray ("ray://...") can't name these in each call."""
 
     class Threaded(Member):
         @ray.method(concurrency_group="messages")
