@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -90,7 +91,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         node(problem="Permission denied"),
         "The node gpu-3 can't use the run folder: Permission denied.\n  {folder}\n  Give",
     ),
-    "not shared": (lambda folder: check_node(looker()(str(folder), "seen"), str(folder)), "The node "),
+    "shards, not shared": (
+        lambda folder: check_node(looker()(str(folder), "seen"), str(folder), has_shards=True),
+        f"The node {socket.gethostname()} can't use the run folder: each rank writes its shard",
+    ),
     "space": (sweep({"rate": 0.1}), "The names in space are not the arguments of make: missing a required argument: 'lr'."),
     "empty grid": (sweep({"lr": []}), "space['lr'] is an empty list.\n  A list is a grid: give its values."),
     "no validation": (
