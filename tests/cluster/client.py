@@ -35,7 +35,7 @@ def make(lr: float) -> Any:
 
 
 def main(address: str, folder: Path) -> None:
-    """Print what is found as JSON; the weights are in `folder`."""
+    """Write what is found and the weights in `folder`, because Ray prints too."""
     where: dict[str, Any] = {"workers": 2, "gpus_per_worker": 0, "address": address}
     trainer = make_trainer(Dying.add_on(RayAddon, StateManagerAddon), **where, save_path=folder / "runs", every_n_steps=2, seed=1)
     trainer.died = folder / "died"
@@ -49,7 +49,8 @@ def main(address: str, folder: Path) -> None:
     status = handle.wait().status
     torch.save(trainer.model.state_dict(), folder / "weights.pt")
     found = sweep(make, {"lr": [0.1, 0.001]}, 2, make_loader(), make_valid(), address=address)
-    print(json.dumps([paused, status, [text for _, text in trainer.history.marks], [entry.status for entry in found], found.best_values]))
+    marks = [text for _, text in trainer.history.marks]
+    (folder / "found.json").write_text(json.dumps([paused, status, marks, [entry.status for entry in found], found.best_values]))
 
 
 if __name__ == "__main__":

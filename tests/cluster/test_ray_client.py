@@ -48,7 +48,7 @@ def test_runs_and_sweeps_from_outside_of_the_cluster(address: str, tmp_path: Pat
     program = Path(__file__).with_name("client.py")
     done = subprocess.run([sys.executable, program, address, tmp_path], env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    paused, status, marks, trials, best = json.loads(done.stdout.splitlines()[-1])
+    paused, status, marks, trials, best = json.loads((tmp_path / "found.json").read_text())
     assert (paused, status, trials, best) == ("paused", "completed", ["completed"] * 2, {"lr": 0.1})
     assert marks == ["Rank 1 was lost: its process or its node has ended. The run continues from epoch=1-step=6.ckpt."]
     here = make_trainer(Regress.add_on(MultiGPUAddon), device=["cpu", "cpu"], seed=1)
