@@ -400,19 +400,22 @@ class RayLaunch:
         self._group = groups.placement_group([dict(self._room.each)] * self._room.n)
         with ExitStack() as undo:
             undo.callback(groups.remove_placement_group, self._group)
-            self._await([self._group.ready()])
+            self._await([self._group.ready()], self._free)
             return undo.pop_all().close
 
-    def _await(self, refs: list[Any]) -> list[Any]:
-        """Wait for `refs`, as long as the run is not stopped. Returns their values."""
+    def _free(self) -> str:
+        free = self._ray.available_resources()
+        return f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are free"
+
+    def _await(self, refs: list[Any], why: Callable[[], str] = lambda: "it starts the workers") -> list[Any]:
+        """Wait for `refs`, as long as the run is not stopped; a note says why, where it takes long. Returns their values."""
         began_s, is_noted = time.monotonic(), False
         while len(self._ray.wait(refs, num_returns=len(refs), timeout=_POLL_S)[0]) < len(refs):
             if self._trainer.control.is_stopping:
                 raise Leave("before the ranks began")
             if not is_noted and time.monotonic() - began_s > _NOTE_S:
                 is_noted = True
-                free = self._ray.available_resources()
-                self._trainer.recorder.note(f"waiting for Ray: {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are free")
+                self._trainer.recorder.note(f"waiting for Ray: {why()}")
         return self._ray.get(refs)
 
     def _check_nodes(self) -> None:
