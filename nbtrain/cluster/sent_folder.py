@@ -130,7 +130,8 @@ class FolderReceiver:
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir, self.has_received = run_dir, False
-        self._writing, self._temp = ExitStack(), None
+        self._writing = ExitStack()
+        self._temp: Path | None = None  # where the file that comes is written
 
     def begin(self, epoch: int, step: int) -> None:
         """A run begins after `epoch` finished epochs and `step` updates: the checkpoints after it are superseded."""
@@ -143,7 +144,7 @@ class FolderReceiver:
         path, self.has_received = self.run_dir / change.name, True
         if change.kind == "begin":
             self.drop()
-            self._temp: Any = self._writing.enter_context(written(path))
+            self._temp = self._writing.enter_context(written(path))
         elif change.kind == "piece" and self._temp is not None:
             self._append(self._temp / change.inner if change.inner else self._temp, change.data)
         elif change.kind == "end" and self._temp is not None:

@@ -30,7 +30,7 @@ from workload import BATCH_SIZE, adam, make_data
 from nbtrain import MultiGPUAddon, RayAddon
 
 BLOCK, STEADY, N_BLOCKS = 300, 250, 6
-BOUNDS = {64: 1.1, 1024: 1.02}  # of a step, by width: what a run does in one of 2 ms is 50 µs
+BOUNDS = {64: 1.1, 1024: 1.02}  # of a step, by width: what a run does beside a step of 2 ms is 4 % of it
 
 
 class BlockClock(WallClock):
