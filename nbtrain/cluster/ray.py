@@ -24,9 +24,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
-from linecache import getlines
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 import torch
@@ -35,14 +34,16 @@ import nbtrain
 from ..addons.multi_gpu import Job, RanksAddon, Restarted
 from ..addons.state_manager import StateManagerAddon
 from .sent_folder import FolderReceiver, FolderSender
-from ..distributed.worker import RankFailure, WorkerTask, describe_failure, do_payload, loads
+from ..distributed.sent_code import OwnCopies
+from ..distributed.worker import RankFailure, WorkerTask, describe_failure, do_payload
 from ..distributed.worker_pool import Launched, OnMessage, Outcome, held_interrupts, pack, serve_store
 from ..engine.control import Leave
 from ..errors import CheckpointError, ConfigError, WorkerError, add_note, first_line
 from ..events import Status
 from ..rng import random_state
+from ..run.redefined import follow, renew
 from ..run.resume import go_back
-from ..source.source_file import cells
+from ..source.source_file import cell_texts
 
 # %% auto #0
 __all__ = [
@@ -332,12 +333,13 @@ class RayLaunch:
     def __init__(self, job: Job, address: str | None, room: _Room, backend: str) -> None:
         self._job, self._trainer, self._room, self._backend = job, job.trainer, room, backend
         parts = {"trainer": job.trainer, "loader": job.loaders[0], "valid_loader": job.loaders[1]}
-        self._data, self._before = pack(job, parts=parts), replace(job.trainer.train_state.counts)
+        data, self._before = pack(job, parts=parts), replace(job.trainer.train_state.counts)
+        self._at_first = OwnCopies(job) if room.max_restarts else None
         self._folder = FolderReceiver(job.trainer.run_dir) if job.trainer.run_dir is not None else None
         self._seen = f".seen-{secrets.token_hex(4)}"
         self._ray = connect(address)
         check_room(self._ray.nodes(), room.n, room.each)
-        self._open(self._data)
+        self._open(data)
 
     def __enter__(self) -> RayLaunch:
         return self
@@ -454,7 +456,7 @@ class RayLaunch:
         for rank, member in enumerate(self._members):
             self._lives[rank] = self._new_life(member, self._lives.get(rank))
         (meeting,) = self._await([self._members[0].meet.remote()])
-        texts, payload, n = {name: getlines(name) for name in cells()}, self._ray.put(data), self._room.n
+        texts, payload, n = cell_texts(), self._ray.put(data), self._room.n
         self._outcome, self._kill_at_s = Outcome(n), float("inf")
         if self._folder is not None:
             counts = self._trainer.train_state.counts
@@ -525,15 +527,18 @@ class RayLaunch:
         for rank, member in enumerate(self._members):
             if rank not in self._outcome.deaths and rank not in self._outcome.failures:
                 self._ray.kill(member, no_restart=False)
-        job, trainer = self._job, self._trainer
+        job, trainer = self._job, cast(Any, self._trainer)
         before, n = self._room.n, _addon_of(trainer)._shrink_to(self._places_left(), trainer)
-        path = go_back(trainer, self._before, *job.loaders, between_epochs=n < before)  # pyright: ignore[reportArgumentType]
+        path = go_back(trainer, self._before, *job.loaders, between_epochs=n < before)
         lost = first_line(cause) if isinstance(cause, WorkerError) else f"Rank {cause.rank} has lost the others."
         fewer = "" if n == before else f" with {n} of {before} workers: an update takes {n} {'batch' if n == 1 else 'batches'}"
         if path is None:
-            again = replace(loads(self._data), mark=f"{lost} The run begins again{fewer}.", devices=job.devices[:n])
+            assert self._at_first is not None
+            again: Job = replace(self._at_first.make(), mark=f"{lost} The run begins again{fewer}.", devices=job.devices[:n])
             _addon_of(again.trainer)._shrink_to(n, again.trainer)
+            renew(cast(Any, again.trainer), again.loaders, type(trainer.model) if trainer.configures_optimizers else trainer._written_steps)
         else:
+            follow(trainer, job.loaders)
             mark = f"{lost} The run continues from {path.name}{fewer}."
             again = Job(trainer, job.drive, job.loaders, job.devices[:n], random_state(devices=False), mark)
         on_message(0, Restarted())
@@ -571,8 +576,8 @@ class RayAddon(RanksAddon):
     """Train on a Ray cluster: `workers=8` ranks, each with a GPU, from the same cell as on this machine.
 
     The loader's `batch_size` is per worker, as with MultiGPUAddon: one step takes a batch for each of them. Trainer and loaders are
-    pickled and sent to the workers. After the run your trainer has the results; `pause()`, `set()`, `save_state()`, `validate_now()` and
-    `stop()` reach all workers after the same batch. Your own modules must be importable on each node: call
+    pickled and sent to the workers. After the run your trainer has the results; `pause()`, `resume(NewSteps)`, `set()`, `save_state()`,
+    `validate_now()` and `stop()` reach all workers after the same batch. Your own modules must be importable on each node: call
     `ray.init(address, runtime_env={"working_dir": "."})` before the run to send them.
 
     A worker that is lost, with its process or its node, is started again by Ray. With StateManagerAddon the run continues from its

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import linecache
 import logging
 import math
 import os
@@ -37,7 +36,7 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError, OptionError, WorkerError, first_line
 from ..events import Event, MonitorMode, Progress
 from ..history.runs import RunEntry, Runs, keep_entry
-from ..source.source_file import cells
+from ..source.source_file import cell_texts, put_cells
 from ..views.cell_runs import show_output
 from ..views.notebook import in_kernel
 from ..views.runs import RunCard, runs_html, runs_text
@@ -178,8 +177,7 @@ class _Sent:
         if Path(self.folder).is_dir():
             os.chdir(self.folder)
         sys.path += [path for path in self.path if path not in sys.path and Path(path).is_dir()]
-        for name, lines in self.cells.items():
-            linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+        put_cells(self.cells)
         return loads(importlib.import_module("ray").get(self.search))
 
 
@@ -516,7 +514,7 @@ def sweep(
     each = {"CPU": float(cpus_per_trial)} | ({"GPU": float(gpus_per_trial)} if gpus_per_trial else {})
     _check_cluster(ray, each)
     collector, table = ray.remote(num_cpus=0)(_Collector).remote(mode), _Table(monitor, mode, n_epoch)
-    texts, worst = {name: linecache.getlines(name) for name in cells()}, math.inf if mode == "min" else -math.inf
+    texts, worst = cell_texts(), math.inf if mode == "min" else -math.inf
     sent = _Sent(ray.put(data), texts, sys.path, str(Path.cwd()), worst)
     trial = tune.with_resources(partial(_run_trial, sent=sent, monitor=monitor, collector=collector), each)
     grid = {name: tune.grid_search(value) if isinstance(value, list) else value for name, value in space.items()}

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import linecache
 import math
 import os
 import platform
@@ -45,7 +44,7 @@ from ..history.run_folder import open_run_folder
 from ..history.run_tree import Fork, open_branch_folder
 from ..resources import n_cores
 from ..rng import random_state, set_random_state
-from ..source.source_file import cells
+from ..source.source_file import cell_texts, put_cells
 
 # %% auto #0
 __all__ = [
@@ -230,8 +229,7 @@ class SubmittedRun:
         os.chdir(info.folder)
         read_own(self.run_dir, _PAYLOAD)  # raises for one that is not yours
         payload: Payload = loads((self.run_dir / FOLDER / _PAYLOAD).read_bytes())
-        for name, lines in payload.texts.items():
-            linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+        put_cells(payload.texts)
         return payload
 
     def _train(self, info: JobInfo, payload: Payload, rank: int) -> None:
@@ -489,7 +487,7 @@ def _check_open_epoch(trainer: TrainerBase, n_tasks: int) -> None:
 
 def send_trainer(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any, n_tasks: int) -> bytes:
     """The payload of a job: the trainer with its loaders. Raises WorkerError if something can't be pickled."""
-    texts = {name: linecache.getlines(name) for name in cells()}
+    texts = cell_texts()
     sent = partial(Payload, partial(_sent, trainer, n_epoch, loader, valid_loader, None), _device(trainer, n_tasks), texts=texts)
     random = random_state(devices=False)
     try:

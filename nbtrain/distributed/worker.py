@@ -9,7 +9,6 @@ import faulthandler
 import gc
 import importlib
 import io
-import linecache
 import os
 import pickle
 import queue
@@ -32,6 +31,7 @@ from torch.distributed import FileStore, TCPStore  # pyright: ignore[reportPriva
 
 from ..deferred_imports import deferring
 from ..errors import add_note
+from ..source.source_file import put_cells
 from ..source.user_code import is_user_module
 from ..remote_errors import own_error, remake
 from ..tracebacks import user_frames
@@ -56,11 +56,11 @@ __all__ = [
 
 
 # %% ../../nbs/distributed/worker.ipynb #d156a3fd
-def dumps(value: Any) -> bytes:
-    """Pickle `value`, including the classes and functions that can't be imported from a module."""
+def dumps(value: Any, module: Any = cloudpickle) -> bytes:
+    """Pickle `value` with the Pickler of `module`: by default including the classes and functions that can't be imported."""
     file = io.BytesIO()
     # Not the default protocol 2, which restores a FileNotFoundError as an OSError
-    torch.save(value, file, pickle_module=cloudpickle, pickle_protocol=4)
+    torch.save(value, file, pickle_module=module, pickle_protocol=4)
     return file.getvalue()
 
 
@@ -322,7 +322,7 @@ def main(descriptor: int, preload: Sequence[str]) -> None:
     with deferring():
         for name in preload:
             importlib.import_module(name)
-    keep = frozenset(sys.modules)
+    keep = frozenset(sys.modules), frozenset(vars(sys.modules["__main__"]))
     while (task := channel.tasks.get()) is not None:
         try:
             result = _do(task, channel, keep)
@@ -335,9 +335,9 @@ def main(descriptor: int, preload: Sequence[str]) -> None:
         channel.send("result", (result, has_threads))
 
 
-def _do(task: WorkerTask, channel: Channel, keep: frozenset[str]) -> bytes:
+def _do(task: WorkerTask, channel: Channel, keep: tuple[frozenset[str], frozenset[str]]) -> bytes:
     channel.begin()
-    _clear(keep)
+    _clear(*keep)
     sys.path[:] = task.path
     os.chdir(task.folder)
     os.environ.clear()
@@ -347,8 +347,7 @@ def _do(task: WorkerTask, channel: Channel, keep: frozenset[str]) -> bytes:
 
 def do_payload(task: WorkerTask, channel: RankChannel) -> bytes:
     """Execute the payload of `task` in this process, as its rank. Returns the pickled result."""
-    for name, lines in task.cells.items():
-        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    put_cells(task.cells)
     payload = loads(task.payload)
     with _process_group(task):
         return dumps(payload(Rank(task.number, task.world_size, channel, task.n_local)))
@@ -364,10 +363,14 @@ def _process_group(task: WorkerTask) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def _clear(keep: frozenset[str]) -> None:
-    for name in sys.modules.keys() - keep:
+def _clear(modules: frozenset[str], names: frozenset[str]) -> None:
+    """Forget what the task before has imported and defined, but what was there at first: these modules, and these names of `__main__`."""
+    for name in sys.modules.keys() - modules:
         if is_user_module(name):
             del sys.modules[name]
+    main = vars(sys.modules["__main__"])
+    for name in main.keys() - names:
+        del main[name]
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

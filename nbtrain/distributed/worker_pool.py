@@ -9,7 +9,6 @@ import atexit
 import codecs
 import errno
 import functools
-import linecache
 import os
 import pickle
 import select
@@ -26,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NoReturn, Protocol
 
 import cloudpickle
@@ -37,29 +37,48 @@ from ..errors import WorkerError, add_note
 from ..resources import n_cores
 from ..source.redaction import environment_variables
 from ..source.source_code import reach
-from ..source.source_file import cells
+from ..source.source_file import cell_texts
 from ..remote_errors import RemoteTraceback
 
 # %% auto #0
-__all__ = ["OnMessage", "pack", "same_libraries", "Pool", "raised", "Outcome", "Launched", "held_interrupts", "serve_store", "Launch"]
+__all__ = [
+    "OnMessage",
+    "pickled",
+    "pack",
+    "same_libraries",
+    "Pool",
+    "raised",
+    "Outcome",
+    "Launched",
+    "held_interrupts",
+    "serve_store",
+    "Launch",
+]
 
 # %% ../../nbs/distributed/worker_pool.ipynb #0904e6c3
 _LARGE_BYTES = 100 * 2**20  # a warning from here on
 
 
-def pack(payload: Any, to: str = "the worker processes", parts: Mapping[str, Any] | None = None) -> bytes:
-    """Pickle `payload`. Raises a WorkerError that names the value that can't be pickled; warns above 100 MB.
+def pickled(
+    payload: Any, to: str = "the worker processes", parts: Mapping[str, Any] | None = None, dump: Callable[[Any], bytes] = dumps
+) -> bytes:
+    """Pickle `payload` with `dump`. Raises a WorkerError that names the value that can't be pickled.
 
     `parts`: what is in it, by the names that the user knows; by default the names are those of the payload.
     """
     try:
-        data = dumps(payload)
+        return dump(payload)
     except Exception as error:
         names = _unpicklable(payload, parts)
         raise WorkerError(
             f"{names} can't be sent to {to}: {error}.",
             remedy="Create it inside the step or the dataset, where it is first used.",
         ) from error
+
+
+def pack(payload: Any, to: str = "the worker processes", parts: Mapping[str, Any] | None = None) -> bytes:
+    """As `pickled`, and warn above 100 MB."""
+    data = pickled(payload, to, parts)
     if len(data) > _LARGE_BYTES:
         warnings.warn(
             f"{len(data) / 2**20:,.0f} MB of model and data are sent to {to}. Let the dataset open its data itself, "
@@ -74,7 +93,8 @@ def _unpicklable(payload: Any, parts: Mapping[str, Any] | None = None) -> str:
     found = [*(parts or {}).items(), *reach([payload]).values.items()]
     values = [(name, value) for name, value in found if not _can_pickle(value)]
     named = [_deepest(name, value) for name, value in values] or [_deepest(type(payload).__name__, payload)]
-    return ", ".join(f"{name} ({type(value).__name__})" for name, value in named)
+    named = [item for item in named if not isinstance(item[1], FunctionType)] or named  # which read the others
+    return ", ".join(dict.fromkeys(f"{name} ({type(value).__name__})" for name, value in named))
 
 
 def _deepest(name: str, value: Any) -> tuple[str, Any]:
@@ -399,7 +419,7 @@ class Launch:
         data = pack(payload)
         self._pool = pool
         self._meeting = _Meeting(address)
-        texts = {name: linecache.getlines(name) for name in cells()}
+        texts = cell_texts()
         environment = _environment(n)
         self._workers = pool.take(n, environment)
         self._outcome = Outcome(n)

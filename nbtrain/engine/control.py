@@ -291,6 +291,7 @@ class Control:
         self.can_pause = True  # an evaluation only ends
         self.signum: int | None = None  # the signal that requested the end, or AT_EXIT
         self.elsewhere: Callable[[tuple[Any, ...]], None] | None = None  # sends a command to a run in other processes
+        self.renew: Callable[..., None] | None = None  # sends new definitions of the user's code there
         self.together: Callable[[int | None], None] | None = None  # stops all ranks at the same batch, if this is one of several
         self.inbox: Any = None  # with the list `commands`, of a submitted run: all its ranks execute them after the same batch
         self.failure: Any = None  # the error that has paused the run
@@ -323,6 +324,8 @@ class Control:
     def proceed(self, verdict: Verdict = "retry") -> None:
         """Let a paused run continue. `verdict`: what to do with the failed batch, if an error has paused it."""
         self._verdict = verdict
+        if self.elsewhere is not None and self.renew is not None and self.state in _ASKED_IN["running"]:
+            self.renew()
         self.run_state.request("running", self.elsewhere)
 
     def stop(self, signum: int | None = None, *, late: bool = False) -> None:
@@ -377,7 +380,7 @@ class Control:
         if self.elsewhere is not None and self.state != "idle":
             raise ConfigError(
                 "The run is in other processes, and this can't be done between two of its batches.",
-                remedy="pause(), resume(), stop(), set(), validate_now() and save_state() reach it.",
+                remedy="pause(), resume(), use(), stop(), set(), validate_now() and save_state() reach it.",
             )
         return self._requests.submit(Request(command, whole), inside=threading.current_thread() is self.thread)
 
@@ -452,7 +455,7 @@ class Control:
     def end(self) -> None:
         """End the run; remaining requests run without it. A signal too late to stop all ranks still ends this process."""
         self.signum = _stronger(self.signum, self._sent)
-        self.thread = self.elsewhere = None
+        self.thread = self.elsewhere = self.renew = None
         self.run_state.end()
         self._requests.run()
 

@@ -38,6 +38,7 @@ from ..base.operation import Operation
 from ..base.show import show_value
 from ..base.trainer_base import TrainerBase
 from .outcome import name_place
+from .redefined import read_code
 
 # %% auto #0
 __all__ = ["why_stopped", "LoaderModule", "batch_size_module", "Execution", "execute_replica"]
@@ -196,6 +197,7 @@ def execute_replica(goal: int, trainer: TrainerBase, loader: Any, valid_loader: 
     operation.begin(moves_model=False)
     try:
         n_epoch = goal - trainer.train_state.counts.epoch
+        trainer.code = read_code(trainer, (loader, valid_loader))
         return Execution(trainer, n_epoch, loader, valid_loader).execute(trainer.lightning_args())
     except Exception as error:
         name_place(error, trainer.recorder.place)

@@ -18,6 +18,7 @@ from ..base.compose import compose, given_addons, written_class
 from ..base.trainer_base import TrainerBase
 from ..base.written_steps import check_written_steps, uncalled_methods
 from ..data.loader import LoaderWrapper
+from ..distributed.sent_code import SentCode, unpack
 from ..engine.callback import Callback, as_list
 from ..errors import ConfigError, NbtrainError, first_line, listed
 from ..loops.lean_training import LeanEpochLoop
@@ -27,7 +28,20 @@ from ..state.best_weights import set_aside
 from ..views.text import format_value
 
 # %% auto #0
-__all__ = ["with_addons", "change_class", "adopt", "switch", "read_code", "use_newest", "FollowsSource", "with_newest"]
+__all__ = [
+    "with_addons",
+    "change_class",
+    "adopt",
+    "switch",
+    "read_code",
+    "renew",
+    "follow",
+    "use_newest",
+    "RenewsElsewhere",
+    "use_sent",
+    "FollowsSource",
+    "with_newest",
+]
 
 
 # %% ../../nbs/run/redefined.ipynb #7b19b374
@@ -127,10 +141,12 @@ _ROOTS = {"train": ("train_step",), "test": ("test_step",), "pass": ("metric_on_
 _LIGHTNING_ROOTS = {"train": ("training_", "on_train_"), "test": ("validation_", "test_", "on_validation_", "on_test_")}
 
 
-def read_code(trainer: TrainerBase, loaders: Iterable[Any] = (), before: StepCode | None = None) -> StepCode:
-    """The user's code that the steps, the callbacks and the loaders reach, as it is now."""
+def read_code(
+    trainer: TrainerBase, loaders: Iterable[Any] = (), before: StepCode | None = None, reached: list[FunctionType | type] | None = None
+) -> StepCode:
+    """The user's code that the steps, the callbacks and the loaders reach, as it is now. `reached` gets its functions and classes."""
     owner: Any = trainer.model if trainer.configures_optimizers else trainer
-    code = StepCode(before)
+    code = StepCode(before, reached)
     for root, beginnings in (_LIGHTNING_ROOTS if trainer.configures_optimizers else _ROOTS).items():
         code.add_root(root, owner, [*methods_of(type(owner), *beginnings), *(name for name in vars(owner) if name.startswith(beginnings))])
     code.add_objects(_objects(trainer, loaders))
@@ -176,7 +192,8 @@ def _mark(trainer: TrainerBase, before: StepCode, after: StepCode) -> None:
         set_aside(trainer)
 
 
-def _use(trainer: TrainerBase, loaders: Iterable[Any], steps: type[Any] | None) -> None:
+def renew(trainer: TrainerBase, loaders: Iterable[Any], steps: type[Any] | None) -> StepCode:
+    """Let the objects of `trainer` have the newest definitions, or the class `steps`. Returns the code before. Raises ConfigError."""
     before = trainer.code if trainer.code is not None else read_code(trainer, loaders)
     is_read = trainer.code is None and steps is None  # as it is now, unless there is something newer
     models = list(trainer.model.modules())
@@ -190,6 +207,13 @@ def _use(trainer: TrainerBase, loaders: Iterable[Any], steps: type[Any] | None) 
         module: Any = trainer.module
         module.pass_on()
     trainer.code = before if is_read else read_code(trainer, loaders, before)
+    return before
+
+
+def follow(trainer: TrainerBase, loaders: Iterable[Any], steps: type[Any] | None = None) -> None:
+    """As `renew`, and mark what has changed."""
+    before = renew(trainer, loaders, steps)
+    assert trainer.code is not None
     if trainer.code.changes(before):
         _mark(trainer, before, trainer.code)
 
@@ -221,10 +245,64 @@ def use_newest(trainer: TrainerBase, *loaders: Any, steps: type[Any] | None = No
     """
     control = trainer.control
     is_elsewhere = control.elsewhere is not None and control.state != "idle"
-    if steps is not None or not (is_elsewhere or threading.current_thread() is control.thread):  # a run itself uses its own steps
-        control.do(lambda at: _use(trainer, loaders, steps))
+    if is_elsewhere and steps is not None and control.renew is not None:
+        control.renew(steps)
+    elif steps is not None or not (is_elsewhere or threading.current_thread() is control.thread):  # a run itself uses its own steps
+        control.do(lambda at: follow(trainer, loaders, steps))
 
 
+# %% ../../nbs/run/redefined.ipynb #rdfn0003
+def _held(trainer: TrainerBase) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """What a run in another process has of `trainer`, each with its path."""
+    yield ("trainer",), trainer
+    model = trainer.model
+    for kind, items in (("layer", model.named_modules()), ("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        yield from (((kind, name), item) for name, item in items)
+    yield from ((("optimizer", str(i)), optimizer) for i, optimizer in enumerate(trainer._each_optimizer()))
+
+
+def _reached(trainer: TrainerBase, loaders: Iterable[Any]) -> list[FunctionType | type]:
+    """The user's functions and classes of a run."""
+    found: list[FunctionType | type] = [trainer._written_steps]
+    for item in (*trainer.model.modules(), *_objects(trainer, loaders)):
+        found.append(item if isinstance(item, FunctionType) else type(item))
+    read_code(trainer, loaders, None, found)
+    return [item for item in dict.fromkeys(found) if is_user(item)]
+
+
+class RenewsElsewhere:
+    """Sends the newest definitions of the user's code to the run of `trainer` in other processes.
+
+    Call it with a class to use that instead of the newest one; it raises ConfigError for one that can't be used.
+    """
+
+    def __init__(self, trainer: TrainerBase, loaders: tuple[Any, ...]) -> None:
+        self._trainer, self._loaders = trainer, loaders
+        self._sent = SentCode(_reached(trainer, loaders))
+
+    def __call__(self, steps: type[Any] | None = None) -> None:
+        trainer = self._trainer
+        try:
+            renew(trainer, self._loaders, steps)
+            code, held = _reached(trainer, self._loaders), list(_held(trainer))
+            data = self._sent.pack(code, held, steps=written_class(steps) if steps else None, holds_steps=trainer.holds_steps)
+        except NbtrainError as error:
+            if steps is not None:
+                raise
+            trainer.recorder.note(f"The new definitions are not used: {first_line(error)}")
+            return
+        if data is not None:
+            trainer.control.request_elsewhere("_use_sent", data=data)
+
+
+def use_sent(trainer: TrainerBase, data: bytes) -> None:
+    """Use the definitions that RenewsElsewhere has sent to this process, and mark what has changed."""
+    redefined = unpack(data, _reached(trainer, ()), _held(trainer))
+    follow(trainer, (), redefined.steps)
+    trainer.holds_steps = redefined.holds_steps
+
+
+# %% ../../nbs/run/redefined.ipynb #rdfn0004
 class FollowsSource(Callback):
     """Lets a paused run continue with the newest definitions."""
 
@@ -233,7 +311,7 @@ class FollowsSource(Callback):
 
     def on_resumed(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         try:
-            _use(self.trainer, (), None)
+            follow(self.trainer, ())
         except NbtrainError as error:
             self.trainer.recorder.note(f"The new definitions are not used: {first_line(error)}")
 

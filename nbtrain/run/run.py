@@ -40,7 +40,7 @@ from .failed_runs import drop_unreachable, needs_thread, pauses_on_error
 from .handle import RunHandle
 from ..base.interrupts import ended_by_hand, exit_with_130, signals_stop, workers_ignore_interrupts
 from .outcome import RunOutcome
-from .redefined import FollowsSource, use_newest
+from .redefined import FollowsSource, RenewsElsewhere, use_newest
 from .record import advise, correct_model, header, keep_source, settings_of
 from .sinks import RunSinks
 from ..tracebacks import variable_name
@@ -260,6 +260,8 @@ class Run:
         """Execute the run in other processes. Returns its status and the reason."""
         try:
             goal = self.trainer.train_state.counts.epoch + self.n_epoch
+            if self.trainer.world.size == 1:
+                self.trainer.control.renew = RenewsElsewhere(self.trainer, (self.loader, self.valid_loader))
             return launcher.launch(self.trainer, partial(execute_replica, goal), self.loader, self.valid_loader)
         except Leave:  # a third ■
             return "interrupted", self.trainer.recorder.place

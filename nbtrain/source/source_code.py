@@ -28,6 +28,7 @@ __all__ = [
     "PLAIN",
     "CODELESS",
     "WRAPPERS",
+    "nested",
     "names_read",
     "modules_imported",
     "package_of",
@@ -44,11 +45,12 @@ _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 
 
-def _nested(code: CodeType) -> Iterator[CodeType]:
+def nested(code: CodeType) -> Iterator[CodeType]:
+    """`code`, and the code of the functions and classes within it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _nested(constant)
+            yield from nested(constant)
 
 
 @functools.lru_cache(4096)
@@ -173,11 +175,11 @@ def chain(path: str, item: Any, attributes: Iterable[str]) -> Iterator[tuple[str
 
 def chains_read(code: CodeType, namespace: dict[str, Any]) -> Iterator[tuple[str, Any, list[str]]]:
     """The chains that `code`, and the code within it, reads in `namespace`: the first name, its object, and the attributes."""
-    for nested in _nested(code):
-        for first, *attributes in names_read(nested):
+    for found in nested(code):
+        for first, *attributes in names_read(found):
             if first in namespace and not first.startswith("__"):
                 yield first, namespace[first], attributes
-        for module, names in modules_imported(nested, str(namespace.get("__package__"))):
+        for module, names in modules_imported(found, str(namespace.get("__package__"))):
             yield module_of(module), module, []
             for name in sorted(names & state(module).keys()) if is_user_module(module_of(module)) else ():
                 yield f"{module_of(module)}.{name}", state(module)[name], []

@@ -11,6 +11,7 @@ import linecache
 import re
 import sys
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
@@ -19,7 +20,18 @@ from typing import Any
 from .user_code import is_generated
 
 # %% auto #0
-__all__ = ["Definition", "SourceFile", "first_line", "is_cell", "execution_number", "cells", "read_source", "lambda_text"]
+__all__ = [
+    "Definition",
+    "SourceFile",
+    "first_line",
+    "is_cell",
+    "execution_number",
+    "cells",
+    "cell_texts",
+    "put_cells",
+    "read_source",
+    "lambda_text",
+]
 
 
 # %% ../../nbs/source/source_file.ipynb #3df7a165
@@ -93,6 +105,17 @@ def execution_number(file: str) -> int:
 def cells() -> list[str]:
     """The file names of all cells, in order of execution."""
     return sorted(filter(is_cell, list(linecache.cache)), key=execution_number)
+
+
+def cell_texts() -> dict[str, list[str]]:
+    """The lines of each cell by its file name, for another process."""
+    return {name: linecache.getlines(name) for name in cells()}
+
+
+def put_cells(texts: Mapping[str, list[str]]) -> None:
+    """Let this process know the cells of another one."""
+    for name, lines in texts.items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
 
 
 @functools.lru_cache(32)

@@ -11,14 +11,14 @@ import functools
 import hashlib
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from ..private.held_modules import module_dicts
 from .redaction import blot_out
-from .source_code import CODELESS, PLAIN, WRAPPERS, chain, chains_read, closure, parts
+from .source_code import CODELESS, PLAIN, WRAPPERS, chain, chains_read, closure, nested, parts
 from .source_file import SourceFile, read_source
 from .user_code import is_kind, is_user, is_user_module, module_of, mro, name_of, own, state
 
@@ -27,24 +27,17 @@ __all__ = ["methods_of", "Part", "Texts", "StepCode"]
 
 
 # %% ../../nbs/source/step_changes.ipynb #11677270
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _nested(constant)
-
-
 @functools.lru_cache(4096)
 def _names(code: CodeType) -> tuple[str, ...]:
     """The names of globals and attributes in `code`, and in the code within it."""
-    return tuple(dict.fromkeys(name for nested in _nested(code) for name in nested.co_names))
+    return tuple(dict.fromkeys(name for inner in nested(code) for name in inner.co_names))
 
 
 @functools.lru_cache(4096)
 def _assigned(code: CodeType) -> frozenset[str]:
     """The names of globals, attributes and closure variables that `code` assigns: a counter does not change what it computes."""
     kinds = ("STORE_GLOBAL", "STORE_ATTR", "STORE_DEREF")
-    return frozenset(i.argval for nested in _nested(code) for i in dis.get_instructions(nested) if i.opname in kinds)
+    return frozenset(i.argval for inner in nested(code) for i in dis.get_instructions(inner) if i.opname in kinds)
 
 
 def _meaning(code: CodeType, doc: Any = None) -> tuple[Any, ...]:
@@ -95,7 +88,7 @@ class _Search:
         self.values: dict[str, str] = {}
         self._root = frozenset(mro(root)) if root is not None else frozenset[type]()
         self._names: dict[str, None] = {}  # that any code found so far reads, in order
-        self._kinds: dict[type, None] = {}  # the classes found so far
+        self.kinds: dict[type, None] = {}  # the classes found so far
         self._held: list[Mapping[str, Any]] = []  # the attributes of the objects found so far
         self._seen: dict[int, Any] = {}  # holds each object, so that no id is used again
         self._queue: deque[tuple[Any, str]] = deque()
@@ -105,8 +98,8 @@ class _Search:
         self._held.append(held)
         for name in self._names.keys() & held.keys():
             self.follow(held[name])
-        if kind not in self._kinds:
-            self._kinds[kind] = None
+        if kind not in self.kinds:
+            self.kinds[kind] = None
             special = [name for base in mro(kind) if is_user(base) for name in own(base) if name == "forward" or name[:2] == "__"]
             for name in dict.fromkeys((*(name for name in special if name not in _APART), *self._names)):
                 self._look(kind, name)
@@ -116,7 +109,7 @@ class _Search:
         for name in names:
             if name not in self._names:
                 self._names[name] = None
-                for kind in list(self._kinds):
+                for kind in list(self.kinds):
                     self._look(kind, name)
                 for held in self._held:
                     self.follow(held.get(name))
@@ -192,7 +185,7 @@ class _Search:
                     self.follow(function, label + name)
                 if not functions and name[:2] != "__":
                     self._value(label + name, item)
-            if not any("super" in nested.co_names for function in functions for nested in _nested(function.__code__)):
+            if not any("super" in inner.co_names for function in functions for inner in nested(function.__code__)):
                 return
 
     @property
@@ -253,9 +246,11 @@ class StepCode:
 
     Args:
         before: The code at an earlier time, whose texts are taken over.
+        reached: A list that gets the functions and classes that are found.
     """
 
-    def __init__(self, before: StepCode | None = None) -> None:
+    def __init__(self, before: StepCode | None = None, reached: list[FunctionType | type] | None = None) -> None:
+        self._reached = reached
         self.roots: dict[str, dict[str, Part]] = {}
         self._methods: set[str] = set()  # that the roots begin with
         self._objects = dict(before._objects) if before is not None else {}  # that are not in use now keep their parts
@@ -267,7 +262,7 @@ class StepCode:
         search.add_owner(type(owner), state(owner))
         search.read(methods)
         self._methods.update(methods)
-        self.roots[name] = _parts_of(search.run(), self._texts)
+        self.roots[name] = self._parts_of(search)
 
     def add_objects(self, objects: Iterable[Any]) -> None:
         """Take down the functions among `objects`, and all methods of the others."""
@@ -275,7 +270,13 @@ class StepCode:
         for item in objects:
             search.follow(item)
             search.read(methods_of(type(item)) if is_user(type(item)) else ())
-        self._objects |= _parts_of(search.run(), self._texts)
+        self._objects |= self._parts_of(search)
+
+    def _parts_of(self, search: _Search) -> dict[str, Part]:
+        parts = _parts_of(search.run(), self._texts)
+        if self._reached is not None:
+            self._reached += [*search.kinds, *(function for found in search.functions.values() for function in found)]
+        return parts
 
     def state_dict(self, *, whole: bool) -> dict[str, Any]:
         """The digests of all parts. Without `whole`, those of functions alone: in another process, a path or a date may be another."""

@@ -19,8 +19,8 @@ from ..data.resumable_loader import loader_place, restore_loader
 from ..distributed.launcher import Launcher, launcher_of
 from ..distributed.parallelism import whole
 from ..distributed.rank import InWorld, RankCallback, begin_copy
+from ..distributed.sent_code import OwnCopies
 from ..distributed.worker import dumps, loads
-from ..distributed.worker_pool import pack
 from ..engine.addon import AddOnBase, options
 from ..engine.callback import as_list
 from ..engine.precision import convert_model
@@ -39,7 +39,7 @@ from .states import StatefulTrainer
 __all__ = ["take_state", "load_replica_state", "restore_trainer", "forward_event", "drive_copy", "run_copy"]
 
 # %% ../../nbs/state/replica.ipynb #9a969c26
-_OF_RUN = ("random", "loader", "valid")  # taken from the loaders and generators of this process, which the run does not wrap
+_OF_HERE = ("random", "loader", "valid", "code")  # taken from the loaders, generators and code of this process, which the run does not wrap
 _OF_STATES = ("restored", "restored_from", "is_rewound", "rest", "places", "given", "attributes")
 
 
@@ -48,7 +48,7 @@ def take_state(trainer: StatefulTrainer, loaders: Iterable[Any]) -> dict[str, An
     return {
         "stateful": {name: whole(part.state_dict()) for name, part in _stateful(trainer).items()},
         "buffers": whole(dict(trainer.model.named_buffers())),  # also those that are not in a state_dict
-        "parts": take_named(Moment(trainer, whole=True), parts_of(trainer).keys() - _OF_RUN),
+        "parts": take_named(Moment(trainer, whole=True), parts_of(trainer).keys() - _OF_HERE),
         "train_state": trainer.train_state.state_dict(("meters", "best_weights")),  # what a part has only in mid-epoch, or a file
         "states": {name: vars(trainer.states)[name] for name in _OF_STATES},
         "addons": {kind: _gathered(addon) for kind, addon in _added(trainer).items()},
@@ -149,7 +149,7 @@ def drive_copy(
 def run_copy(trainer: StatefulTrainer, drive: Callable[..., tuple[Status, str]], loaders: tuple[Any, Any]) -> tuple[Status, str]:
     """Call `drive` with a replica of `trainer` in this rank of torchrun or SLURM, and load its state into `trainer`."""
     before, states = replace(trainer.train_state.counts), list[bytes]()
-    copy, *own = loads(pack((trainer, *loaders)))
+    copy, *own = OwnCopies((trainer, *loaders)).make()
     rank = _begin_in_world(copy, trainer)
     try:
         return drive_copy(rank, drive, own, lambda: states.append(dumps(take_state(copy, own))))

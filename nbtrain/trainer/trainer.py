@@ -75,7 +75,7 @@ from ..run.failed_runs import end_paused
 from ..run.handle import RunHandle
 from ..run.live_edits import check_options, handle_of, resume, set_options, validate_now
 from ..run.outcome import RunOutcome
-from ..run.redefined import use_newest, with_newest
+from ..run.redefined import use_newest, use_sent, with_newest
 from ..run.resume import epochs_left
 from ..run.run import Run
 from ..run.session import Session
@@ -554,7 +554,8 @@ class Trainer(TrainerBase):
         """Continue a paused run at its next batch, as if it had never been paused, and wait for it unless `background`.
 
         The run continues with all that you have redefined in the notebook since: the newest class of the trainer, callbacks, datasets and
-        models. `steps` is a class to use instead, such as an older one, as in `use`.
+        models. `steps` is a class to use instead, such as an older one, as in `use`. The processes of a run on several GPUs or on a
+        Ray cluster get all of it, and use it after the same batch.
 
         If an error paused the run, the failed batch is tried again. `skip=True` skips the batch, without an update. If no
         run is paused, it says so, and the next run uses `steps`.
@@ -585,7 +586,7 @@ class Trainer(TrainerBase):
 
     @checked
     def use(self, steps: type[TrainerBase] | type[L.LightningModule]) -> None:
-        """Use the steps of the class `steps`: at once, or after the current batch.
+        """Use the steps of the class `steps`: at once, or after the current batch, in all processes of a run.
 
         You need it only for a class that is not the newest of its name, which each operation takes by itself: the trainer then holds that
         older class, until you give it the newest one. `Old = Digits` keeps a class when you run its cell again. For a trainer
@@ -609,6 +610,10 @@ class Trainer(TrainerBase):
             'Absolute'
         """
         use_newest(self, steps=steps)
+
+    def _use_sent(self, data: bytes) -> None:
+        """Use the definitions that the process which started this run has sent."""
+        use_sent(self, data)
 
     @property
     @completed_by_value

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+from cells import FIT, NEW_STEP, in_main
 from ray.cluster_utils import Cluster
 from ray_nodes import NODE, two_nodes
 from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
@@ -168,6 +169,43 @@ def test_a_killed_worker_begins_again_and_the_weights_are_those_of_an_undisturbe
         assert mark == "Rank 1 was lost: its process or its node has ended. The run continues from epoch=1-step=6.ckpt." and at.step == 6
     else:
         assert mark == "Rank 1 was lost: its process or its node has ended. The run begins again." and at.step == 0
+
+
+DYING_STEP = NEW_STEP.replace(
+    "        global n_batches\n",
+    """        global n_batches
+        if self.counts.processed == dies_at and self.module.global_rank == 1 and not once.exists():
+            once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+""",
+)
+
+
+@pytest.mark.parametrize("every_n_steps", [1, 1000, None])
+def test_new_steps_are_used_by_all_workers_and_by_those_that_ray_starts_again(
+    where: Where, tmp_path: Path, every_n_steps: int | None
+) -> None:
+    """What a lost worker has trained is trained again with the new steps, from the newest checkpoint: of a batch, of an epoch, or none."""
+    options, saves = where(), every_n_steps is not None
+    options |= {"save_path": tmp_path / "runs", "every_n_steps": every_n_steps} if saves else {}
+    with in_main() as notebook:
+        kind = notebook(FIT, os=os, signal=signal, once=tmp_path / "died")["Fit"].add_on(RayAddon, *[StateManagerAddon] * saves)
+        trainer = make_trainer(kind, seed=1, **options)
+        torch.manual_seed(4)
+        handle = trainer.run(6, make_loader(batch_size=8), make_valid(), background=True)
+        until(lambda: trainer.counts.processed > 6)
+        trainer.pause()
+        place = trainer.counts.processed
+        notebook(DYING_STEP, dies_at=place + 1)
+        trainer.resume(background=True)
+        assert handle.wait().status == "completed" and (tmp_path / "died").exists()
+        marks = trainer.history.marks
+        begins = marks[-1][0].processed
+        notebook(FIT + f"\nFit.change_after = {min(place, begins)}")
+        whole = fit(notebook("")["Fit"].add_on(MultiGPUAddon), 6, device=["cpu", "cpu"])
+    assert same_weights(whole.model, trainer.model) and whole.counts == trainer.counts
+    assert "Rank 1 was lost" in marks[-1][1] and marks[0][1].startswith("train_step changed") is saves and len(marks) == 1 + saves, marks
+    assert begins >= place if every_n_steps == 1 else begins < place  # the checkpoint of an epoch is older than the change
 
 
 def test_a_lost_node_is_replaced_and_the_weights_are_those_of_an_undisturbed_run(cluster: Cluster, where: Where, tmp_path: Path) -> None:

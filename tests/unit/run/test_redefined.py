@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import linecache
 import sys
 from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from cells import cell
 from samples import make_loader, make_trainer, make_valid, same_weights
 
 from nbtrain import EarlyStoppingAddon, StateManagerAddon, Trainer
@@ -22,7 +21,6 @@ from nbtrain.source.step_changes import StepCode
 from nbtrain.views.html import record_html
 from nbtrain.views.text import Board, record_text
 
-_CELLS = count(1)
 STEPS = """
 class Steps(Trainer):
     def train_step(self, batch):
@@ -39,13 +37,6 @@ TIMES_TEN = STEPS.replace(".mean()", ".mean() * 10")
 COMMENTED = STEPS.replace("    def distance", "    # How far\n\n    def distance").replace(
     "        x, y = batch", '        """The loss."""\n        x, y  =  batch'
 )
-
-
-def cell(text: str, namespace: dict[str, Any]) -> None:
-    """Execute a cell."""
-    name = f"<ipython-input-{next(_CELLS)}-test>"
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    exec(compile(text, name, "exec"), namespace)
 
 
 def written(text: str) -> type[Trainer]:
