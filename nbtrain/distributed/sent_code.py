@@ -18,6 +18,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import cloudpickle
+from torch import Tensor
 
 from .worker import dumps, loads
 from .worker_pool import pickled
@@ -166,6 +167,8 @@ class _Pickler(cloudpickle.Pickler):
         return self._held.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is Tensor and obj.device.type != "cpu":  # another process has another device, or none
+            return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(4)
         reduced: Any = super().reducer_override(obj)
         if not isinstance(reduced, tuple) or len(reduced) < 3:
             return reduced

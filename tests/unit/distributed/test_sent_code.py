@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from cells import RunCell, in_main
+from samples import DEVICE
 
 from nbtrain import WorkerError
 from nbtrain.distributed.sent_code import OwnCopies, Redefined, SentCode, unpack
@@ -131,6 +132,18 @@ def test_the_model_that_new_code_names_is_that_of_the_other_process(notebook: Ru
     there: dict[str, Any] = {"__name__": "__main__"}
     unpack(data, [FunctionType(_apart.__code__, there)], [(("layer", ""), theirs), (("parameter", "weight"), theirs.weight)])
     assert there["net"] is theirs and there["weight"] is theirs.weight
+
+
+def test_tensors_of_a_device_arrive_on_the_cpu(notebook: RunCell) -> None:
+    names = notebook("def step(x):\n    return x * weights", weights=torch.ones(2, device=DEVICE))
+    sent = SentCode([names["step"]])
+    notebook("", weights=torch.tensor([1.0, 2.0], device=DEVICE), layer=torch.nn.Linear(1, 1).to(DEVICE))
+    notebook("def step(x):\n    return layer(x) * weights")
+    data = sent.pack([names["step"]], [], steps=None, holds_steps=False)
+    assert data is not None
+    found = _apart(data).names["__main__"]
+    assert found["weights"].device.type == "cpu" and found["weights"].tolist() == [1.0, 2.0]
+    assert {part.device.type for part in found["layer"].parameters()} == {"cpu"} and found["layer"].weight.requires_grad
 
 
 def test_what_cannot_be_sent_is_named_and_is_sent_later(notebook: RunCell) -> None:
