@@ -7,32 +7,27 @@ from __future__ import annotations
 
 import fcntl
 import importlib
-import logging
 import os
 import pickle
-import platform
 import queue
-import re
 import secrets
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
 import cloudpickle
 import torch
 
-import nbtrain
 from ..addons.multi_gpu import Job, RanksAddon, Restarted
 from ..addons.state_manager import StateManagerAddon
+from .ray_cluster import check_installed, check_node, check_room, connect, looker, places_on
 from .sent_folder import FolderReceiver, FolderSender
 from ..distributed.sent_code import OwnCopies
 from ..distributed.worker import RankFailure, WorkerTask, describe_failure, do_payload
@@ -46,144 +41,7 @@ from ..run.resume import go_back
 from ..source.source_file import cell_texts
 
 # %% auto #0
-__all__ = [
-    "check_installed",
-    "connect",
-    "places_on",
-    "check_room",
-    "own_versions",
-    "looker",
-    "check_node",
-    "interface_of",
-    "Member",
-    "RayLaunch",
-    "RayAddon",
-]
-
-# %% ../../nbs/cluster/ray.ipynb #bf08166a
-_START = "Start one with `ray start --head`, or give address=None: then Ray starts on this machine, for this process."
-_TOKEN = "If the cluster wants a token, set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to what `ray get-auth-token` prints on its head."
-_CONNECT_S = 5.0
-
-
-def check_installed() -> None:
-    """Raise ConfigError if Ray is not installed."""
-    if find_spec("ray") is None:
-        raise ConfigError("RayAddon needs Ray, which is not installed.", remedy='pip install "ray[default]"')
-
-
-def connect(address: str | None) -> Any:
-    """Connect this process to the cluster at `address`, unless it is connected. Returns the package. Raises ConfigError."""
-    ray = importlib.import_module("ray")
-    if ray.is_initialized():
-        return ray
-    place, is_open = re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address or ""), False
-    try:
-        if place is not None:  # Ray itself would try for half a minute
-            socket.create_connection((place[1], int(place[2])), _CONNECT_S).close()
-            is_open = True
-        ray.init(address, logging_level=logging.ERROR)
-    except (OSError, RuntimeError, ValueError) as error:  # a ConnectionError is an OSError
-        where = "on this machine" if address in (None, "auto") else f"at {address}"
-        if "ersion" in str(error):
-            raise ConfigError(
-                f"The Ray cluster {where} can't be used: {error}", remedy="Install the same versions on each node."
-            ) from error
-        if is_open:
-            raise ConfigError(f"The Ray cluster {where} can't be used: {' '.join(str(error).split())[:300]}", remedy=_TOKEN) from error
-        raise ConfigError(f"No Ray cluster answers {where}: {first_line(error)}", remedy=_START) from error
-    return ray
-
-
-def places_on(nodes: Sequence[dict[str, Any]], each: dict[str, float]) -> int:
-    """How many workers that need `each` of their resources have place on `nodes`, as `ray.nodes()` has them."""
-    alive = [node["Resources"] for node in nodes if node["Alive"]]
-    return sum(int(min(node.get(name, 0) / amount for name, amount in each.items())) for node in alive)
-
-
-def check_room(nodes: Sequence[dict[str, Any]], n: int, each: dict[str, float], what: str = "workers", remedy: str = "") -> None:
-    """Raise ConfigError if `nodes`, as `ray.nodes()` has them, have no place for `n` workers that need `each` of their resources.
-
-    `what`: what they are called. `remedy`: what to do; by default, what to give to a RayAddon.
-    """
-    if (room := places_on(nodes, each)) >= n:
-        return
-    alive = [node["Resources"] for node in nodes if node["Alive"]]
-    needs = " and ".join(f"{amount:g} {name}" for name, amount in each.items())
-    has = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in alive)
-    start = "start more nodes with `ray start --address=...`."
-    if not remedy:
-        remedy = f"Give workers={room}, or {start}" if room else f"Give less for each worker, or {start}"
-    if what == "workers" and "GPU" in each and not any(node.get("GPU") for node in alive):
-        remedy = "Give gpus_per_worker=0 to train on CPUs, or start nodes with GPUs."
-    raise ConfigError(
-        f"The Ray cluster has room for {room} of {n} {what}: each needs {needs}.",
-        where=f"Its nodes have {has}.",
-        remedy=remedy,
-    )
-
-
-# %% ../../nbs/cluster/ray.ipynb #603176ac
-def own_versions() -> dict[str, str]:
-    """The versions that must be the same on all nodes. A torch for CUDA and one for the CPU have the same one."""
-    python = ".".join(platform.python_version_tuple()[:2])
-    return {"python": python, "nbtrain": nbtrain.__version__} | {name: version(name).partition("+")[0] for name in ("torch", "lightning")}
-
-
-def looker() -> Callable[[str, str], dict[str, Any]]:
-    """A function for a node. It is pickled by value, because it is defined in a function."""
-
-    def look(folder: str, name: str) -> dict[str, Any]:
-        """The versions on this node, whether it shares `folder`, which has a file `name`, and why it can't write there."""
-        import platform
-        import socket
-        from importlib.metadata import PackageNotFoundError, version
-        from pathlib import Path
-
-        found = {"python": ".".join(platform.python_version_tuple()[:2])}
-        for package in ("torch", "lightning"):
-            try:
-                found[package] = version(package).partition("+")[0]
-            except PackageNotFoundError:
-                found[package] = ""
-        try:
-            import nbtrain
-
-            found["nbtrain"] = nbtrain.__version__
-        except ImportError:
-            found["nbtrain"] = ""
-        problem = ""
-        if folder:
-            try:
-                Path(folder).mkdir(parents=True, exist_ok=True)
-                own = Path(folder, f"{name}-{socket.gethostname()}")
-                own.touch()
-                own.unlink()
-            except OSError as error:
-                problem = error.strerror or str(error)
-        return {"node": socket.gethostname(), "versions": found, "problem": problem, "shares": Path(folder, name).exists()}
-
-    return look
-
-
-def check_node(found: dict[str, Any], folder: str, *, has_shards: bool = False) -> None:
-    """Raise ConfigError for other versions on a node than here, and for a run `folder` where it can't write, or must share and doesn't."""
-    node, own, other = found["node"], own_versions(), found["versions"]
-    differing = [name for name in own if own[name] != other[name]]
-    if differing:
-        has = ", ".join(f"{name} {other[name]}" if other[name] else f"no {name}" for name in differing)
-        here = ", ".join(f"{name} {own[name]}" for name in differing)
-        remedy = "Install the same versions on each node: weights and states are sent as Python objects."
-        raise ConfigError(f"The node {node} has {has}; this process has {here}.", remedy=remedy)
-    problem, remedy = found["problem"], "one where the node may write, or none."
-    if not problem and has_shards and not found["shares"]:
-        problem, remedy = "each rank writes its shard, and the node does not share the disk", "or save_type='merged'."
-    if problem:
-        raise ConfigError(
-            f"The node {node} can't use the run folder: {problem}.",
-            where=folder,
-            remedy=f"Give a save_path on a disk that all nodes and this machine share, {remedy}",
-        )
+__all__ = ["interface_of", "Member", "RayLaunch", "RayAddon"]
 
 
 # %% ../../nbs/cluster/ray.ipynb #725cc1ef
@@ -302,7 +160,7 @@ _THREADS = {"commands": 1, "messages": 1}  # of an actor, beside that which trai
 def _threaded(ray: Any) -> type[Member]:
     """A Member whose methods have separate threads. A client of Ray ("ray://...") can't name these in each call."""
 
-    class Threaded(Member):
+    class Rank(Member):
         @ray.method(concurrency_group="messages")
         def take(self, timeout_s: float) -> list[bytes]:
             return super().take(timeout_s)
@@ -311,7 +169,7 @@ def _threaded(ray: Any) -> type[Member]:
         def command(self, value: Any) -> None:
             super().command(value)
 
-    return Threaded
+    return Rank
 
 
 @dataclass(frozen=True)

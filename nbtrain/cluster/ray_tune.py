@@ -28,7 +28,7 @@ from ..annotations import checked
 from ..base.arguments import check_run, resolve_monitor
 from ..base.trainer_base import TrainerBase
 from ..checkpoint.weights import Weights
-from .ray import check_node, check_room, connect, looker
+from .ray_cluster import check_node, check_room, connect, looker
 from ..completion import completed_by_value
 from ..distributed.worker import describe_failure, dumps, loads
 from ..distributed.worker_pool import held_interrupts, pack, raised

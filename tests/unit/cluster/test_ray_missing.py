@@ -11,11 +11,12 @@ import pytest
 from samples import Regress, make_trainer
 
 from nbtrain import AddOnError, ConfigError, MultiGPUAddon, RayAddon
-from nbtrain.cluster.ray import check_node, check_room, interface_of, looker, own_versions
+from nbtrain.cluster.ray import interface_of
+from nbtrain.cluster.ray_cluster import check_node, check_room, looker, own_versions
 
 
 def test_without_ray_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nbtrain.cluster.ray.find_spec", lambda name: None)
+    monkeypatch.setattr("nbtrain.cluster.ray_cluster.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r'^RayAddon needs Ray, which is not installed.\n  pip install "ray\[default\]"$'):
         make_trainer(Regress.add_on(RayAddon), workers=2)
 

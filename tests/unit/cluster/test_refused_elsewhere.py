@@ -15,7 +15,7 @@ from samples import make_loader, make_trainer, make_valid
 import nbtrain
 from nbtrain import JobHandle
 from nbtrain.cluster.command_file import make_folder
-from nbtrain.cluster.ray import check_node, check_room, looker, own_versions
+from nbtrain.cluster.ray_cluster import check_node, check_room, looker, own_versions
 from nbtrain.cluster.submit import JobInfo, check_environment, environment
 from nbtrain.history.follow import recorded_events
 
