@@ -345,6 +345,8 @@ def _follow(launch: Launched, trainer: StatefulTrainer, loaders: tuple[Any, Any]
     """Wait for the ranks, and restore the state that they return."""
     listener, control = _Listener(trainer), trainer.control
     control.elsewhere = launch.send
+    if control.renew is not None:
+        control.renew.begin()
     try:
         try:
             status, reason = launch.wait(listener)[0]
@@ -386,6 +388,8 @@ class _Listener:
             self.trainer.control.stop()
         elif isinstance(message, Restarted):
             self.before = replace(self.trainer.train_state.counts)
+            if self.trainer.control.renew is not None:
+                self.trainer.control.renew.begin()
 
 
 # %% ../../nbs/addons/multi_gpu.ipynb #15578054

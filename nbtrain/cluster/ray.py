@@ -36,7 +36,6 @@ from ..engine.control import Leave
 from ..errors import CheckpointError, ConfigError, WorkerError, add_note, first_line
 from ..events import Status
 from ..rng import random_state
-from ..run.redefined import follow, renew
 from ..run.resume import go_back
 from ..source.source_file import cell_texts
 
@@ -394,9 +393,9 @@ class RayLaunch:
             assert self._at_first is not None
             again: Job = replace(self._at_first.make(), mark=f"{lost} The run begins again{fewer}.", devices=job.devices[:n])
             _addon_of(again.trainer)._shrink_to(n, again.trainer)
-            renew(cast(Any, again.trainer), again.loaders, type(trainer.model) if trainer.configures_optimizers else trainer._written_steps)
+            trainer.control.renew.begin_again(again.trainer, again.loaders)
         else:
-            follow(trainer, job.loaders)
+            trainer.control.renew.begin_again(trainer, job.loaders)
             mark = f"{lost} The run continues from {path.name}{fewer}."
             again = Job(trainer, job.drive, job.loaders, job.devices[:n], random_state(devices=False), mark)
         on_message(0, Restarted())

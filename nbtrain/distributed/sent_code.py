@@ -27,7 +27,7 @@ from ..source.source_file import cell_texts, put_cells
 from ..source.user_code import is_kind, is_user, is_user_module, module_of, mro, own, state
 
 # %% auto #0
-__all__ = ["Code", "Redefined", "SentCode", "unpack", "OwnCopies"]
+__all__ = ["Code", "known", "Redefined", "SentCode", "unpack", "OwnCopies"]
 
 # %% ../../nbs/distributed/sent_code.ipynb #sntc0004
 Code = FunctionType | type
@@ -101,7 +101,8 @@ def _along(place: dict[str, Any], chain: Iterable[str]) -> Iterator[tuple[dict[s
 _Known = tuple[_Same | None, Any]  # an object, and its content
 
 
-def _known(value: Any) -> _Known:
+def known(value: Any) -> _Known:
+    """What `value` is now, to be compared with what it is later by `==`."""
     return None if is_kind(value, PLAIN) else _Same(value), _content(value)
 
 
@@ -127,19 +128,25 @@ def _read(code: Sequence[Code]) -> tuple[dict[tuple[int, str], _Name], dict[type
             if name in place and not name.startswith("__") and (id(place), name) not in names:
                 value = place[name]
                 value = own(value).get("base_class", value) if is_kind(value, type) else value  # what `add_on` made of it
-                names[id(place), name] = _Name(place.get("__name__"), name, value, _known(value))
+                names[id(place), name] = _Name(place.get("__name__"), name, value, known(value))
     return names, kinds
 
 
 # %% ../../nbs/distributed/sent_code.ipynb #sntc0008
 @dataclass(frozen=True)
 class Redefined:
-    """What other processes get. `names`: the values that have changed, by module and name. `cells`: texts, by the name of the cell.
+    """What other processes get.
 
-    `steps`: a class to use instead of the newest one of its name. `holds_steps`: whether the trainer keeps that from then on.
+    Args:
+        names: The values that have changed, by module and name.
+        attributes: Those of the trainer that have changed.
+        steps: A class to use instead of the newest one of its name.
+        holds_steps: Whether the trainer keeps that from then on.
+        cells: Texts, by the name of the cell.
     """
 
     names: dict[Any, dict[str, Any]]
+    attributes: dict[str, Any]
     steps: type[Any] | None
     holds_steps: bool
     cells: dict[str, list[str]]
@@ -176,8 +183,8 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(obj, FunctionType):
             slots = of_state[1]
             slots["__globals__"] = {n: v for n, v in slots["__globals__"].items() if not self._sent.has_name(obj.__globals__, n)}
-        elif isinstance(obj, type) and (known := self._sent.kinds.get(obj)) is not None:
-            same = {name for name, item in own(obj).items() if name in known and known[name] == _content(item, _DEPTH - 1)}
+        elif isinstance(obj, type) and (before := self._sent.kinds.get(obj)) is not None:
+            same = {name for name, item in own(obj).items() if name in before and before[name] == _content(item, _DEPTH - 1)}
             of_state = ({name: item for name, item in of_state[0].items() if name not in same}, *of_state[1:])
         return make, given, of_state, *rest
 
@@ -192,20 +199,28 @@ class SentCode:
     def has_name(self, place: dict[str, Any], name: str) -> bool:
         """Whether the other processes have what `name` stands for."""
         found = self._names.get((id(place), name))
-        return found is not None and name in place and found.known == _known(place[name])
+        return found is not None and name in place and found.known == known(place[name])
 
     def has(self, item: Code) -> bool:
         """Whether the other processes have this function or class of a module, as it is."""
         return "." not in item.__qualname__ and self.has_name(state(sys.modules[module_of(item)]), item.__qualname__)
 
-    def pack(self, code: Sequence[Code], held: Iterable[tuple[Any, Any]], *, steps: type[Any] | None, holds_steps: bool) -> bytes | None:
+    def pack(
+        self,
+        code: Sequence[Code],
+        held: Iterable[tuple[Any, Any]],
+        attributes: Mapping[str, Any],
+        *,
+        steps: type[Any] | None,
+        holds_steps: bool,
+    ) -> bytes | None:
         """Pickle what has changed, for `unpack`; None if nothing has. From now on the other processes have it.
 
-        Raises WorkerError that names what can't be pickled.
+        `attributes`: those of the trainer that have changed. Raises WorkerError that names what can't be pickled.
         """
         names, kinds = _read(code)
         changed = [found for key, found in names.items() if key not in self._names or self._names[key].known != found.known]
-        if not changed and steps is None:
+        if not changed and not attributes and steps is None:
             return None
         values: dict[Any, dict[str, Any]] = {}
         for found in changed:
@@ -213,9 +228,9 @@ class SentCode:
         texts = cell_texts()
         new_cells = {name: lines for name, lines in texts.items() if name not in self._cells}
         edited = {module for module, inner in values.items() if module != "__main__" and any(map(_is_code, inner.values()))}
-        dump = partial(self._dump, held=list(held), by_value=edited & sys.modules.keys())
-        named = {found.name: found.value for found in changed}
-        data = pickled(Redefined(values, steps, holds_steps, new_cells), parts=named, dump=dump)
+        redefined = Redefined(values, dict(attributes), steps, holds_steps, new_cells)
+        named = {f"trainer.{name}": value for name, value in attributes.items()} | {found.name: found.value for found in changed}
+        data = pickled(redefined, parts=named, dump=partial(self._dump, held=list(held), by_value=edited & sys.modules.keys()))
         self._names |= names
         self.kinds |= kinds
         self._cells = texts.keys()

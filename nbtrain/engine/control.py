@@ -34,6 +34,7 @@ __all__ = [
     "Request",
     "Requests",
     "Failed",
+    "Renews",
     "Control",
     "cause_of_end",
     "refuse_while_on",
@@ -278,6 +279,22 @@ class Failed(Protocol):
     error: Exception
 
 
+class Renews(Protocol):
+    """Brings a run in other processes what has changed in this one."""
+
+    def begin(self) -> None:
+        """The run begins, or begins again, with the objects as they are here."""
+        ...
+
+    def begin_again(self, copy: Any, loaders: tuple[Any, ...]) -> None:
+        """The run begins again with `copy`, the trainer as it was earlier: let it have what was sent since."""
+        ...
+
+    def __call__(self, steps: type[Any] | None = None) -> None:
+        """Send the newest definitions, or the class `steps`. Raises ConfigError for one that can't be used."""
+        ...
+
+
 class Control:
     """Passes requests to the training thread.
 
@@ -291,7 +308,7 @@ class Control:
         self.can_pause = True  # an evaluation only ends
         self.signum: int | None = None  # the signal that requested the end, or AT_EXIT
         self.elsewhere: Callable[[tuple[Any, ...]], None] | None = None  # sends a command to a run in other processes
-        self.renew: Callable[..., None] | None = None  # sends new definitions of the user's code there
+        self.renew: Renews | None = None  # sends new definitions of the user's code there
         self.together: Callable[[int | None], None] | None = None  # stops all ranks at the same batch, if this is one of several
         self.inbox: Any = None  # with the list `commands`, of a submitted run: all its ranks execute them after the same batch
         self.failure: Any = None  # the error that has paused the run

@@ -18,9 +18,10 @@ from ..base.compose import compose, given_addons, written_class
 from ..base.trainer_base import TrainerBase
 from ..base.written_steps import check_written_steps, uncalled_methods
 from ..data.loader import LoaderWrapper
-from ..distributed.sent_code import SentCode, unpack
+from ..distributed.sent_code import SentCode, known, unpack
 from ..engine.callback import Callback, as_list
 from ..errors import ConfigError, NbtrainError, first_line, listed
+from ..private.torch_parts import version_of
 from ..loops.lean_training import LeanEpochLoop
 from ..source.step_changes import StepCode, methods_of
 from ..source.user_code import is_user, newest
@@ -271,7 +272,7 @@ def _reached(trainer: TrainerBase, loaders: Iterable[Any]) -> list[FunctionType 
 
 
 class RenewsElsewhere:
-    """Sends the newest definitions of the user's code to the run of `trainer` in other processes.
+    """Sends the newest definitions of the user's code to the run of `trainer` in other processes, and the trainer's attributes.
 
     Call it with a class to use that instead of the newest one; it raises ConfigError for one that can't be used.
     """
@@ -279,25 +280,71 @@ class RenewsElsewhere:
     def __init__(self, trainer: TrainerBase, loaders: tuple[Any, ...]) -> None:
         self._trainer, self._loaders = trainer, loaders
         self._sent = SentCode(_reached(trainer, loaders))
+        self._given: list[tuple[int, dict[str, Any]]] = []  # attributes that were sent, with the batches that were processed then
+        self.begin()
+
+    def begin(self) -> None:
+        """The run begins, or begins again, with the objects as they are here."""
+        self._attributes = {name: known(value) for name, value in _attributes(self._trainer).items()}
+        self._here = _here(self._trainer)
 
     def __call__(self, steps: type[Any] | None = None) -> None:
         trainer = self._trainer
         try:
             renew(trainer, self._loaders, steps)
-            code, held = _reached(trainer, self._loaders), list(_held(trainer))
-            data = self._sent.pack(code, held, steps=written_class(steps) if steps else None, holds_steps=trainer.holds_steps)
+            values = _attributes(trainer)
+            attributes = {name: known(value) for name, value in values.items()}
+            changed = {name: value for name, value in values.items() if self._attributes.get(name) != attributes[name]}
+            code, held, given = _reached(trainer, self._loaders), list(_held(trainer)), written_class(steps) if steps else None
+            data = self._sent.pack(code, held, changed, steps=given, holds_steps=trainer.holds_steps)
         except NbtrainError as error:
             if steps is not None:
                 raise
             trainer.recorder.note(f"The new definitions are not used: {first_line(error)}")
             return
+        self._attributes = attributes
+        self._given.append((trainer.train_state.counts.processed, changed))
         if data is not None:
             trainer.control.request_elsewhere("_use_sent", data=data)
+        here, self._here = self._here, _here(trainer)
+        for what, remedy in _NOT_SENT.items():
+            if here[what] != self._here[what]:
+                trainer.recorder.note(f"The {what} changed here, but the run is in other processes and keeps its own: {remedy}")
+
+    def begin_again(self, copy: TrainerBase, loaders: tuple[Any, ...]) -> None:
+        """The run begins again with `copy`, the trainer as it was earlier: let it have what was sent since."""
+        if copy is self._trainer:
+            follow(copy, loaders)
+        else:
+            renew(copy, loaders, type(self._trainer.model) if copy.configures_optimizers else self._trainer._written_steps)
+        for processed, attributes in self._given:
+            if copy.train_state.counts.processed <= processed:
+                vars(copy).update(attributes)
+
+
+_NOT_SENT = {
+    "weights": "stop(), change them, and run again.",
+    "options of the optimizer": "set(lr=...) reaches them.",
+}
+
+
+def _attributes(trainer: TrainerBase) -> dict[str, Any]:
+    """What a user has put on the trainer."""
+    return {name: value for name, value in vars(trainer).items() if name not in trainer.own_names}
+
+
+def _here(trainer: TrainerBase) -> dict[str, Any]:
+    """What is compared of the objects that a run in other processes has copies of, by what it is."""
+    tensors = (*trainer.model.parameters(), *trainer.model.buffers())
+    groups = [group for optimizer in trainer._each_optimizer() for group in getattr(optimizer, "param_groups", ())]
+    options = [{name: known(value) for name, value in group.items() if name != "params"} for group in groups]
+    return {"weights": [(version_of(tensor), tensor.data_ptr()) for tensor in tensors], "options of the optimizer": options}
 
 
 def use_sent(trainer: TrainerBase, data: bytes) -> None:
     """Use the definitions that RenewsElsewhere has sent to this process, and mark what has changed."""
     redefined = unpack(data, _reached(trainer, ()), _held(trainer))
+    vars(trainer).update(redefined.attributes)
     follow(trainer, (), redefined.steps)
     trainer.holds_steps = redefined.holds_steps
 

@@ -197,13 +197,14 @@ def test_new_steps_are_used_by_all_workers_and_by_those_that_ray_starts_again(
         trainer.pause()
         place = trainer.counts.processed
         notebook(DYING_STEP, dies_at=place + 1)
+        trainer.told = [place]
         trainer.resume(background=True)
         assert handle.wait().status == "completed" and (tmp_path / "died").exists()
         marks = trainer.history.marks
         begins = marks[-1][0].processed
         notebook(FIT + f"\nFit.change_after = {min(place, begins)}")
         whole = fit(notebook("")["Fit"].add_on(MultiGPUAddon), 6, device=["cpu", "cpu"])
-    assert same_weights(whole.model, trainer.model) and whole.counts == trainer.counts
+    assert same_weights(whole.model, trainer.model) and whole.counts == trainer.counts and trainer.told == [place]
     assert "Rank 1 was lost" in marks[-1][1] and marks[0][1].startswith("train_step changed") is saves and len(marks) == 1 + saves, marks
     assert begins >= place if every_n_steps == 1 else begins < place  # the checkpoint of an epoch is older than the change
 

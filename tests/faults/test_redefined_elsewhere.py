@@ -45,7 +45,7 @@ def begun(trainer: Any, n_epoch: int = 8) -> Any:
     return handle
 
 
-@pytest.mark.parametrize("way", ["a cell", "a function", "a constant", "another class"])
+@pytest.mark.parametrize("way", ["a cell", "a function", "a constant", "another class", "an attribute"])
 def test_new_steps_are_used_by_all_ranks_after_the_same_batch(notebook: RunCell, way: str) -> None:
     trainer = make(notebook)
     handle, steps = begun(trainer), None
@@ -56,12 +56,14 @@ def test_new_steps_are_used_by_all_ranks_after_the_same_batch(notebook: RunCell,
         notebook("def distance(output, y):\n    return 10.0 * (output - y).square().mean()")
     elif way == "a constant":
         notebook("TIMES = 10.0")
+    elif way == "an attribute":
+        trainer.change_after = place
     else:
         steps = notebook(NEW_STEP.replace("Fit", "Other"))["Other"]
     trainer.resume(steps, background=True)
     assert handle.wait().status == "completed"
-    ((at, mark),) = trainer.history.marks
-    assert at.processed == place and "changed" in mark
+    marks = [(at.processed, "changed" in mark) for at, mark in trainer.history.marks]
+    assert marks == ([(place, True)] if way != "an attribute" else [])
     counted = [row["train_n"] for row in trainer.history.epochs]
     assert [b - a for a, b in zip(counted, counted[1:])] == pytest.approx([5.0] * 7)  # a global that counts goes on
     notebook(FIT)
@@ -88,6 +90,23 @@ def test_a_class_that_cannot_be_used_is_refused_and_the_run_stays_paused(noteboo
     trainer.resume(background=True)
     assert handle.wait().status == "completed" and trainer.history.last["train_loss"] > 0
     assert notes and notes[0].startswith("The new definitions are not used: guard (lock) can't be sent to the worker processes"), notes
+
+
+def test_a_change_of_weights_here_is_said_and_one_of_the_optimizer_too(notebook: RunCell) -> None:
+    """They are those of before the run: the run has its own, which come back at its end."""
+    trainer = make(notebook)
+    handle, notes = begun(trainer), list[str]()
+    trainer.recorder.note = lambda text, **options: notes.append(text)
+    trainer.resume(background=True)
+    trainer.pause()
+    assert not notes
+    with torch.no_grad():
+        trainer.model[0].weight.zero_()
+    trainer.optimizer.param_groups[0]["lr"] = 0.0
+    trainer.resume(background=True)
+    assert handle.wait().status == "completed"
+    assert [note.partition(" changed here, but")[0] for note in notes] == ["The weights", "The options of the optimizer"]
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.01 and trainer.model[0].weight.abs().sum() > 0
 
 
 def test_an_older_class_is_held_and_a_newer_one_is_taken_for_the_next_run(notebook: RunCell) -> None:

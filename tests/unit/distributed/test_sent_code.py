@@ -70,8 +70,8 @@ def changed(notebook: RunCell, text: str) -> set[str]:
     names = notebook(CELL)
     sent = SentCode(code_of(names))
     notebook(text)
-    data = sent.pack(code_of(names), [], steps=None, holds_steps=False)
-    assert sent.pack(code_of(names), [], steps=None, holds_steps=False) is None
+    data = sent.pack(code_of(names), [], {}, steps=None, holds_steps=False)
+    assert sent.pack(code_of(names), [], {}, steps=None, holds_steps=False) is None
     return set(_apart(data).names["__main__"]) if data is not None else set()
 
 
@@ -115,7 +115,7 @@ def test_what_the_other_process_has_counted_stays(notebook: RunCell) -> None:
         "class Limits:\n    most = 5\n    def clip(self, x):\n        return -x\n" + CELL[CELL.index("def step") : CELL.index("\n\nn = 0")]
     )
     names["n"], names["found"] = 0, names["found"]
-    data = sent.pack(code_of(names), [], steps=None, holds_steps=False)
+    data = sent.pack(code_of(names), [], {}, steps=None, holds_steps=False)
     assert data is not None
     unpack(data, [step_there], [])
     assert there["step"].__globals__ is there and there["Limits"] is not main
@@ -127,7 +127,7 @@ def test_the_model_that_new_code_names_is_that_of_the_other_process(notebook: Ru
     sent, theirs = SentCode([names["step"]]), torch.nn.Linear(1, 1)
     notebook("def step(x):\n    return net(x) + net.weight.sum() + weight.sum()", weight=names["net"].weight)
     held = [(("layer", ""), names["net"]), (("parameter", "weight"), names["net"].weight)]
-    data = sent.pack([names["step"]], held, steps=None, holds_steps=False)
+    data = sent.pack([names["step"]], held, {}, steps=None, holds_steps=False)
     assert data is not None
     there: dict[str, Any] = {"__name__": "__main__"}
     unpack(data, [FunctionType(_apart.__code__, there)], [(("layer", ""), theirs), (("parameter", "weight"), theirs.weight)])
@@ -139,7 +139,7 @@ def test_tensors_of_a_device_arrive_on_the_cpu(notebook: RunCell) -> None:
     sent = SentCode([names["step"]])
     notebook("", weights=torch.tensor([1.0, 2.0], device=DEVICE), layer=torch.nn.Linear(1, 1).to(DEVICE))
     notebook("def step(x):\n    return layer(x) * weights")
-    data = sent.pack([names["step"]], [], steps=None, holds_steps=False)
+    data = sent.pack([names["step"]], [], {}, steps=None, holds_steps=False)
     assert data is not None
     found = _apart(data).names["__main__"]
     assert found["weights"].device.type == "cpu" and found["weights"].tolist() == [1.0, 2.0]
@@ -151,9 +151,9 @@ def test_what_cannot_be_sent_is_named_and_is_sent_later(notebook: RunCell) -> No
     sent = SentCode(code_of(names))
     notebook("options = {'guard': guard}", guard=Lock())
     with pytest.raises(WorkerError, match=r"^options\['guard'\] \(lock\) can't be sent to the worker processes"):
-        sent.pack(code_of(names), [], steps=None, holds_steps=False)
+        sent.pack(code_of(names), [], {}, steps=None, holds_steps=False)
     notebook("options = {'p': [0.3]}")
-    data = sent.pack(code_of(names), [], steps=None, holds_steps=False)
+    data = sent.pack(code_of(names), [], {}, steps=None, holds_steps=False)
     assert data is not None and _apart(data).names == {"__main__": {"options": {"p": [0.3]}}}
 
 
@@ -184,7 +184,7 @@ def test_a_module_that_was_loaded_again_is_sent_by_value(tmp_path: Path, monkeyp
     sent, before = SentCode([module.scaled, module.Kind]), dict(vars(module))
     load(2, 3)
     after = dict(vars(module))
-    data = sent.pack([module.scaled, module.Kind], [], steps=None, holds_steps=False)
+    data = sent.pack([module.scaled, module.Kind], [], {}, steps=None, holds_steps=False)
     vars(module).update(before)  # as another process has it
     module.n = 9
     assert data is not None
