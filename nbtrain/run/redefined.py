@@ -132,9 +132,14 @@ def _objects(trainer: TrainerBase, loaders: Iterable[Any]) -> Iterator[Any]:
         loaders = (pl_trainer.train_dataloader, pl_trainer.val_dataloaders)
     else:
         yield from as_list(trainer.lightning.get("callbacks"))
+    for loader in _loaders_in(loaders):
+        yield from _parts(loader)
+
+
+def _loaders_in(loaders: Iterable[Any]) -> Iterator[Any]:
+    """The loaders, also those of a dict or a list."""
     for loader in loaders:
-        for one in loader.values() if isinstance(loader, dict) else loader if isinstance(loader, (list, tuple)) else [loader]:
-            yield from _parts(one)
+        yield from loader.values() if isinstance(loader, dict) else loader if isinstance(loader, (list, tuple)) else [loader]
 
 
 # %% ../../nbs/run/redefined.ipynb #rdfn0002
@@ -286,7 +291,7 @@ class RenewsElsewhere:
     def begin(self) -> None:
         """The run begins, or begins again, with the objects as they are here."""
         self._attributes = {name: known(value) for name, value in _attributes(self._trainer).items()}
-        self._here = _here(self._trainer)
+        self._here = self._compared()
 
     def __call__(self, steps: type[Any] | None = None) -> None:
         trainer = self._trainer
@@ -306,10 +311,20 @@ class RenewsElsewhere:
         self._given.append((trainer.train_state.counts.processed, changed))
         if data is not None:
             trainer.control.request_elsewhere("_use_sent", data=data)
-        here, self._here = self._here, _here(trainer)
+        here, self._here = self._here, self._compared()
         for what, remedy in _NOT_SENT.items():
             if here[what] != self._here[what]:
                 trainer.recorder.note(f"The {what} changed here, but the run is in other processes and keeps its own: {remedy}")
+
+    def _compared(self) -> dict[str, Any]:
+        """What is compared of the objects that a run in other processes has copies of, by what it is."""
+        model, optimizers = self._trainer.model, self._trainer._each_optimizer()
+        groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
+        return {
+            "weights": [(version_of(tensor), tensor.data_ptr()) for tensor in (*model.parameters(), *model.buffers())],
+            "options of the optimizer": [{name: known(value) for name, value in group.items() if name != "params"} for group in groups],
+            "data": [_length(part) for loader in _loaders_in(self._loaders) for part in _parts(loader)],
+        }
 
     def begin_again(self, copy: TrainerBase, loaders: tuple[Any, ...]) -> None:
         """The run begins again with `copy`, the trainer as it was earlier: let it have what was sent since."""
@@ -325,6 +340,7 @@ class RenewsElsewhere:
 _NOT_SENT = {
     "weights": "stop(), change them, and run again.",
     "options of the optimizer": "set(lr=...) reaches them.",
+    "data": "stop(), and run again.",
 }
 
 
@@ -333,12 +349,11 @@ def _attributes(trainer: TrainerBase) -> dict[str, Any]:
     return {name: value for name, value in vars(trainer).items() if name not in trainer.own_names}
 
 
-def _here(trainer: TrainerBase) -> dict[str, Any]:
-    """What is compared of the objects that a run in other processes has copies of, by what it is."""
-    tensors = (*trainer.model.parameters(), *trainer.model.buffers())
-    groups = [group for optimizer in trainer._each_optimizer() for group in getattr(optimizer, "param_groups", ())]
-    options = [{name: known(value) for name, value in group.items() if name != "params"} for group in groups]
-    return {"weights": [(version_of(tensor), tensor.data_ptr()) for tensor in tensors], "options of the optimizer": options}
+def _length(item: Any) -> int | None:
+    try:
+        return len(item)
+    except Exception:  # it has none, or is odd
+        return None
 
 
 def use_sent(trainer: TrainerBase, data: bytes) -> None:

@@ -92,10 +92,13 @@ def test_a_class_that_cannot_be_used_is_refused_and_the_run_stays_paused(noteboo
     assert notes and notes[0].startswith("The new definitions are not used: guard (lock) can't be sent to the worker processes"), notes
 
 
-def test_a_change_of_weights_here_is_said_and_one_of_the_optimizer_too(notebook: RunCell) -> None:
-    """They are those of before the run: the run has its own, which come back at its end."""
-    trainer = make(notebook)
-    handle, notes = begun(trainer), list[str]()
+def test_a_change_of_what_is_not_sent_is_said(notebook: RunCell) -> None:
+    """Weights and optimizer are those of before the run: the run has its own, which come back at its end."""
+    trainer, data = make(notebook), [(torch.ones(8), torch.ones(1))] * 40
+    handle, notes = trainer.run(8, torch.utils.data.DataLoader(data, 4), background=True), list[str]()
+    while trainer.counts.processed < 3:
+        time.sleep(0.01)
+    trainer.pause()
     trainer.recorder.note = lambda text, **options: notes.append(text)
     trainer.resume(background=True)
     trainer.pause()
@@ -103,9 +106,10 @@ def test_a_change_of_weights_here_is_said_and_one_of_the_optimizer_too(notebook:
     with torch.no_grad():
         trainer.model[0].weight.zero_()
     trainer.optimizer.param_groups[0]["lr"] = 0.0
+    data.append(data[0])
     trainer.resume(background=True)
     assert handle.wait().status == "completed"
-    assert [note.partition(" changed here, but")[0] for note in notes] == ["The weights", "The options of the optimizer"]
+    assert [note.partition(" changed here, but")[0] for note in notes] == ["The weights", "The options of the optimizer", "The data"]
     assert trainer.optimizer.param_groups[0]["lr"] == 0.01 and trainer.model[0].weight.abs().sum() > 0
 
 
