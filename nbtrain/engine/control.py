@@ -269,7 +269,7 @@ class Requests:
         return len(self._waiting)
 
 
-# %% ../../nbs/engine/control.ipynb #8ac29090
+# %% ../../nbs/engine/control.ipynb #cntrparts
 Verdict = Literal["retry", "skip", "raise"]  # what to do with a batch that has failed
 
 
@@ -295,6 +295,7 @@ class Renews(Protocol):
         ...
 
 
+# %% ../../nbs/engine/control.ipynb #8ac29090
 class Control:
     """Passes requests to the training thread.
 
