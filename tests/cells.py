@@ -1,4 +1,4 @@
-"""Cells of a notebook: code with a file name of its own, in one namespace."""
+"""Cells of a notebook: code with a separate file name each, in one namespace."""
 
 from __future__ import annotations
 

@@ -33,8 +33,6 @@ __all__ = ["Code", "known", "Redefined", "SentCode", "unpack", "OwnCopies"]
 Code = FunctionType | type
 _MADE = ("__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__slotnames__", "_abc_impl")  # of a class; no code
 _DEPTH, _MAX_ITEMS = 4, 1_000  # how far containers within containers are compared, and how large ones: the others are data
-
-
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 
 
@@ -77,9 +75,9 @@ def _content(value: Any, depth: int = _DEPTH) -> Any:
 # %% ../../nbs/distributed/sent_code.ipynb #sntc0006
 def _names(code: Code) -> Iterator[tuple[dict[str, Any], str]]:
     """The names that a function reads, and its own or that of a class: each with the namespace that it is in."""
-    module, _, rest = code.__qualname__.partition(".")
+    first, _, rest = code.__qualname__.partition(".")
     if module_of(code) in sys.modules and "<locals>" not in rest:
-        yield state(sys.modules[module_of(code)]), module
+        yield state(sys.modules[module_of(code)]), first
     for found in nested(code.__code__) if isinstance(code, FunctionType) else ():
         for chain in names_read(found):
             yield from _along(code.__globals__, chain)

@@ -232,15 +232,6 @@ class Texts:
         return file.definition(name_of(function), nodes[-1][0]).text if file and nodes else ""
 
 
-def _parts_of(search: _Search, texts: Texts) -> dict[str, Part]:
-    found = {}
-    for name, functions in search.functions.items():
-        meaning = sorted((_meaning(f.__code__, f.__doc__) for f in functions), key=repr)
-        written = list(map(texts.of, functions))
-        found[name] = Part(_digest(meaning), "\n".join(written) if all(written) else "")
-    return found | {name: Part(value, f"{name} = {value[:200]}", True) for name, value in search.constants.items() if name not in found}
-
-
 class StepCode:
     """The user's code of a trainer at one time: by the name of a root, such as "train_step", the parts that it reaches, by their names.
 
@@ -273,10 +264,15 @@ class StepCode:
         self._objects |= self._parts_of(search)
 
     def _parts_of(self, search: _Search) -> dict[str, Part]:
-        parts = _parts_of(search.run(), self._texts)
+        search.run()
         if self._reached is not None:
-            self._reached += [*search.kinds, *(function for found in search.functions.values() for function in found)]
-        return parts
+            self._reached += [*search.kinds, *(function for functions in search.functions.values() for function in functions)]
+        found = {}
+        for name, functions in search.functions.items():
+            meaning = sorted((_meaning(f.__code__, f.__doc__) for f in functions), key=repr)
+            written = list(map(self._texts.of, functions))
+            found[name] = Part(_digest(meaning), "\n".join(written) if all(written) else "")
+        return found | {name: Part(value, f"{name} = {value[:200]}", True) for name, value in search.constants.items() if name not in found}
 
     def state_dict(self, *, whole: bool) -> dict[str, Any]:
         """The digests of all parts. Without `whole`, those of functions alone: in another process, a path or a date may be another."""

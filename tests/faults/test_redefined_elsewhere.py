@@ -35,10 +35,10 @@ def make(notebook: RunCell, *addons: Any, **options: Any) -> Any:
     return make_trainer(kind, device=["cpu", "cpu"], seed=1, **options)
 
 
-def begun(trainer: Any, n_epoch: int = 8) -> Any:
-    """A run that is paused in its first epochs."""
+def begun(trainer: Any, loader: Any = None) -> Any:
+    """A run of eight epochs that is paused in its first ones."""
     torch.manual_seed(4)
-    handle = trainer.run(n_epoch, make_loader(batch_size=8), make_valid(), background=True)
+    handle = trainer.run(8, loader or make_loader(batch_size=8), make_valid(), background=True)
     while trainer.counts.processed < 3:
         time.sleep(0.01)
     trainer.pause()
@@ -95,10 +95,7 @@ def test_a_class_that_cannot_be_used_is_refused_and_the_run_stays_paused(noteboo
 def test_a_change_of_what_is_not_sent_is_said(notebook: RunCell) -> None:
     """Weights and optimizer are those of before the run: the run has its own, which come back at its end."""
     trainer, data = make(notebook), [(torch.ones(8), torch.ones(1))] * 40
-    handle, notes = trainer.run(8, torch.utils.data.DataLoader(data, 4), background=True), list[str]()
-    while trainer.counts.processed < 3:
-        time.sleep(0.01)
-    trainer.pause()
+    handle, notes = begun(trainer, torch.utils.data.DataLoader(data, 4)), list[str]()
     trainer.recorder.note = lambda text, **options: notes.append(text)
     trainer.resume(background=True)
     trainer.pause()
