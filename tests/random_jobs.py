@@ -539,7 +539,7 @@ def by_nbtrain(settings: dict[str, Any], *, lean: bool) -> dict[str, Any]:
     trainer: Any = Job(work.model, optimizer=work.optimizer, **options) if work.other is None else None
     if trainer is None:
         trainer = TwoJob(work.model, optimizers={"a": lambda params: work.optimizer, "b": lambda params: work.other}, **options)
-    trainer.work, trainer.lean_loops = work, lean
+    trainer.work, trainer.short_way = work, lean
     _seed()
     for i, n in enumerate(settings["runs"]):
         n_seen = len(work.seen)

@@ -649,7 +649,7 @@ class Case:
             "nonfinite": "ignore",
         } | options
         trainer = self.made(model, [StateManagerAddon, *addons], {**options, "lightning": lightning})
-        trainer.lean_loops = lean
+        trainer.short_way = lean
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)

@@ -293,7 +293,7 @@ def test_requests_are_answered_in_lightnings_own_evaluation() -> None:
             return super().test_step(batch)
 
     trainer = make_trainer(Pauses)
-    trainer.lean_loops = False
+    trainer.short_way = False
     handle = trainer.run(1, make_loader(), make_valid(), background=True)
     with pytest.raises(RunPaused, match="paused at epoch 1, validation batch 2"):
         handle.wait()

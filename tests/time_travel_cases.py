@@ -50,7 +50,7 @@ class Journey:
         lightning = {**options.pop("lightning", {}), "callbacks": [self.seen]}
         made = {"lightning": lightning, "log_bar": False, "nonfinite": "ignore", "keep_states": True} | options
         self.trainer: Any = self.case.made(model, addons, made)
-        self.trainer.lean_loops = lean
+        self.trainer.short_way = lean
         self.loaders = LOADERS[self.case.loader](), VALID_LOADERS[self.case.valid]()
         torch.manual_seed(1)
         random.seed(1)

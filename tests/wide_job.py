@@ -107,7 +107,7 @@ def module(folder: Path) -> str:
     for is_lean in (False, True):
         torch.manual_seed(0)
         trainer: Any = Trainer.from_lightning(Lit(), device="cpu", log_bar=False, save_path=folder)
-        trainer.lean_loops = is_lean
+        trainer.short_way = is_lean
         rows: Any = torch.arange(640.0).view(20, 32) / 640
         loader = DataLoader(rows, 4)
         trainer.run(2, loader, loader)

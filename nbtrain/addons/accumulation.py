@@ -24,7 +24,7 @@ from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..engine.step_output import count_samples
 from ..errors import ConfigError, StepError
-from ..loops.lean_training import LeanEpochLoop
+from ..loops.training import OwnEpochLoop
 from ..optim.param_groups import scale_gradients
 
 # %% auto #0
@@ -372,7 +372,7 @@ class _Accumulate(PassCallback):
     def _begin_window(self, pl_trainer: L.Trainer, n_batches: int, batch_idx: int) -> None:
         """Start a window of `n_batches` with this batch."""
         loop = pl_trainer.fit_loop.epoch_loop
-        if isinstance(loop, LeanEpochLoop):
+        if isinstance(loop, OwnEpochLoop):
             loop.window_start = batch_idx
         elif n_batches != pl_trainer.accumulate_grad_batches:
             pl_trainer.optimizers[0].zero_grad()  # Lightning does it only at multiples of the window

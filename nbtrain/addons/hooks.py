@@ -22,7 +22,7 @@ from .gradients import GradientStatsAddon
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import Callback, active_callbacks, call_hook, listeners, notes, notifier
 from ..engine.hooks import HOOKS, check_names
-from ..loops.lean_training import is_window_closed
+from ..loops.training import is_window_closed
 from ..engine.meter import is_scalar
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule

@@ -14,7 +14,7 @@ import lightning as L
 from .hooks import HooksAddon
 from ..annotations import Must, check_values
 from ..engine.addon import AddOnBase
-from ..loops.lean_training import LeanEpochLoop
+from ..loops.training import OwnEpochLoop
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, is_whole_epoch
 from ..errors import ConfigError
@@ -58,7 +58,7 @@ class ValidateSteps(L.Callback):
         loop = pl_trainer.fit_loop.epoch_loop
         if not is_whole_epoch(pl_module):
             return
-        if isinstance(loop, LeanEpochLoop):
+        if isinstance(loop, OwnEpochLoop):
             loop.validate_steps, loop.validate_epochs = self.n_steps, self.n_epochs
             pl_trainer.val_check_interval = _NEVER
         elif self.n_epochs is None:

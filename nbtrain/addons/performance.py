@@ -29,8 +29,8 @@ from ..engine.callback import PassCallback
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, OptionError, StepError, first_line, nearest
-from ..loops.lean_pass import overridden_hook, why_not_lean
-from ..loops.lean_training import LeanEpochLoop
+from ..loops.batch_ways import Listeners, is_plain
+from ..loops.training import OwnEpochLoop
 
 # %% auto #0
 __all__ = [
@@ -268,19 +268,21 @@ def why_not_graphed(pl_trainer: L.Trainer, graphs: Graphs | None) -> str:
     loop, module = pl_trainer.fit_loop.epoch_loop, pl_trainer.lightning_module
     if graphs is None:
         return f"the device is {pl_trainer.strategy.root_device}"
-    if not isinstance(loop, LeanEpochLoop) or not loop.lean or not isinstance(module, StepModule):
-        return "nbtrain's lean loop is off"
+    if not isinstance(loop, OwnEpochLoop) or not isinstance(module, StepModule):
+        return "it needs nbtrain's loop"
     if pl_trainer.world_size > 1:
         return "several devices"
-    if reason := why_not_lean(pl_trainer):
-        return reason
+    if not is_plain(pl_trainer):
+        return "Lightning's strategy, precision or clipping does more than a plain step"
+    if not module.automatic_optimization or len(pl_trainer.optimizers) != 1:
+        return "the step makes its own updates"
     optimizer = pl_trainer.optimizers[0]
     # HooksAddon also takes the output of a step when the batch ends
     wrapping = [type(addon).__name__ for addon in module.wrapped_by if not isinstance(addon, HooksAddon)]
     reasons = {
         f"gradients of {pl_trainer.accumulate_grad_batches} batches are accumulated": pl_trainer.accumulate_grad_batches > 1,
         f"{', '.join(wrapping)} wraps the training step": bool(wrapping),
-        f"a callback or the module overrides {(hook := overridden_hook(pl_trainer, _INNER_HOOKS))}": bool(hook),
+        f"a callback or the module overrides {next(iter(heard := Listeners(pl_trainer, _INNER_HOOKS).hooks), None)}": bool(heard),
         f"{type(optimizer).__name__} is not capturable (make it with capturable=True)": not all(
             group.get("capturable", False) for group in optimizer.param_groups
         ),
@@ -311,7 +313,7 @@ def _places(module: L.LightningModule, optimizer: Optimizer) -> list[Any]:
 
 # %% ../../nbs/addons/performance.ipynb #e29101c1
 class GraphedTraining:
-    """Runs training steps: `n_warm_up` eager ones of one form, a capture, then replays. It is the `whole_step` of a `LeanEpochLoop`.
+    """Runs training steps: `n_warm_up` eager ones of one form, a capture, then replays. It is the `whole_step` of a `OwnEpochLoop`.
 
     `broken`: why replays have ended; empty until then.
     """
@@ -366,7 +368,7 @@ class GraphedTraining:
         self._constants, self._places = _constants(self.optimizer), _places(self.module, self.optimizer)
 
     def _eager(self, batch: Any) -> dict[str, Any]:
-        """The step to capture: that of the lean loop, without its hooks and counts."""
+        """The step to capture: that of the loop, without its hooks and counts."""
         with self.precision.train_step_context():
             output = self.module.owner.train_step(batch)
         if output is None:
@@ -405,9 +407,9 @@ class _Graphed(PassCallback):
     def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._end(pl_trainer)
 
-    def _loop(self, pl_trainer: L.Trainer) -> LeanEpochLoop:
+    def _loop(self, pl_trainer: L.Trainer) -> OwnEpochLoop:
         loop = pl_trainer.fit_loop.epoch_loop
-        assert isinstance(loop, LeanEpochLoop)
+        assert isinstance(loop, OwnEpochLoop)
         return loop
 
     def _end(self, pl_trainer: L.Trainer) -> None:

@@ -111,7 +111,8 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         branches: The trainers that were branched off with the slider below a run.
         addons: The addon classes of this class, in their order.
         automatic_optimization: False in your class: `train_step` calls `self.backward(loss)` and steps the optimizers itself.
-        lean_loops: False in your class or on an object: all epochs run on Lightning's loops instead of nbtrain's faster ones.
+        short_way: False in your class or on an object: each batch goes through the public calls of Lightning's strategy and precision
+            plugin, also where these add nothing.
         show_limits: In your class or on an object: how many pictures and texts `show` keeps of an epoch, and in all; (16, 256) by default.
 
     Raises:
@@ -146,7 +147,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     given: dict[str, Any]  # all arguments as they were passed
     own_names: frozenset[str]  # attributes of nbtrain, not added by your class or steps
     show_limits: tuple[int, int] = (16, 256)  # how many `show(name, value)` keeps of an epoch, and in all
-    lean_loops = True  # False: all epochs run on Lightning's own loops
+    short_way = True  # False: each batch goes through Lightning's strategy and precision plugin
     control = Control()  # without a run, until the constructor has finished
     _own_thread = True  # False: a run in a notebook uses the main thread, and can't be paused
     automatic_optimization = True  # False in your class: `train_step` calls `self.backward(loss)` and steps the optimizers

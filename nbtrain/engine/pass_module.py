@@ -185,7 +185,7 @@ class PassModule(L.LightningModule):
         self.has_stepped = True  # whether one was made for the newest batch
         self._n_by_hand = 0  # the batches of this pass with such a step
         self._measured: dict[str, Scalar] | None = None  # by addons in a step that optimizes by hand: the batch has no row yet
-        self._train_open = self._sanity_check = False
+        self._train_open = self._evaluation_open = self._sanity_check = False
         self._borrowed: list[Callable[[], Any]] = []  # restore what a validation changes: the RNG state and the owner's mode
 
     # -- what a step returns
@@ -372,11 +372,18 @@ class PassModule(L.LightningModule):
             return
         self._borrowed.append(partial(setattr, self.owner, "mode", self.owner.mode))
         self.owner.mode = "test"
+        vars(self)["_evaluation_open"] = True
         self._begin("test")
 
     def on_validation_epoch_end(self) -> None:
-        if not is_sanity_check(self.trainer):
-            self._end("valid", "test")
+        if not self._sanity_check:
+            self.end_evaluation_pass()
+
+    def end_evaluation_pass(self) -> None:
+        """End the pass of a validation or a test, unless that was done: nbtrain's loop does it before the callbacks, which see its metrics."""
+        if self._evaluation_open:
+            vars(self)["_evaluation_open"] = False
+            self._end("test" if self.trainer.testing else "valid", "test")
 
     def restore_training(self) -> None:
         """Restore what a validation has borrowed."""
@@ -384,10 +391,7 @@ class PassModule(L.LightningModule):
             self._borrowed.pop()()
 
     on_validation_end = on_test_end = restore_training
-    on_test_start = on_validation_start
-
-    def on_test_epoch_end(self) -> None:
-        self._end("test", "test")
+    on_test_start, on_test_epoch_end = on_validation_start, on_validation_epoch_end
 
     # -- the metrics of a pass
     def _begin(self, mode: Mode) -> None:

@@ -81,6 +81,7 @@ class TrainerProtocol(Protocol):
     sinks: list[EventSink]  # what gets each event
     automatic_optimization: bool  # False: `train_step` steps the optimizers by hand
     configures_optimizers: bool  # whether its model is a LightningModule, which makes the optimizers when a run begins
+    short_way: bool  # False: each batch goes through the public calls of strategy and precision, also where these add nothing
     count_samples: Callable[[Any], int] | None  # the number of samples in a batch, if the batch does not state it
 
     @property

@@ -304,9 +304,10 @@ def _nothing() -> None:
     """In place of the label for a profiler. A function of the module: Lightning's trainer keeps it, and must stay picklable."""
 
 
-def quiet_fetcher(fetcher: DataFetcher, guard: ErrorGuard | None = None) -> Any:
-    """`fetcher` for a pass that begins now, without labels for a profiler; its errors go to `guard`."""
-    fetcher._start_profiler = fetcher._stop_profiler = _nothing
+def quiet_fetcher(fetcher: DataFetcher, guard: ErrorGuard | None = None, *, labelled: bool = False) -> Any:
+    """`fetcher` for a pass that begins now; its errors go to `guard`. `labelled`: each fetch has a label for a profiler."""
+    if not labelled:
+        fetcher._start_profiler = fetcher._stop_profiler = _nothing
     if isinstance(fetcher, LiveFetcher):
-        fetcher.begin(labelled=False)
+        fetcher.begin(labelled=labelled)
     return fetcher if guard is None else _GuardedFetcher(fetcher, fetcher, guard)

@@ -14,7 +14,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
@@ -49,6 +49,7 @@ __all__ = [
     "combined_mode",
     "share_of",
     "compresses_gradients",
+    "averages_models",
     "OneStreamDDP",
     "sizes_of",
     "use_quick_signals",
@@ -291,6 +292,11 @@ def share_of(loader: DataLoader[Any], number: int, n_ranks: int, *, shuffle: boo
 def compresses_gradients(strategy: DDPStrategy) -> bool:
     """Whether gradients are not averaged as they are: a communication hook may compress them, or leave them local."""
     return getattr(strategy, "_ddp_comm_hook", "unknown") is not None
+
+
+def averages_models(strategy: Strategy) -> bool:
+    """Whether a strategy averages the weights of several processes after some updates."""
+    return getattr(strategy, "_model_averager", None) is not None
 
 
 class OneStreamDDP(DDPStrategy):

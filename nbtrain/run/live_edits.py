@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from ..addons.scheduler import scale_part, set_next_lr
 from ..engine.callback import notify
 from ..engine.control import Boundary
-from ..loops.lean_training import LeanEpochLoop
+from ..loops.training import OwnEpochLoop
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..compat.foreign_names import same_argument
@@ -175,7 +175,7 @@ def _validate(trainer: TrainerProtocol, at: Boundary | None) -> dict[str, float]
     if at is None:
         raise ConfigError("The run ended before it could be validated.", remedy="evaluate(loader) validates without a run.")
     loop, module = at.pl_trainer.fit_loop.epoch_loop, at.pl_trainer.lightning_module
-    if not isinstance(loop, LeanEpochLoop) or not isinstance(module, StepModule):
+    if not isinstance(loop, OwnEpochLoop) or not isinstance(module, StepModule):
         raise ConfigError("A run on Lightning's own loops can't be validated in between.", remedy="Give val_every_n_steps.")
     if not at.pl_trainer.enable_validation:
         raise ConfigError("This run has no valid_loader.", remedy="Give one to run().")

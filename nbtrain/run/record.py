@@ -22,7 +22,7 @@ from ..data.several_loaders import n_batches
 from ..data.epoch import keeps_epoch
 from ..data.tensor_loader import suggest_loader
 from ..loops.fast_step import unknown_torch
-from ..loops.lean_pass import unknown_version
+from ..loops.own_loops import unknown_version
 from ..loops.stock_loops import why_stock
 from ..history.differences import settings
 from ..history.provenance import describe_run, record
@@ -125,12 +125,12 @@ def advise(trainer: TrainerBase, loader: Iterable[Any]) -> None:
     if (names := why_stock()) and not _SAID:
         _SAID.append(names)
         trainer.recorder.note(
-            f"nbtrain's short loops do not fit Lightning {L.__version__}, which has no {names}: "
+            f"nbtrain's loops do not fit Lightning {L.__version__}, which has no {names}: "
             "runs take Lightning's own loops, about 1 ms a batch slower."
         )
     elif version := unknown_version():
         trainer.recorder.note(
-            f"nbtrain's lean loops are not tested with Lightning {version}; Lightning's own loops run instead, about 1 ms a batch slower."
+            f"nbtrain's loops are not tested with Lightning {version}; Lightning's own loops run instead, about 1 ms a batch slower."
         )
     if version := unknown_torch():
         what = f"nbtrain's fast functions don't do what torch {version} does"

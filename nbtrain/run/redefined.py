@@ -22,7 +22,7 @@ from ..distributed.sent_code import SentCode, known, unpack
 from ..engine.callback import Callback, as_list
 from ..errors import ConfigError, NbtrainError, first_line, listed
 from ..private.torch_parts import version_of
-from ..loops.lean_training import LeanEpochLoop
+from ..loops.training import OwnEpochLoop
 from ..source.step_changes import StepCode, methods_of
 from ..source.user_code import is_user, newest
 from ..state.best_weights import set_aside
@@ -63,7 +63,7 @@ def change_class(trainer: TrainerBase, steps: type[TrainerBase]) -> None:
     """Change the class of `trainer` to `steps`, with the addons of `trainer`."""
     whole, module = with_addons(trainer, steps), trainer.module
     loop = module.trainer.fit_loop.epoch_loop if module is not None else None
-    if isinstance(loop, LeanEpochLoop) and loop.whole_step is not None:
+    if isinstance(loop, OwnEpochLoop) and loop.whole_step is not None:
         raise ConfigError(
             f"The steps are captured as a CUDA graph, so {steps.__name__} would change nothing.", remedy="stop(), and run again."
         )

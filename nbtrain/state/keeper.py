@@ -16,8 +16,8 @@ from ..engine.callback import BoundaryCallback, PassCallback, callbacks_of, upda
 from ..engine.control import LeaveAfterError
 from ..engine.step_module import in_validation_of_run, is_whole_epoch
 from ..history.history import Row
-from ..loops.lean_epochs import LeanFitLoop
-from ..loops.lean_training import LeanEpochLoop, is_window_closed
+from ..loops.epochs import OwnFitLoop
+from ..loops.training import OwnEpochLoop, is_window_closed
 from ..loops.stock_loops import StockLoops
 from ..rng import set_random_state
 from .capture import Capture, n_finished
@@ -152,7 +152,7 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
     def _take_soon(self, pl_trainer: L.Trainer) -> None:
         """Take a state that is due when the batch is over."""
         loop = pl_trainer.fit_loop.epoch_loop
-        if isinstance(loop, LeanEpochLoop):
+        if isinstance(loop, OwnEpochLoop):
             loop.boundary_due = self._due or loop.boundary_due
         elif self._due:
             self.on_batch_over(pl_trainer, pl_trainer.lightning_module)
@@ -169,7 +169,7 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
             ends = ends or _stops(pl_trainer)  # what a save notifies may stop the run
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not (isinstance(pl_trainer.fit_loop, LeanFitLoop) or callbacks_of(pl_trainer, StockLoops)):
+        if not (isinstance(pl_trainer.fit_loop, OwnFitLoop) or callbacks_of(pl_trainer, StockLoops)):
             self.on_epoch_over(pl_trainer, pl_module)
 
     def on_epoch_over(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -22,8 +22,8 @@ from ..engine.logged import known_metrics, load_known_metrics, load_logged, logg
 from ..engine.precision import convert_model
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError
-from ..loops.lean_epochs import LeanFitLoop
-from ..loops.lean_training import LeanEpochLoop
+from ..loops.epochs import OwnFitLoop
+from ..loops.training import OwnEpochLoop
 from ..loops.stock_loops import start_at
 from ..optim.optimizer_state import inner_states, kept_gradients, load_gradients, load_inner_states, load_optimizer
 from ..optim.joint_optimizer import single
@@ -196,7 +196,7 @@ def _load_loop(at: Moment, _: None) -> None:
     for unit in vars(loop.batch_progress.total):
         setattr(loop.batch_progress.total, unit, total.get("ready", 0))
     finished, fit_loop = at.state["nbtrain"]["finished"], at.pl_trainer.fit_loop
-    if isinstance(loop, LeanEpochLoop) and isinstance(fit_loop, LeanFitLoop):
+    if isinstance(loop, OwnEpochLoop) and isinstance(fit_loop, OwnFitLoop):
         loop.start_at, fit_loop.resumes_epoch = finished or 0, bool(finished) or _has_begun(at.state)
     elif finished or _has_begun(at.state):
         start_at(at.pl_trainer, finished or 0)
@@ -450,16 +450,16 @@ def put_parts(stage: Stage, at: Moment) -> None:
 CHANGES: dict[str, tuple[str, ...]] = {
     "restored": ("nbtrain.state.restore.restore", "nbtrain.state.restore.restore_kept"),
     "loader opened": ("nbtrain.data.resumable_loader.RereadableLoader._begin_pass",),
-    "batch fetched": ("nbtrain.loops.lean_training._TrainingPass.next_batch", "nbtrain.loops.fetcher.LiveFetcher.__next__"),
-    "batch moved": ("nbtrain.loops.lean_pass.LeanPass.begin_batch", "lightning.pytorch.strategies.strategy.Strategy.batch_to_device"),
+    "batch fetched": ("nbtrain.loops.fetcher._GuardedFetcher.__next__", "nbtrain.loops.fetcher.LiveFetcher.__next__"),
+    "batch moved": ("nbtrain.loops.batch_ways.Ways.move", "lightning.pytorch.strategies.strategy.Strategy.batch_to_device"),
     "step": (  # of a training or a validation: attributes, random numbers, meters
         "nbtrain.engine.step_module.StepModule.training_step",
         "nbtrain.engine.step_module.StepModule.validation_step",
         "nbtrain.engine.wrapped_module.WrappedModule.count",
     ),
-    "gradients": ("nbtrain.loops.lean_update.LeanUpdate._compute", "lightning.pytorch.loops.optimization.automatic.Closure.closure"),
+    "gradients": ("nbtrain.loops.training.TrainingWays.backward", "lightning.pytorch.loops.optimization.automatic.Closure.closure"),
     "update": (
-        "nbtrain.loops.lean_update.LeanUpdate.run",
+        "nbtrain.loops.training.train_batch",
         "lightning.pytorch.loops.optimization.automatic._AutomaticOptimization.run",
         "lightning.pytorch.loops.optimization.manual._ManualOptimization.run",
     ),

@@ -112,7 +112,6 @@ class Configured:
 class LightningSteps(TrainerBase):
     """A trainer whose model is a LightningModule, which provides the steps."""
 
-    lean_loops = False  # a module may use anything of Lightning
     automatic_optimization = True  # what the module does by hand, it does in its own steps
     configures_optimizers = True
     _made_from: ClassVar[type[Any]]  # the class that from_lightning was called on

@@ -100,7 +100,7 @@ def main() -> None:
         texts: list[str] = []
         picky = Picky.add_on(MultiGPUAddon(strategy=_DDP[strategy]))
         trainer: Any = make_trainer(picky, model=make_net(), lightning={"accumulate_grad_batches": accumulate})
-        trainer.lean_loops = lean
+        trainer.short_way = lean
         emit = trainer.recorder.emit
         trainer.recorder.emit = lambda event, texts=texts, emit=emit: (
             texts.append(event.data["text"]) if event.kind == "note" else None,

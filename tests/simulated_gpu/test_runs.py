@@ -104,7 +104,7 @@ def test_a_graph_trains_as_the_steps_that_it_stands_for() -> None:
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "64-true", "bf16-true"])
 def test_every_precision_trains_on_the_lean_loops_as_on_lightnings(precision: Any) -> None:
     lean, stock = make(DEVICE, dropout=0.3, precision=precision), make(DEVICE, dropout=0.3, precision=precision)
-    stock.lean_loops = False
+    stock.short_way = False
     for trainer in (lean, stock):
         torch.manual_seed(3)
         trainer.run(3, make_loader(), make_valid())

@@ -91,7 +91,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 def trained(bad: tuple[int, ...], lean: bool, *given: Any, value: float = math.nan, **options: Any) -> Any:
     trainer = make(*given, **options)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     trainer.run(2, loader(*bad, value=value), loader(n=2))
     return trainer
 

@@ -123,7 +123,7 @@ def test_every_way_to_read_a_loader_raises_the_workers_own_error(use: str) -> No
     trainer, others = make_trainer(Regress, log_bar=False, lightning=IN_WORKERS), multiprocessing.active_children()
     loader = DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 8)), 4, num_workers=1, collate_fn=bad_collate)
     if use == "lightning's loops":
-        trainer.lean_loops = False
+        trainer.short_way = False
     with pytest.raises(IndexError) as raised:
         trainer.run(1, loader) if use in ("run", "lightning's loops") else getattr(trainer, use)(loader)
     assert str(raised.value) == "list index out of range"

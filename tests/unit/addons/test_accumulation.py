@@ -109,7 +109,7 @@ def test_window_is_one_big_batch(way: str, sizes: tuple[int, ...], clip: float, 
     kind, options = WAYS[way]
     batches = make_batches(*sizes)
     trainer = make(kind, *([GradientClipAddon] if clip else []), accumulate=4, gradient_clip=clip, **options)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     trainer.run(2, batches)
     assert_equal(trainer.model, by_hand(kind, [batches[i : i + 4] for i in range(0, len(batches), 4)] * 2, clip))
 
@@ -133,7 +133,7 @@ def test_lightnings_own_way_is_right_in_the_last_window_too(lean: bool, given: s
     for kind in (Square.add_on(AccumulationAddon), Square):
         optimizer = lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9)  # noqa: E731
         trainer = make_trainer(kind, model=make_linear(), optimizer=optimizer, lightning=options[given])
-        trainer.lean_loops = lean
+        trainer.short_way = lean
         trainer.run(1, batches)
         assert_equal(trainer.model, by_hand(Square, [batches[:2], batches[2:4], batches[4:]]))
 
@@ -170,7 +170,7 @@ GROWS = {0: 1, 2: 3, 4: 2}
 def test_window_grows_with_the_updates(lean: bool, schedule: dict[int, int]) -> None:
     batches, seen = make_batches(*[2] * 11), list[int]()
     trainer = make(Square, accumulate=schedule, hooks={"on_train_step_start": lambda *args: seen.append(trainer.counts.processed)})
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     trainer.run(2, batches)
     windows: list[list[Any]] = []
     starts: list[int] = []
@@ -191,7 +191,7 @@ def test_run_resumed_after_the_window_has_grown_is_an_unbroken_one(lean: bool, t
     def run(folder: Path, n_updates: int | None = None) -> Any:
         limits = {"lightning": {"max_steps": n_updates}} if n_updates else {}
         trainer = make(Square, StateManagerAddon, accumulate=GROWS, save_path=folder, **limits)
-        trainer.lean_loops = lean
+        trainer.short_way = lean
         trainer.run(2, make_batches(*[2] * 11), resume="auto")
         return trainer
 

@@ -498,7 +498,7 @@ def test_what_a_graph_can_not_do_is_said_once_and_runs_eagerly(reason: str, tmp_
 
 def test_lightnings_own_loop_is_a_reason_too() -> None:
     ours, calls, notes = graphed()
-    ours.lean_loops = False
+    ours.short_way = False
     ours.run(1, make_loader())
     assert calls == [] and notes == ["No CUDA graph: nbtrain's lean loop is off. The steps run eagerly."]
 

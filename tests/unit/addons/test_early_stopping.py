@@ -157,7 +157,7 @@ Windowed = Limited.add_on(AccumulationAddon)
 def test_validations_by_steps_count_updates(options: Any, accumulate: Any, sized: bool, lean: bool) -> None:
     seen = Validations()
     trainer = make_trainer(Windowed, accumulate=accumulate, lightning={"callbacks": [seen]}, **options)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     trainer.run(4, make_loader() if sized else Unsized(), make_valid())  # five batches an epoch
     ends = [row["step"] for row in trainer.history.epochs]
     by_epoch = set(ends[1::2]) if "val_every_n_epochs" in options else set()
@@ -189,7 +189,7 @@ class Validations(L.Callback):
 def test_validations_by_steps_and_by_epochs_work_together(lean: bool, sized: bool, steps: int, epochs: int) -> None:
     seen = Validations()
     trainer = make_trainer(Limited, val_every_n_steps=steps, val_every_n_epochs=epochs, lightning={"callbacks": [seen]})
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     loader = make_loader() if sized else Unsized()
     trainer.run(4, loader, make_valid())  # five batches an epoch
     due = {step for step in range(1, 21) if step % steps == 0 or step % (5 * epochs) == 0}

@@ -105,7 +105,7 @@ def test_hooks_of_a_run_come_in_the_order_of_the_table(lean: bool, tmp_path: Pat
         hooks=[hooks, {"on_train_step_start": asks}],
         lightning={"callbacks": [Order(seen)]},
     )
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     trainer.run(2, make_loader(), make_valid())
     names = [([f"Callback.{point.method}"] if point.is_whole else []) + names_at(point.name) for point in expected()]
     assert seen == [name for row in names for name in row]
@@ -526,7 +526,7 @@ def test_hooks_that_only_look_change_nothing(lean: bool, accumulate: int, tmp_pa
     hooks = {name: lambda *args: None for name in NAMES}
     hooked = make_trainer(Saved, hooks=hooks, lightning=lightning | {"callbacks": [Looks(), See()]}, **options)
     for trainer in (plain, hooked):
-        trainer.lean_loops = lean
+        trainer.short_way = lean
         torch.manual_seed(3)
         trainer.run(2, make_loader(), make_valid())
     assert same_weights(plain.model, hooked.model) and without_times(plain.history.epochs) == without_times(hooked.history.epochs)

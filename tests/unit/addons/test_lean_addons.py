@@ -40,7 +40,7 @@ def run(folder: Path, kind: type[Trainer], *, addons: Iterable[Any] = ADDONS, le
     lightning = {"accumulate_grad_batches": 4, "callbacks": [EarlyStopping("val_loss", patience=9), users]}
     options |= {name: value for addon in addons for name, value in ADDONS[addon](folder).items()}
     trainer = make_trainer(kind, lightning=lightning, **options)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     torch.manual_seed(3)
     trainer.run(3, make_loader(), make_valid())
     return trainer, users

@@ -810,7 +810,7 @@ def test_points_follow_updates_where_gradients_are_accumulated(lean: bool, tmp_p
     logger = Listed()
     lightning = {"accumulate_grad_batches": 2, "log_every_n_steps": 2}
     trainer = make_trainer(Local, loggers=[logger], lightning=lightning, scheduler=lambda step: 0.01 / (step + 1))
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     trainer.run(2, make_loader())  # five batches: three updates an epoch
     points = [(step, round(point["lr"], 6), point["epoch"]) for step, point in logger.points if "lr" in point]
     assert points == [(2, 0.005, 0), (3, round(0.01 / 3, 6), 0), (4, 0.0025, 1), (6, round(0.01 / 6, 6), 1)]

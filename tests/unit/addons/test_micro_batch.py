@@ -71,7 +71,7 @@ def close(a: nn.Module, b: nn.Module) -> bool:
 @pytest.mark.parametrize("backward", [False, True])
 def test_error_names_the_batch_the_place_and_the_remedies(backward: bool, lean: bool) -> None:
     trainer = make(3, backward=backward)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     with pytest.raises(OutOfMemory) as caught:
         trainer.run(1, make_batches(2, 5))
     assert str(caught.value).splitlines()[:2] == [

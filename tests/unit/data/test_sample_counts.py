@@ -267,7 +267,7 @@ def test_what_a_step_logs_counts_samples_as_what_it_returns() -> None:
     batches = [GraphBatch(values) for values in [*VALUES, *VALUES]]
     for lean in (True, False):
         trainer = make(Logs)
-        trainer.lean_loops = lean
+        trainer.short_way = lean
         assert run(trainer, batches)["again"] == 20.0
 
 

@@ -88,7 +88,7 @@ def test_a_paused_run_goes_on_as_if_it_had_not_been(lean: bool, options: dict[st
     never = make_trainer(**options)
     never.run(3, make_loader(), make_valid())
     paused = asking(7, lambda trainer: trainer.pause(), **options)
-    paused.lean_loops = lean
+    paused.short_way = lean
     handle = start(paused, 3, make_loader(), make_valid())
     with pytest.raises(RunPaused, match=r"^run paused at epoch 2, batch [34]\n  trainer.resume\(\)  # continues it, while it is paused$"):
         handle.wait()
@@ -143,7 +143,7 @@ def test_a_run_that_was_ended_anywhere_is_resumed_exactly(tmp_path: Path, at: in
     never.run(3, make_loader(), make_valid())
     kind = Asks.add_on(StateManagerAddon)
     ended = asking(at, lambda trainer: trainer.stop(), kind, save_path=tmp_path, **options)
-    ended.lean_loops = lean
+    ended.short_way = lean
     assert ended.run(3, make_loader(), make_valid()).status == "stopped"
     again = make_trainer(kind, save_path=tmp_path, **options)
     torch.rand(5)

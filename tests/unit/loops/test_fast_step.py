@@ -370,7 +370,7 @@ def test_steps_of_several_optimizers_are_those_of_torch(what: str, is_late: bool
 @pytest.mark.parametrize("lean", [False, True])
 def test_a_run_takes_the_short_ways_on_the_lean_loop_alone(lean: bool, engine_calls: list[Any]) -> None:
     trainer: Any = make_trainer(Regress)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     trainer.run(1, make_loader())
     assert bool(engine_calls) is lean
 

@@ -59,7 +59,7 @@ def run(lean: bool, *, valid: bool = True, logger: bool = False, callbacks: Any 
     torch.manual_seed(3)
     numpy.random.seed(3)
     trainer = make_trainer(kind, lightning=lightning, **options)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     numpy.random.randn()  # one of a pair: the other one is kept for the next call
     result = trainer.run(8, make_loader(16), make_valid(16) if valid else None)
     rows = [{name: value for name, value in row.items() if name != "time_s"} for row in trainer.history.epochs]
@@ -129,7 +129,7 @@ def test_a_model_with_its_own_modes_is_asked_for_them_before_each_short_validati
     def changes(lean: bool) -> list[bool]:
         model = _Counting()
         trainer = make_trainer(Plain, model=model)
-        trainer.lean_loops = lean
+        trainer.short_way = lean
         trainer.run(4, make_loader(16), make_valid(16))
         return model.changes
 

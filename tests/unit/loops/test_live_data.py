@@ -236,7 +236,7 @@ def ours(case: Case, n_epoch: int, *, lean: bool, lightning: dict[str, Any] | No
     if case.options.get("accumulate"):
         kind, options = kind.add_on(AccumulationAddon), {"accumulate": case.options["accumulate"], **options}
     trainer = make_trainer(kind, lightning={"callbacks": [tells]} | (lightning or {}), **options)
-    trainer.lean_loops, trainer.notes = lean, []
+    trainer.short_way, trainer.notes = lean, []
     trainer.sinks.append(SimpleNamespace(update=lambda event: trainer.notes.append(event.data["text"]) if event.kind == "note" else None))
     torch.manual_seed(5)
     random.seed(5)
@@ -311,7 +311,7 @@ def test_a_resume_reads_on_in_the_epoch_as_it_was(name: str, lean: bool, tmp_pat
     def run(resume: Any = None) -> Any:
         case = RESUMED[name]()
         trainer = make_trainer(Tasks.add_on(StateManagerAddon), save_path=tmp_path, every_n_steps=1, keep_last_n=None)
-        trainer.lean_loops = lean
+        trainer.short_way = lean
         torch.manual_seed(5)
         random.seed(5)
         trainer.run(3, case.loader, case.valid, resume=resume)
@@ -381,7 +381,7 @@ def test_everything_in_a_loader_gets_the_number_of_each_epoch_once(lean: bool, t
     def made(folder: str) -> tuple[Any, Any, Any, list[Any], list[Any]]:
         found, of_valid = list[Any](), list[Any]()
         trainer = make_trainer(Regress.add_on(StateManagerAddon), save_path=tmp_path / folder, every_n_steps=3)
-        trainer.lean_loops = lean
+        trainer.short_way = lean
         return trainer, told_loader(found), told_loader(of_valid), found, of_valid
 
     trainer, loader, valid, found, of_valid = made("whole")
@@ -433,7 +433,7 @@ class Skips(L.LightningModule):
 @BOTH
 def test_a_hook_may_skip_a_whole_epoch(lean: bool) -> None:
     trainer = Trainer.from_lightning(Skips(), device="cpu", log_bar=False)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     assert trainer.run(3, DataLoader(Growing(8), 4)).status == "completed"
     assert [("train_loss" in row) for row in trainer.history.epochs] == [True, False, True]
 
@@ -474,7 +474,7 @@ def test_a_validation_within_an_epoch_counts_batches(options: dict[str, Any], ex
             seen.append(trainer.global_step)
 
     trainer = make_trainer(lightning=options | {"callbacks": [Validated()]})
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     trainer.run(2, Steps(2, 3, 5), DataLoader(Growing(6), 4))
     assert seen == expected
 
@@ -502,7 +502,7 @@ def test_the_row_of_an_epoch_has_the_same_rate_where_its_end_is_known_late(who: 
             trainer: Any = Trainer.from_lightning(Halves(), device="cpu", log_bar=False)
         else:
             trainer = make_trainer(scheduler=lambda optimizer, plan: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
-        trainer.lean_loops = lean
+        trainer.short_way = lean
         trainer.run(3, loader)
         return [row["lr"] for row in trainer.history.epochs]
 

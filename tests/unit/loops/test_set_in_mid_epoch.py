@@ -75,7 +75,7 @@ def test_a_callback_that_is_added_in_a_batch_is_called_within_it(hook: str) -> N
                 return super().train_step(batch)
 
         trainer = make_trainer(Steps, lightning={"callbacks": [adds]})
-        trainer.lean_loops = lean
+        trainer.short_way = lean
         trainer.run(1, make_loader(48), make_valid(16))
         seen[lean] = adds.seen
     assert seen[True] == seen[False] and ("on_train_batch_end", 1) in seen[True]
@@ -115,7 +115,7 @@ def test_what_a_module_sets_on_itself_counts_as_with_lightning(name: str, lean: 
     L.Trainer(max_epochs=1, accelerator="cpu", **quiet).fit(own, make_loader(96))  # pyright: ignore[reportArgumentType]
     module = SetsOnItself(name)
     trainer: Any = Trainer.from_lightning(module, log_bar=False, device="cpu")
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     torch.manual_seed(3)
     trainer.run(1, make_loader(96))
     assert module.seen == own.seen == [(2, 2), (2, 3), (4, 4), (4, 5)] and same_weights(module, own)

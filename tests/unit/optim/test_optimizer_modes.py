@@ -63,7 +63,7 @@ class Watched(Regress):
 
 def make(kind: Any = Watched, *, lean: bool = True, **options: Any) -> Any:
     trainer = make_trainer(kind, model=make_model(0), optimizer=Averaged, seed=0, **options)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     return trainer
 
 

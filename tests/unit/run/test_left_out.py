@@ -51,7 +51,7 @@ class Picky(Trainer):
 
 def make(*, lean: bool = True, kind: Any = Picky, **options: Any) -> Any:
     trainer = make_trainer(kind, **options)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     return trainer
 
 
@@ -194,7 +194,7 @@ def test_a_turn_may_leave_a_batch_out(lean: bool, order: str) -> None:
     model, plain = models
     plain.to(DEVICE)
     trainer: Any = Turns(model, DEVICE, optimizers={n: torch.optim.Adam(model[n].parameters(), lr=0.1) for n in order}, log_bar=False)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     loader = without("step", 3)
     trainer.run(2, loader)
     optimizers = {n: torch.optim.Adam(plain[n].parameters(), lr=0.1) for n in order}

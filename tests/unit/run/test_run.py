@@ -436,7 +436,7 @@ def test_no_batch_is_read_that_no_step_gets(
     limits = {"limit_train_batches": limit, "limit_val_batches": limit}
     options = {"save_path": tmp_path} if addons else {}
     trainer = make_trainer(Line.add_on(*addons), model=nn.Linear(1, 1), lightning=limits, **options)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     trainer.run(3, ENDLESS[kind](4), ENDLESS[kind](4) if valid else None)
     n = 3 * limit
     assert seen == list(range(n)) and validated == (list(range(n)) if valid else [])
@@ -473,7 +473,7 @@ def test_a_distributed_loss_is_recorded_as_its_number(lean: bool, placement: Any
 
     trainers = [make_trainer(kind) for kind in (Distributed, Regress)]
     for trainer in trainers:
-        trainer.lean_loops = lean
+        trainer.short_way = lean
         torch.manual_seed(3)
         trainer.run(2, make_loader(own_generator=True), make_valid())
     assert same_weights(trainers[0].model, trainers[1].model)

@@ -85,7 +85,7 @@ def build(folder: Path, way: dict[str, Any], values: Sequence[float], *, lean: b
     options |= {"lightning": lightning | {"callbacks": [watch := Watch()]}, "save_path": folder, "monitor": "val_score", "patience": 99}
     torch.manual_seed(seed)
     trainer = make_trainer(Scripted.add_on(*addons), **options)
-    trainer.values, trainer.script, trainer.watch, trainer.lean_loops = iter(values), list(values), watch, lean
+    trainer.values, trainer.script, trainer.watch, trainer.short_way = iter(values), list(values), watch, lean
     return trainer
 
 

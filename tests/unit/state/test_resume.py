@@ -414,7 +414,7 @@ def stopped(folder: Path, options: dict[str, Any], seed: int = 0) -> Any:
     early, lean, n_epoch = options.pop("early", None), options.pop("lean", True), options.pop("n_epoch", 12)
     lightning = {**options.pop("lightning", {}), **({"callbacks": [EarlyStopping("val_loss", **early)]} if early else {})}
     trainer = make_trainer(Stopping, save_path=folder, keep_source=False, lightning=lightning, model=make_model(seed), **options)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     torch.manual_seed(1)
     trainer.run(n_epoch, make_loader(), make_valid(), resume="auto")
     return trainer

@@ -127,7 +127,7 @@ def build(folder: Path, case: dict[str, Any], seed: int) -> Any:
     kind, lean, every = case.pop("kind", Regress), case.pop("lean", True), case.pop("every", 1)
     options = {"save_path": folder, "every_n_steps": every, "keep_source": False, "lightning": lightning} | case
     trainer = make_trainer(kind.add_on(StateManagerAddon), model=model, optimizer=optimizer, **options)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
     return trainer
 

@@ -112,7 +112,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
 
 
 def slow(trainer: Any) -> Any:
-    trainer.lean_loops = False
+    trainer.short_way = False
     return trainer
 
 

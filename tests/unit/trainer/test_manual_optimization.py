@@ -116,7 +116,7 @@ LOOPS = pytest.mark.parametrize("lean", [True, False], ids=["lean", "stock"])
 
 
 def run(trainer: Any, n_epoch: int, lean: bool = True, **options: Any) -> Any:
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     torch.manual_seed(7)
     return trainer.run(n_epoch, BATCHES, **options)
 
@@ -222,7 +222,7 @@ def test_a_run_is_resumed_in_mid_epoch_and_mid_window_bit_for_bit(lean: bool, sa
         with pytest.raises(Broken):
             run(broken, 3, lean, resume="auto")
     again = made([])
-    again.lean_loops = lean
+    again.short_way = lean
     torch.manual_seed(99)
     again.run(3, BATCHES, resume="auto")
     assert same_weights(again.model, plain_whole(3 * N))
@@ -238,7 +238,7 @@ def test_a_stopped_run_and_a_pause_change_nothing(lean: bool) -> None:
             return super().train_step(batch)
 
     trainer = make_whole(Pauses)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     torch.manual_seed(7)
     handle = trainer.run(3, BATCHES, background=True)
     assert trainer.control.wait_settled(60) and trainer.control.state == "paused" and trainer.counts.processed == 8

@@ -94,7 +94,7 @@ def plain_loop(
 def test_training_is_that_of_a_plain_loop_bit_for_bit(lean: bool, clip: float) -> None:
     expected, losses = plain_loop(3, clip=clip)
     trainer = make(gradient_clip=clip)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     torch.manual_seed(7)
     trainer.run(3, BATCHES)
     assert same_weights(expected, trainer.model)
@@ -111,7 +111,7 @@ def test_one_of_them_steps_in_each_nth_batch(lean: bool, tmp_path: Path) -> None
     expected, losses = plain_loop(3, n_critic=2)
     kind: Any = GAN.add_on(StateManagerAddon)
     trainer = make(every={"generator": 2})
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     torch.manual_seed(7)
     trainer.run(3, BATCHES)
     assert same_weights(expected, trainer.model) and trainer.counts.step == 15 and trainer.counts.left_out == 0

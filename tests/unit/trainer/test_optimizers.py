@@ -92,7 +92,7 @@ def test_closures_that_are_called_several_times_make_one_row(name: str, lean: bo
     loader = make_loader(own_generator=True)
     model, losses = first_losses(REPEATING[name])
     trainer = make_trainer(optimizer=REPEATING[name], gradient_clip=clip)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     seen: list[float] = []
     for _ in range(3):
         trainer.run(1, loader)
@@ -125,7 +125,7 @@ def test_each_turn_of_several_optimizers_makes_one_entry(lean: bool) -> None:
 
     model = nn.ModuleDict({"a": nn.Linear(2, 1), "b": nn.Linear(2, 1)})
     trainer = Two(model, DEVICE, optimizers={"a": REPEATING["LBFGS"], "b": SAM}, gradient_clip=1e6, log_bar=False)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     trainer.run(1, [torch.ones(4, 2)] * 3)
     assert {name: len(column) for name, column in trainer.log_train.items()} == dict.fromkeys(
         ["loss_a", "loss_b", "loss", "grad_norm_a", "grad_norm_b"], 3
@@ -149,7 +149,7 @@ def test_a_step_without_its_closure_is_refused(kind: Any, match: str) -> None:
 @pytest.mark.parametrize("lean", [False, True])
 def test_groups_without_a_learning_rate_are_recorded_without_one(lean: bool, tmp_path: Path) -> None:
     trainer = make_trainer(Regress.add_on(SystemMonitorAddon), optimizer=Rate, save_path=tmp_path)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     trainer.run(2, make_loader(), make_valid())
     assert "lr" not in trainer.history.last and trainer.history.last["train_loss"] > 0
     with pytest.raises(ConfigError, match="Rate has no option 'lr': its groups have rate"):

@@ -22,7 +22,7 @@ BOTH = pytest.mark.parametrize("lean", [True, False], ids=["lean", "stock"])
 
 def make(*, lean: bool, kind: Any = Regress, **options: Any) -> Any:
     trainer = make_trainer(kind, **options)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     return trainer
 
 

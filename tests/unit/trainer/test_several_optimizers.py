@@ -84,7 +84,7 @@ def make(kind: type[Trainer] = Fit, **options: Any) -> Any:
 @pytest.mark.parametrize(("accumulate", "precision"), [(1, "32-true"), (2, "32-true"), (2, "bf16-mixed")])
 def test_they_train_as_in_a_plain_loop(accumulate: int, precision: str, lean: bool) -> None:
     trainer = make(lightning={"accumulate_grad_batches": accumulate}, precision=precision)
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     trainer.run(N_EPOCHS, BATCHES)
     assert same_weights(trainer.model, plain_loop(accumulate=accumulate, precision=precision))
     assert trainer.counts.step == N_EPOCHS * N_BATCHES // accumulate
@@ -115,7 +115,7 @@ def test_gradients_are_clipped_over_all_of_them() -> None:
 def test_gradients_of_each_are_clipped_by_its_own_bound(lean: bool) -> None:
     data = [(x.float(), y) for x, y in BATCHES]
     trainer, plain = dense(gradient_clip={"rest": 0.1}), dense()
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     trainer.run(1, data)
     norms = list[float]()
     for x, y in ([item.to(DEVICE) for item in batch] for batch in data):

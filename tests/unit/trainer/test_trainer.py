@@ -417,7 +417,7 @@ def test_weight_averaging_with_batch_norm_ends_with_the_averages(lean: bool, n_a
     watch, swa = Watch(), C.StochasticWeightAveraging(5e-2, swa_epoch_start=2, annealing_epochs=1)
     model, loader = make_normed(), make_loader(shuffle=False)
     trainer = make_trainer(model=model, lightning={"callbacks": [watch, swa], "accumulate_grad_batches": n_accumulated})
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     trainer.run(3, loader, make_valid())
     averages = [torch.stack(values).mean(0) for values in zip(*watch.weights[1:3])]
     assert all(torch.allclose(p, average, rtol=1e-6) for p, average in zip(model.parameters(), averages))
@@ -512,7 +512,7 @@ def test_model_checkpoint_finds_the_step_metrics_of_an_epoch_that_ends_early(lea
     saver = C.ModelCheckpoint(tmp_path, monitor="u_step", save_top_k=-1, filename="{u_step:.0f}")
     limits = {"limit_train_batches": 9} if end.startswith("a limit") else {}
     trainer = make_trainer(Logs, lightning={"callbacks": [saver, Seen()], **limits})
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     if end == "-1":
         pl_trainer = L.Trainer(max_epochs=2, **trainer.lightning_args())
         use_lean_loops(pl_trainer, lean=lean)
@@ -564,7 +564,7 @@ def test_batch_size_finder_stops_where_the_memory_is_full(
     sizes: list[int] = []
     finder = C.BatchSizeFinder(mode, steps_per_trial=1, init_val=4, margin=0.0)
     trainer = make_trainer(Small, lightning={"callbacks": [finder]})
-    trainer.lean_loops = lean
+    trainer.short_way = lean
     trainer.run(1, make_loader(), make_valid() if validates else None)
     best = {"power": 16, "binsearch": 20}[mode]
     n = -(-70 // best)
