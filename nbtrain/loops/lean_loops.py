@@ -14,7 +14,6 @@ from ..engine.control import Control
 from .lean_epochs import LeanFitLoop
 from .lean_evaluation import LeanEvaluationLoop
 from .lean_training import LeanEpochLoop
-from .stock_loops import use_stock_loops, why_stock
 
 # %% auto #0
 __all__ = ["use_lean_loops"]
@@ -24,11 +23,8 @@ __all__ = ["use_lean_loops"]
 def use_lean_loops(pl_trainer: L.Trainer, *, lean: bool = True, control: Control | None = None) -> Any:
     """Replace the loops of `pl_trainer` by lean ones, which attend to `control`. Returns the epoch loop.
 
-    With `lean=False` they do what Lightning's do, and attend to `control`. Where this Lightning lacks a part that they need, its own stay.
+    With `lean=False` they do what Lightning's do, and attend to `control`.
     """
-    if why_stock():
-        use_stock_loops(pl_trainer, control)
-        return pl_trainer.fit_loop.epoch_loop
     fit_loop, stock = pl_trainer.fit_loop, pl_trainer.fit_loop.epoch_loop
     loop = LeanEpochLoop(pl_trainer, min_steps=stock.min_steps, max_steps=stock.max_steps)
     loop.val_loop = LeanEvaluationLoop(pl_trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=False)

@@ -30,7 +30,7 @@ from ..data.several_loaders import n_batches, named_loaders
 from ..distributed.devices import device_args
 from ..engine.addon import AddOnBase
 from ..engine.control import refuse_while_on
-from ..loops.lean_loops import use_lean_loops
+from ..loops.stock_loops import use_loops
 from ..engine.pass_module import joined_metrics
 from ..engine.precision import precision_args, precision_plugin
 from ..engine.step_module import StepModule
@@ -65,7 +65,7 @@ def run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
 def _run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
     with driving(trainer, trainer.step_module(whole_epoch=False), trains=trainer.mode == "train") as module:
         pl_trainer = make_pl_trainer(max_epochs=trainer.train_state.counts.epoch + 1, **_unlimited(_unlogged(trainer.lightning_args())))
-        use_lean_loops(pl_trainer, lean=trainer.lean_loops)
+        use_loops(pl_trainer, trainer)
         if trainer.mode == "test":
             pl_trainer.test(module, BatchList([batch]), verbose=False)
         else:
@@ -83,7 +83,7 @@ def validate(trainer: TrainerBase, loader: Any) -> dict[str, float]:
 def _validate(trainer: TrainerBase, loader: Any) -> dict[str, float]:
     with driving(trainer, trainer.step_module(), trains=False) as module, workers_ignore_interrupts(loader):
         pl_trainer = make_pl_trainer(**_unlogged(trainer.lightning_args()))
-        use_lean_loops(pl_trainer, lean=trainer.lean_loops)
+        use_loops(pl_trainer, trainer)
         if is_data_source(loader):
             with read_source(trainer, module, loader) as given:
                 pl_trainer.validate(module, **given, verbose=False)

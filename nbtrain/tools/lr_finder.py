@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from ..data.loader import as_loader
 from ..data.resumable_loader import borrowed
 from ..engine.control import refuse_while_on
-from ..loops.lean_loops import use_lean_loops
+from ..loops.stock_loops import use_loops
 from ..engine.precision import precision_args
 from ..engine.step_module import StepModule
 from ..loops.step_snapshot import restore_attributes
@@ -252,7 +252,7 @@ def _train(trainer: TrainerBase, module: StepModule, loader: Iterable[Any], argu
     trainer.model.train()
     with driving(trainer, module):
         pl_trainer = make_pl_trainer(max_epochs=1, **arguments)
-        use_lean_loops(pl_trainer, lean=trainer.lean_loops)
+        use_loops(pl_trainer, trainer)
         pl_trainer.fit(module, loader)
 
 
