@@ -329,24 +329,11 @@ def tokens_per_batch(loader: Any, given: int | None = None) -> int:
 
 
 # %% ../../nbs/addons/accumulation.ipynb #b58fa588
-class _Accumulate(PassCallback):
+class _Windows(PassCallback):
+    """Sets the length of a window, in batches."""
+
     def __init__(self, addon: AccumulationAddon, trainer: TrainerProtocol) -> None:
         self.addon, self.trainer = addon, trainer
-        self.window = _Window()
-        self.unit = 0  # samples of a batch with weight 1, the same in all processes and in the whole run
-        self.loss_reduction = addon.loss_reduction
-        self._samples = 0  # of the current batch
-        self._notify: Notifier | None = None  # of the aggregated outputs
-        self._readers: _Readers
-
-    # -- the window's length
-    def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._readers = _Readers(pl_trainer)
-        self._notify = notifier(pl_trainer, "on_outputs_aggregated")
-        if self._notify is not None:
-            self.loss_reduction = self.addon.loss_reduction or "mean"
-            # set on the instance, so that the lean loops call nothing without a listener
-            self.on_validation_batch_end = self._notify_of_validation  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         wanted = self.addon._window(self.trainer, pl_trainer)
@@ -357,6 +344,28 @@ class _Accumulate(PassCallback):
             what = f"lightning={{'accumulate_grad_batches': {given}}} contradicts AccumulationAddon, which makes it {wanted}."
             raise ConfigError(what, remedy="Leave one of them out.")
         pl_trainer.accumulate_grad_batches = wanted
+
+
+class _Accumulate(_Windows):
+    """Weights the gradients of a window, and aggregates what its steps return."""
+
+    def __init__(self, addon: AccumulationAddon, trainer: TrainerProtocol) -> None:
+        super().__init__(addon, trainer)
+        self.window = _Window()
+        self.unit = 0  # samples of a batch with weight 1, the same in all processes and in the whole run
+        self.loss_reduction = addon.loss_reduction
+        self._samples = 0  # of the current batch
+        self._notify: Notifier | None = None  # of the aggregated outputs
+        self._readers: _Readers
+
+    # -- the window
+    def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._readers = _Readers(pl_trainer)
+        self._notify = notifier(pl_trainer, "on_outputs_aggregated")
+        if self._notify is not None:
+            self.loss_reduction = self.addon.loss_reduction or "mean"
+            # set on the instance, so that the lean loops call nothing without a listener
+            self.on_validation_batch_end = self._notify_of_validation  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.window = _Window()  # a run that failed within a window left it open
@@ -481,7 +490,8 @@ class AccumulationAddon(AddOnBase):
         total_batch_size: Tokens per update, over all processes, in batches of `tokens_per_batch`; rounded down, with a note.
         tokens_per_batch: Tokens per batch, for `total_batch_size`. Default: the loader's `batch_size` times its `seq_len`.
         grad_reduction: The gradient of a window. "mean": the mean over its samples, of losses that are means over a batch. "sum": the sum
-            of the gradients. "per-token-mean": the sum, divided by the `num_tokens` that `aggregate_outputs_fn` returns.
+            of the gradients. "per-token-mean": the sum, divided by the `num_tokens` that `aggregate_outputs_fn` returns. A LightningModule
+            accumulates as Lightning does, which divides each loss by the batches of a full window, and takes no reduction.
         loss_reduction: Record the loss of each update as `train_window_loss`, reduced in one of these ways.
         aggregate_outputs_fn: Called before each update with the outputs of the window's steps, detached, and the process group (None for a
             single process); returns AggregatedOutputs. The outputs stay in memory until the update. With several processes the list may be
@@ -535,7 +545,7 @@ class AccumulationAddon(AddOnBase):
         return loader
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
-        return [_Accumulate(self, trainer)]
+        return [_Windows(self, trainer) if trainer.configures_optimizers else _Accumulate(self, trainer)]
 
     def wrap_step(self, trainer: TrainerProtocol, step: TrainStep) -> TrainStep:
         found = active_callbacks(trainer, _Accumulate)
@@ -550,7 +560,20 @@ class AccumulationAddon(AddOnBase):
 
         return observed
 
+    def _refuse_for_module(self) -> None:
+        """Raise ConfigError for an option that a LightningModule can't have: it accumulates as Lightning does."""
+        is_schedule = isinstance(self.accumulate, Mapping)
+        given = {"accumulate={...}": is_schedule, f"grad_reduction={self.grad_reduction!r}": self.grad_reduction != "mean"}
+        given |= {name: getattr(self, name) is not None for name in ("loss_reduction", "aggregate_outputs_fn")}
+        if refused := next((name for name, is_given in given.items() if is_given), None):
+            remedy = "Leave it out, and scale the loss in training_step."
+            if is_schedule:
+                remedy = 'Give lightning={"callbacks": [GradientAccumulationScheduler({0: 1, 4: 2})]}, which counts epochs.'
+            raise ConfigError(f"{refused}: a LightningModule accumulates gradients as Lightning does.", remedy=remedy)
+
     def lightning_args(self, trainer: TrainerProtocol) -> dict[str, Any]:
+        if trainer.configures_optimizers:
+            self._refuse_for_module()
         return {"accumulate_grad_batches": self.accumulate} if isinstance(self.accumulate, int) else {}
 
     def resume_settings(self, trainer: TrainerProtocol) -> dict[str, dict[str, Any]]:

@@ -14,8 +14,10 @@ import lightning as L
 from .hooks import HooksAddon
 from ..annotations import Must, check_values
 from ..engine.addon import AddOnBase
+from ..engine.callback import updates_of
 from ..loops.training import OwnEpochLoop
 from ..engine.protocol import TrainerProtocol
+from ..private.lightning_parts import is_last_batch
 from ..engine.step_module import StepModule, is_whole_epoch
 from ..errors import ConfigError
 
@@ -48,26 +50,32 @@ class _ValidateFirst(L.Callback):
 class ValidateSteps(L.Callback):
     """Validates after every `n_steps`-th update and, if given, at the end of every `n_epochs`-th epoch.
 
-    Lightning has one interval, which counts batches. Under your own `lightning.Trainer` it is the batches of `n_steps` whole updates.
+    Lightning has one interval, which counts batches. On its own loops this callback sets it after each batch: to 1, or to no end.
     """
 
     def __init__(self, n_steps: int, n_epochs: int | None = None) -> None:
         self.n_steps, self.n_epochs = n_steps, n_epochs
+        self._n_updates = 0  # before this batch
 
     def on_fit_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         loop = pl_trainer.fit_loop.epoch_loop
-        if not is_whole_epoch(pl_module):
-            return
-        if isinstance(loop, OwnEpochLoop):
+        if isinstance(loop, OwnEpochLoop) and is_whole_epoch(pl_module):
             loop.validate_steps, loop.validate_epochs = self.n_steps, self.n_epochs
             pl_trainer.val_check_interval = _NEVER
-        elif self.n_epochs is None:
-            pl_trainer.val_check_interval = self.n_steps * pl_trainer.accumulate_grad_batches
-        else:
-            raise ConfigError(
-                "Your own lightning.Trainer can't validate by steps and by epochs.",
-                remedy="Leave out one of val_every_n_steps and val_every_n_epochs, or use the trainer's run().",
-            )
+
+    def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not isinstance(pl_trainer.fit_loop.epoch_loop, OwnEpochLoop) and is_whole_epoch(pl_module):
+            self._n_updates = updates_of(pl_trainer).completed
+            pl_trainer.check_val_every_n_epoch = None
+            vars(self)["on_train_batch_end"] = self._decide
+
+    def _decide(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Let Lightning validate after this batch, or not."""
+        n_updates = updates_of(pl_trainer).completed
+        is_due = n_updates // self.n_steps > self._n_updates // self.n_steps
+        if self.n_epochs is not None and is_last_batch(pl_trainer):
+            is_due = is_due or (pl_trainer.current_epoch + 1) % self.n_epochs == 0
+        self._n_updates, pl_trainer.val_check_batch = n_updates, 1 if is_due else _NEVER
 
 
 # %% ../../nbs/addons/limits.ipynb #b56e4f13

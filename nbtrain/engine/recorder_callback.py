@@ -63,6 +63,8 @@ class RecorderCallback(PassCallback):
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         recorder, step = self.recorder, self._updates.completed  # what trainer.global_step finds in 2 µs
         state = recorder.trainer.train_state
+        if batch is None and isinstance(pl_module, StepModule) and not pl_module.leaves_out:
+            pl_module.leave_out("train", None)  # Lightning's loop has not called the step
         if not getattr(pl_module, "leaves_out", False):
             state.meters["train"].place(step if step > state.counts.step else step + 1)  # a batch of an open window belongs to the next
         state.counts.step = step

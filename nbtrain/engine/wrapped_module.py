@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import lightning as L
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..private.torch_parts import CHILDREN, children_of
 from ..private.lightning_parts import evaluation_loop, hyperparameters_of, results_of
@@ -23,6 +23,7 @@ from .pass_module import StepsProtocol
 from .step_module import StepModule
 from .step_output import check_training_output, count_samples, named
 from .train_state import Mode
+from ..errors import StepError
 
 # %% auto #0
 __all__ = ["overrides", "logged_in_pass", "logged_apart", "WrapsModule", "WrappedModule"]
@@ -139,8 +140,7 @@ class WrappedModule(StepModule):
     @property
     def inner(self) -> L.LightningModule:
         """The user's module."""
-        assert isinstance(self.model, L.LightningModule)
-        return self.model
+        return self.__dict__[CHILDREN]["model"]  # through nn.Module it takes three calls, several times a batch
 
     # -- set up
     def setup(self, stage: str) -> None:
@@ -151,8 +151,6 @@ class WrappedModule(StepModule):
             self.inner.on_load_checkpoint({**state, "state_dict": _without_prefix(state["state_dict"])})
 
     def configure_optimizers(self) -> Any:
-        if self.round is not None:
-            self.round.after_wrapping(self)
         return self.maker.configure(self.inner.configure_optimizers)
 
     def on_fit_start(self) -> None:
@@ -186,11 +184,9 @@ class WrappedModule(StepModule):
         call = partial(self.count, mode, name, batch, *args, **options)
         # A step by hand has changed weights when it raises, and what Lightning's check has changed is put back at its end
         if self.guard is None or self._sanity_check or not self.inner.automatic_optimization:
-            output = call()
-        else:
-            loop: Any = self.trainer.fit_loop.epoch_loop if mode == "train" else evaluation_loop(self.trainer)
-            output = self.guard.step(name, batch, results_of(loop), call)
-        return self.opened(output) if mode == "train" else output
+            return call()
+        loop: Any = self.trainer.fit_loop.epoch_loop if mode == "train" else evaluation_loop(self.trainer)
+        return self.guard.step(name, batch, results_of(loop), call)
 
     def count(self, mode: Mode, name: str, batch: Any, *args: Any, **options: Any) -> Any:
         """Call a step of the inner module, and record what it returns and logs. Returns the step's output."""
@@ -233,6 +229,14 @@ class WrappedModule(StepModule):
             key = name.removeprefix("train_")
             self._own_names[f"train_{key}"] = name
             self._by_step |= named({key: value}, "")
+
+    def _left_out_by_one_rank(self, mode: Mode) -> None:
+        if mode == "train" and self.automatic_optimization:
+            raise StepError(
+                "A batch of a LightningModule can't be left out by one of several ranks: the others wait for its gradients.",
+                where=self.owner.recorder.place,
+                remedy="Return a loss of zeros that the model has computed, such as 0 * self(x).sum().",
+            )
 
     def _end(self, phase: Phase, mode: Mode) -> None:
         """Keep the metrics of the pass, without logging them: the module does the logging."""
@@ -310,6 +314,7 @@ class WrappedModule(StepModule):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.inner.on_train_batch_end(outputs, batch, batch_idx)
         super().on_train_batch_end(outputs, batch, batch_idx)
+        vars(self)["leaves_out"] = False  # Lightning does not call the step for a next batch of None
         self._pass_on_new()
 
     def on_train_epoch_end(self) -> None:
@@ -346,6 +351,10 @@ class WrappedModule(StepModule):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute that the outer module lacks in the inner one: a finder sets `lr`, a callback sets what a step reads."""
+        own = self.__dict__
+        if name in own and not isinstance(value, (nn.Module, Tensor)):
+            own[name] = value  # Lightning sets _current_fx_name 40 times a batch, and nn.Module has five calls for each
+            return
         is_own = not self.__dict__.get("_is_made") or name in vars(self) or name in children_of(self) or hasattr(type(self), name)
         if is_own or (name.startswith("_") and name not in vars(self.inner)):
             super().__setattr__(name, value)

@@ -12,7 +12,7 @@ from ..engine.control import Control
 from ..engine.protocol import TrainerProtocol
 from .epochs import OwnFitLoop
 from .evaluation import OwnEvaluationLoop
-from .stock_loops import use_stock_loops, why_stock
+from .stock_loops import StockLoops, why_stock
 from .training import OwnEpochLoop
 
 # %% auto #0
@@ -27,15 +27,15 @@ def unknown_version() -> str:
     return "" if L.__version__.rpartition(".")[0] in KNOWN_VERSIONS else L.__version__
 
 
-def use_loops(pl_trainer: L.Trainer, trainer: TrainerProtocol) -> None:
+def use_loops(pl_trainer: L.Trainer, trainer: TrainerProtocol, control: Control | None = None) -> None:
     """Choose the loops of a new `pl_trainer` by the owner of the steps: a LightningModule trains on Lightning's, unchanged.
 
-    Own steps do, too, where the installed Lightning lacks a part that nbtrain's loops need. All attend to the requests to `trainer`.
+    Own steps do, too, where the installed Lightning lacks a part that nbtrain's loops need. Both attend to `control`.
     """
     if trainer.configures_optimizers or why_stock() or unknown_version():
-        use_stock_loops(pl_trainer, trainer.control)
+        pl_trainer.callbacks.append(StockLoops(control))  # pyright: ignore[reportAttributeAccessIssue]
     else:
-        use_own_loops(pl_trainer, trainer.control)
+        use_own_loops(pl_trainer, control)
 
 
 # %% ../../nbs/loops/own_loops.ipynb #own_0006

@@ -49,6 +49,10 @@ class OptimizerModes(L.Callback):
         for optimizer in self._optimizers(pl_trainer):
             optimizer.eval()
 
+    def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self._optimizers(pl_trainer):
+            vars(self)["on_train_batch_start"] = None  # then Lightning does not call it, which takes 26 calls of Python
+
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         self._train(pl_trainer)
 

@@ -24,6 +24,7 @@ from ..data.resumable_loader import RereadableLoader
 from ..engine.callback import Stopper
 from ..engine.control import Leave, cause_of_end
 from ..loops.error_guard import ErrorGuard
+from ..loops.batch_ways import explain_full_memory
 from ..loops.own_loops import use_loops
 from ..engine.step_module import StepModule
 from ..optim.param_groups import TrainedParts
@@ -115,7 +116,10 @@ class Execution:
                 module.guard = guard = ErrorGuard(module, refuses_nonfinite=trainer[NonFiniteAddon].nonfinite == "raise")
                 guarded.callback(setattr, module, "guard", None)  # its snapshot holds all that the steps may change
                 guarded.callback(guard.guard_callbacks(pl_trainer))
-            use_loops(pl_trainer, trainer)
+            use_loops(pl_trainer, trainer, trainer.control)
+            if trainer.configures_optimizers:
+                loop = pl_trainer.fit_loop.epoch_loop if trainer.mode == "train" else pl_trainer.test_loop
+                guarded.enter_context(explain_full_memory(loop))
             try:
                 with signals_stop(trainer.control):
                     keep_handler(pl_trainer)

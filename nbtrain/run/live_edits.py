@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..addons.scheduler import scale_part, set_next_lr
-from ..engine.callback import notify
+from ..engine.callback import callbacks_of, notify
 from ..engine.control import Boundary
 from ..loops.training import OwnEpochLoop
+from ..loops.stock_loops import StockLoops
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..compat.foreign_names import same_argument
@@ -175,11 +176,10 @@ def _validate(trainer: TrainerProtocol, at: Boundary | None) -> dict[str, float]
     if at is None:
         raise ConfigError("The run ended before it could be validated.", remedy="evaluate(loader) validates without a run.")
     loop, module = at.pl_trainer.fit_loop.epoch_loop, at.pl_trainer.lightning_module
-    if not isinstance(loop, OwnEpochLoop) or not isinstance(module, StepModule):
-        raise ConfigError("A run on Lightning's own loops can't be validated in between.", remedy="Give val_every_n_steps.")
+    assert isinstance(module, StepModule)
     if not at.pl_trainer.enable_validation:
         raise ConfigError("This run has no valid_loader.", remedy="Give one to run().")
-    loop.validate()
+    (loop if isinstance(loop, OwnEpochLoop) else callbacks_of(at.pl_trainer, StockLoops)[0]).validate()
     metrics = {name: value for name, value in module.epoch_metrics.items() if name.startswith("val_")}
     trainer.recorder.mark("validated: " + ", ".join(f"{name} {format_value(value)}" for name, value in metrics.items()))
     return metrics

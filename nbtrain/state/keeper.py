@@ -16,7 +16,6 @@ from ..engine.callback import BoundaryCallback, PassCallback, callbacks_of, upda
 from ..engine.control import LeaveAfterError
 from ..engine.step_module import in_validation_of_run, is_whole_epoch
 from ..history.history import Row
-from ..loops.epochs import OwnFitLoop
 from ..loops.training import OwnEpochLoop, is_window_closed
 from ..loops.stock_loops import StockLoops
 from ..rng import set_random_state
@@ -34,6 +33,12 @@ __all__ = ["StateKeeper"]
 def _stops(pl_trainer: L.Trainer) -> bool:
     """Whether a callback requested the end of the run, and the run may end yet."""
     return pl_trainer.should_stop and may_stop(pl_trainer)
+
+
+def _loops(pl_trainer: L.Trainer) -> OwnEpochLoop | StockLoops | None:
+    """What notifies the boundary callbacks in a run; None in your own `lightning.Trainer`."""
+    loop = pl_trainer.fit_loop.epoch_loop
+    return loop if isinstance(loop, OwnEpochLoop) else next(iter(callbacks_of(pl_trainer, StockLoops)), None)
 
 
 def _is_at_batch(trainer: StatefulTrainer, pl_trainer: L.Trainer) -> bool:
@@ -118,7 +123,6 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
     def _after_batch(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self.disk is not None
         triggers, last, validates = self.disk.triggers, pl_trainer.max_steps, self.disk.options.validate_on_save
-        loop: Any = pl_trainer.fit_loop.epoch_loop
         may_save = triggers.counts_updates or last >= 0 or pl_trainer.should_stop or self._owed is not None
         if not may_save and not (validates and is_last_batch(pl_trainer)):
             return
@@ -133,7 +137,10 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
         self._due = ends or is_due
         is_cut = ends and not (is_due or is_last)  # the state of a run that continues here has no validation
         is_saved = self._due or (is_last and triggers.after_epochs(self.trainer.train_state.counts.epoch + 1))
-        loop.validate_next, loop.validate_last = validates and is_saved and not is_cut, validates and is_cut
+        if (loops := _loops(pl_trainer)) is not None:
+            loops.validate_next, loops.validate_last = validates and is_saved and not is_cut, validates and is_cut
+        if is_cut and isinstance(loops, StockLoops):
+            loops.put_off_validation(pl_trainer)
         self._take_soon(pl_trainer)
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -151,9 +158,9 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
 
     def _take_soon(self, pl_trainer: L.Trainer) -> None:
         """Take a state that is due when the batch is over."""
-        loop = pl_trainer.fit_loop.epoch_loop
-        if isinstance(loop, OwnEpochLoop):
-            loop.boundary_due = self._due or loop.boundary_due
+        loops = _loops(pl_trainer)
+        if loops is not None:
+            loops.boundary_due = self._due or loops.boundary_due
         elif self._due:
             self.on_batch_over(pl_trainer, pl_trainer.lightning_module)
 
@@ -169,7 +176,7 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
             ends = ends or _stops(pl_trainer)  # what a save notifies may stop the run
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not (isinstance(pl_trainer.fit_loop, OwnFitLoop) or callbacks_of(pl_trainer, StockLoops)):
+        if _loops(pl_trainer) is None:
             self.on_epoch_over(pl_trainer, pl_module)
 
     def on_epoch_over(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -179,7 +179,10 @@ def _load_optimizer(at: Moment, _: None) -> None:
 
 def _load_callbacks(at: Moment, _: None) -> None:
     assert at.pl_trainer is not None and at.state is not None
-    load_callbacks(at.pl_trainer, at.state)  # pyright: ignore[reportArgumentType]
+    state = {**at.state}
+    if at.trainer.configures_optimizers and "callbacks" in state:  # earlier versions scaled a module's accumulated gradients
+        state["callbacks"] = {key: value for key, value in state["callbacks"].items() if key != "_Accumulate"}
+    load_callbacks(at.pl_trainer, state)
 
 
 def _load_precision(at: Moment, _: None) -> None:

@@ -202,7 +202,7 @@ class Trainer(TrainerBase):
             type(self),
             addon_given,
             {name: given[name] for name in _SHARED if given[name] is not None},
-            accumulates=accumulates(self.lightning),
+            accumulates=accumulates(self.lightning) and not self.configures_optimizers,
         )
         self[HooksAddon]._gather(self)  # for its errors
         check_by_hand(self, self._addons.values(), {"nonfinite": nonfinite, "on_error": on_error})

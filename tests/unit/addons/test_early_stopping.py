@@ -12,8 +12,10 @@ import lightning as L
 import pytest
 import torch
 from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights
+from torch.nn.functional import mse_loss
+from torch.optim import SGD
 
-from nbtrain import AccumulationAddon, EarlyStoppingAddon, LimitsAddon, Plan, StateManagerAddon
+from nbtrain import AccumulationAddon, EarlyStoppingAddon, LimitsAddon, Plan, StateManagerAddon, Trainer
 from nbtrain.best import known_mode
 from nbtrain.errors import ConfigError
 
@@ -164,13 +166,38 @@ def test_validations_by_steps_count_updates(options: Any, accumulate: Any, sized
     assert seen.updates == sorted({*range(0, ends[-1] + 1, options["val_every_n_steps"])} - {0} | by_epoch)
 
 
-def test_under_your_own_lightning_trainer_the_batches_of_whole_updates_are_counted() -> None:
+def test_under_your_own_lightning_trainer_validations_by_steps_count_updates_too() -> None:
     seen = Validations()
     trainer = make_trainer(Windowed, accumulate=2, val_every_n_steps=2)
     own = L.Trainer(max_epochs=3, **trainer.lightning_args())
     own.callbacks.append(seen)
     own.fit(trainer.as_lightning_module(), make_loader(), make_valid())
-    assert seen.updates == [2, 4, 7]  # after 4, 8 and 12 batches: an epoch ends with a window of one
+    assert seen.updates == [2, 4, 6, 8]  # of nine: each epoch of five batches ends with a window of one
+
+
+class Counts(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make_model()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return mse_loss(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", mse_loss(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        return SGD(self.parameters(), lr=1e-2)
+
+
+@pytest.mark.parametrize("sized", [True, False])
+@pytest.mark.parametrize(("steps", "epochs", "due"), [(2, None, [2, 4, 6, 8, 10, 12]), (4, 1, [3, 4, 6, 8, 9, 12]), (5, 2, [5, 6, 10, 12])])
+def test_validations_of_a_lightning_module_by_steps_count_updates(steps: int, epochs: Any, due: list[int], sized: bool) -> None:
+    seen = Validations()
+    lightning, options = {"callbacks": [seen], "accumulate_grad_batches": 2}, {"val_every_n_steps": steps, "val_every_n_epochs": epochs}
+    trainer: Any = Trainer.add_on(LimitsAddon).from_lightning(Counts(), device="cpu", log_bar=False, lightning=lightning, **options)
+    trainer.run(4, make_loader() if sized else Unsized(), make_valid())  # three updates an epoch
+    assert seen.updates == due
 
 
 class Validations(L.Callback):
@@ -180,7 +207,8 @@ class Validations(L.Callback):
         self.updates: list[int] = []
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.updates.append(pl_trainer.global_step)
+        if not pl_trainer.sanity_checking:
+            self.updates.append(pl_trainer.global_step)
 
 
 @pytest.mark.parametrize("lean", [True, False])
@@ -202,11 +230,13 @@ class Unsized:
         return iter(list(make_loader()))
 
 
-def test_both_intervals_under_your_own_lightning_trainer_are_refused() -> None:
+def test_both_intervals_work_under_your_own_lightning_trainer() -> None:
+    seen = Validations()
     trainer = make_trainer(Limited, val_every_n_steps=2, val_every_n_epochs=1)
-    own = L.Trainer(max_epochs=1, **trainer.lightning_args())
-    with pytest.raises(ConfigError, match="can't validate by steps and by epochs"):
-        own.fit(trainer.as_lightning_module(), make_loader(), make_valid())
+    own = L.Trainer(max_epochs=2, **trainer.lightning_args())
+    own.callbacks.append(seen)
+    own.fit(trainer.as_lightning_module(), make_loader(), make_valid())
+    assert seen.updates == [2, 4, 5, 6, 8, 10]
 
 
 def test_epoch_without_a_validation_has_no_number_of_an_earlier_one() -> None:

@@ -495,16 +495,24 @@ class Halves(L.LightningModule):
 
 
 @BOTH
-@pytest.mark.parametrize("who", ["Trainer", "LightningModule"])
-def test_the_row_of_an_epoch_has_the_same_rate_where_its_end_is_known_late(who: str, lean: bool) -> None:
+def test_the_row_of_an_epoch_has_the_same_rate_where_its_end_is_known_late(lean: bool) -> None:
     def rates(loader: Any) -> list[float]:
-        if who == "LightningModule":
-            trainer: Any = Trainer.from_lightning(Halves(), device="cpu", log_bar=False)
-        else:
-            trainer = make_trainer(scheduler=lambda optimizer, plan: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
+        trainer = make_trainer(scheduler=lambda optimizer, plan: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
         trainer.short_way = lean
         trainer.run(3, loader)
         return [row["lr"] for row in trainer.history.epochs]
 
     known = rates([(torch.randn(4, 8), torch.randn(4, 1))] * 3)
     assert rates(DataLoader(Stream(9, 3), batch_size=None)) == known and len(set(known)) == 3
+
+
+def test_what_lightning_leaves_out_after_a_loader_that_ends_before_its_length_is_noted() -> None:
+    trainer: Any = Trainer.from_lightning(Halves(), device="cpu", log_bar=False)
+    notes: list[str] = []
+    trainer.sinks.append(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
+    trainer.run(3, DataLoader(Stream(9, 3), batch_size=None))
+    assert [row["lr"] for row in trainer.history.epochs] == [0.01] * 3
+    assert notes == [
+        "The loader has ended after 3 batches, and its length is 9: Lightning neither validates after such an epoch nor steps a schedule "
+        "by epoch. Give the loader its true length, or none."
+    ]
