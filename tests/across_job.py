@@ -193,9 +193,9 @@ class Memory(Logger):
 
     name, version = "memory", 0
 
-    def __init__(self) -> None:
+    def __init__(self, entries: list[Any]) -> None:
         super().__init__()
-        self.entries: list[Any] = []
+        self.entries = entries
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         self.entries.append([step, {name: float(value) for name, value in sorted(metrics.items())}])
@@ -209,19 +209,20 @@ class Cut(RuntimeError):
 
 
 class Watches(L.Callback):
-    """Notes the counters after each batch, and ends the life after the `at`-th one."""
+    """Notes the counters after each batch, and ends the life after the `at`-th one. `told`: what is seen of the life, by where."""
 
-    def __init__(self, how: str | None = None, at: int = 0) -> None:
-        self.how, self.at = how, at
-        self.batches: list[Any] = []
+    def __init__(self, told: dict[str, list[Any]], how: str | None = None, at: int = 0) -> None:
+        self.told, self.how, self.at = told, how, at
+        self.n_until_cut: dict[str, int] = {}
         self.trainer: Any = None
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         loop = trainer.fit_loop.epoch_loop
         steps = [trainer.global_step, loop._batches_that_stepped, loop.batch_progress.total.ready]
-        self.batches.append([trainer.current_epoch, batch_idx, trainer.is_last_batch, *steps])
-        if self.how is None or len(self.batches) != self.at:
+        self.told["batches"].append([trainer.current_epoch, batch_idx, trainer.is_last_batch, *steps])
+        if self.how is None or len(self.told["batches"]) != self.at:
             return
+        self.n_until_cut = {name: len(entries) for name, entries in self.told.items()}
         if self.how == "error":
             raise Cut
         if self.how == "stop":
@@ -231,7 +232,7 @@ class Watches(L.Callback):
 
 
 # -- a job
-def make(settings: dict[str, Any], folder: Path, watches: Watches, memory: Memory) -> Any:
+def make(settings: dict[str, Any], folder: Path, watches: Watches) -> Any:
     """The trainer of a job, with the same weights in each process."""
     addons: list[Any] = [StateManagerAddon]
     options: dict[str, Any] = {"save_path": folder, "keep_source": False, "log_bar": False, "every_n_steps": settings["every"]}
@@ -254,10 +255,10 @@ def make(settings: dict[str, Any], folder: Path, watches: Watches, memory: Memor
     if settings["averages"] == "EMA":
         addons.append(EMAAddon)
         options["ema_decay"] = 0.9
-    lightning = {"callbacks": callbacks, "logger": memory, "log_every_n_steps": settings["log every"]}
+    lightning = {"callbacks": callbacks, "logger": Memory(watches.told["logged"]), "log_every_n_steps": settings["log every"]}
     options |= {"gradient_clip": settings["clip"], "validate_on_save": settings["validates on save"], "lightning": lightning}
     trainer: Any = _of_kind(settings, addons, options)
-    trainer.skips, trainer.seen = settings["skips"], []
+    trainer.skips, trainer.seen = settings["skips"], watches.told["seen"]
     watches.trainer = trainer
     return trainer
 
@@ -286,10 +287,11 @@ def life(settings: dict[str, Any], folder: str, end: dict[str, Any] | None) -> d
     """Do the job in `folder` from where it is, to its end or until `end`. Returns all that must be equal, as plain values and text."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     resumes = any(Path(folder).glob("run-*/checkpoints/epoch=*"))
-    watches, memory = Watches(**end or {}), Memory()
+    told: dict[str, list[Any]] = {"seen": [], "batches": [], "logged": []}
+    watches = Watches(told, **end or {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = make(settings, Path(folder), watches, memory)
+        trainer = make(settings, Path(folder), watches)
         _seed(9 if resumes else 1)
         collate = none_at_times if settings["none"] else default_collate
         loader = LOADERS[settings["loader"]](settings["n"], settings["size"], collate)
@@ -301,7 +303,7 @@ def life(settings: dict[str, Any], folder: str, end: dict[str, Any] | None) -> d
             pass
         except Exception as error:
             found["error"] = f"{type(error).__name__}: {error}"
-    found["told"] = {"seen": trainer.seen, "batches": watches.batches, "logged": memory.entries}
+    found |= {"told": told, "n_until_cut": watches.n_until_cut}
     if end is None:
         found["outcome"] = outcome(trainer, Path(folder))
     return found
@@ -315,7 +317,7 @@ def outcome(trainer: Any, folder: Path) -> dict[str, Any]:
     history = trainer.history
     rows = {"epochs": history.epochs, "validations": history.validations, "best": [history.best]}
     found: dict[str, Any] = {
-        name: [{key: repr(value) for key, value in (row or {}).items() if not key.endswith(_TIMES)} for row in table]
+        name: [{key: _rounded(value) for key, value in (row or {}).items() if not key.endswith(_TIMES)} for row in table]
         for name, table in rows.items()
     }
     found |= {"steps": {phase: _text({name: list(table[name]) for name in table.columns}) for phase, table in history.steps.items()}}
@@ -327,6 +329,11 @@ def outcome(trainer: Any, folder: Path) -> dict[str, Any]:
         found |= {"loops": _text(saved["loops"]), "callbacks": _text(saved["callbacks"]), "saved weights": _text(saved["state_dict"])}
         found |= {"schedules": _text(saved["lr_schedulers"])}
     return found
+
+
+def _rounded(value: Any) -> str:
+    """A number of a row; the last digit of a mean depends on when its batches were added up, which a clock decides."""
+    return f"{value:.12g}" if isinstance(value, float) else repr(value)
 
 
 def _text(value: Any) -> Any:

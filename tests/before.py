@@ -25,7 +25,9 @@ def folder_of(commit: str = BEFORE) -> Path:
     archive = subprocess.run(["git", "archive", commit, "nbtrain"], cwd=ROOT, capture_output=True, check=False)
     if archive.returncode:
         words = archive.stderr.decode().strip()
-        raise RuntimeError(f"The package of {commit[:8]} is made from git, which has it in a whole clone (`git fetch --unshallow`): {words}")
+        raise RuntimeError(
+            f"The package of {commit[:8]} is made from git, which has it in a whole clone (`git fetch --unshallow`): {words}"
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as made:
         subprocess.run(["tar", "-x", "-C", made], input=archive.stdout, check=True)

@@ -16,6 +16,7 @@ import random
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ USUAL: dict[str, Any] = {
     "validates on save": False,
     "n_epoch": 3,
     "how": "error",
-    "at": 7,
+    "at": 0.5,
 }
 
 
@@ -79,7 +80,7 @@ def draw(seed: int) -> dict[str, Any]:
         "validates on save": rng.random() < 0.1,
         "n_epoch": rng.choice([3, 4]),
         "how": rng.choice(["error", "error", "stop", "should_stop"]),
-        "at": rng.randint(1, 14),
+        "at": round(rng.random(), 2),  # of its batches
     }
     return _fitting(settings)
 
@@ -119,42 +120,47 @@ class Packages:
         return {name: self._processes[name].result() for name in folders}
 
 
-def difference(settings: dict[str, Any], packages: Packages) -> str:
-    """What differs first; empty where nothing does."""
-    end = {"how": settings["how"], "at": settings["at"]}
+def difference(settings: dict[str, Any], packages: Packages) -> tuple[str, str]:
+    """What differs first, empty where nothing does; and why less was compared: an error of the whole job, or a fault of a resume before.
+
+    Where the package before does not resume its own state exactly, that of this tree may do it better, or end in the same way.
+    """
     with tempfile.TemporaryDirectory() as made:
         root = Path(made)
         whole = packages.lives(settings, {"before": root / "whole before", "now": root / "whole now"}, None)
         expected = whole["before"]
         if text := first_difference(expected, whole["now"]):
-            return f"not cut off: now{text}"
+            return f"not cut off: now{text}", ""
         if expected["error"]:
-            return ""
+            return "", expected["error"]
+        n_batches = len(expected["told"]["batches"])
+        end = {"how": settings["how"], "at": 1 + int(settings["at"] * (n_batches - 1))}
         cut = packages.lives(settings, {"before": root / "cut before", "now": root / "cut now"}, end)
         shutil.copytree(root / "cut before", root / "usual", symlinks=True)
         rest = packages.lives(settings, {"before": root / "cut now", "now": root / "cut before"}, None)
         usual = packages.lives(settings, {"before": root / "usual"}, None)["before"]
     # A resume restores the counters that something depends on, and no others: what they are in the end is seen with one package
     expected["outcome"]["loops"] = usual["outcome"]["loops"]
-    for first, second in (("before", "before"), ("before", "now"), ("now", "before")):
-        resumed = usual if first == second else rest[second]
-        if text := _resumed_difference(expected, cut[first], resumed):
-            return f"saved {first}, resumed {second}: {text}"
-    return ""
+    fault = _resumed_difference(expected, cut["before"], usual)
+    for first, second in (("before", "now"), ("now", "before")):
+        text = _resumed_difference(expected, cut[first], rest[second])
+        if text and (not fault or first_difference(usual, rest[second])):
+            return f"saved {first}, resumed {second}: {text}", fault
+    return "", fault
 
 
 def _resumed_difference(expected: dict[str, Any], cut: dict[str, Any], rest: dict[str, Any]) -> str:
     """Where a job that was cut off differs from the whole one: what was told before is its beginning, what was told after its end."""
     for name, whole in expected["told"].items():
         head, tail = cut["told"][name], rest["told"][name]
-        if text := first_difference(whole[: len(head)], head):
+        if len(head) + len(tail) < len(whole):
+            return f"{name}: {len(whole)} in the whole job, {len(head)} before the cut and {len(tail)} after it"
+        n_until_cut = cut["n_until_cut"][name]  # behind that a stop may validate
+        if text := first_difference(whole[:n_until_cut], head[:n_until_cut]):
             return f"before the cut, {name}{text}"
-        n_common = len(head) + len(tail) - len(whole)
-        if n_common < 0:
-            return f"{name}: {len(whole)} were told in the whole job, {len(head)} before the cut and {len(tail)} after it"
         if text := first_difference(whole[len(whole) - len(tail) :], tail):
             return f"after the cut, {name}{text}"
-    for name in ("error", "status", "outcome"):
+    for name in ("error", *(["status"] if rest["told"]["batches"] else []), "outcome"):
         if text := first_difference(expected.get(name), rest.get(name)):
             return f"{name}{text}"
     return ""
@@ -178,7 +184,7 @@ def first_difference(expected: Any, found: Any) -> str:
 def shrink(settings: dict[str, Any], packages: Packages) -> dict[str, Any]:
     """The settings with as much as possible as usual, that still make a difference."""
     for name, value in settings.items():
-        if value != USUAL[name] and difference(simpler := settings | {name: USUAL[name]}, packages):
+        if value != USUAL[name] and difference(simpler := settings | {name: USUAL[name]}, packages)[0]:
             return shrink(simpler, packages)
     return settings
 
@@ -194,18 +200,23 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--commit", default=before.BEFORE, help="of the package before")
     args = parser.parse_args()
-    n_different = 0
+    n_different, less = 0, Counter[str]()
     with Packages(args.commit) as packages:
         for seed in range(args.seed, args.seed + args.n):
             settings = draw(seed)
-            text = difference(settings, packages)
+            text, why_less = difference(settings, packages)
+            less[why_less.partition("\n")[0][:90]] += 1
             if text:
                 settings = shrink(settings, packages)
-                text = difference(settings, packages)
+                text, why_less = difference(settings, packages)
             if text or args.n == 1:
                 print(f"seed {seed}: {unusual(settings)}\n  {text or 'no difference'}", flush=True)
+                if why_less:
+                    print(f"  the package before: {why_less}", flush=True)
             n_different += bool(text)
-    print(f"{args.n} jobs, saved by one package and resumed by the other, {n_different} differ.")
+    n_compared = less.pop("", 0)
+    print(f"{args.n} jobs, saved by one package and resumed by the other, {n_different} differ; {n_compared} of them compared in all.")
+    print(*(f"  less of {n}, as the package before has: {why}" for why, n in less.most_common()), sep="\n")
     return 1 if n_different else 0
 
 

@@ -49,7 +49,9 @@ def _traced(hook: str) -> Callable[..., None]:
         loop = trainer.fit_loop.epoch_loop
         output = args[0] if hook.endswith("batch_end") else None
         shown = (
-            {name: float(value) for name, value in output.items() if isinstance(value, torch.Tensor)} if isinstance(output, dict) else None
+            {name: value.tolist() for name, value in output.items() if isinstance(value, torch.Tensor)}
+            if isinstance(output, dict)
+            else None
         )
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         progress = [vars(part).copy() for part in (loop.batch_progress.total, loop.batch_progress.current)]
