@@ -460,8 +460,9 @@ def draw(seed: int) -> dict[str, Any]:
     if {"stop", "early stopping", "early stopping in training", "stops"} & {*callbacks, *changes}:
         # A window that is open at the stop is finished, and a whole epoch is validated where any is: not so with Lightning's loop
         trainer.pop("accumulate_grad_batches", None)
-        if trainer.get("check_val_every_n_epoch", 1) is not None:
-            trainer.pop("val_check_interval", None)
+        trainer.pop("val_check_interval", None)
+        if trainer.get("check_val_every_n_epoch", 1) is None:
+            trainer.pop("check_val_every_n_epoch")
         callbacks = [name for name in callbacks if name != "accumulation that changes"]
     if (
         "accumulates" in changes or steps["who"] != "one optimizer"
