@@ -42,7 +42,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, RandomSampler
-from traced import Memory, StopAt, Stream, Trace
+from traced import HOOKS, OF_PASSES, FullTrace, Memory, StopAt, Stream, Trace
 
 from nbtrain import MultiOptimizerTrainer, Trainer
 from nbtrain.loops.lean_loops import use_lean_loops as use_own_loops
@@ -482,7 +482,13 @@ def draw(seed: int) -> dict[str, Any]:
         "trainer": trainer,
         "more_epochs": rng.choice([0, 0, 1, 2]),
         "changes": changes,
+        "reads": _draw_reads(random.Random(f"reads {seed}")),
     }
+
+
+def _draw_reads(rng: random.Random) -> list[str] | None:
+    """The hooks in which a callback reads the metrics; None: all. What it has read at one hook may be what it reads at the next."""
+    return None if rng.random() < 0.5 else rng.sample([*HOOKS, *OF_PASSES], rng.choice([1, 1, 2, 3]))
 
 
 def _draw_options(rng: random.Random) -> dict[str, Any]:
@@ -536,7 +542,7 @@ def _pl_trainer(settings: dict[str, Any], trainer: Any, trace: Trace, folder: Pa
 
 def _fit(settings: dict[str, Any], folder: Path, own: bool, **more: Any) -> dict[str, Any]:
     """One `fit`: all that could differ."""
-    trace, error = Trace(), ""
+    trace, error = FullTrace(settings["reads"]), ""
     path = more.pop("ckpt_path", None)
     trainer: Any = None
     pl_trainer: Any = None
@@ -645,6 +651,7 @@ USUAL: dict[str, Any] = {
     "trainer": {"max_epochs": 2},
     "more_epochs": 0,
     "changes": {},
+    "reads": None,
 }
 
 
