@@ -214,7 +214,6 @@ def main() -> int:
                 if why_less:
                     print(f"  the package before: {why_less}", flush=True)
             n_different += bool(text)
-
     n_compared = less.pop("", 0)
     print(f"{args.n} jobs, saved by one package and resumed by the other, {n_different} differ; {n_compared} of them compared in all.")
     print(*(f"  less of {n}, as the package before has: {why}" for why, n in less.most_common()), sep="\n")
