@@ -40,10 +40,11 @@ faults: .venv/installed-dev .venv/s3
 soak: .venv/installed-dev
 	$(BIN)/python tests/faults/soak.py
 
-# 1,000 configurations of Lightning's Trainer drawn at random, on its own loops and on the lean ones; 1,000 jobs beside a plain PyTorch
-# loop, on both; docs/plain_loop.md is written
+# 1,000 configurations of a trainer's steps drawn at random, on Lightning's loops and on nbtrain's; 300 jobs that the package of an earlier
+# commit saves and this one resumes, and the other way round; 1,000 jobs beside a plain PyTorch loop, on both; docs/plain_loop.md is written
 compare: .venv/installed-dev
 	PYTHONPATH=tests $(BIN)/python tests/random_configurations.py 1000
+	PYTHONPATH=tests $(BIN)/python tests/resume_across.py 300
 	PYTHONPATH=tests $(BIN)/python tests/random_jobs.py 1000 --page
 
 # On a machine with a CUDA device: jobs beside a plain PyTorch loop, time travel, copies and interrupted runs on it, and what a step costs there.

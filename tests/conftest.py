@@ -48,7 +48,13 @@ class _Groups:
 
 # -- of many cases `make test` takes some
 EVERY, MANY = 4, 5
-DRAWN = ("test_random_jobs", "test_random_configurations", "test_time_travel_draws", "test_drawn_logs")  # as many as they name
+DRAWN = (
+    "test_random_jobs",
+    "test_random_configurations",
+    "test_resume_across",
+    "test_time_travel_draws",
+    "test_drawn_logs",
+)  # as many as they name
 WHOLE = "NBTRAIN_WHOLE_SUITE"  # set where no path is given; the workers read it
 
 

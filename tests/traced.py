@@ -35,10 +35,11 @@ HOOKS = [
 
 
 class Trace(Callback):
-    """Writes down each hook, with what a user could see in it."""
+    """Writes down each hook, with what a user could see in it. `reads`: the hooks in which the metrics are read; all by default."""
 
-    def __init__(self) -> None:
+    def __init__(self, reads: list[str] | None = None) -> None:
         self.seen: list[Any] = []
+        self.reads = reads
 
     def note(self, *what: Any) -> None:
         self.seen.append(what)
@@ -49,9 +50,12 @@ def _traced(hook: str) -> Callable[..., None]:
         loop = trainer.fit_loop.epoch_loop
         output = args[0] if hook.endswith("batch_end") else None
         shown = (
-            {name: float(value) for name, value in output.items() if isinstance(value, torch.Tensor)} if isinstance(output, dict) else None
+            {name: value.tolist() for name, value in output.items() if isinstance(value, torch.Tensor)}
+            if isinstance(output, dict)
+            else None
         )
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        read = trainer.callback_metrics if self.reads is None or hook in self.reads else {}
+        metrics = {name: float(value) for name, value in read.items()}
         progress = [vars(part).copy() for part in (loop.batch_progress.total, loop.batch_progress.current)]
         place = (trainer.global_step, trainer.current_epoch, loop.batch_idx, trainer.is_last_batch, loop._batches_that_stepped)
         self.note(hook, place, module._current_fx_name, shown, metrics, progress)
@@ -62,6 +66,15 @@ def _traced(hook: str) -> Callable[..., None]:
 
 for name in HOOKS:
     setattr(Trace, name, _traced(name))
+
+
+class FullTrace(Trace):
+    """Also the hooks around a pass, in which Lightning's tables of metrics change."""
+
+
+OF_PASSES = ["on_fit_start", "on_sanity_check_start", "on_sanity_check_end", "on_validation_epoch_start", "on_validation_epoch_end"]
+for name in OF_PASSES:
+    setattr(FullTrace, name, _traced(name))
 
 
 class Memory(Logger):

@@ -1,4 +1,4 @@
-"""What is set in mid-epoch on the trainer, its strategy, a module, a callback or an optimizer counts from the next batch on."""
+"""What is set in mid-epoch on the trainer, its module or its callbacks counts from the next batch on."""
 
 from __future__ import annotations
 
@@ -26,22 +26,17 @@ def _quiet() -> None:
 @pytest.mark.parametrize("when", ["training", "validation"])
 @pytest.mark.parametrize("kind", CHANGES)
 def test_what_is_set_in_mid_epoch_counts_from_the_next_batch_on(kind: str, when: str) -> None:
-    module = USUAL["module"] | {"logs": [_LOGS | {"batch_size": None}], "schedule": "step" if kind == "no schedules" else None}
+    steps = USUAL["steps"] | {"logs": [_LOGS | {"batch_size": None}]}
     trainer = {"max_epochs": 2, "log_every_n_steps": 3}
     changes = {kind: 2 if when == "training" else -1}
-    assert difference(USUAL | {"changes": changes, "logger": True, "trainer": trainer, "module": module})[0] == ""
+    callbacks = {"lambda": 0} if kind == "callbacks removed" else {}
+    settings = USUAL | {"changes": changes, "callbacks": callbacks, "logger": True, "trainer": trainer, "steps": steps}
+    assert difference(settings)[0] == ""
 
 
-@pytest.mark.parametrize(
-    ("changes", "trainer"),
-    [
-        ({"plateau": -2}, {}),
-        ({"other callbacks": 2, "module.on_before_zero_grad": 2}, {}),
-        ({"strategy.validation_step": 3}, {"val_check_interval": 0.25}),
-    ],
-)
-def test_what_is_set_without_a_logger_counts_at_once(changes: dict[str, int], trainer: dict[str, Any]) -> None:
-    assert difference(USUAL | {"changes": changes, "trainer": {"max_epochs": 2} | trainer})[0] == ""
+def test_hooks_that_are_set_without_a_logger_count_from_the_next_batch_on() -> None:
+    changes = {"module.on_validation_batch_start": 3, "module.on_before_zero_grad": 2}
+    assert difference(USUAL | {"changes": changes, "trainer": {"max_epochs": 2, "val_check_interval": 0.25}})[0] == ""
 
 
 class Adds(L.Callback):
