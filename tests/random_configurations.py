@@ -7,7 +7,7 @@
 Drawn are the steps (what they return and log), the net, optimizer and schedule, loaders, callbacks, what these change in mid-epoch, and
 the limits, intervals, accumulation and precision of a run. Each is done by a stock `lightning.Trainer` with `as_lightning_module()`, and by
 one whose loops were replaced. Compared are the trace of the hooks with what each could see, what loggers get, the loops' counters,
-metrics, history, weights, optimizer states, rates, checkpoints, random numbers, errors, and a second run from a checkpoint of the first.
+metrics, history, weights, optimizer states, rates, checkpoints, random numbers and errors.
 What nbtrain does otherwise than Lightning on purpose is not drawn: `draw` says where. The judge of that is a plain loop, `random_jobs`.
 """
 
@@ -45,7 +45,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from traced import HOOKS, OF_PASSES, FullTrace, Memory, StopAt, Stream, Trace
 
 from nbtrain import MultiOptimizerTrainer, Trainer
-from nbtrain.loops.lean_loops import use_lean_loops as use_own_loops
+from nbtrain.loops.own_loops import use_own_loops
 
 
 # -- nets and optimizers
@@ -480,7 +480,6 @@ def draw(seed: int) -> dict[str, Any]:
         "logger": rng.random() < 0.6,
         "options": _draw_options(rng),
         "trainer": trainer,
-        "more_epochs": rng.choice([0, 0, 1, 2]),
         "changes": changes,
         "reads": _draw_reads(random.Random(f"reads {seed}")),
     }
@@ -524,7 +523,7 @@ def _checkpoints(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _pl_trainer(settings: dict[str, Any], trainer: Any, trace: Trace, folder: Path, own: bool, **more: Any) -> L.Trainer:
+def _pl_trainer(settings: dict[str, Any], trainer: Any, trace: Trace, folder: Path, own: bool) -> L.Trainer:
     callbacks = [CALLBACKS[name](trace, folder, n) for name, n in settings["callbacks"].items()]
     callbacks += [Sets(trace, kind, abs(n), validating=n < 0) for kind, n in settings["changes"].items()]
     saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
@@ -534,16 +533,15 @@ def _pl_trainer(settings: dict[str, Any], trainer: Any, trace: Trace, folder: Pa
         "enable_checkpointing": saves,
         "default_root_dir": folder,
     }
-    pl_trainer = L.Trainer(**(arguments | settings["trainer"] | more))
+    pl_trainer = L.Trainer(**(arguments | settings["trainer"]))
     if own:
         use_own_loops(pl_trainer)
     return pl_trainer
 
 
-def _fit(settings: dict[str, Any], folder: Path, own: bool, **more: Any) -> dict[str, Any]:
+def _fit(settings: dict[str, Any], folder: Path, own: bool) -> dict[str, Any]:
     """One `fit`: all that could differ."""
     trace, error = FullTrace(settings["reads"]), ""
-    path = more.pop("ckpt_path", None)
     trainer: Any = None
     pl_trainer: Any = None
     _seed()
@@ -551,9 +549,9 @@ def _fit(settings: dict[str, Any], folder: Path, own: bool, **more: Any) -> dict
         trainer = make(settings, trace)
         module = trainer.as_lightning_module()
         _seed()
-        pl_trainer = _pl_trainer(settings, trainer, trace, folder, own, **more)
+        pl_trainer = _pl_trainer(settings, trainer, trace, folder, own)
         valid = [make_valid(settings["n_valid"]) for _ in range(settings["valid"])]
-        pl_trainer.fit(module, LOADERS[settings["loader"]](), valid or None, ckpt_path=path)
+        pl_trainer.fit(module, LOADERS[settings["loader"]](), valid or None)
     except Exception as failure:
         error = f"{type(failure).__name__}: {failure}"
     seen: dict[str, Any] = {"trace": trace.seen, "random": [torch.rand(3), random.random()]}
@@ -586,16 +584,10 @@ def _seed() -> None:
 
 
 def run(settings: dict[str, Any], folder: Path, own: bool) -> dict[str, Any]:
-    """A run, and a second one from a checkpoint of the first where the settings say so."""
+    """A run, with its checkpoints."""
     folder.mkdir(parents=True)
     seen = _fit(settings, folder, own)
     seen["checkpoints"] = _checkpoints(folder)
-    if settings["more_epochs"] and seen["checkpoints"]:
-        path = folder / sorted(seen["checkpoints"])[settings["more_epochs"] * 5 % len(seen["checkpoints"])]
-        (folder / "more").mkdir()
-        n_epochs = settings["trainer"]["max_epochs"] + settings["more_epochs"]
-        more = _fit(settings, folder / "more", own, ckpt_path=path, max_epochs=n_epochs, max_steps=-1)
-        seen |= {f"resumed {name}": value for name, value in more.items()}
     return seen
 
 
@@ -611,9 +603,8 @@ def difference(settings: dict[str, Any]) -> tuple[str, str]:
         own = run(settings, Path(folder) / "own", own=True)
     if own["error"].startswith("ConfigError: "):
         return "", stock["error"]
-    for run_ in ("", "resumed "):
-        for part in ("metrics", "logged", "bar") if stock.get(f"{run_}error") else ():
-            stock.pop(f"{run_}{part}", None)
+    for part in ("metrics", "logged", "bar") if stock["error"] else ():
+        stock.pop(part)
     for part, value in stock.items():
         if (other := own.get(part)) != value:
             return f"{part}: {_first_difference(value, other)}", stock["error"]
@@ -649,7 +640,6 @@ USUAL: dict[str, Any] = {
     "logger": False,
     "options": {},
     "trainer": {"max_epochs": 2},
-    "more_epochs": 0,
     "changes": {},
     "reads": None,
 }

@@ -132,6 +132,7 @@ class EpochMetrics:
         name = module._current_fx_name
         if not self._set(module, metrics, logger):
             results, options = module.trainer._results, {"on_step": False, "on_epoch": True, "batch_size": 1, "logger": logger}
+            options |= {"add_dataloader_idx": False}  # a metric of several sets belongs to none of them
             if results is None or not name or not self._copy_first(module, metrics, results, options):
                 module.log_dict(dict(metrics), **options)
             self._known.pop(name or "", None)

@@ -17,7 +17,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
-from ..private.lightning_parts import is_validation_due, trainer_of
+from ..private.lightning_parts import evaluation_loop, is_validation_due, trainer_of
 from ..private.torch_parts import children_of, parameters_of
 from ..data.epoch import set_epoch
 from ..data.loader import innermost
@@ -374,13 +374,22 @@ class PassModule(L.LightningModule):
         self.owner.mode = "test"
         vars(self)["_evaluation_open"] = True
         self._begin("test")
+        if not getattr(loop := evaluation_loop(self.trainer), "ends_pass", False) and not self.owner.configures_optimizers:
+            hook = "on_test_batch_end" if self.trainer.testing else "on_validation_batch_end"
+            vars(self)[hook] = partial(self._end_with_last_batch, loop.batch_progress)
+            self._borrowed.append(partial(vars(self).pop, hook, None))
+
+    def _end_with_last_batch(self, progress: Any, *args: Any) -> None:
+        """On Lightning's own loop: end the pass with its last batch, as far as that is known, so that all later hooks see its metrics."""
+        if progress.is_last_batch:
+            self.end_evaluation_pass()
 
     def on_validation_epoch_end(self) -> None:
         if not self._sanity_check:
             self.end_evaluation_pass()
 
     def end_evaluation_pass(self) -> None:
-        """End the pass of a validation or a test, unless that was done: nbtrain's loop does it before the callbacks, which see its metrics."""
+        """End the pass of a validation or a test, unless that was done already."""
         if self._evaluation_open:
             vars(self)["_evaluation_open"] = False
             self._end("test" if self.trainer.testing else "valid", "test")

@@ -92,6 +92,7 @@ def evaluate(loop: OwnEvaluationLoop) -> list[dict[str, Any]]:
 class OwnEvaluationLoop(EvaluationLoop):
     """What an evaluation on a trainer's own steps is run with, in the place of Lightning's loop: its counters, loaders and requests."""
 
+    ends_pass = True  # so the module need not
     control = Control()  # of no run
     fetcher: Any = None  # of this pass
 

@@ -255,8 +255,10 @@ def follow(loop: OwnEpochLoop, *, is_late: bool = False) -> bool:
     if window.has_stepped and loop.strategy.lr_scheduler_configs:
         loop._update_learning_rates("step", update_plateau_schedulers=True)
     loop._batches_that_stepped += window.has_stepped
-    loop.n_updates = loop.updates.completed
+    loop.n_updates = window.updates.completed
     loop.validate_next = loop.validate_last = False
+    for logger in pl_trainer.loggers if pl_trainer.should_stop else ():
+        logger.save()
     if loop.boundary_due or pl_trainer.should_stop:
         loop.notify_boundary()
     if validates_after:
@@ -306,6 +308,7 @@ WholeStep = Callable[[Any, Callable[[], None]], dict[str, Any] | None]
 class Window:
     """The batches whose gradients make one update, and the newest of them."""
 
+    updates: Any  # Lightning's counter of them; as an attribute of the loop it would be a part of checkpoints
     n_added = 0  # batches whose gradients are there since the last update
     newest_loss: Tensor | None = None  # of any batch of the epoch, without its graph
     # Of the newest batch
@@ -401,7 +404,6 @@ class OwnEpochLoop(TrainingEpochLoop):
     validate_epochs: int | None = None
     n_updates = 0  # before this batch
     whole_step: WholeStep | None = None
-    updates: Any  # Lightning's counter of them
     module: StepModule
     strategy: Strategy
 
@@ -419,6 +421,7 @@ class OwnEpochLoop(TrainingEpochLoop):
                 data_fetcher.finish()
 
     def reset(self) -> None:
+        self.on_iteration_done()  # for Lightning, counters that were loaded for `max_steps` are a restart
         super().reset()
         self.window, self.window_start = Window(), self.start_at
         if self.start_at:
@@ -430,8 +433,8 @@ class OwnEpochLoop(TrainingEpochLoop):
         super().on_run_start(data_fetcher)
         pl_trainer, fit_loop, module = self.trainer, self.trainer.fit_loop, self.trainer.lightning_module
         assert isinstance(module, StepModule)
-        self.module, self.strategy, self.updates = module, pl_trainer.strategy, updates_of(pl_trainer)  # Lightning's properties take 1 µs
-        self.n_updates, self.validates = self.updates.completed, pl_trainer.enable_validation
+        self.module, self.strategy, self.window.updates = module, pl_trainer.strategy, updates_of(pl_trainer)  # Lightning's take 1 µs
+        self.n_updates, self.validates = self.window.updates.completed, pl_trainer.enable_validation
         self.skips_backward = fit_loop._skip_backward  # SWA's pass for batch norm
         if self.control.requested:
             self.attend()
@@ -447,7 +450,7 @@ class OwnEpochLoop(TrainingEpochLoop):
     # -- where the epoch is
     def is_last(self) -> bool:
         """Was this the last batch, of the loader or of the run?"""
-        return self.batch_progress.is_last_batch or -1 < self.max_steps <= self.updates.completed
+        return self.batch_progress.is_last_batch or -1 < self.max_steps <= self.window.updates.completed
 
     def is_over(self) -> bool:
         return self.is_last() or (self.trainer.should_stop and self.done)
@@ -506,7 +509,7 @@ class OwnEpochLoop(TrainingEpochLoop):
     def is_step_due(self) -> bool:
         """Whether this batch has made the update after which `validate_steps` wants a validation; a batch may make several."""
         n = self.validate_steps
-        return n is not None and self.updates.completed // n > self.n_updates // n
+        return n is not None and self.window.updates.completed // n > self.n_updates // n
 
     def _is_epoch_due(self) -> bool:
         n = self.validate_epochs
@@ -548,6 +551,7 @@ class OwnEpochLoop(TrainingEpochLoop):
         self.window.has_stepped = True
         self.batch_progress.increment_processed()
         self.step_schedules(is_last=True)
+        publish(self.trainer, self._results, on_step=True)
 
     def step_schedules(self, *, is_last: bool) -> None:
         """Step Lightning's schedules after a batch, but for those on a plateau."""

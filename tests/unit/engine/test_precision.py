@@ -12,6 +12,7 @@ from samples import Regress, make_loader, make_model, make_trainer, make_valid, 
 from torch import nn
 
 from nbtrain.engine.precision import resolve_precision
+from nbtrain.loops.batch_ways import is_plain
 from nbtrain.errors import ConfigError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -71,12 +72,12 @@ class Scaled(nn.Linear):
         return super().forward(x).float() * self.scale
 
 
-def test_parts_have_their_dtypes_on_the_lean_loops() -> None:
-    objections: list[Any] = []
+def test_parts_have_their_dtypes_on_the_short_way() -> None:
+    plain: list[bool] = []
 
     class Looks(L.Callback):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            objections.append(trainer.fit_loop.epoch_loop.stood_aside)
+            plain.append(is_plain(trainer))
 
     class Casts(Regress):
         def train_step(self, batch: Any) -> dict[str, Any]:
@@ -86,7 +87,7 @@ def test_parts_have_their_dtypes_on_the_lean_loops() -> None:
     trainer = make_trainer(Casts, model=Scaled(), precision=precision, lightning={"callbacks": [Looks()]})
     trainer.run(1, make_loader(), make_valid())
     assert trainer.model.weight.dtype == torch.bfloat16 and trainer.model.scale.dtype == torch.float32
-    assert trainer.predict(torch.ones(2, 8)).dtype == torch.float32 and objections == [""]
+    assert trainer.predict(torch.ones(2, 8)).dtype == torch.float32 and plain == [True]
     assert trainer.lr_find(make_loader(), n_batches=20).losses
 
 

@@ -133,17 +133,6 @@ def test_a_gan_with_several_critic_steps_equals_the_plain_loop(lean: bool, clip:
     assert "train_loss_g" in trainer.history.last and ("train_grad_norm" in trainer.history.last) == bool(clip)
 
 
-def test_its_epochs_are_lean() -> None:
-    seen: list[Any] = []
-
-    class Looks(L.Callback):
-        def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            seen.append(pl_trainer.fit_loop.epoch_loop.stood_aside)
-
-    run(make(lightning={"callbacks": [Looks()]}), 1)
-    assert seen == [""]
-
-
 class Whole(Trainer):
     """Steps one optimizer in each second batch, and a schedule with it."""
 
