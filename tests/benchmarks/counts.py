@@ -1,0 +1,169 @@
+"""How many calls of functions a step, an epoch, a run takes, beside the same lines in a plain loop: no stopwatch, so any machine may judge.
+
+Counted are the calls that `cProfile` sees in the thread of the training: those of functions written in Python, and those of built-in
+ones such as `len` or a tensor's method, each 1. A step, and an epoch, is the difference between a long and a short training, so that
+what a training sets up is left out. A run is the whole call, on a trainer that has made some, as in a notebook. The figures change
+with the versions of Python, torch and Lightning, and with nothing else: the garbage collector, which calls finalizers, is off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import cProfile
+import gc
+import logging
+import os
+import pstats
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import calls
+import epochs
+from tables import Claim, Row, Table, main
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+BOUNDS = {  # over the plain loop
+    "a step": 285,
+    "an epoch of one batch": 1_045,
+    "an epoch of one batch, with a validation": 2_365,
+    "predict(x)": 4_100,
+    "run_batch(batch)": 13_700,
+    "evaluate([batch])": 17_700,
+    "run(1, [batch])": 27_000,
+}
+MODULE_BOUND = 1_400  # a step of a LightningModule, over Lightning's own
+TRAINER_BOUND = 2_500  # a `lightning.Trainer` as each run makes it
+SHORT, LONG = 70, 140  # epochs, or batches: what looks at the data once looks at the first 64
+COLUMNS = ("what", "plain loop", "nbtrain", "over it")
+NOTE = (
+    "Calls of Python and built-in functions, in the thread of the training, as cProfile counts them. "
+    "The single calls are those of a trainer that has made some before."
+)
+
+
+def n_calls(call: Callable[[], Any]) -> int:
+    """How many calls of functions `call` makes."""
+    profile = cProfile.Profile()
+    gc.collect()
+    gc.disable()
+    try:
+        profile.runcall(call)
+    finally:
+        gc.enable()
+    stats: Any = pstats.Stats(profile)
+    return stats.total_calls - 1  # the profile's own `disable`
+
+
+def n_each(train: Callable[[int], Any]) -> float:
+    """How many calls an epoch, or a step, of `train` takes. The first training imports and fills caches."""
+    train(2)
+    short, long = (n_calls(partial(train, n)) for n in (SHORT, LONG))
+    return (long - short) / (LONG - SHORT)
+
+
+def plain_steps(n_batches: int) -> None:
+    model, (x, y) = calls.make_model(), calls.make_batch()
+    optimizer = calls.torch.optim.Adam(model.parameters())
+    for inputs, classes in [(x, y)] * n_batches:
+        loss = cross_entropy(model(inputs), classes)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def our_steps(n_batches: int) -> None:
+    calls.make_ours().run(1, [calls.make_batch()] * n_batches)
+
+
+def make_module() -> Any:
+    """A LightningModule that logs nothing."""
+    import lightning as L
+
+    class Classify(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = calls.make_model()
+
+        def training_step(self, batch: Any, batch_idx: int) -> calls.Tensor:
+            x, y = batch
+            return cross_entropy(self.model(x), y)
+
+        def configure_optimizers(self) -> calls.torch.optim.Optimizer:
+            return calls.torch.optim.Adam(self.parameters())
+
+    return Classify()
+
+
+def stock_steps(n_batches: int) -> None:
+    """Lightning's own loop, without its bar, loggers and files."""
+    import lightning as L
+
+    trainer = L.Trainer(accelerator="cpu", devices=1, max_epochs=1, **epochs.OFF)
+    trainer.fit(make_module(), DataLoader([calls.make_batch()] * n_batches, batch_size=None))
+
+
+def module_steps(n_batches: int) -> None:
+    from nbtrain import Trainer
+
+    Trainer.from_lightning(make_module(), device="cpu", log_bar=False).run(1, DataLoader([calls.make_batch()] * n_batches, batch_size=None))
+
+
+def single_calls() -> dict[str, tuple[int, int]]:
+    """The calls of the plain loop and of nbtrain, by name."""
+    plain, ours = calls.plain(), calls.ours()
+    found = dict[str, tuple[int, int]]()
+    for name in plain:
+        for _ in range(3):
+            plain[name](), ours[name]()
+        found[name] = n_calls(plain[name]), n_calls(ours[name])
+    return found
+
+
+def made_trainers() -> tuple[int, int]:
+    """The calls in which Lightning, and nbtrain, make a `lightning.Trainer` with the same arguments."""
+    import lightning as L
+
+    from nbtrain.run.lightning_trainer import make_pl_trainer
+
+    arguments = calls.make_ours().lightning_args()
+    for make in (L.Trainer, make_pl_trainer):
+        make(**arguments)
+    return n_calls(lambda: L.Trainer(**arguments)), n_calls(lambda: make_pl_trainer(**arguments))
+
+
+def row(name: str, base: float, ours: float, bound: float) -> Row:
+    return Row((name, f"{base:,.0f}", f"{ours:,.0f}", Claim("{:+,.0f}", ours - base, bound)))
+
+
+def table(n_rounds: int, only: set[str]) -> Table:
+    """One round is enough: the figures are the same in each."""
+    calls.torch.set_num_threads(1)
+    pairs: dict[str, tuple[Callable[[int], Any], Callable[[int], Any]]] = {
+        "a step": (plain_steps, our_steps),
+        "an epoch of one batch": (lambda n: epochs.plain(n, False), lambda n: epochs.ours(n, False)),
+        "an epoch of one batch, with a validation": (lambda n: epochs.plain(n, True), lambda n: epochs.ours(n, True)),
+    }
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with open(os.devnull, "w") as dropped, contextlib.redirect_stdout(dropped), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = {name: (n_each(plain), n_each(ours)) for name, (plain, ours) in pairs.items()} | single_calls()
+            stock, module = n_each(stock_steps), n_each(module_steps)
+            lightnings, made = made_trainers()
+    finally:
+        logging.disable(before)
+    rows = [row(name, *found[name], bound) for name, bound in BOUNDS.items()]
+    rows.append(row("a step of a LightningModule, beside Lightning's loop", stock, module, MODULE_BOUND))
+    made_row = Claim("{:,.0f}", made, TRAINER_BOUND)
+    rows.append(Row(("making a lightning.Trainer, beside Lightning's way", f"{lightnings:,.0f}", made_row)))
+    step, epoch, validated = (found[name][1] - found[name][0] for name in pairs)
+    says = f"Which calls nbtrain adds to a plain loop: {step:,.0f} a step, {epoch:,.0f} an epoch, {validated:,.0f} with a validation."
+    return Table("Python calls", COLUMNS, tuple(rows), NOTE, says)
+
+
+if __name__ == "__main__":
+    main(table, 1)
