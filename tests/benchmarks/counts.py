@@ -15,18 +15,21 @@ import logging
 import os
 import pstats
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import calls
 import epochs
+import torch
 from tables import Claim, Row, Table, main
+from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
 
 BOUNDS = {  # over the plain loop
-    "a step": 285,
+    "a step": 30,
+    "a batch of an evaluation": 46,
     "an epoch of one batch": 1_045,
     "an epoch of one batch, with a validation": 2_365,
     "predict(x)": 4_100,
@@ -34,9 +37,9 @@ BOUNDS = {  # over the plain loop
     "evaluate([batch])": 17_700,
     "run(1, [batch])": 27_000,
 }
-MODULE_BOUND = 1_400  # a step of a LightningModule, over Lightning's own
-TRAINER_BOUND = 2_500  # a `lightning.Trainer` as each run makes it
-SHORT, LONG = 70, 140  # epochs, or batches: what looks at the data once looks at the first 64
+MODULE_BOUND = 1_135  # a step of a LightningModule, over Lightning's own
+TRAINER_BOUND = 2_290  # a `lightning.Trainer` as each run makes it
+SHORT, LONG = 70, 140  # epochs, or batches
 COLUMNS = ("what", "plain loop", "nbtrain", "over it")
 NOTE = (
     "Calls of Python and built-in functions, in the thread of the training, as cProfile counts them. "
@@ -64,10 +67,23 @@ def n_each(train: Callable[[int], Any]) -> float:
     return (long - short) / (LONG - SHORT)
 
 
+class Batches:
+    """A loader of the same batch, `n_batches` times: a list of them would be searched for code before a run."""
+
+    def __init__(self, n_batches: int) -> None:
+        self.n_batches = n_batches
+
+    def __len__(self) -> int:
+        return self.n_batches
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return repeat(calls.make_batch(), self.n_batches)
+
+
 def plain_steps(n_batches: int) -> None:
-    model, (x, y) = calls.make_model(), calls.make_batch()
-    optimizer = calls.torch.optim.Adam(model.parameters())
-    for inputs, classes in [(x, y)] * n_batches:
+    model = calls.make_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    for inputs, classes in Batches(n_batches):
         loss = cross_entropy(model(inputs), classes)
         optimizer.zero_grad()
         loss.backward()
@@ -75,7 +91,18 @@ def plain_steps(n_batches: int) -> None:
 
 
 def our_steps(n_batches: int) -> None:
-    calls.make_ours().run(1, [calls.make_batch()] * n_batches)
+    calls.make_ours().run(1, Batches(n_batches))
+
+
+def plain_evaluation(n_batches: int) -> None:
+    model = calls.make_model().eval()
+    with torch.no_grad():
+        for inputs, classes in Batches(n_batches):
+            cross_entropy(model(inputs), classes)
+
+
+def our_evaluation(n_batches: int) -> None:
+    calls.make_ours().evaluate(Batches(n_batches))
 
 
 def make_module() -> Any:
@@ -87,12 +114,12 @@ def make_module() -> Any:
             super().__init__()
             self.model = calls.make_model()
 
-        def training_step(self, batch: Any, batch_idx: int) -> calls.Tensor:
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             x, y = batch
             return cross_entropy(self.model(x), y)
 
-        def configure_optimizers(self) -> calls.torch.optim.Optimizer:
-            return calls.torch.optim.Adam(self.parameters())
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters())
 
     return Classify()
 
@@ -102,13 +129,13 @@ def stock_steps(n_batches: int) -> None:
     import lightning as L
 
     trainer = L.Trainer(accelerator="cpu", devices=1, max_epochs=1, **epochs.OFF)
-    trainer.fit(make_module(), DataLoader([calls.make_batch()] * n_batches, batch_size=None))
+    trainer.fit(make_module(), Batches(n_batches))
 
 
 def module_steps(n_batches: int) -> None:
     from nbtrain import Trainer
 
-    Trainer.from_lightning(make_module(), device="cpu", log_bar=False).run(1, DataLoader([calls.make_batch()] * n_batches, batch_size=None))
+    Trainer.from_lightning(make_module(), device="cpu", log_bar=False).run(1, Batches(n_batches))
 
 
 def single_calls() -> dict[str, tuple[int, int]]:
@@ -140,9 +167,10 @@ def row(name: str, base: float, ours: float, bound: float) -> Row:
 
 def table(n_rounds: int, only: set[str]) -> Table:
     """One round is enough: the figures are the same in each."""
-    calls.torch.set_num_threads(1)
+    torch.set_num_threads(1)
     pairs: dict[str, tuple[Callable[[int], Any], Callable[[int], Any]]] = {
         "a step": (plain_steps, our_steps),
+        "a batch of an evaluation": (plain_evaluation, our_evaluation),
         "an epoch of one batch": (lambda n: epochs.plain(n, False), lambda n: epochs.ours(n, False)),
         "an epoch of one batch, with a validation": (lambda n: epochs.plain(n, True), lambda n: epochs.ours(n, True)),
     }
@@ -160,7 +188,7 @@ def table(n_rounds: int, only: set[str]) -> Table:
     rows.append(row("a step of a LightningModule, beside Lightning's loop", stock, module, MODULE_BOUND))
     made_row = Claim("{:,.0f}", made, TRAINER_BOUND)
     rows.append(Row(("making a lightning.Trainer, beside Lightning's way", f"{lightnings:,.0f}", made_row)))
-    step, epoch, validated = (found[name][1] - found[name][0] for name in pairs)
+    step, _, epoch, validated = (found[name][1] - found[name][0] for name in pairs)
     says = f"Which calls nbtrain adds to a plain loop: {step:,.0f} a step, {epoch:,.0f} an epoch, {validated:,.0f} with a validation."
     return Table("Python calls", COLUMNS, tuple(rows), NOTE, says)
 
