@@ -38,6 +38,7 @@ from nbtrain.loops.lean_evaluation import LeanEvaluationLoop
 from nbtrain.loops.lean_loops import use_lean_loops
 from nbtrain.loops.lean_training import LeanEpochLoop
 from nbtrain.private.lightning_loops import NEEDED
+from nbtrain.private.lightning_parts import logged_step, stand_at
 from nbtrain.run.lightning_trainer import _bring_back
 
 N_PARTS = 60  # of two names or three
@@ -288,6 +289,26 @@ def test_very_many_metrics_are_logged_as_lightning_does(monkeypatch: pytest.Monk
         make_trainer(Many, lightning={"callbacks": [callback]}).run(3, make_loader(), make_valid())
         seen.append(callback.seen)
     assert seen[0] == seen[1] and len(seen[0]) == 3 and {"train_m7", "val_m29"} < seen[0][0].keys()
+
+
+def loop_attributes(loop: Any, at: str = "fit_loop") -> dict[str, str]:
+    """All that a loop of Lightning and the loops in it have, as text."""
+    found: dict[str, str] = {}
+    for name, value in vars(loop).items():
+        if hasattr(value, "load_state_dict") and hasattr(value, "trainer"):
+            found |= loop_attributes(value, f"{at}.{name}")
+        elif name != "trainer" and " object at " not in repr(value):
+            found[f"{at}.{name}"] = repr(value)
+    return found
+
+
+def test_new_trainer_stands_where_one_does_that_has_loaded_a_checkpoint() -> None:
+    ours, loaded = (L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False) for _ in range(2))
+    stand_at(ours, epoch=3, step=12)
+    loaded.fit_loop.load_state_dict(ours.fit_loop.state_dict())
+    loaded.fit_loop.restarting = False
+    assert loop_attributes(ours.fit_loop) == loop_attributes(loaded.fit_loop)
+    assert (ours.current_epoch, ours.global_step, logged_step(ours)) == (3, 12, 12)
 
 
 @pytest.mark.parametrize("more", [{}, {"prog_bar": True}], ids=["same options", "others"])

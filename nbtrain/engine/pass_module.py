@@ -154,29 +154,30 @@ class PassModule(L.LightningModule):
     `whole_epoch=False`: for a single batch, which counts as a step but not as an epoch. `addons` contribute metrics.
     """
 
+    # nn.Module sets an attribute of an instance in 13 calls of functions, and each run and each single batch has a module
+    guard: Guard | None = None  # pauses the run at an error in the user's code
+    loader_names: tuple[str, ...] = ()  # if several loaders are evaluated
+    loader_name: str | None = None  # of the current batch
+    leaves_out = False  # whether the current batch is left out
+    round: Round | None = None  # of several ranks: what they agree on after each batch
+    watch: StepWatch | None = None  # of the steps that `train_step` makes by hand
+    has_stepped = True  # whether one was made for the newest batch
+    _left_out_at: tuple[int, str] | None = None  # the newest batch and turn that were left out
+    _batches: Any = None  # Lightning's count of them
+    _recorded: tuple[int, str] | None = None  # the newest batch and the turn whose output was counted
+    _n_by_hand = 0  # the batches of this pass with such a step
+    _measured: dict[str, Scalar] | None = None  # by addons in a step that optimizes by hand: the batch has no row yet
+    _train_open = _sanity_check = False
+
     def __init__(self, trainer: StepsProtocol, addons: Sequence[AddOnBase], *, whole_epoch: bool = True) -> None:
         super().__init__()
-        self.owner, self.whole_epoch = trainer, whole_epoch
-        self.guard: Guard | None = None  # pauses the run at an error in the user's code
+        self.owner, self.whole_epoch, self._addons = trainer, whole_epoch, addons
         self.output: dict[str, Any] = {}  # of the newest batch, if it is a single one
         self.epoch_metrics: dict[str, float] = {}  # of the newest passes: train_*, val_*, test_*
         self.metric_names: set[str] = set()  # of all passes
-        self.loader_names: tuple[str, ...] = ()  # if several loaders are evaluated
-        self.loader_name: str | None = None  # of the current batch
-        self._addons = addons
-        self.leaves_out = False  # whether the current batch is left out
-        self.round: Round | None = None  # of several ranks: what they agree on after each batch
         self._said_left_out: set[Phase] = set()
-        self._left_out_at: tuple[int, str] | None = None  # the newest batch and turn that were left out
-        self._batches: Any = None  # Lightning's count of them
-        self._recorded: tuple[int, str] | None = None  # the newest batch and the turn whose output was counted
         self._doubts: dict[Mode, str] = {}  # about the number of samples in the first batch that was counted in a mode
         self._losses: list[Tensor] = []  # of the newest batch, if it has several steps
-        self.watch: StepWatch | None = None  # of the steps that `train_step` makes by hand
-        self.has_stepped = True  # whether one was made for the newest batch
-        self._n_by_hand = 0  # the batches of this pass with such a step
-        self._measured: dict[str, Scalar] | None = None  # by addons in a step that optimizes by hand: the batch has no row yet
-        self._train_open = self._sanity_check = False
         self._borrowed: list[Callable[[], Any]] = []  # restore what a validation changes: the RNG state and the owner's mode
 
     # -- what a step returns

@@ -3,7 +3,8 @@
 Counted are the calls that `cProfile` sees in the thread of the training: those of functions written in Python, and those of built-in
 ones such as `len` or a tensor's method, each 1. A step, and an epoch, is the difference between a long and a short training, so that
 what a training sets up is left out. A run is the whole call, on a trainer that has made some, as in a notebook. The figures change
-with the versions of Python, torch and Lightning, and with nothing else: the garbage collector, which calls finalizers, is off.
+with the versions of Python, torch and Lightning, and with little else: the garbage collector, which calls finalizers, is off, and the
+environment, of which a run looks at each variable, is a small one.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ import contextlib
 import cProfile
 import gc
 import logging
+import math
 import os
 import pstats
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from itertools import repeat
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import calls
 import epochs
@@ -30,15 +35,15 @@ from torch.nn.functional import cross_entropy
 BOUNDS = {  # over the plain loop
     "a step": 30,
     "a batch of an evaluation": 46,
-    "an epoch of one batch": 1_045,
-    "an epoch of one batch, with a validation": 2_365,
-    "predict(x)": 4_100,
-    "run_batch(batch)": 13_700,
-    "evaluate([batch])": 17_700,
-    "run(1, [batch])": 27_000,
+    "an epoch of one batch": 935,
+    "an epoch of one batch, with a validation": 2_066,
+    "predict(x)": 3_740,
+    "run_batch(batch)": 11_600,
+    "evaluate([batch])": 14_350,
+    "run(1, [batch])": 21_900,
 }
-MODULE_BOUND = 1_135  # a step of a LightningModule, over Lightning's own
-TRAINER_BOUND = 2_290  # a `lightning.Trainer` as each run makes it
+MODULE_BOUND = 1_130  # a step of a LightningModule, over Lightning's own
+TRAINER_BOUND = 750  # a `lightning.Trainer` as each run makes it
 SHORT, LONG = 70, 140  # epochs, or batches
 COLUMNS = ("what", "plain loop", "nbtrain", "over it")
 NOTE = (
@@ -90,8 +95,18 @@ def plain_steps(n_batches: int) -> None:
         optimizer.step()
 
 
+def untimed(trainer: Any) -> Any:
+    """`trainer`, whose record is written at the end of a pass only: else also five times a second, as long as that takes here."""
+    trainer.recorder.every_s = math.inf
+    return trainer
+
+
 def our_steps(n_batches: int) -> None:
-    calls.make_ours().run(1, Batches(n_batches))
+    untimed(calls.make_ours()).run(1, Batches(n_batches))
+
+
+def our_epochs(n_epochs: int, valid: bool) -> None:
+    untimed(calls.make_ours()).run(n_epochs, [calls.make_batch()], [calls.make_batch()] if valid else None)
 
 
 def plain_evaluation(n_batches: int) -> None:
@@ -102,7 +117,7 @@ def plain_evaluation(n_batches: int) -> None:
 
 
 def our_evaluation(n_batches: int) -> None:
-    calls.make_ours().evaluate(Batches(n_batches))
+    untimed(calls.make_ours()).evaluate(Batches(n_batches))
 
 
 def make_module() -> Any:
@@ -135,7 +150,7 @@ def stock_steps(n_batches: int) -> None:
 def module_steps(n_batches: int) -> None:
     from nbtrain import Trainer
 
-    Trainer.from_lightning(make_module(), device="cpu", log_bar=False).run(1, Batches(n_batches))
+    untimed(Trainer.from_lightning(make_module(), device="cpu", log_bar=False)).run(1, Batches(n_batches))
 
 
 def single_calls() -> dict[str, tuple[int, int]]:
@@ -150,15 +165,16 @@ def single_calls() -> dict[str, tuple[int, int]]:
 
 
 def made_trainers() -> tuple[int, int]:
-    """The calls in which Lightning, and nbtrain, make a `lightning.Trainer` with the same arguments."""
+    """The calls in which Lightning, and nbtrain in a run, make a `lightning.Trainer` with the same arguments."""
     import lightning as L
 
-    from nbtrain.run.lightning_trainer import make_pl_trainer
+    from nbtrain.run.lightning_trainer import make_pl_trainer, quiet
 
     arguments = calls.make_ours().lightning_args()
-    for make in (L.Trainer, make_pl_trainer):
-        make(**arguments)
-    return n_calls(lambda: L.Trainer(**arguments)), n_calls(lambda: make_pl_trainer(**arguments))
+    with quiet():
+        for make in (L.Trainer, make_pl_trainer):
+            make(**arguments)
+        return n_calls(lambda: L.Trainer(**arguments)), n_calls(lambda: make_pl_trainer(**arguments))
 
 
 def row(name: str, base: float, ours: float, bound: float) -> Row:
@@ -171,13 +187,16 @@ def table(n_rounds: int, only: set[str]) -> Table:
     pairs: dict[str, tuple[Callable[[int], Any], Callable[[int], Any]]] = {
         "a step": (plain_steps, our_steps),
         "a batch of an evaluation": (plain_evaluation, our_evaluation),
-        "an epoch of one batch": (lambda n: epochs.plain(n, False), lambda n: epochs.ours(n, False)),
-        "an epoch of one batch, with a validation": (lambda n: epochs.plain(n, True), lambda n: epochs.ours(n, True)),
+        "an epoch of one batch": (lambda n: epochs.plain(n, False), lambda n: our_epochs(n, False)),
+        "an epoch of one batch, with a validation": (lambda n: epochs.plain(n, True), lambda n: our_epochs(n, True)),
     }
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with open(os.devnull, "w") as dropped, contextlib.redirect_stdout(dropped), warnings.catch_warnings():
+        with ExitStack() as around:
+            around.enter_context(patch.dict(os.environ, {"PATH": "/usr/bin", "HOME": str(Path.home())}, clear=True))
+            around.enter_context(contextlib.redirect_stdout(around.enter_context(open(os.devnull, "w"))))
+            around.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             found = {name: (n_each(plain), n_each(ours)) for name, (plain, ours) in pairs.items()} | single_calls()
             stock, module = n_each(stock_steps), n_each(module_steps)
