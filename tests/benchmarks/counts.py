@@ -178,7 +178,7 @@ def made_trainers() -> tuple[int, int]:
 
 
 def row(name: str, base: float, ours: float, bound: float) -> Row:
-    return Row((name, f"{base:,.0f}", f"{ours:,.0f}", Claim("{:+,.0f}", ours - base, bound)))
+    return Row((name, f"{base:,.0f}", f"{ours:,.0f}", Claim("{:+,}", round(ours - base), bound)))
 
 
 def table(n_rounds: int, only: set[str]) -> Table:
@@ -207,8 +207,8 @@ def table(n_rounds: int, only: set[str]) -> Table:
     rows.append(row("a step of a LightningModule, beside Lightning's loop", stock, module, MODULE_BOUND))
     made_row = Claim("{:,.0f}", made, TRAINER_BOUND)
     rows.append(Row(("making a lightning.Trainer, beside Lightning's way", f"{lightnings:,.0f}", made_row)))
-    step, _, epoch, validated = (found[name][1] - found[name][0] for name in pairs)
-    says = f"Which calls nbtrain adds to a plain loop: {step:,.0f} a step, {epoch:,.0f} an epoch, {validated:,.0f} with a validation."
+    step, _, epoch, validated = (round(found[name][1] - found[name][0]) for name in pairs)
+    says = f"Which calls nbtrain adds to a plain loop: {step:,} a step, {epoch:,} an epoch, {validated:,} with a validation."
     return Table("Python calls", COLUMNS, tuple(rows), NOTE, says)
 
 
