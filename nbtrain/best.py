@@ -107,8 +107,8 @@ class _Search:
         self.is_known = self.is_counted = False  # a row has the metric, and one that counts
         self.found: dict[str, Metrics] = {}  # the best row by each metric
 
-    def best(self) -> Metrics | None:
-        """The best row; on a tie the earlier one, never a NaN. Only rows added since the last call are compared."""
+    def update(self) -> None:
+        """Compare the rows that were added since the last call."""
         names = {self.monitor, "train_loss"} if self.monitor == "val_loss" else {self.monitor}
         for row in self.rows[self.n :]:
             self.is_known = self.is_known or self.monitor in row
@@ -119,6 +119,10 @@ class _Search:
                 if name in row and is_better(row[name], self.found[name][name] if name in self.found else None, self.mode):
                     self.found[name] = row
         self.n = len(self.rows)
+
+    @property
+    def best(self) -> Metrics | None:
+        """The best row; on a tie the earlier one, never a NaN."""
         return self.found.get("train_loss" if self.monitor == "val_loss" and not self.is_counted else self.monitor)
 
 
@@ -150,18 +154,22 @@ class GrowingBest:
         self.restarts = BestRestarts()
         self._searches: dict[bool, tuple[Any, _Search]] = {}  # among epochs or validations: what was looked for
 
-    def _search(self, rows: Sequence[Metrics], monitor: str, mode: MonitorMode, *, is_epoch: bool) -> tuple[_Search, Metrics | None]:
+    def _search(self, rows: Sequence[Metrics], monitor: str, mode: MonitorMode, *, is_epoch: bool) -> _Search:
         wanted = monitor, mode, self.restarts.places[-1:]
         before, search = self._searches.get(is_epoch, (None, None))
         if search is None or before != wanted or search.rows is not rows or search.n > len(rows):
             search = _Search(rows, monitor, mode, self.restarts, is_epoch=is_epoch)
             self._searches[is_epoch] = wanted, search
-        return search, search.best()
+        search.update()
+        return search
 
     def of(self, epochs: Sequence[Any], validations: Sequence[Any], monitor: str, mode: MonitorMode, earlier: Metrics | None = None) -> Any:
         """The best row of a run: a validation, if `monitor` is one of their metrics, else an epoch. `earlier`: the best of earlier runs."""
-        has_validations = self.compares_validations(validations, monitor, mode)
-        _, best = self._search(validations if has_validations else epochs, monitor, mode, is_epoch=not has_validations)
+        search = self._search(validations, monitor, mode, is_epoch=False) if monitor.startswith("val_") else None
+        has_validations = search is not None and search.is_known
+        if search is None or not has_validations:
+            search = self._search(epochs, monitor, mode, is_epoch=True)
+        best = search.best
         if earlier is None or (best is not None and best.get("processed") == earlier.get("processed")):
             return best
         rows = [earlier] if self.restarts.counts(earlier, is_epoch=not has_validations) else []
@@ -169,7 +177,7 @@ class GrowingBest:
 
     def compares_validations(self, validations: Sequence[Any], monitor: str, mode: MonitorMode) -> bool:
         """Whether validations compete to be the best, and not epochs: `monitor` is one of their metrics."""
-        return monitor.startswith("val_") and self._search(validations, monitor, mode, is_epoch=False)[0].is_known
+        return monitor.startswith("val_") and self._search(validations, monitor, mode, is_epoch=False).is_known
 
     def replace(self, row: Metrics, by: Metrics) -> None:
         """Note that `by` has replaced `row`, the newest validation: the row of an epoch has what was measured in its validation."""

@@ -29,7 +29,7 @@ from nbtrain import RunPaused
 from nbtrain.addons import multi_gpu
 from nbtrain.addons.performance import GraphedTraining
 from nbtrain.data.resumable_loader import borrowed
-from nbtrain.engine import logged as logged_numbers
+from nbtrain.engine import pass_module
 from nbtrain.engine.logged import KnownMetrics
 from nbtrain.engine.meter import snapshot
 from nbtrain.loggers.background import Delivery
@@ -38,6 +38,7 @@ from nbtrain.loops.lean_evaluation import LeanEvaluationLoop
 from nbtrain.loops.lean_loops import use_lean_loops
 from nbtrain.loops.lean_training import LeanEpochLoop
 from nbtrain.private.lightning_loops import NEEDED
+from nbtrain.private.lightning_parts import logged_step, stand_at
 from nbtrain.run.lightning_trainer import _bring_back
 
 N_PARTS = 60  # of two names or three
@@ -261,6 +262,10 @@ def test_plain_log_is_that_of_lightning(monkeypatch: pytest.MonkeyPatch) -> None
     assert (n_short, none) == (2 * 4 * 3, 0)  # not in the first batch of an epoch
 
 
+def by_lightning(module: L.LightningModule, metrics: dict[str, float], *, logger: bool) -> None:
+    module.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, logger=logger)
+
+
 def test_very_many_metrics_are_logged_as_lightning_does(monkeypatch: pytest.MonkeyPatch) -> None:
     class Many(Regress):
         def train_step(self, batch: Any) -> dict[str, Any]:
@@ -278,12 +283,62 @@ def test_very_many_metrics_are_logged_as_lightning_does(monkeypatch: pytest.Monk
             self.seen.append({name: float(value) for name, value in trainer.callback_metrics.items()})
 
     seen = []
-    for many in (20, 1000):  # with the latter, each is logged by Lightning
-        monkeypatch.setattr(logged_numbers, "_MANY", many)
+    for log in (pass_module.log_means, by_lightning):
+        monkeypatch.setattr(pass_module, "log_means", log)
         callback = Reads()
         make_trainer(Many, lightning={"callbacks": [callback]}).run(3, make_loader(), make_valid())
         seen.append(callback.seen)
     assert seen[0] == seen[1] and len(seen[0]) == 3 and {"train_m7", "val_m29"} < seen[0][0].keys()
+
+
+def loop_attributes(loop: Any, at: str = "fit_loop") -> dict[str, str]:
+    """All that a loop of Lightning and the loops in it have, as text."""
+    found: dict[str, str] = {}
+    for name, value in vars(loop).items():
+        if hasattr(value, "load_state_dict") and hasattr(value, "trainer"):
+            found |= loop_attributes(value, f"{at}.{name}")
+        elif name != "trainer" and " object at " not in repr(value):
+            found[f"{at}.{name}"] = repr(value)
+    return found
+
+
+def test_new_trainer_stands_where_one_does_that_has_loaded_a_checkpoint() -> None:
+    ours, loaded = (L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False) for _ in range(2))
+    stand_at(ours, epoch=3, step=12)
+    loaded.fit_loop.load_state_dict(ours.fit_loop.state_dict())
+    loaded.fit_loop.restarting = False
+    assert loop_attributes(ours.fit_loop) == loop_attributes(loaded.fit_loop)
+    assert (ours.current_epoch, ours.global_step, logged_step(ours)) == (3, 12, 12)
+
+
+@pytest.mark.parametrize("more", [{}, {"prog_bar": True}], ids=["same options", "others"])
+@pytest.mark.parametrize("first_epoch", [0, 1])
+def test_log_of_a_metric_of_the_pass_is_as_with_lightning_alone(
+    first_epoch: int, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same hook it is a mean of both, or refused for its other options, whoever has logged it first."""
+
+    class LogsToo(L.Callback):
+        def __init__(self) -> None:
+            self.seen: list[dict[str, float]] = []
+
+        def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            if trainer.current_epoch >= first_epoch and not trainer.sanity_checking:
+                pl_module.log("val_loss", 7.0, batch_size=1, logger=False, **more)
+
+        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            self.seen.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+    def outcome(log_means: Callable[..., None]) -> Any:
+        monkeypatch.setattr(pass_module, "log_means", log_means)
+        callback = LogsToo()
+        try:
+            make_trainer(lightning={"callbacks": [callback]}).run(3, make_loader(), make_valid())
+        except MisconfigurationException as error:
+            return str(error), callback.seen
+        return callback.seen
+
+    assert outcome(pass_module.log_means) == outcome(by_lightning)
 
 
 def test_requests_are_answered_in_lightnings_own_evaluation() -> None:

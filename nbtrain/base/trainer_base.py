@@ -365,8 +365,11 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     @property
     def _operation(self) -> Operation | None:
         """The innermost operation of this thread."""
-        here, operations = threading.current_thread(), vars(self).get("operations", [])  # none in the constructor
-        return next((operation for operation in reversed(operations) if operation.thread is here), None)
+        here = threading.current_thread()
+        for operation in reversed(vars(self).get("operations", [])):  # none in the constructor
+            if operation.thread is here:
+                return operation
+        return None
 
     @checked
     def _set_mode(self, mode: Mode) -> None:

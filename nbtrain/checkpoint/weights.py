@@ -43,7 +43,7 @@ def copy_weights(model: nn.Module, into: Weights | None = None, instead: Mapping
     if into is None or any(name not in into or into[name].shape != value.shape for name, value in state.items()):
         return {name: whole(value).detach().to("cpu", copy=True).contiguous() for name, value in state.items()}
     for name, value in state.items():
-        into[name].copy_(whole(value))
+        into[name].copy_(value if type(value) is Tensor else whole(value))
     return into
 
 

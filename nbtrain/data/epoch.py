@@ -42,7 +42,8 @@ def _is_data(value: Any) -> bool:
 
 def with_epoch(loader: Any) -> list[Callable[[int], Any]]:
     """Each `set_epoch` in a loader: its own, and those of its samplers, its datasets, what collates, and their wrappers, each once."""
-    found, queue, known = list[Callable[[int], Any]](), [loader], {id(loader)}
+    found: list[Callable[[int], Any]] = []
+    queue, known = [loader], {id(loader)}
     for item in queue:  # which grows meanwhile
         method = getattr(item, "set_epoch", None)
         if callable(method) and not isinstance(item, type):

@@ -223,9 +223,10 @@ def listeners(pl_trainer: L.Trainer, name: str) -> dict[str, Callable[..., Any]]
 
 def notifier(pl_trainer: L.Trainer, name: str) -> Notifier | None:
     """A function that calls the listeners of the hook `name`, with its arguments after the module; None without listeners."""
-    found, module = listeners(pl_trainer, name), pl_trainer.lightning_module
+    found = listeners(pl_trainer, name)
     if not found:
         return None
+    module = pl_trainer.lightning_module
 
     def notify(*args: Any) -> None:
         for label, method in found.items():

@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from copy import copy
+from dataclasses import replace
+from functools import cache
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -28,7 +30,7 @@ __all__ = [
     "publish",
     "Results",
     "held",
-    "EpochMetrics",
+    "log_means",
     "KnownMetrics",
     "ModuleLog",
     "lend_log",
@@ -67,7 +69,7 @@ def _reset(metric: ResultMetric) -> None:
     """Do what `metric.reset()` does, which takes 20 µs."""
     state: dict[str, Any] = vars(metric)
     defaults: dict[str, Any] = metric._defaults  # pyright: ignore[reportAssignmentType]
-    if metric.meta.sync.should or not all(_is_beside(default, state[name]) for name, default in defaults.items()):
+    if metric.meta.sync.should or not _is_beside(defaults["value"], state["value"]):
         metric.reset()
         return
     state.update(defaults)  # without copies: Lightning replaces the sums, and changes only those in place that are synchronized
@@ -111,85 +113,51 @@ def held(value: float, dtype: torch.dtype) -> float:
 
 
 # %% ../../nbs/engine/logged.ipynb #9d7d2f59
-_MANY = 20  # metrics
+@cache
+def _usual_metric(dtype: torch.dtype, device: torch.device) -> ResultMetric:
+    """A mean of one number as Lightning's `log` makes it, which takes it 2,000 calls of functions: the others are copies of it."""
+    table: Any = ResultCollection(training=True)
+    with torch.inference_mode(False):
+        table.log("", "", torch.zeros((), dtype=dtype, device=device), on_step=False, on_epoch=True, batch_size=1)
+    return table["."]
 
 
-class EpochMetrics:
-    """Logs the metrics of a pass: the first time with Lightning's `log_dict`, then directly into the table that this has made.
+def log_means(module: L.LightningModule, metrics: Mapping[str, float], *, logger: bool) -> None:
+    """Log `metrics`, means of a whole pass, as Lightning's `log_dict` does, to the same places of its table; `logger`: for loggers, too.
 
     Lightning checks each name, copies its table to the device and takes 250 µs per metric; an epoch of one batch takes 400 µs.
     """
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[ResultCollection, bool, dict[str, ResultMetric]]] = {}  # by hook: the table, logger, metrics
-        self._one: torch.Tensor = torch.tensor(1)  # the number of values in each sum; Lightning does not change it in place
-
-    def log(self, module: L.LightningModule, metrics: Mapping[str, float], *, logger: bool) -> None:
-        """Log `metrics`, means of the whole pass; `logger`: for Lightning's loggers, too."""
-        if MISSING:
-            module.log_dict(dict(metrics), on_step=False, on_epoch=True, batch_size=1, logger=logger)
-            return
-        name = module._current_fx_name
-        if not self._set(module, metrics, logger):
-            results, options = module.trainer._results, {"on_step": False, "on_epoch": True, "batch_size": 1, "logger": logger}
-            options |= {"add_dataloader_idx": False}  # a metric of several sets belongs to none of them
-            if results is None or not name or not self._copy_first(module, metrics, results, options):
-                module.log_dict(dict(metrics), **options)
-            self._known.pop(name or "", None)
-            made = {key: results[f"{name}.{key}"] for key in metrics if f"{name}.{key}" in results} if results is not None else {}
-            if name and results is not None and len(made) == len(metrics) and all(map(_is_usual, made.values())):
-                self._known[name] = results, logger, made
-
-    def _copy_first(
-        self, module: L.LightningModule, metrics: Mapping[str, float], results: ResultCollection, options: dict[str, Any]
-    ) -> bool:
-        """Log very many new metrics: the first with Lightning, the others as copies of it. Returns False if that is not possible."""
-        hook = module._current_fx_name
-        if len(metrics) < _MANY or any(f"{hook}.{name}" in results or "/dataloader_idx_" in name for name in metrics):
-            return False
-        first, *others = metrics
-        module.log_dict({first: metrics[first]}, **options)
-        made = results.get(f"{hook}.{first}")
-        if made is None or not _is_usual(made):
-            module.log_dict({name: metrics[name] for name in others}, **options)
-            return True
-        for name in others:
-            results[f"{hook}.{name}"] = _like(made, name, metrics[name])
-        return True
-
-    def _set(self, module: L.LightningModule, metrics: Mapping[str, float], logger: bool) -> bool:
-        """Set the metrics if they are known and still empty; otherwise return False."""
-        name, pl_trainer = module._current_fx_name, module.trainer
-        results, known_logger, made = self._known.get(name or "", (None, False, {}))
-        if name is None or results is None or known_logger is not logger or results is not current_results(pl_trainer):
-            return False
-        connector, dtype, device = pl_trainer._logger_connector, torch.get_default_dtype(), module.device
-        if connector.should_reset_tensors(name):
-            reset_results(results, name)
-        if made.keys() != metrics.keys() or not all(
-            metric.has_reset and results.get(f"{name}.{key}") is metric for key, metric in made.items()
-        ):
-            return False
-        if not (self._one.is_cpu and device.type == "cpu"):
-            self._one = self._one.to(device)
-        places: list[torch.Tensor] = [vars(metric)["value"] for metric in made.values()]
-        if not all(_is_beside(self._one, value) and value.dtype is dtype for value in places):
-            return False
-        for key, metric in made.items():
-            value = torch.scalar_tensor(held(metrics[key], dtype), dtype=dtype, device=device)
-            state = vars(metric)
-            state.update(value=value, cumulated_batch_size=self._one, _computed=value, has_reset=False)
-            state["_update_count"] += 1
-        connector._current_fx = name
-        return True
+    pl_trainer, hook, options = module.trainer, module._current_fx_name, {"on_step": False, "on_epoch": True, "batch_size": 1}
+    options["add_dataloader_idx"] = False  # a metric of several sets belongs to none of them
+    results = current_results(pl_trainer)
+    if MISSING or pl_trainer.barebones or results is None or hook is None:
+        module.log_dict(dict(metrics), logger=logger, **options)
+        return
+    connector, dtype, device = pl_trainer._logger_connector, torch.get_default_dtype(), module.device
+    if connector.should_reset_tensors(hook):
+        reset_results(results, hook)
+    usual = _usual_metric(dtype, device)
+    one = usual.cumulated_batch_size  # Lightning does not change it in place
+    if new := [name for name in metrics if f"{hook}.{name}" not in results and "/dataloader_idx_" not in name]:
+        sync = replace(usual.meta.sync, fn=pl_trainer.strategy.reduce)
+        results |= {f"{hook}.{name}": _like(usual, hook, name, sync, logger=logger) for name in new}
+    for name, number in metrics.items():
+        metric = results.get(f"{hook}.{name}")
+        if metric is None or not metric.has_reset or not _is_usual(metric) or metric.meta.logger is not logger:
+            module.log(name, number, logger=logger, **options)
+            continue
+        value, state = torch.scalar_tensor(number, dtype=dtype, device=device), vars(metric)
+        state.update(value=value, cumulated_batch_size=one, _computed=value, has_reset=False)
+        state["_update_count"] += 1
+    connector._current_fx = hook
 
 
-def _like(metric: ResultMetric, name: str, value: float) -> ResultMetric:
-    """A copy of `metric` with another name and value. `copy(metric)` looks at signatures again, which takes 60 µs."""
+def _like(metric: ResultMetric, hook: str, name: str, sync: Any, *, logger: bool) -> ResultMetric:
+    """An empty copy of `metric` with another name. `copy(metric)` looks at signatures again, which takes 60 µs."""
     made, meta = object.__new__(type(metric)), copy(metric.meta)
-    meta.name = name
+    meta.fx, meta.name, meta.logger, meta.sync = hook, name, logger, sync
     state = {key: item for key, item in vars(metric).items() if key not in ("update", "compute")}  # which are bound to `metric`
-    vars(made).update(state, meta=meta, value=torch.full_like(state["value"], held(value, state["value"].dtype)), _computed=None)
+    vars(made).update(state, meta=meta, has_reset=True, _update_count=0)
     vars(made).update(update=made._wrap_update(made.update), compute=made._wrap_compute(made.compute))
     return made
 

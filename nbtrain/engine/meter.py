@@ -288,11 +288,12 @@ class Meter:
     def flush(self) -> None:
         """Convert pending values to floats."""
         if self._before is None and len(self._pending.rows) > self._n_open:
-            rest, tensors = self._pending.split(self._n_open), self._tensors[self._n_open_tensors :]
-            del self._tensors[self._n_open_tensors :]
-            self._flush()
+            if self._n_open:  # those before are settled
+                rest, tensors = self._pending.split(self._n_open), self._tensors[self._n_open_tensors :]
+                del self._tensors[self._n_open_tensors :]
+                self._flush()
+                self._pending, self._tensors = rest, tensors
             self._before = dict(self._sums), dict(self._weights), {name: len(column) for name, column in self._log.items()}
-            self._pending, self._tensors = rest, tensors
         self._flush()
         self._n_open = self._n_open_tensors = 0
 

@@ -24,7 +24,7 @@ from ..data.loader import innermost
 from ..data.task_loader import Task
 from .addon import AddOnBase, Phase
 from .callback import notify
-from .logged import EpochMetrics, held
+from .logged import held, log_means
 from .meter import N_SAMPLES, Meter, Scalar, as_float, snapshot
 from .protocol import TrainerProtocol, Turn
 from .step_output import LeftOut, count_samples, doubt_of_count, named, split_count
@@ -90,16 +90,6 @@ def numbers(metrics: Mapping[str, Any], whose: str, where: str) -> dict[str, flo
         raise StepError(f"{whose} a metric that is not a number: {error}.", where=where) from error
 
 
-def _checked(returned: Any, where: str) -> dict[str, float]:
-    """What `metric_on_epoch_end` returned, as floats; empty for None. Raises StepError for anything but a dict of numbers."""
-    if returned is None:
-        return {}
-    if not isinstance(returned, Mapping):
-        what = f"metric_on_epoch_end returned {type(returned).__name__}, not a dict."
-        raise StepError(what, where=where, remedy="Return a dict, or None.")
-    return numbers(returned, "metric_on_epoch_end returned", where)
-
-
 def joined_metrics(means: Mapping[str, float], own: Mapping[str, float], more: Mapping[str, float], origin: str) -> dict[str, float]:
     """`own` and `more`, which `origin` has computed. Raises ConfigError if one has the name of a metric of the step or of the class."""
     if twice := sorted(more.keys() & (means.keys() | own.keys())):
@@ -137,8 +127,9 @@ class TrainingModes:
 
     def evaluate(self) -> bool:
         """Do what `model.eval()` does. Returns False, and changes nothing, if a module has its own way to change its mode."""
-        if not all(map(_has_usual_modes, (part for part, _ in self._modes))):
-            return False
+        for part, _ in self._modes:
+            if not _has_usual_modes(part):
+                return False
         for part, _ in self._modes:
             _set_mode(part, False)
         return True
@@ -146,14 +137,14 @@ class TrainingModes:
 
 def _set_mode(part: nn.Module, training: bool) -> None:
     if type(part).__setattr__ is nn.Module.__setattr__:
-        vars(part)["training"] = training  # through nn.Module it takes 1 µs
+        part.__dict__["training"] = training  # through nn.Module it takes 1 µs
     else:
         part.training = training
 
 
 def _has_usual_modes(part: nn.Module) -> bool:
     kind = type(part)
-    return kind.train is nn.Module.train and kind.eval is nn.Module.eval and not vars(part).keys() & {"train", "eval"}
+    return kind.train is nn.Module.train and kind.eval is nn.Module.eval and not part.__dict__.keys() & {"train", "eval"}
 
 
 # %% ../../nbs/engine/pass_module.ipynb #b4176a0a
@@ -163,29 +154,30 @@ class PassModule(L.LightningModule):
     `whole_epoch=False`: for a single batch, which counts as a step but not as an epoch. `addons` contribute metrics.
     """
 
+    # nn.Module sets an attribute of an instance in 13 calls of functions, and each run and each single batch has a module
+    guard: Guard | None = None  # pauses the run at an error in the user's code
+    loader_names: tuple[str, ...] = ()  # if several loaders are evaluated
+    loader_name: str | None = None  # of the current batch
+    leaves_out = False  # whether the current batch is left out
+    round: Round | None = None  # of several ranks: what they agree on after each batch
+    watch: StepWatch | None = None  # of the steps that `train_step` makes by hand
+    has_stepped = True  # whether one was made for the newest batch
+    _left_out_at: tuple[int, str] | None = None  # the newest batch and turn that were left out
+    _batches: Any = None  # Lightning's count of them
+    _recorded: tuple[int, str] | None = None  # the newest batch and the turn whose output was counted
+    _n_by_hand = 0  # the batches of this pass with such a step
+    _measured: dict[str, Scalar] | None = None  # by addons in a step that optimizes by hand: the batch has no row yet
+    _train_open = _evaluation_open = _sanity_check = False
+
     def __init__(self, trainer: StepsProtocol, addons: Sequence[AddOnBase], *, whole_epoch: bool = True) -> None:
         super().__init__()
-        self.owner, self.whole_epoch = trainer, whole_epoch
-        self.guard: Guard | None = None  # pauses the run at an error in the user's code
+        self.owner, self.whole_epoch, self._addons = trainer, whole_epoch, addons
         self.output: dict[str, Any] = {}  # of the newest batch, if it is a single one
         self.epoch_metrics: dict[str, float] = {}  # of the newest passes: train_*, val_*, test_*
         self.metric_names: set[str] = set()  # of all passes
-        self.loader_names: tuple[str, ...] = ()  # if several loaders are evaluated
-        self.loader_name: str | None = None  # of the current batch
-        self._addons, self._table = addons, EpochMetrics()
-        self.leaves_out = False  # whether the current batch is left out
-        self.round: Round | None = None  # of several ranks: what they agree on after each batch
         self._said_left_out: set[Phase] = set()
-        self._left_out_at: tuple[int, str] | None = None  # the newest batch and turn that were left out
-        self._batches: Any = None  # Lightning's count of them
-        self._recorded: tuple[int, str] | None = None  # the newest batch and the turn whose output was counted
         self._doubts: dict[Mode, str] = {}  # about the number of samples in the first batch that was counted in a mode
         self._losses: list[Tensor] = []  # of the newest batch, if it has several steps
-        self.watch: StepWatch | None = None  # of the steps that `train_step` makes by hand
-        self.has_stepped = True  # whether one was made for the newest batch
-        self._n_by_hand = 0  # the batches of this pass with such a step
-        self._measured: dict[str, Scalar] | None = None  # by addons in a step that optimizes by hand: the batch has no row yet
-        self._train_open = self._evaluation_open = self._sanity_check = False
         self._borrowed: list[Callable[[], Any]] = []  # restore what a validation changes: the RNG state and the owner's mode
 
     # -- what a step returns
@@ -415,19 +407,13 @@ class PassModule(L.LightningModule):
             metrics = numbers(metrics, "on_before_log_metrics left", f"epoch {self.owner.train_state.counts.epoch + 1}")
         self.epoch_metrics.update(metrics)
         self.metric_names.update(metrics)
-        self._table.log(self, metrics, logger=bool(self.trainer.loggers))
-        self._note_not_held(metrics)
-
-    def _note_not_held(self, metrics: Mapping[str, float]) -> None:
-        """Note once that callbacks and loggers get another value, where Lightning's table can't hold a metric."""
         dtype = torch.get_default_dtype()
+        in_table = {name: held(value, dtype) for name, value in metrics.items()}
+        log_means(self, in_table, logger=bool(self.trainer.loggers))
         for name, value in metrics.items():
-            if (other := held(value, dtype)) != value and not math.isnan(value):
-                self.owner.recorder.note(
-                    f"Callbacks and loggers get {name} as {other:g}: Lightning holds metrics in {torch.finfo(dtype).bits} bits. "
-                    "The history has it.",
-                    once=True,
-                )
+            if in_table[name] != value and not math.isnan(value):
+                text = f"Callbacks and loggers get {name} as {in_table[name]:g}: Lightning holds metrics in {torch.finfo(dtype).bits} bits."
+                self.owner.recorder.note(f"{text} The history has it.", once=True)
 
     def _close_pass(self, phase: Phase, mode: Mode) -> dict[str, float]:
         """End a pass; returns its metrics as `train_<name>`, `val_<name>` or `test_<name>`. Raises StepError for a pass without a batch."""
@@ -442,7 +428,8 @@ class PassModule(L.LightningModule):
         own = self.own_metrics() if self.guard is None else self.guard.call("metric_on_epoch_end", self.own_metrics) or {}
         means = meter.means()
         for addon in self._addons:
-            own = joined_metrics(means, own, addon.pass_metrics(self.owner, phase), type(addon).__name__)
+            if more := addon.pass_metrics(self.owner, phase):
+                own = joined_metrics(means, own, more, type(addon).__name__)
         state.metrics[mode] = own
         return {f"{_PREFIX[phase]}_{name}": value for name, value in {**means, **own}.items()}
 
@@ -488,8 +475,14 @@ class PassModule(L.LightningModule):
     def own_metrics(self) -> dict[str, float]:
         """Call the trainer's `metric_on_epoch_end` for the pass that ends. Raises StepError if it returns no dict of numbers, nor None."""
         owner = self.owner
+        returned = owner.metric_on_epoch_end()
+        if returned is None:
+            return {}
         where = f"{type(owner).__name__}.metric_on_epoch_end, mode {owner.mode!r}, epoch {owner.train_state.counts.epoch + 1}"
-        return _checked(owner.metric_on_epoch_end(), where)
+        if not isinstance(returned, Mapping):
+            what = f"metric_on_epoch_end returned {type(returned).__name__}, not a dict."
+            raise StepError(what, where=where, remedy="Return a dict, or None.")
+        return numbers(returned, "metric_on_epoch_end returned", where)
 
     def after_epoch(self, call: Callable[[], None]) -> None:
         """Do `call` when all metrics of the epoch are known: at once, while the callbacks are notified of its end."""

@@ -131,7 +131,7 @@ def _steps(phase: Phase, meters: Mapping[Mode, Meter], step: int) -> dict[str, A
 
 def _memory_hint(meters: Mapping[Mode, Meter]) -> str:
     """A note if the logs of the steps take much memory; otherwise an empty string."""
-    kept = sum(meter.kept_bytes for meter in meters.values())
+    kept = meters["train"].kept_bytes + meters["test"].kept_bytes
     advice = "tensors for metric_on_epoch_end; return from the steps only those that it reads."
     return f"the logs hold over {_HINT_BYTES / 1e9:.1f} GB of {advice}" if kept > _HINT_BYTES else ""
 
@@ -277,7 +277,9 @@ class Recorder:
         phase, meters = self.pass_place.phase, self.trainer.train_state.meters
         if phase == "idle":
             return
-        if steps := _steps(phase, meters, self.trainer.train_state.counts.step):
+        steps = _steps(phase, meters, self.trainer.train_state.counts.step)
+        if steps:
             self.emit_now("steps", steps | {"lr": self.rate()} | self.wait.take(phase))
-        for hint in filter(None, (_memory_hint(meters), _length_hint(self.pass_place))):
-            self.note(hint, once=True)
+        for hint in (_memory_hint(meters) if steps else "", _length_hint(self.pass_place)):
+            if hint:
+                self.note(hint, once=True)

@@ -57,15 +57,15 @@ class StepModule(PassModule):
     continued: Restorable | None = None  # what was trained before this run
     _n_backward = 0  # calls of `backward_by_hand` for this batch
     _unscaled: torch.amp.GradScaler | None = None  # that has unscaled gradients since the newest loss
+    predict: Callable[[Any], Any] | None = None
+    names_loaders = True  # whether logged names include the loader's name
+    saves_state = False  # whether nbtrain is creating a checkpoint
+    _wrapped_step: TrainStep | None = None  # where an addon wraps the step
 
     def __init__(self, trainer: StepsProtocol, *, whole_epoch: bool = True, with_addons: bool = True) -> None:
         super().__init__(trainer, trainer.active_addons if with_addons else [], whole_epoch=whole_epoch)
         self.model, self.with_addons = trainer.model, with_addons
-        self.predict: Callable[[Any], Any] | None = None
-        self.names_loaders = True  # whether logged names include the loader's name
-        self.saves_state = False  # whether nbtrain is creating a checkpoint
         self.wrapped_by: list[AddOnBase] = []  # the addons that wrap the step
-        self._wrapped_step: TrainStep | None = None  # where an addon wraps the step
         self._sinks: list[EventSink] = []
         self._known_metrics = KnownMetrics()
         if not trainer.automatic_optimization:

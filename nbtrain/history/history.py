@@ -391,12 +391,14 @@ class History(Listed):
     @property
     def _last_is_best(self) -> bool:
         """Whether the newest epoch is the best so far."""
-        return self.best is not None and bool(self.epochs) and self.best is self.epochs[-1]
+        best = self.best
+        return best is not None and bool(self.epochs) and best is self.epochs[-1]
 
     @property
     def _last_validation_is_best(self) -> bool:
         """Whether the newest validation is the best so far, if validations are compared."""
-        return self.best is not None and bool(self.validations) and self.best is self.validations[-1]
+        best = self.best
+        return best is not None and bool(self.validations) and best is self.validations[-1]
 
     @property
     def table(self) -> list[text.Row]:

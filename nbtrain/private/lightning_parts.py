@@ -252,13 +252,10 @@ def stand_at(pl_trainer: L.Trainer, *, epoch: int, step: int) -> None:
     updates = loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
     by_hand = loop.epoch_loop.manual_optimization.optim_step_progress.total
     updates.ready = updates.completed = by_hand.ready = by_hand.completed = step
-    state = loop.state_dict()
-    state["epoch_loop.state_dict"] = dict.fromkeys(state["epoch_loop.state_dict"], step)  # one number, under which loggers log
+    set_logged_step(pl_trainer, step)
     if epoch:
-        loop.load_state_dict(state)
+        loop.load_state_dict({})  # notes that a checkpoint was loaded, and nothing else
         loop.restarting = False
-    else:
-        loop.epoch_loop.on_load_checkpoint(state["epoch_loop.state_dict"])
 
 
 def logged_step(pl_trainer: L.Trainer) -> int:

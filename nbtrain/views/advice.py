@@ -227,18 +227,24 @@ class Waiting:
 
     def _forget(self) -> None:
         """Forget the values so far, which are not comparable with those to come."""
+        self._rows: list[Mapping[str, Any]] = []  # that are added when the line is read: few runs have a view at each epoch
         self._columns: dict[str, _Column] = {}
 
     def update(self, event: Event) -> None:
-        self.n_epochs = max(self.n_epochs, event.progress.n_epochs)
         if event.kind == "start":
             self.monitor = event.data.get("monitor", "val_loss")
             self.mode = "max" if event.data.get("monitor_mode") == "max" else "min"
             self._forget()
         elif event.kind == "epoch":
-            self._add(event.data["row"])
+            self.n_epochs = max(self.n_epochs, event.progress.n_epochs)
+            self._rows.append(event.data["row"])
         elif event.kind == "mark":
             self._forget()
+
+    def _read(self) -> None:
+        rows, self._rows = self._rows, []
+        for row in rows:
+            self._add(row)
 
     def _add(self, row: Mapping[str, Any]) -> None:
         for name in {self.monitor, "train_loss"} & row.keys():
@@ -246,6 +252,7 @@ class Waiting:
 
     @property
     def line(self) -> str:
+        self._read()
         name = "train_loss" if self.monitor == "val_loss" and "val_loss" not in self._columns else self.monitor
         column = self._columns.get(name)
         if column is None or column.best < 0 or column.age < max(_MIN_PATIENCE, (column.best + 1) // 2, self.n_epochs // 5):
@@ -298,6 +305,7 @@ class Overfitting(Waiting):
     """A metric becomes better in training and worse in validation."""
 
     def _forget(self) -> None:
+        super()._forget()
         self._pairs: dict[str, _Pair] = {}
         self._names: list[str] = []  # in the newest row
 
@@ -316,6 +324,7 @@ class Overfitting(Waiting):
 
     @property
     def line(self) -> str:
+        self._read()
         names = dict.fromkeys([self.monitor.removeprefix("val_"), *self._names])
         return next((line for name in names if name in self._pairs and (line := self._pairs[name].line)), "")
 

@@ -16,6 +16,7 @@ PARTS = (
     "evaluation",
     "calls",
     "epochs",
+    "counts",
     "long_history",
     "kernel",
     "first_digit",

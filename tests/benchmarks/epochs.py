@@ -31,6 +31,7 @@ from torch.nn.functional import cross_entropy
 Training = Callable[[int, bool], Any]  # takes the number of epochs, and whether there is a validation
 BOUNDS_MS = {False: 0.30, True: 0.60}  # over the plain loop: without and with a validation
 MAX_RATIO = {False: 0.69 / 0.39, True: 1.06 / 0.46}  # of the plain loop
+OFF: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
 N_LONG, N_SHORT, N_SLOW = 400, 20, 40
 NOTE = "One CPU thread. In a notebook states are kept in memory, so that you can rewind."
 N_GROWTH, FIFTH = 5_000, 1_000
@@ -83,8 +84,7 @@ def lightning(n_epochs: int, valid: bool) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.Adam(self.parameters())
 
-    off: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = L.Trainer(accelerator="cpu", devices=1, max_epochs=n_epochs, log_every_n_steps=1, **off)
+    trainer = L.Trainer(accelerator="cpu", devices=1, max_epochs=n_epochs, log_every_n_steps=1, **OFF)
     loader = torch.utils.data.DataLoader([make_batch()], batch_size=None)  # it reads a list as several loaders
     trainer.fit(Classify(), loader, loader if valid else None)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import contenders
+import counts
 import epochs
 import features
 import loggers
@@ -169,3 +172,19 @@ def test_a_long_training_is_judged_by_its_last_part() -> None:
     assert len(epoch_ms) == len(after_mb) == 4
     assert all(claim.met for claim in epochs.growth_row([2.0, 1.0, 1.0, 1.0, 1.05], [300.0, 301, 302, 303, 304]).all_claims)
     assert [claim.met for claim in epochs.growth_row([1.0, 1.0, 1.1, 1.2, 1.3], [300.0, 310, 320, 330, 340]).all_claims] == [False, False]
+
+
+def test_calls_of_steps_epochs_and_runs_are_within_their_bounds() -> None:
+    done = subprocess.run([sys.executable, counts.__file__], capture_output=True, text=True)  # without what the other tests have imported
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_calls_of_python_and_built_in_functions_are_counted() -> None:
+    def twice(x: list[int]) -> int:
+        return len(x) + len(x)
+
+    assert counts.n_calls(lambda: twice([])) == 1 + 1 + 2
+
+
+def test_an_epoch_costs_what_it_adds_to_a_training() -> None:
+    assert counts.n_each(lambda n: [len(""), *(abs(i) for i in range(n))]) == pytest.approx(2, abs=0.1)  # `abs`, and the generator
