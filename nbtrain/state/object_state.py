@@ -25,8 +25,6 @@ from ..checkpoint.value_kinds import as_plain, is_value
 from ..checkpoint.weights import load_weights
 from nbtrain.objects import (
     CONSTANT,
-    MOST_OBJECTS,
-    attributes_of,
     generator_state,
     has_state,
     is_generator,
@@ -35,6 +33,7 @@ from nbtrain.objects import (
     set_generator_state,
 )
 from ..optim.optimizer_state import load_optimizer
+from ..source.walk import MOST_OBJECTS, attributes_of
 
 # %% auto #0
 __all__ = ["Unsaved", "pack", "Unpacker", "pack_module", "fingerprint"]
