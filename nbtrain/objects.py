@@ -112,6 +112,7 @@ _CLOSED = (
     "multiprocessing",
     "threading",
     "logging",
+    "unittest.mock",
 )
 _KNOWN = sys.stdlib_module_names | {"torch", "numpy", "nbtrain"}
 PASSING = (ITERATOR, "__pl_attrs_record")  # of a DataLoader, for one pass; and where Lightning records what is set in it
@@ -405,25 +406,25 @@ def holder_items(holder: Any) -> Mapping[Any, Any]:
 
 def is_array(value: Any) -> bool:
     """Whether it is an array of numbers, or a tensor that is not trained."""
-    if isinstance(value, Tensor):
+    if is_kind(value, Tensor):
         return value.layout is torch.strided and not (value.is_meta or value.requires_grad or value.is_inference())
-    return isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+    return is_kind(value, np.ndarray) and value.dtype.kind in "biuf"
 
 
 def copied(value: Any) -> Any:
     """`value`, copied if it is an array or tensor, so that later in-place changes don't affect it."""
-    return value.detach().clone() if isinstance(value, Tensor) else value.copy() if isinstance(value, np.ndarray) else value
+    return value.detach().clone() if is_kind(value, Tensor) else value.copy() if is_kind(value, np.ndarray) else value
 
 
 def is_equal(left: Any, right: Any) -> bool:
     """Whether two plain values are equal and of one type."""
     if left is right:
-        return not isinstance(left, float) or left == left
+        return not is_kind(left, float) or left == left
     if type(left) is not type(right):
         return False
-    if isinstance(left, Tensor):
+    if is_kind(left, Tensor):
         return left.dtype == right.dtype and left.device == right.device and torch.equal(left, right)
-    if isinstance(left, np.ndarray):
+    if is_kind(left, np.ndarray):
         return left.dtype == right.dtype and np.array_equal(left, right)
     return left == right
 
@@ -439,21 +440,21 @@ def _filled(present: Any, value: Any) -> Any:
 
 def set_value(holder: Any, key: Any, value: Any) -> None:
     """Set the value of `holder` under `key`, bypassing a custom `__setattr__`."""
-    if isinstance(value, (Tensor, np.ndarray)):
+    if is_kind(value, (Tensor, np.ndarray)):
         value = _filled(holder_items(holder).get(key), value)
-    if isinstance(holder, type):
+    if is_kind(holder, type):
         setattr(holder, key, value)
-    elif isinstance(holder, FunctionType):
+    elif is_kind(holder, FunctionType):
         if key in _cells(holder):
             _cells(holder)[key].cell_contents = value
         else:
             holder.__globals__[key] = value
-    elif isinstance(holder, (list, deque)):
+    elif is_kind(holder, (list, deque)):
         if key < len(holder):
             holder[key] = value
-    elif isinstance(holder, dict):
+    elif is_kind(holder, dict):
         holder[key] = value
-    elif isinstance(holder, nn.Module) and key in buffers_of(holder):
+    elif is_kind(holder, nn.Module) and key in buffers_of(holder):
         buffers_of(holder)[key] = value
     elif hasattr(holder, key):
         object.__setattr__(holder, key, value)
@@ -464,6 +465,6 @@ def set_values(holder: Any, values: Mapping[Any, Any] | list[Any]) -> None:
     if isinstance(values, dict):
         for key, value in values.items():
             set_value(holder, key, value)
-    elif isinstance(holder, (list, deque, set)):
+    elif is_kind(holder, (list, deque, set)):
         holder.clear()
-        holder.update(values) if isinstance(holder, set) else holder.extend(values)
+        holder.update(values) if is_kind(holder, set) else holder.extend(values)

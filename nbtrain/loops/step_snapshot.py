@@ -133,9 +133,9 @@ _QUICK = frozenset((int, float, bool, str, bytes, type(None), torch.dtype, torch
 
 
 def _is_own(item: Any) -> bool:
-    """Whether the attributes of `item` are restored: of your classes, and what an addon's callback gathers."""
+    """Whether the attributes of `item` are restored: of your classes, of a UserDict, and what an addon's callback gathers."""
     of_addon = module_of(item).startswith("nbtrain.addons.") and not is_kind(item, (L.Callback, AddOnBase))
-    return kind_of(item).is_own or of_addon or type(item) is SimpleNamespace
+    return kind_of(item).is_own or of_addon or type(item) is SimpleNamespace or module_of(item) == "collections"
 
 
 def _restore_dict(item: Any, kept: dict[Any, Any]) -> None:
@@ -406,7 +406,7 @@ _IN_BATCH = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "
 
 def _modules_beside(trainer: Any) -> dict[str, nn.Module]:
     own: frozenset[str] = vars(trainer).get("own_names", frozenset(vars(trainer)))
-    return {name: value for name, value in vars(trainer).items() if isinstance(value, nn.Module) and name not in own}
+    return {name: value for name, value in vars(trainer).items() if is_kind(value, nn.Module) and name not in own}
 
 
 def modules_beside(trainer: Any) -> list[nn.Module]:

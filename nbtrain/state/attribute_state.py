@@ -17,6 +17,7 @@ from ..private.torch_parts import buffers_of
 from ..engine.protocol import AddOnProtocol, TrainerProtocol
 from ..errors import ConfigError
 from ..objects import is_generator, kind_of, known_kind, module_attributes
+from ..source.user_code import is_kind
 from ..source.walk import function_of, method_of
 from .object_state import Unpacker, Unsaved, fingerprint, pack
 
@@ -208,7 +209,7 @@ class AttributeState:
 
 def _kind_unsaved(value: Any, known: set[int], holder: Any) -> str:
     """The kind of a value that may change but has no plain form; else ""."""
-    if isinstance(value, (Dataset, DataLoader)):
+    if is_kind(value, (Dataset, DataLoader)):
         return ""
     try:
         pack(value, known)
@@ -217,6 +218,6 @@ def _kind_unsaved(value: Any, known: set[int], holder: Any) -> str:
         if isinstance(holder, nn.Module) and type(holder).__module__.startswith("torch."):
             return error.name if opaque else ""  # torch makes again what its own modules hold
         return (
-            error.name if opaque or isinstance(value, (list, tuple, dict, Tensor, np.ndarray)) else ""
+            error.name if opaque or is_kind(value, (list, tuple, dict, Tensor, np.ndarray)) else ""
         )  # others are mostly configurations
     return ""
