@@ -23,18 +23,7 @@ from .user_code import is_kind, is_user, is_user_module, module_of, mro, name_of
 from .walk import MOST_OBJECTS, PLAIN, Walk, parts
 
 # %% auto #0
-__all__ = [
-    "CODELESS",
-    "nested",
-    "names_read",
-    "modules_imported",
-    "package_of",
-    "closure",
-    "chain",
-    "chains_read",
-    "Reached",
-    "reach",
-]
+__all__ = ["CODELESS", "nested", "names_read", "modules_imported", "package_of", "closure", "chain", "chains_read", "Reached", "reach"]
 
 # %% ../../nbs/source/source_code.ipynb #e75c3d0b
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")

@@ -217,7 +217,5 @@ def _kind_unsaved(value: Any, known: set[int], holder: Any) -> str:
         opaque = kind_of(value).is_own or method_of(value, "__next__") is not None or is_generator(value)
         if isinstance(holder, nn.Module) and type(holder).__module__.startswith("torch."):
             return error.name if opaque else ""  # torch makes again what its own modules hold
-        return (
-            error.name if opaque or is_kind(value, (list, tuple, dict, Tensor, np.ndarray)) else ""
-        )  # others are mostly configurations
+        return error.name if opaque or is_kind(value, (list, tuple, dict, Tensor, np.ndarray)) else ""  # others are mostly configurations
     return ""
