@@ -25,7 +25,7 @@ from ..errors import listed
 from ..objects import Search, children, generator_state, holder_items, holds_data, kind_of, plain_values, set_generator_state, set_value
 from ..rng import device_generator, host_states, set_host_states
 from ..source.user_code import is_kind, is_user, module_of, state
-from ..source.walk import Walk, attributes_of, base_of, parts, slots_of, values_of
+from ..source.walk import Walk, attributes_of, base_of, parts, slots_of
 
 # %% auto #0
 __all__ = ["RandomSnapshot", "restore_attributes", "Tensors", "Contents", "Attributes", "CallSnapshot", "modules_beside", "StepSnapshot"]
@@ -138,23 +138,14 @@ def _is_own(item: Any) -> bool:
     return kind_of(item).is_own or of_addon or type(item) is SimpleNamespace or module_of(item) == "collections"
 
 
-def _restore_dict(item: Any, kept: dict[Any, Any]) -> None:
-    base: Any = OrderedDict if is_kind(item, OrderedDict) else dict  # which has an order of its own
-    if list(base.__iter__(item)) != list(kept):
-        base.clear(item)
-    for key, value in kept.items():
-        base.__setitem__(item, key, value)
-
-
-def _restore_items(item: Any, kept: Any) -> None:
-    base, now = base_of(item), values_of(item) or []
-    if base is set:
-        if set(now) != kept:
-            set.clear(item)
-            set.update(item, kept)
-    elif len(now) != len(kept) or any(one is not other for one, other in zip(now, kept)):
-        base.clear(item)
-        base.extend(item, kept)
+def _refill(item: Any, kept: Any) -> None:
+    base: Any = OrderedDict if is_kind(item, OrderedDict) else base_of(item)  # which has an order of its own
+    base.clear(item)
+    if base in (dict, OrderedDict):
+        for key, value in kept.items():
+            base.__setitem__(item, key, value)
+    else:
+        (base.update if base is set else base.extend)(item, kept)
 
 
 def _restore_slots(item: Any, kept: dict[str, Any]) -> None:
@@ -165,8 +156,9 @@ def _restore_slots(item: Any, kept: dict[str, Any]) -> None:
             slot.__delete__(item)
 
 
-def _restore_array(item: Any, kept: Any) -> None:
-    item[...] = kept
+def _restore_some(attributes: Any, without: frozenset[str], kept: dict[str, Any]) -> None:
+    """Restore attributes, except those named in `without`."""
+    restore_attributes(attributes, kept | {name: attributes[name] for name in without & attributes.keys()})
 
 
 def _restore_outside(item: Any, kept: dict[Any, Any]) -> None:
@@ -190,7 +182,7 @@ def _mark(item: Any) -> Any:
 def _named(path: str, item: Any) -> str:
     """An object, its kind and its size: `trainer.seen (a list of 100,000 items)`."""
     name, base = type(item).__name__, base_of(item)
-    article = "an" if name[0].lower() in "aeio" or name == "ndarray" else "a"
+    article = "an" if name[0] in "aeioAEIO" or name == "ndarray" else "a"
     size = ""
     if base is not None:
         size = f" of {base.__len__(item):,} items"
@@ -236,21 +228,22 @@ class Contents(Walk):
         elif is_kind(item, np.ndarray):
             self._keep_array(item)
         elif kind.is_generator:
-            self._add(item, set_generator_state, generator_state(item))
+            self.restore_by(set_generator_state, item, generator_state(item))
         elif kind.is_iterator:
             self._leave(item)
         elif kind.is_module:
             return self._keep_module(item)
         elif (kind.is_function or kind.is_class) and not kind.is_enum and is_user(item):
-            self._add(item, _restore_outside, plain_values(item, [self.n_bytes // 8]))
+            self.restore_by(_restore_outside, item, plain_values(item, [self.n_bytes // 8]))
         elif is_kind(item, (MethodType, partial)):
             return parts(item)
         elif _is_own(item):
             return self._keep_attributes(item)
         return ()
 
-    def _add(self, item: Any, way: Callable[[Any, Any], None], kept: Any) -> None:
-        self.ways.append((item, partial(way, item, kept)))
+    def restore_by(self, way: Callable[..., None], item: Any, *kept: Any) -> None:
+        """After an error, call `way` with `item` and what is `kept` of it."""
+        self.ways.append((item, partial(way, item, *kept)))
 
     def _leave(self, item: Any) -> None:
         known = self.before.get(id(item))
@@ -262,9 +255,9 @@ class Contents(Walk):
         self.tensors.keep_always(tensor, most)
 
     def _keep_array(self, item: Any) -> None:
-        if item.flags.writeable and item.nbytes <= min(self.n_bytes, _COPIED_BYTES):
+        if item.flags.writeable and item.nbytes <= (self.n_bytes if self.always else min(self.n_bytes, _COPIED_BYTES)):
             self.n_bytes -= item.nbytes
-            self._add(item, _restore_array, item.copy())
+            self.restore_by(np.ndarray.__setitem__, item, ..., item.copy())
         elif item.flags.writeable:
             self._leave(item)
 
@@ -273,21 +266,21 @@ class Contents(Walk):
         if n > self.n_items:
             self._leave(item)
             if base is list:
-                self._add(item, list.__delitem__, slice(n, None))
+                self.restore_by(list.__delitem__, item, slice(n, None))
             return ()
         kept = dict(dict.items(item)) if base is dict else base(base.__iter__(item))
         values = kept.values() if base is dict else kept
         if base not in (tuple, frozenset):
             self.n_items -= n
-            self._add(item, _restore_dict if base is dict else _restore_items, kept)
+            self.restore_by(_refill, item, kept)
         held = () if holds_data(values) else values
         return [*held, *self._keep_attributes(item)] if kind_of(item).is_own else held
 
     def _keep_attributes(self, item: Any) -> Iterable[Any]:
         held, kept = state(item), attributes_of(item)
-        self._add(held, restore_attributes, dict(held))
+        self.restore_by(restore_attributes, held, dict(held))
         if len(kept) > len(held):
-            self._add(item, _restore_slots, kept)
+            self.restore_by(_restore_slots, item, kept)
         return kept.values()
 
     def _keep_module(self, module: nn.Module) -> Iterable[Any]:
@@ -296,11 +289,12 @@ class Contents(Walk):
         for value in buffers.values():
             if value is not None:
                 self._keep_tensor(value, _ALWAYS_BYTES)
-        self._add(buffers, restore_attributes, dict(buffers))
+        self.restore_by(restore_attributes, buffers, dict(buffers))
         if module_of(module).startswith("torch."):
             return children_of(module).values()
-        self._add(vars(module), _restore_some, {name: value for name, value in vars(module).items() if name not in _OF_MODULES})
-        return [*children_of(module).values(), *(value for name, value in vars(module).items() if name not in _OF_MODULES)]
+        kept = {name: value for name, value in vars(module).items() if name not in _OF_MODULES}
+        self.restore_by(_restore_some, vars(module), _OF_MODULES, kept)
+        return [*children_of(module).values(), *kept.values()]
 
     def restore(self) -> list[Any]:
         """Restore the objects. Returns those that could not be restored."""
@@ -314,11 +308,6 @@ class Contents(Walk):
 
 
 # %% ../../nbs/loops/step_snapshot.ipynb #heldattr
-def _restore_some(attributes: dict[str, Any], kept: dict[str, Any]) -> None:
-    """Restore the attributes of a module, without what torch keeps in it."""
-    restore_attributes(attributes, kept | {name: attributes[name] for name in _OF_MODULES & attributes.keys()})
-
-
 class _Held(Search):
     """Finds the path of each object that `Contents` copies."""
 
@@ -343,38 +332,33 @@ class Attributes:
         self.buffers, self.known = buffers, list(map(id, known))
         self.tensors = Tensors()
         self.contents = Contents(self.tensors)
-        self._kept: list[tuple[Any, frozenset[str], dict[str, Any]]] = []
         self._held: list[tuple[str, str, Any]] = []
 
     def take(self) -> None:
-        self._kept, self._held = kept, held = [], []
+        self.tensors.begin()
+        self.contents, held = Contents(self.tensors, self.known, self.contents.rest), list[tuple[str, str, Any]]()
+        ways, always = self.contents.ways, self.tensors.always
         for path, attributes, without, n in self.roots:
             if n == len(attributes):
                 continue  # there is nothing else
             copy = attributes.copy()
-            kept.append((attributes, without, copy))
+            ways.append((attributes, partial(_restore_some, attributes, without, copy)))
             for name, value in copy.items():
                 if type(value) not in _QUICK and name not in without:
                     held.append((path, name, value))
-        self.tensors.begin()
-        always = self.tensors.always
         for buffers in self.buffers:
-            copy = dict(buffers)
-            kept.append((buffers, frozenset(), copy))
-            for tensor in copy.values():
+            ways.append((buffers, partial(restore_attributes, buffers, dict(buffers))))
+            for tensor in buffers.values():
                 if id(tensor) not in always and tensor is not None:
                     self.tensors.keep_always(tensor)
-        self.contents = Contents(self.tensors, self.known, self.contents.rest)
         for _, _, value in held:
             self.contents.add(value)
         deque(self.contents, maxlen=0)
         self.tensors.take()
+        self._held = held
 
     def restore(self) -> str:
         """Restore everything. Returns what could not be restored, or an empty string."""
-        for attributes, without, copy in self._kept:
-            rest = {name: value for name, value in attributes.items() if name in without}
-            restore_attributes(attributes, copy | rest)
         lost = self.contents.restore()
         if not lost:
             return ""
