@@ -122,7 +122,7 @@ class _Parts(Walk):
         if is_kind(item, (DataLoader, LoaderWrapper, Dataset)) or is_user(type(item)):
             held = attributes_of(item)
             for inner in (held[name] for name in _INSIDE if name in held):
-                for part in values_of(inner) if is_kind(inner, (list, tuple)) else [inner]:
+                for part in (values_of(inner) or ()) if is_kind(inner, (list, tuple)) else [inner]:
                     self.add(part)
 
 
