@@ -25,12 +25,11 @@ import torch
 from torch import Tensor, nn
 
 from .private.torch_parts import ITERATOR, buffers_of, transient_of
-from .source.user_code import is_user
+from .source.user_code import is_kind, is_user, module_of, mro, own
+from .source.walk import MANY, MOST_ITEMS, Walk, attributes_of, base_of, function_of, method_of, slots_of, values_of
 
 # %% auto #0
 __all__ = [
-    "MOST_OBJECTS",
-    "MOST_ITEMS",
     "MOST_NUMBERS",
     "CONSTANT",
     "PASSING",
@@ -46,8 +45,8 @@ __all__ = [
     "outside_names",
     "used_by",
     "module_attributes",
-    "attributes_of",
     "items_of",
+    "holds_data",
     "children",
     "Search",
     "all_plain",
@@ -67,7 +66,7 @@ _GLOBAL = {id(found) for found in (torch.default_generator, np.random.rand.__sel
 
 def is_generator(value: Any) -> bool:
     """Whether `value` is a random number generator of torch, NumPy or Python."""
-    return isinstance(value, _GENERATORS)
+    return is_kind(value, _GENERATORS)
 
 
 def generator_state(generator: Any) -> Any:
@@ -98,12 +97,12 @@ def set_generator_state(generator: Any, state: Any) -> None:
 
 
 # %% ../nbs/objects.ipynb #objects08
-MOST_OBJECTS, MOST_ITEMS, MOST_NUMBERS = 10_000, 100_000, 2**22  # of a search, of a container, of all arrays of a search
+MOST_NUMBERS = 2**22  # of all arrays of a search
 CONSTANT = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, partial, torch.device, io.IOBase, weakref.ref)
 _LEAVES = (Tensor, np.ndarray, torch.optim.Optimizer, io.IOBase, ModuleType, str, bytes, PurePath, weakref.ref, BuiltinFunctionType)
 _LEAVES += (torch.distributed.ProcessGroup,) if torch.distributed.is_available() else ()
 _PLAIN = (int, float, bool, str, type(None), np.integer, np.floating, np.bool_)
-_DATA, _MANY = (*_PLAIN, Tensor, np.ndarray), 256
+_DATA = (*_PLAIN, Tensor, np.ndarray)
 _CLOSED = (
     "lightning",
     "lightning_fabric",
@@ -113,6 +112,7 @@ _CLOSED = (
     "multiprocessing",
     "threading",
     "logging",
+    "unittest.mock",
 )
 _KNOWN = sys.stdlib_module_names | {"torch", "numpy", "nbtrain"}
 PASSING = (ITERATOR, "__pl_attrs_record")  # of a DataLoader, for one pass; and where Lightning records what is set in it
@@ -123,10 +123,6 @@ def is_known(module: str) -> bool:
     return module.partition(".")[0] in _KNOWN
 
 
-def _as_names(slots: Any) -> Iterable[str]:
-    return (slots,) if isinstance(slots, str) else slots
-
-
 @dataclass(frozen=True)
 class Kind:
     """What a search needs to know about a class. `is_closed`: its objects hold far more than the state of a step, such as a trainer.
@@ -134,26 +130,27 @@ class Kind:
     `is_known`: the class and its bases are of known libraries. `is_user`: you have written it. `is_own`: and its objects have attributes.
     """
 
-    is_plain: bool
-    is_generator: bool
-    is_list: bool
-    is_iterator: bool
-    is_enum: bool
-    is_leaf: bool
-    is_closed: bool
-    is_known: bool
-    is_user: bool
-    is_own: bool
-    is_container: bool
-    is_mapping: bool
-    slots: tuple[str, ...]
+    is_plain: bool = False
+    is_generator: bool = False
+    is_list: bool = False
+    is_iterator: bool = False
+    is_enum: bool = False
+    is_leaf: bool = True
+    is_closed: bool = False
+    is_known: bool = False
+    is_user: bool = False
+    is_own: bool = False
+    is_class: bool = False
+    is_function: bool = False
+    is_module: bool = False
+    has_attributes: bool = False
+    is_container: bool = False
+    is_mapping: bool = False
 
     @classmethod
     def of(cls, kind: type) -> Kind:
-        modules = [found.__module__ for found in kind.__mro__]
-        slots = (name for found in kind.__mro__ for name in _as_names(vars(found).get("__slots__", ())))
-        slots = tuple(name for name in slots if name not in ("__dict__", "__weakref__"))
-        has_attributes = bool(slots) or kind.__dictoffset__ != 0
+        modules = list(map(module_of, mro(kind)))
+        has_attributes = bool(slots_of(kind)) or kind.__dictoffset__ != 0
         return cls(
             is_plain=issubclass(kind, _PLAIN),
             is_generator=issubclass(kind, _GENERATORS),
@@ -165,9 +162,12 @@ class Kind:
             is_known=all(map(is_known, modules)),
             is_user=is_user(kind),
             is_own=has_attributes and is_user(kind),
+            is_class=issubclass(kind, type),
+            is_function=issubclass(kind, FunctionType),
+            is_module=issubclass(kind, nn.Module),
+            has_attributes=has_attributes,
             is_container=issubclass(kind, (list, tuple, deque, set, frozenset)),
-            is_mapping=issubclass(kind, dict) or (issubclass(kind, Mapping) and kind.__module__ == "collections"),
-            slots=slots,
+            is_mapping=issubclass(kind, dict) or (issubclass(kind, Mapping) and modules[0] == "collections"),
         )
 
 
@@ -175,10 +175,13 @@ _SEEN_KINDS: weakref.WeakKeyDictionary[type, Kind] = weakref.WeakKeyDictionary()
 
 
 def known_kind(kind: type) -> Kind:
-    """What is known about a class."""
-    if (known := _SEEN_KINDS.get(kind)) is None:
-        known = _SEEN_KINDS[kind] = Kind.of(kind)
-    return known
+    """What is known about a class. One that can't be read is a leaf."""
+    try:
+        if (known := _SEEN_KINDS.get(kind)) is None:
+            known = _SEEN_KINDS[kind] = Kind.of(kind)
+        return known
+    except Exception:  # of the code of a metaclass
+        return Kind()
 
 
 def kind_of(item: Any) -> Kind:
@@ -189,13 +192,12 @@ def kind_of(item: Any) -> Kind:
 def is_end(item: Any) -> bool:
     """Whether a search does not look into `item`."""
     kind = kind_of(item)
-    is_class = isinstance(item, type)
-    return kind.is_plain or kind.is_generator or kind.is_iterator or kind.is_enum or kind.is_leaf or kind.is_closed or is_class
+    return kind.is_plain or kind.is_generator or kind.is_iterator or kind.is_enum or kind.is_leaf or kind.is_closed or kind.is_class
 
 
 def has_state(item: Any) -> bool:
     """Whether `item` has `state_dict` and `load_state_dict`."""
-    return callable(getattr(item, "state_dict", None)) and callable(getattr(item, "load_state_dict", None))
+    return method_of(item, "state_dict") is not None and method_of(item, "load_state_dict") is not None
 
 
 # %% ../nbs/objects.ipynb #objects11
@@ -214,8 +216,8 @@ def _set_in_module(code: CodeType) -> frozenset[str]:
 
 def outside_names(function: Any) -> list[str]:
     """The `global` names that a function assigns, in its module or notebook."""
-    function = getattr(function, "__func__", function)
-    return sorted(_set_in_module(function.__code__)) if isinstance(function, FunctionType) else []
+    function = function_of(function)
+    return sorted(_set_in_module(function.__code__)) if is_kind(function, FunctionType) else []
 
 
 def _cells(function: FunctionType) -> dict[str, CellType]:
@@ -261,74 +263,66 @@ def module_attributes(module: nn.Module) -> dict[str, Any]:
     return found
 
 
-def attributes_of(item: Any) -> dict[str, Any]:
-    """The attributes of an instance, in its `__dict__` and in slots."""
-    found = {name: getattr(item, name) for name in kind_of(item).slots if hasattr(item, name)}
-    found |= getattr(item, "__dict__", {})
-    for name in PASSING:
-        found.pop(name, None)
-    return found
-
-
 def items_of(item: Any) -> Mapping[Any, Any] | None:
     """What a container or an instance holds, by key, index or name; None for anything else. Nothing of a container that is too long."""
     kind = kind_of(item)
+    if kind.is_container:
+        return dict(enumerate(values_of(item) or ()))
     if kind.is_mapping:
-        if len(item) > MOST_ITEMS:
+        if (dict.__len__(item) if is_kind(item, dict) else len(item)) > MOST_ITEMS:
             return {}
-        if type(item) is dict or not isinstance(item, dict):
+        if type(item) is dict or not is_kind(item, dict):
             return item
         return dict(dict.items(item))  # not by a `__getitem__` that makes something of a value, as transformers' ACT2FN has
-    if kind.is_container:
-        return dict(enumerate(item)) if len(item) <= MOST_ITEMS else {}
-    if isinstance(item, type):
-        return {name: value for name, value in vars(item).items() if not name.startswith("__")}
-    if isinstance(item, nn.Module):
+    if kind.is_class:
+        return {name: value for name, value in own(item).items() if not name.startswith("__")}
+    if kind.is_module:
         return module_attributes(item) | buffers_of(item)
-    return attributes_of(item) if hasattr(type(item), "__slots__") or hasattr(item, "__dict__") else None
+    found = {name: value for name, value in attributes_of(item).items() if name not in PASSING}
+    return found if found or kind.has_attributes else None
 
 
-def _holds_data(items: Any) -> bool:
+def holds_data(items: Any) -> bool:
     """Whether all items are numbers, text, or tuples of these, or there are many that are arrays too, as samples of a dataset are."""
     kinds = set(map(type, items))
     if tuple in kinds:
         kinds |= set(map(type, chain.from_iterable(item for item in items if type(item) is tuple)))
         kinds.discard(tuple)
-    return all(issubclass(kind, _DATA if len(items) > _MANY else _PLAIN) for kind in kinds)
+    return all(issubclass(kind, _DATA if len(items) > MANY else _PLAIN) for kind in kinds)
 
 
 def _of_class(item: Any) -> Iterator[tuple[str, Any]]:
     """The classes of `item`, with their generators and methods, except those of known libraries."""
-    for kind in type(item).__mro__:
-        if is_known(kind.__module__):
+    for kind in mro(type(item)):
+        if is_known(module_of(kind)):
             continue
         yield f".{kind.__name__}", kind
-        for name, value in vars(kind).items():
-            value = getattr(value, "fget", None) or getattr(value, "__func__", value)
-            if isinstance(value, (FunctionType, *_GENERATORS)):
+        for name, value in own(kind).items():
+            value = function_of(value)
+            if is_kind(value, (FunctionType, *_GENERATORS)):
                 yield f".{name}", value
 
 
 def children(item: Any) -> Iterator[tuple[str, Any]]:
     """The objects that `item` holds or uses, each with what it adds to the path. Nothing of many samples, which are data."""
-    if isinstance(item, FunctionType):
+    kind = kind_of(item)
+    if kind.is_function:
         yield from ((f".{name}", value) for name, value in used_by(item).items())
-    elif isinstance(item, MethodType):
+    elif is_kind(item, MethodType):
         yield from ((".self", item.__self__), ("", item.__func__))
-    elif isinstance(item, partial):
+    elif is_kind(item, partial):
         yield from ((".func", item.func), (".args", item.args), (".keywords", item.keywords))
     else:
-        kind = kind_of(item)
-        if (kind.is_container and _holds_data(item)) or (kind.is_mapping and _holds_data(item.values())):
-            return
-        is_instance = not (kind.is_container or kind.is_mapping)
-        yield from ((f".{key}" if is_instance else f"[{key!r}]", value) for key, value in (items_of(item) or {}).items())
-        if isinstance(item, nn.Module):
+        values = values_of(item)
+        if values is None or not holds_data(values):
+            beside = "[{!r}]" if kind.is_container or kind.is_mapping else ".{}"
+            yield from ((beside.format(key), value) for key, value in (items_of(item) or {}).items())
+        if kind.is_module:
             yield from ((f".{name}", part) for name, part in item.named_children())
 
 
 # %% ../nbs/objects.ipynb #objects13
-class Search:
+class Search(Walk):
     """The objects that `roots` hold, each with its path, the nearest first. Those with an id in `known` are left out.
 
     `libraries`: whether to search the objects of libraries too, which a loader is made of; there, more than 256 items are data.
@@ -336,39 +330,37 @@ class Search:
     """
 
     def __init__(self, roots: Iterable[tuple[str, Any]], known: Iterable[int] = (), *, libraries: bool = False) -> None:
-        self.roots, self.known, self.libraries, self.is_whole = roots, known, libraries, True
+        super().__init__((*_GLOBAL, *known))
+        self.libraries, self._classes = libraries, set[type]()
+        for path, item in roots:
+            self.add(item, path)
 
-    def _is_open(self, item: Any) -> bool:
+    def add(self, item: Any, path: str = "") -> None:
+        if not (kind_of(item).is_plain or (is_kind(item, tuple) and holds_data(values_of(item)))):
+            super().add(item, path)
+
+    def is_open(self, item: Any) -> bool:
+        """Whether to look into `item`."""
+        kind = kind_of(item)
         if is_end(item):
             return False
-        kind = kind_of(item)
-        if self.libraries and (kind.is_container or kind.is_mapping) and len(item) > _MANY:
-            return False
         if self.libraries:
-            return True
-        if isinstance(item, FunctionType):
+            base = base_of(item)
+            return base is None or base.__len__(item) <= MANY
+        if kind.is_function:
             return is_user(item)
-        return kind.is_own or kind.is_container or kind.is_mapping or isinstance(item, (nn.Module, MethodType, partial))
+        return kind.is_own or kind.is_container or kind.is_mapping or kind.is_module or is_kind(item, (MethodType, partial))
 
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        self.is_whole, queue, seen = True, deque(self.roots), _GLOBAL | set(self.known)
-        most, kept, classes = len(seen) + MOST_OBJECTS, [], set[type]()  # keep the objects alive, or an id could be reused
-        while queue:
-            path, item = queue.popleft()
-            if kind_of(item).is_plain or id(item) in seen or (isinstance(item, tuple) and _holds_data(item)):
-                continue
-            if len(seen) >= most:
-                self.is_whole = False
-                return
-            seen.add(id(item))
-            kept.append(item)
-            yield path, item
-            if self._is_open(item):
-                queue.extend((path + name, child) for name, child in children(item))
-                kind = kind_of(item)
-                if type(item) not in classes and not kind.is_known and (kind.is_user or not isinstance(item, nn.Module)):
-                    queue.extend((path + name, child) for name, child in _of_class(item))
-                classes.add(type(item))
+    def visit(self, item: Any, path: str) -> None:
+        if not self.is_open(item):
+            return
+        for name, child in children(item):
+            self.add(child, path + name)
+        kind = kind_of(item)
+        if type(item) not in self._classes and not kind.is_known and (kind.is_user or not kind.is_module):
+            for name, child in _of_class(item):
+                self.add(child, path + name)
+        self._classes.add(type(item))
 
 
 # %% ../nbs/objects.ipynb #objects16
@@ -392,7 +384,7 @@ def plain_values(holder: Any, budget: list[int], most_items: int = MOST_ITEMS, m
 
     `budget`: a list of the count of numbers that may still be copied. `most_items`, `most_numbers`: of a container, and of an array.
     """
-    if isinstance(holder, (MethodType, partial, tuple, set, frozenset)):
+    if is_kind(holder, (MethodType, partial, tuple, set, frozenset)):
         return {}
     found, items = {}, holder_items(holder)
     if len(items) > most_items:
@@ -409,30 +401,30 @@ def plain_values(holder: Any, budget: list[int], most_items: int = MOST_ITEMS, m
 
 def holder_items(holder: Any) -> Mapping[Any, Any]:
     """What can be assigned in `holder`: items, attributes, or the names that a function assigns outside of it."""
-    return used_by(holder, all_names=False) if isinstance(holder, FunctionType) else items_of(holder) or {}
+    return used_by(holder, all_names=False) if kind_of(holder).is_function else items_of(holder) or {}
 
 
 def is_array(value: Any) -> bool:
     """Whether it is an array of numbers, or a tensor that is not trained."""
-    if isinstance(value, Tensor):
+    if is_kind(value, Tensor):
         return value.layout is torch.strided and not (value.is_meta or value.requires_grad or value.is_inference())
-    return isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+    return is_kind(value, np.ndarray) and value.dtype.kind in "biuf"
 
 
 def copied(value: Any) -> Any:
     """`value`, copied if it is an array or tensor, so that later in-place changes don't affect it."""
-    return value.detach().clone() if isinstance(value, Tensor) else value.copy() if isinstance(value, np.ndarray) else value
+    return value.detach().clone() if is_kind(value, Tensor) else value.copy() if is_kind(value, np.ndarray) else value
 
 
 def is_equal(left: Any, right: Any) -> bool:
     """Whether two plain values are equal and of one type."""
     if left is right:
-        return not isinstance(left, float) or left == left
+        return not is_kind(left, float) or left == left
     if type(left) is not type(right):
         return False
-    if isinstance(left, Tensor):
+    if is_kind(left, Tensor):
         return left.dtype == right.dtype and left.device == right.device and torch.equal(left, right)
-    if isinstance(left, np.ndarray):
+    if is_kind(left, np.ndarray):
         return left.dtype == right.dtype and np.array_equal(left, right)
     return left == right
 
@@ -448,21 +440,21 @@ def _filled(present: Any, value: Any) -> Any:
 
 def set_value(holder: Any, key: Any, value: Any) -> None:
     """Set the value of `holder` under `key`, bypassing a custom `__setattr__`."""
-    if isinstance(value, (Tensor, np.ndarray)):
+    if is_kind(value, (Tensor, np.ndarray)):
         value = _filled(holder_items(holder).get(key), value)
-    if isinstance(holder, type):
+    if is_kind(holder, type):
         setattr(holder, key, value)
-    elif isinstance(holder, FunctionType):
+    elif is_kind(holder, FunctionType):
         if key in _cells(holder):
             _cells(holder)[key].cell_contents = value
         else:
             holder.__globals__[key] = value
-    elif isinstance(holder, (list, deque)):
+    elif is_kind(holder, (list, deque)):
         if key < len(holder):
             holder[key] = value
-    elif isinstance(holder, dict):
+    elif is_kind(holder, dict):
         holder[key] = value
-    elif isinstance(holder, nn.Module) and key in buffers_of(holder):
+    elif is_kind(holder, nn.Module) and key in buffers_of(holder):
         buffers_of(holder)[key] = value
     elif hasattr(holder, key):
         object.__setattr__(holder, key, value)
@@ -473,6 +465,6 @@ def set_values(holder: Any, values: Mapping[Any, Any] | list[Any]) -> None:
     if isinstance(values, dict):
         for key, value in values.items():
             set_value(holder, key, value)
-    elif isinstance(holder, (list, deque, set)):
+    elif is_kind(holder, (list, deque, set)):
         holder.clear()
-        holder.update(values) if isinstance(holder, set) else holder.extend(values)
+        holder.update(values) if is_kind(holder, set) else holder.extend(values)

@@ -5,54 +5,43 @@
 # %% ../../nbs/data/epoch.ipynb #epochno2
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import Any
 
 from lightning.pytorch.utilities import CombinedLoader
-from torch import nn
 from torch.utils.data import DataLoader
 
 from .loader import LoaderWrapper, innermost
-from ..objects import is_end, items_of, kind_of
+from ..objects import Search, children, kind_of
+from ..source.user_code import is_kind
+from ..source.walk import method_of
 
 # %% auto #0
 __all__ = ["with_epoch", "set_epoch", "keeps_epoch"]
 
+
 # %% ../../nbs/data/epoch.ipynb #epochno4
-_MOST = 1000  # objects of a loader that are looked at, and items of a container: more are samples
+class _Search(Search):
+    """The objects of a loader in which a user or a library may put a `set_epoch`; no models, and nothing that a function holds."""
 
-
-def _held(item: Any) -> Iterator[Any]:
-    """The objects that `item` holds, in which a user or a library may put a `set_epoch`; no data, and no models."""
-    if isinstance(item, LoaderWrapper):
-        yield from () if item.continues else (item.reads,)
-    elif isinstance(item, CombinedLoader):
-        yield from item.flattened
-    elif not (is_end(item) or isinstance(item, nn.Module) or getattr(type(item), "tells_epoch", False)):
-        yield from (value for value in (items_of(item) or {}).values() if not _is_data(value))
-
-
-def _is_data(value: Any) -> bool:
-    kind = kind_of(value)
-    if kind.is_container or kind.is_mapping:
-        first = next(iter(value.values() if kind.is_mapping else value), None)
-        return len(value) > _MOST or kind_of(first).is_container or _is_data(first)  # a loader's parts are not tuples or lists
-    return kind.is_plain or kind.is_leaf or kind.is_generator
+    def visit(self, item: Any, path: str) -> None:
+        if is_kind(item, LoaderWrapper):
+            held = [] if item.continues else [item.reads]
+        elif is_kind(item, CombinedLoader):
+            held = item.flattened
+        elif kind_of(item).is_module or is_kind(item, (FunctionType, MethodType)) or getattr(type(item), "tells_epoch", False):
+            held = []
+        else:
+            held = [child for _, child in children(item)] if self.is_open(item) else []
+        for child in held:
+            self.add(child)
 
 
 def with_epoch(loader: Any) -> list[Callable[[int], Any]]:
     """Each `set_epoch` in a loader: its own, and those of its samplers, its datasets, what collates, and their wrappers, each once."""
-    found: list[Callable[[int], Any]] = []
-    queue, known = [loader], {id(loader)}
-    for item in queue:  # which grows meanwhile
-        method = getattr(item, "set_epoch", None)
-        if callable(method) and not isinstance(item, type):
-            found.append(method)
-        for part in _held(item):
-            if id(part) not in known and len(queue) < _MOST:
-                known.add(id(part))
-                queue.append(part)
-    return found
+    items = (item for _, item in _Search([("", loader)], libraries=True) if not kind_of(item).is_class)
+    return [method for item in items if (method := method_of(item, "set_epoch")) is not None]
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

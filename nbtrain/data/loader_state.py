@@ -14,16 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..private.torch_parts import ITERATOR, iterator_of
 from .loader import is_default_collate, is_fixed
 from .stream import is_torchdata, place_keeper
 from nbtrain.objects import (
-    MOST_ITEMS,
     MOST_NUMBERS,
-    MOST_OBJECTS,
     Search,
     all_plain,
     generator_state,
@@ -35,6 +33,8 @@ from nbtrain.objects import (
     set_generator_state,
     set_values,
 )
+from ..source.user_code import is_kind, module_of
+from ..source.walk import MOST_ITEMS, MOST_OBJECTS
 from ..rng import keep_random, random_state, set_random_state
 
 # %% auto #0
@@ -65,19 +65,19 @@ class LoaderParts:
             self.lists[path] = item
         if kind.is_iterator:
             self.iterators[path] = item
-        elif kind.is_leaf or kind.is_closed or (isinstance(item, type) and is_known(item.__module__)):
-            self.ends += [] if isinstance(item, (Tensor, np.ndarray)) else [item]
+        elif kind.is_leaf or kind.is_closed or (kind.is_class and is_known(module_of(item))):
+            self.ends += [] if is_kind(item, (Tensor, np.ndarray)) else [item]
         elif not kind.is_enum:
             self.holders[path] = item
-            self.loaders |= {path: item} if isinstance(item, DataLoader) else {}
-            self.ends += [item] if isinstance(item, nn.Module) else []
-            if isinstance(item, (DataLoader, Dataset)):
-                self.datasets.append(item.dataset if isinstance(item, DataLoader) else item)
+            self.loaders |= {path: item} if is_kind(item, DataLoader) else {}
+            self.ends += [item] if kind.is_module else []
+            if is_kind(item, (DataLoader, Dataset)):
+                self.datasets.append(item.dataset if is_kind(item, DataLoader) else item)
 
     @property
     def indexed(self) -> tuple[str, ...]:
         """The paths of the map-style datasets. What is large in them is data, or a cache of data."""
-        found = [path for path, item in self.holders.items() if isinstance(item, Dataset) and not isinstance(item, IterableDataset)]
+        found = [path for path, item in self.holders.items() if is_kind(item, Dataset) and not is_kind(item, IterableDataset)]
         return (*found, *(f"{path}.dataset" for path, item in self.loaders.items() if not isinstance(item.dataset, IterableDataset)))
 
 

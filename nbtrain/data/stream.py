@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .loader import StatefulLoader, is_default_collate, is_fixed
 from ..objects import has_state
+from ..source.user_code import state
 
 # %% auto #0
 __all__ = ["is_torchdata", "place_keeper", "lost_in_pass", "stream_of", "loses_buffer"]
@@ -66,13 +67,13 @@ def stream_of(loader: Any) -> IterableDataset[Any] | None:
 
 def loses_buffer(loader: Any) -> bool:
     """Whether `loader` reads a Hugging Face stream with a shuffle buffer, whose samples a resume would lose: the state lacks them."""
-    parts = list(getattr(getattr(loader, "dataset", None), "__dict__", {}).values())  # one of them is the head of a chain
+    parts = list(state(getattr(loader, "dataset", None)).values())  # one of them is the head of a chain
     while parts:
-        part = parts.pop()
-        inner = [getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())]
+        held = state(parts.pop())
+        inner = [held.get("ex_iterable"), *(held.get("ex_iterables") or ())]
         if inner == [None]:
             continue
-        if getattr(part, "buffer_size", 0) > 1:
+        if held.get("buffer_size", 0) > 1:
             return True
         parts += inner
     return False

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from .worker import dumps, loads
 from .worker_pool import pickled
-from ..source.source_code import PLAIN, WRAPPERS, modules_imported, names_read, nested, parts
+from ..source.source_code import modules_imported, names_read, nested
 from ..source.source_file import cell_texts, put_cells
 from ..source.user_code import is_kind, is_user, is_user_module, module_of, mro, own, state
+from ..source.walk import PLAIN, WRAPPERS, parts
 
 # %% auto #0
 __all__ = ["Code", "known", "Redefined", "SentCode", "unpack", "OwnCopies"]

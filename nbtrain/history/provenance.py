@@ -34,9 +34,10 @@ from ..source.redaction import HIDDEN, blot_diff, blot_out, environment_variable
 from .run_files import read_file, write_file
 from .run_folder import find_run, read_events
 from .run_tree import family, tree_lines
-from ..source.source_code import PLAIN, Reached, reach
+from ..source.source_code import Reached, reach
 from ..source.source_file import is_cell, lambda_text
 from ..source.user_code import is_kind, mro, name_of, own, signature_of, state
+from ..source.walk import PLAIN
 from ..views.text import Board, format_value, note_line, record_text, summary_line, titles, visible
 
 # %% auto #0

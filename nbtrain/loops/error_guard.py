@@ -148,10 +148,10 @@ class ErrorGuard:
             error.output = output
             raise error
 
-    def call(self, what: str, function: Callable[[], Any], restore: Callable[[], None] = lambda: None) -> Any:
+    def call(self, what: str, function: Callable[[], Any], restore: Callable[[], str] = str) -> Any:
         """Call the user's `function`, again after a fix; returns its result, or None if the call is skipped.
 
-        `restore` undoes what a failed call may have changed.
+        `restore` undoes what a failed call may have changed, and returns what it could not.
         """
         while True:
             try:
@@ -159,15 +159,13 @@ class ErrorGuard:
             except Exception as error:
                 if self.is_final(error):
                     raise
-                restore()
-                if not self.wait(error, what):
+                if not self.wait(error, what, lost=restore()):
                     return None
 
     def repaired(self, error: Exception, what: str, batch: Any = None, lost: str = "") -> bool:
         """Restore the state before the batch, and wait for the fix. Returns False if the batch is skipped."""
-        whole = self.snapshot is None or self.snapshot.restore()
-        lost = lost or ("" if whole else "a tensor of more than 4 MB that the step has changed stays changed")
-        return self.wait(error, what, batch, lost)
+        found = [lost, self.snapshot.restore() if self.snapshot is not None else ""]
+        return self.wait(error, what, batch, "; ".join(filter(None, found)))
 
     def wait(self, error: Exception, what: str, batch: Any = None, lost: str = "") -> bool:
         """Wait for the fix. Returns False if the failed call is skipped; raises `error` if the run ends with it."""

@@ -5,23 +5,30 @@
 # %% ../../nbs/loops/step_snapshot.ipynb #3dfd6a4a
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+import zlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from functools import partial
+from types import MappingProxyType, MethodType, SimpleNamespace
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from ..private.lightning_parts import hook_that_logged, set_hook_that_logged, sums_of
-from ..private.torch_parts import buffers_of, copy_all, version_of
+from ..private.torch_parts import buffers_of, children_of, copy_all, version_of
 from ..engine.addon import AddOnBase
 from ..engine.protocol import TrainerProtocol
+from ..errors import listed
+from ..objects import Search, children, generator_state, holder_items, holds_data, kind_of, plain_values, set_generator_state, set_value
 from ..rng import device_generator, host_states, set_host_states
+from ..source.user_code import is_kind, is_user, module_of, state
+from ..source.walk import Walk, attributes_of, base_of, parts, slots_of
 
 # %% auto #0
-__all__ = ["RandomSnapshot", "restore_attributes", "CallSnapshot", "modules_beside", "StepSnapshot"]
+__all__ = ["RandomSnapshot", "restore_attributes", "Tensors", "Contents", "Attributes", "CallSnapshot", "modules_beside", "StepSnapshot"]
 
 
 # %% ../../nbs/loops/step_snapshot.ipynb #0ba8799a
@@ -46,10 +53,8 @@ class RandomSnapshot:
 
 
 # %% ../../nbs/loops/step_snapshot.ipynb #134d8b90
-_COPIED_BYTES = 2**22
+_COPIED_BYTES, _ALL_BYTES = 2**22, 2**26  # of a tensor or an array that is copied, and of all
 _ALWAYS_BYTES = 2**16
-_SMALL = 64  # most items of a collection that is copied; a longer list is truncated
-_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 
 
 def restore_attributes(attributes: MutableMapping[str, Any], kept: Mapping[str, Any]) -> None:
@@ -65,31 +70,42 @@ def restore_attributes(attributes: MutableMapping[str, Any], kept: Mapping[str, 
 def _copy_back(tensor: Tensor, copy: Tensor) -> None:
     if tensor.shape != copy.shape:  # a buffer that grew, such as an observer's
         tensor.resize_(copy.shape)
-    tensor.copy_(copy)
+    if not torch.equal(tensor, copy):  # an in-place copy would invalidate its autograd graph
+        tensor.detach().copy_(copy)
 
 
-class _TensorCopies:
+class Tensors:
     """Copies of tensors, by id."""
 
     def __init__(self) -> None:
         self.copies: dict[int, tuple[Tensor, int, Tensor | None]] = {}  # the tensor, its version, its copy
         self.always: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that are copied each time
+        self._before, self._n_bytes = self.copies, 0
+
+    def begin(self) -> None:
+        """Forget the tensors that are not kept again."""
+        self._before, self.copies, self._n_bytes = self.copies, {}, 0
 
     def keep(self, tensor: Tensor) -> None:
-        known = self.copies.get(id(tensor))
-        if tensor.is_inference() or (known is not None and known[0] is tensor and known[1] == version_of(tensor)):
+        if tensor.is_inference() or id(tensor) in self.always:
             return
-        copied = tensor.nbytes <= _COPIED_BYTES if tensor.layout is torch.strided else False
-        self.copies[id(tensor)] = tensor, version_of(tensor), tensor.detach().clone() if copied else None
+        known, fits = self._before.get(id(tensor)), tensor.layout is torch.strided and not tensor.is_meta
+        self._n_bytes += tensor.nbytes if fits else 0
+        if known is None or known[0] is not tensor or known[1] != version_of(tensor):
+            fits = fits and tensor.nbytes <= _COPIED_BYTES and self._n_bytes <= _ALL_BYTES
+            known = tensor, version_of(tensor), tensor.detach().clone() if fits else None
+        self.copies[id(tensor)] = known
 
-    def keep_always(self, tensor: Tensor) -> None:
+    def keep_always(self, tensor: Tensor, most: int = _ALWAYS_BYTES) -> None:
         """Keep a buffer. Small ones are always copied: the kernel of BatchNorm changes its statistics without their versions."""
-        if tensor.nbytes > _ALWAYS_BYTES or tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.nbytes > most:
             self.keep(tensor)
         elif self.always.get(id(tensor), (None,))[0] is not tensor:
             self.always[id(tensor)] = tensor, tensor.detach().clone()
 
     def take(self) -> None:
+        """Copy again what is always copied."""
+        self._before = {}
         if self.always:
             live, copies = zip(*self.always.values())
             try:
@@ -97,86 +113,274 @@ class _TensorCopies:
             except RuntimeError:  # a buffer has grown
                 self.always = {id(tensor): (tensor, tensor.detach().clone()) for tensor in live}
 
-    def restore(self) -> bool:
-        """Restore the tensors. Returns False if one has changed that was not copied."""
-        whole = True
+    def restore(self) -> list[Any]:
+        """Restore the tensors. Returns those that have changed and were not copied."""
         with torch.no_grad():
             for tensor, copy in self.always.values():
                 _copy_back(tensor, copy)
-            for tensor, version, copy in list(self.copies.values()):
-                if version_of(tensor) != version and copy is not None:
+            changed = [known for known in self.copies.values() if version_of(known[0]) != known[1]]
+            for tensor, _, copy in changed:
+                if copy is not None:
                     _copy_back(tensor, copy)
                     self.copies[id(tensor)] = tensor, version_of(tensor), copy
-                whole = whole and version_of(tensor) == self.copies[id(tensor)][1]
-        return whole
+        return [tensor for tensor, _, copy in changed if copy is None]
 
 
 # %% ../../nbs/loops/step_snapshot.ipynb #7e7769c6
-class _Attributes:
-    """The attributes of an object, except those named in `without`."""
+_MOST_COPIED, _MOST_COMPARED = 10_000, 1_000_000  # items of containers
+_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
+_QUICK = frozenset((int, float, bool, str, bytes, type(None), torch.dtype, torch.device, np.float64, np.float32, np.int64, np.bool_))
 
-    def __init__(self, attributes: MutableMapping[str, Any], without: frozenset[str], keep: Callable[[Tensor], None]) -> None:
-        self.attributes, self.without, self.keep = attributes, without, keep
-        self.kept: dict[str, Any] = {}
-        self.collections: list[tuple[Any, Any]] = []  # each with its items, or its length
-        self.parts: list[_Attributes] = []  # what an addon's callback gathers
-        self.n = len(without & attributes.keys())
+
+def _is_own(item: Any) -> bool:
+    """Whether the attributes of `item` are restored: of your classes, of a UserDict, and what an addon's callback gathers."""
+    of_addon = module_of(item).startswith("nbtrain.addons.") and not is_kind(item, (L.Callback, AddOnBase))
+    return kind_of(item).is_own or of_addon or type(item) is SimpleNamespace or module_of(item) == "collections"
+
+
+def _refill(item: Any, kept: Any) -> None:
+    base: Any = OrderedDict if is_kind(item, OrderedDict) else base_of(item)  # which has an order of its own
+    base.clear(item)
+    if base in (dict, OrderedDict):
+        for key, value in kept.items():
+            base.__setitem__(item, key, value)
+    else:
+        (base.update if base is set else base.extend)(item, kept)
+
+
+def _restore_slots(item: Any, kept: dict[str, Any]) -> None:
+    for name, slot in slots_of(type(item)).items():
+        if name in kept:
+            slot.__set__(item, kept[name])
+        elif hasattr(item, name):
+            slot.__delete__(item)
+
+
+def _restore_some(attributes: Any, without: frozenset[str], kept: dict[str, Any]) -> None:
+    """Restore attributes, except those named in `without`."""
+    restore_attributes(attributes, kept | {name: attributes[name] for name in without & attributes.keys()})
+
+
+def _restore_outside(item: Any, kept: dict[Any, Any]) -> None:
+    now = holder_items(item)
+    for name, value in kept.items():
+        if now.get(name) is not value:
+            set_value(item, name, value)
+
+
+def _mark(item: Any) -> Any:
+    """Equal to a later one, if `item` has not changed."""
+    base = base_of(item)
+    if is_kind(item, np.ndarray):
+        return zlib.crc32(item.tobytes()) if item.nbytes <= _ALL_BYTES and not item.dtype.hasobject else object()
+    if base is None or base.__len__(item) > _MOST_COMPARED:
+        return object()
+    items = [*dict.keys(item), *dict.values(item)] if base is dict else list(base.__iter__(item))
+    return hash(tuple(items if _QUICK.issuperset(map(type, items)) else map(id, items)))
+
+
+def _named(path: str, item: Any) -> str:
+    """An object, its kind and its size: `trainer.seen (a list of 100,000 items)`."""
+    name, base = type(item).__name__, base_of(item)
+    article = "an" if name[0] in "aeioAEIO" or name == "ndarray" else "a"
+    size = ""
+    if base is not None:
+        size = f" of {base.__len__(item):,} items"
+    elif is_kind(item, (Tensor, np.ndarray)):
+        size = f" of {item.nbytes / 2**20:.0f} MB"
+    return f"{path} ({article} {name}{size})"
+
+
+class Contents(Walk):
+    """Copies of what objects hold, to restore it in place. Copies up to `n_items` of containers, and `n_bytes` of arrays.
+
+    `rest`: the objects that are not copied, each with a mark, by id; `before`: those of an earlier copy. `always`: copy tensors whatever
+    their version.
+    """
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        known: Iterable[int] = (),
+        before: Mapping[int, tuple[Any, Any]] = MappingProxyType({}),
+        *,
+        n_items: int = _MOST_COPIED,
+        n_bytes: int = _ALL_BYTES,
+        always: bool = False,
+    ) -> None:
+        super().__init__(known)
+        self.tensors, self.before, self.n_items, self.n_bytes, self.always = tensors, before, n_items, n_bytes, always
+        self.ways: list[tuple[Any, Callable[[], None]]] = []
+        self.rest: dict[int, tuple[Any, Any]] = {}
+
+    def visit(self, item: Any, path: str) -> None:
+        for value in self.keep(item):
+            if type(value) not in _QUICK:
+                self.add(value)
+
+    def keep(self, item: Any) -> Iterable[Any]:
+        """Copy what `item` holds. Returns the objects in it."""
+        kind, base = kind_of(item), base_of(item)
+        if base is not None:
+            return self._keep_container(item, base)
+        if is_kind(item, Tensor):
+            self._keep_tensor(item, 0)
+        elif is_kind(item, np.ndarray):
+            self._keep_array(item)
+        elif kind.is_generator:
+            self.restore_by(set_generator_state, item, generator_state(item))
+        elif kind.is_iterator:
+            self._leave(item)
+        elif kind.is_module:
+            return self._keep_module(item)
+        elif (kind.is_function or kind.is_class) and not kind.is_enum and is_user(item):
+            self.restore_by(_restore_outside, item, plain_values(item, [self.n_bytes // 8]))
+        elif is_kind(item, (MethodType, partial)):
+            return parts(item)
+        elif _is_own(item):
+            return self._keep_attributes(item)
+        return ()
+
+    def restore_by(self, way: Callable[..., None], item: Any, *kept: Any) -> None:
+        """After an error, call `way` with `item` and what is `kept` of it."""
+        self.ways.append((item, partial(way, item, *kept)))
+
+    def _leave(self, item: Any) -> None:
+        known = self.before.get(id(item))
+        self.rest[id(item)] = known if known is not None and known[0] is item else (item, _mark(item))
+
+    def _keep_tensor(self, tensor: Tensor, always: int) -> None:
+        most = self.n_bytes if self.always else always
+        self.n_bytes -= tensor.nbytes if self.always and tensor.nbytes <= most else 0
+        self.tensors.keep_always(tensor, most)
+
+    def _keep_array(self, item: Any) -> None:
+        if item.flags.writeable and item.nbytes <= (self.n_bytes if self.always else min(self.n_bytes, _COPIED_BYTES)):
+            self.n_bytes -= item.nbytes
+            self.restore_by(np.ndarray.__setitem__, item, ..., item.copy())
+        elif item.flags.writeable:
+            self._leave(item)
+
+    def _keep_container(self, item: Any, base: Any) -> Iterable[Any]:
+        n = base.__len__(item)
+        if n > self.n_items:
+            self._leave(item)
+            if base is list:
+                self.restore_by(list.__delitem__, item, slice(n, None))
+            return ()
+        kept = dict(dict.items(item)) if base is dict else base(base.__iter__(item))
+        values = kept.values() if base is dict else kept
+        if base not in (tuple, frozenset):
+            self.n_items -= n
+            self.restore_by(_refill, item, kept)
+        held = () if holds_data(values) else values
+        return [*held, *self._keep_attributes(item)] if kind_of(item).is_own else held
+
+    def _keep_attributes(self, item: Any) -> Iterable[Any]:
+        held, kept = state(item), attributes_of(item)
+        self.restore_by(restore_attributes, held, dict(held))
+        if len(kept) > len(held):
+            self.restore_by(_restore_slots, item, kept)
+        return kept.values()
+
+    def _keep_module(self, module: nn.Module) -> Iterable[Any]:
+        """The buffers of a module, and its attributes if its calls may change these: torch's modules change only buffers."""
+        buffers = buffers_of(module)
+        for value in buffers.values():
+            if value is not None:
+                self._keep_tensor(value, _ALWAYS_BYTES)
+        self.restore_by(restore_attributes, buffers, dict(buffers))
+        if module_of(module).startswith("torch."):
+            return children_of(module).values()
+        kept = {name: value for name, value in vars(module).items() if name not in _OF_MODULES}
+        self.restore_by(_restore_some, vars(module), _OF_MODULES, kept)
+        return [*children_of(module).values(), *kept.values()]
+
+    def restore(self) -> list[Any]:
+        """Restore the objects. Returns those that could not be restored."""
+        lost = [item for item, mark in self.rest.values() if _mark(item) != mark]
+        for item, way in self.ways:
+            try:
+                way()
+            except Exception:  # of a class of the user, or an array that was resized
+                lost.append(item)
+        return lost + self.tensors.restore()
+
+
+# %% ../../nbs/loops/step_snapshot.ipynb #heldattr
+class _Held(Search):
+    """Finds the path of each object that `Contents` copies."""
+
+    def is_open(self, item: Any) -> bool:
+        return not kind_of(item).is_function and (_is_own(item) or super().is_open(item))
+
+    def visit(self, item: Any, path: str) -> None:
+        for name, child in children(item) if self.is_open(item) else ():
+            self.add(child, path + name)
+
+
+class Attributes:
+    """Attributes, and the objects that these hold.
+
+    `roots`: by their path, each with the names that are left out. `buffers`: those of modules. `known`: objects that are not looked into.
+    """
+
+    def __init__(
+        self, roots: Iterable[tuple[str, dict[str, Any], frozenset[str]]], buffers: Sequence[Any] = (), known: Iterable[Any] = ()
+    ) -> None:
+        self.roots = [(path, attributes, without, len(without & attributes.keys())) for path, attributes, without in roots]
+        self.buffers, self.known = buffers, list(map(id, known))
+        self.tensors = Tensors()
+        self.contents = Contents(self.tensors)
+        self._held: list[tuple[str, str, Any]] = []
 
     def take(self) -> None:
-        if self.n == len(self.attributes):
-            return  # there is nothing else
-        without = self.without
-        self.kept = {name: value for name, value in self.attributes.items() if name not in without}
-        self.collections, self.parts = [], []
-        for value in self.kept.values():
-            kind: Any = type(value)
-            if kind is Tensor:
-                self.keep(value)
-            elif kind in (list, dict, set, deque):
-                small = len(value) <= _SMALL
-                if small or kind is list:
-                    self.collections.append((value, value.copy() if small else len(value)))
-            elif kind.__module__.startswith("nbtrain.addons.") and not isinstance(value, (L.Callback, AddOnBase)):
-                self.parts.append(_Attributes(vars(value), frozenset(), self.keep))
-                self.parts[-1].take()
+        self.tensors.begin()
+        self.contents, held = Contents(self.tensors, self.known, self.contents.rest), list[tuple[str, str, Any]]()
+        ways, always = self.contents.ways, self.tensors.always
+        for path, attributes, without, n in self.roots:
+            if n == len(attributes):
+                continue  # there is nothing else
+            copy = attributes.copy()
+            ways.append((attributes, partial(_restore_some, attributes, without, copy)))
+            for name, value in copy.items():
+                if type(value) not in _QUICK and name not in without:
+                    held.append((path, name, value))
+        for buffers in self.buffers:
+            ways.append((buffers, partial(restore_attributes, buffers, dict(buffers))))
+            for tensor in buffers.values():
+                if id(tensor) not in always and tensor is not None:
+                    self.tensors.keep_always(tensor)
+        for _, _, value in held:
+            self.contents.add(value)
+        deque(self.contents, maxlen=0)
+        self.tensors.take()
+        self._held = held
 
-    def restore(self) -> None:
-        rest = {name: value for name, value in self.attributes.items() if name in self.without}
-        restore_attributes(self.attributes, self.kept | rest)
-        for part in self.parts:
-            part.restore()
-        for value, items in self.collections:
-            if isinstance(items, int):
-                del value[items:]
-            elif isinstance(value, (list, deque)):
-                value.clear()
-                value.extend(items)
-            else:
-                value.clear()
-                value.update(items)
+    def restore(self) -> str:
+        """Restore everything. Returns what could not be restored, or an empty string."""
+        lost = self.contents.restore()
+        if not lost:
+            return ""
+        paths = {id(item): path for path, item in _Held([(f"{path}.{name}", value) for path, name, value in self._held], self.known)}
+        return f"not restored: {listed([_named(paths.get(id(item), 'an object'), item) for item in lost])}"
 
 
 class CallSnapshot:
     """What a method call may change in `item`, and the random state. Call `take` before the method, `restore` after an error."""
 
     def __init__(self, item: Any, device: torch.device) -> None:
-        self._tensors = _TensorCopies()
-        self._attributes = _Attributes(vars(item), frozenset(), self._tensors.keep)
+        self._attributes = Attributes([(type(item).__name__, vars(item), frozenset())], known=[item])
         self._random = RandomSnapshot(device)
 
     def take(self) -> None:
         self._attributes.take()
         self._random.take()
 
-    def restore(self) -> None:
-        self._attributes.restore()
-        self._tensors.restore()
+    def restore(self) -> str:
+        """Restore it. Returns what could not be restored, or an empty string."""
         self._random.restore()
-
-
-def _is_written(module: nn.Module) -> bool:
-    """Whether calls of this module may change its attributes; torch's modules change only buffers."""
-    return not type(module).__module__.startswith("torch.")
+        return self._attributes.restore()
 
 
 # %% ../../nbs/loops/step_snapshot.ipynb #db4d2c9e
@@ -184,10 +388,14 @@ def _is_written(module: nn.Module) -> bool:
 _IN_BATCH = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_train_batch_start")
 
 
+def _modules_beside(trainer: Any) -> dict[str, nn.Module]:
+    own: frozenset[str] = vars(trainer).get("own_names", frozenset(vars(trainer)))
+    return {name: value for name, value in vars(trainer).items() if is_kind(value, nn.Module) and name not in own}
+
+
 def modules_beside(trainer: Any) -> list[nn.Module]:
     """The modules in attributes that your class or steps have given to `trainer`: metrics, losses with weights, a teacher."""
-    own: frozenset[str] = vars(trainer).get("own_names", frozenset(vars(trainer)))
-    return [value for name, value in vars(trainer).items() if isinstance(value, nn.Module) and name not in own]
+    return list(_modules_beside(trainer).values())
 
 
 class StepSnapshot:
@@ -199,43 +407,34 @@ class StepSnapshot:
 
     def __init__(self, trainer: TrainerProtocol, callbacks: Iterable[L.Callback] = ()) -> None:
         self.random = RandomSnapshot(trainer.device)
-        self._tensors = _TensorCopies()
         self._connector: Any = None  # Lightning's, of what is logged
         self._hook: str | None = None  # the newest that has logged: where another one does, sums of the epoch before are emptied
         self._sums: list[tuple[Any, dict[str, Any]]] = []
-        own: frozenset[str] = vars(trainer).get("own_names", frozenset(vars(trainer)))
-        self._attributes = [_Attributes(vars(trainer), own, self._tensors.keep)]
-        for root in (trainer.model, *modules_beside(trainer)):
-            self._attributes += self._of_modules(root)
+        named = {"model": trainer.model} | {f"trainer.{name}": module for name, module in _modules_beside(trainer).items()}
+        modules = {id(module): (path, module) for at, root in named.items() for path, module in root.named_modules(prefix=at)}
+        roots = [("trainer", vars(trainer), vars(trainer).get("own_names", frozenset(vars(trainer))))]
+        written = [(path, module) for path, module in modules.values() if not module_of(module).startswith("torch.")]
+        roots += [(path, vars(module), _OF_MODULES) for path, module in written]
         takes_part = [c for c in callbacks if any(getattr(type(c), name) is not getattr(L.Callback, name) for name in _IN_BATCH)]
-        self._attributes += [_Attributes(vars(callback), frozenset(), self._tensors.keep) for callback in takes_part]
-
-    def _of_modules(self, root: nn.Module) -> Iterator[_Attributes]:
-        for module in root.modules():
-            if buffers_of(module):
-                yield _Attributes(buffers_of(module), frozenset(), self._tensors.keep_always)  # pyright: ignore[reportArgumentType]
-            if _is_written(module) or isinstance(module, Metric):
-                yield _Attributes(vars(module), _OF_MODULES, self._tensors.keep)
+        roots += [(type(callback).__name__, vars(callback), frozenset()) for callback in takes_part]
+        buffers = [buffers_of(module) for _, module in modules.values() if buffers_of(module)]
+        self._attributes = Attributes(roots, buffers, (trainer, *takes_part, *(module for _, module in modules.values())))
 
     def take(self, results: Mapping[str, Any] | None = None, connector: Any = None) -> None:
         """Keep everything. `results` and `connector`: Lightning's, for what is logged in the current pass."""
         self.random.take()
-        for attributes in self._attributes:
-            attributes.take()
-        self._tensors.take()
+        self._attributes.take()
         self._connector = connector
         if connector is not None:
             self._hook = hook_that_logged(connector)
             self._sums = [(metric, sums_of(metric)) for metric in (results or {}).values()]
 
-    def restore(self) -> bool:
-        """Restore everything. Returns False if a changed tensor was too large to keep."""
-        for attributes in self._attributes:
-            attributes.restore()
-        whole = self._tensors.restore()
+    def restore(self) -> str:
+        """Restore everything. Returns what could not be restored, or an empty string."""
+        lost = self._attributes.restore()
         for metric, sums in self._sums:
             vars(metric).update(sums)
         if self._connector is not None:
             set_hook_that_logged(self._connector, self._hook)
         self.random.restore()
-        return whole
+        return lost

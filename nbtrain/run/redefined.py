@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import lightning as L
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..base.compose import compose, given_addons, written_class
@@ -24,7 +25,8 @@ from ..errors import ConfigError, NbtrainError, first_line, listed
 from ..private.torch_parts import version_of
 from ..loops.training import OwnEpochLoop
 from ..source.step_changes import StepCode, methods_of
-from ..source.user_code import is_user, newest
+from ..source.user_code import is_kind, is_user, newest
+from ..source.walk import Walk, attributes_of, base_of, values_of
 from ..state.best_weights import set_aside
 from ..views.text import format_value
 
@@ -113,15 +115,25 @@ def _adopt_code(function: FunctionType) -> bool:
 _INSIDE = ("dataset", "datasets", "transform", "target_transform", "transforms", "sampler", "batch_sampler", "collate_fn", "loader")
 
 
-def _parts(item: Any, depth: int = 0) -> Iterator[Any]:
+class _Parts(Walk):
     """A loader or a dataset, and what it wraps."""
-    yield item
-    if depth < 6 and (isinstance(item, (DataLoader, LoaderWrapper, Dataset)) or is_user(type(item))):
-        for name in _INSIDE:
-            inner = getattr(item, name, None)
-            for part in inner if isinstance(inner, (list, tuple)) else [inner]:
-                if part is not None:
-                    yield from _parts(part, depth + 1)
+
+    def visit(self, item: Any, path: str) -> None:
+        if is_kind(item, (DataLoader, LoaderWrapper, Dataset)) or is_user(type(item)):
+            held = attributes_of(item)
+            for inner in (held[name] for name in _INSIDE if name in held):
+                for part in (values_of(inner) or ()) if is_kind(inner, (list, tuple)) else [inner]:
+                    self.add(part)
+
+
+def _parts(loaders: Iterable[Any]) -> Iterator[Any]:
+    """The loaders, also those of a dict or a list, and what they wrap. Of a list of batches one of each kind: they are alike."""
+    walk = _Parts()
+    for loader in loaders:
+        items = values_of(loader) or [loader]
+        for item in {type(item) if base_of(item) or is_kind(item, Tensor) else id(item): item for item in items}.values():
+            walk.add(item)
+    yield from (item for _, item in walk)
 
 
 def _objects(trainer: TrainerBase, loaders: Iterable[Any]) -> Iterator[Any]:
@@ -132,14 +144,7 @@ def _objects(trainer: TrainerBase, loaders: Iterable[Any]) -> Iterator[Any]:
         loaders = (pl_trainer.train_dataloader, pl_trainer.val_dataloaders)
     else:
         yield from as_list(trainer.lightning.get("callbacks"))
-    for loader in _loaders_in(loaders):
-        yield from _parts(loader)
-
-
-def _loaders_in(loaders: Iterable[Any]) -> Iterator[Any]:
-    """The loaders, also those of a dict or a list."""
-    for loader in loaders:
-        yield from loader.values() if isinstance(loader, dict) else loader if isinstance(loader, (list, tuple)) else [loader]
+    yield from _parts(loaders)
 
 
 # %% ../../nbs/run/redefined.ipynb #rdfn0002
@@ -323,7 +328,7 @@ class RenewsElsewhere:
         return {
             "weights": [(version_of(tensor), tensor.data_ptr()) for tensor in (*model.parameters(), *model.buffers())],
             "options of the optimizer": [{name: known(value) for name, value in group.items() if name != "params"} for group in groups],
-            "data": [_length(part) for loader in _loaders_in(self._loaders) for part in _parts(loader)],
+            "data": [_length(part) for part in (*self._loaders, *_parts(self._loaders))],
         }
 
     def begin_again(self, copy: TrainerBase, loaders: tuple[Any, ...]) -> None:

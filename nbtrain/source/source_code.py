@@ -15,30 +15,15 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from ..private.held_modules import module_dicts
 from .source_file import Definition, SourceFile, cells, execution_number, is_cell, read_source
 from .user_code import is_kind, is_user, is_user_module, module_of, mro, name_of, own, state, written_methods
+from .walk import MOST_OBJECTS, PLAIN, Walk, parts
 
 # %% auto #0
-__all__ = [
-    "PLAIN",
-    "CODELESS",
-    "WRAPPERS",
-    "nested",
-    "names_read",
-    "modules_imported",
-    "package_of",
-    "parts",
-    "closure",
-    "chain",
-    "chains_read",
-    "Reached",
-    "reach",
-]
+__all__ = ["CODELESS", "nested", "names_read", "modules_imported", "package_of", "closure", "chain", "chains_read", "Reached", "reach"]
 
 # %% ../../nbs/source/source_code.ipynb #e75c3d0b
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
@@ -108,9 +93,7 @@ def _expressions(function: ast.AST) -> list[ast.stmt]:
 
 
 # %% ../../nbs/source/source_code.ipynb #561b08f6
-PLAIN = (int, float, str, bool, type(None), complex, bytes)
 CODELESS = (*PLAIN, ModuleType)  # in which a search for code finds nothing
-_MAX_ITEMS = 100  # of a container: the elements of a dataset are alike
 
 
 def package_of(item: Any) -> str:
@@ -118,33 +101,6 @@ def package_of(item: Any) -> str:
     top = module_of(item).partition(".")[0]
     own_kind = is_kind(item, (FunctionType, type)) and is_user(item)
     return "" if own_kind or is_user_module(module_of(item)) or top in ("", "builtins", *sys.stdlib_module_names) else top
-
-
-def parts(item: Any) -> Iterable[Any]:
-    """The items of a container, the functions in a wrapper of functions, or the values that an object holds."""
-    if is_kind(item, dict):
-        return islice(dict.values(item), _MAX_ITEMS)
-    for kind in _CONTAINERS if is_kind(item, _CONTAINERS) else ():
-        if is_kind(item, kind):
-            return islice(kind.__iter__(item), _MAX_ITEMS)
-    for kind, names in WRAPPERS.items() if is_kind(item, _WRAPPERS) else ():
-        if is_kind(item, kind):
-            return [object.__getattribute__(item, name) for name in names]
-    # The private attributes of a library's objects lead everywhere; but a torch module keeps its layers in one
-    private, named = is_user(type(item)), (module_dicts()[0], "__wrapped__")
-    return [value for name, value in state(item).items() if private or name[0] != "_" or name in named]
-
-
-WRAPPERS: dict[type, tuple[str, ...]] = {
-    MethodType: ("__func__", "__self__"),
-    staticmethod: ("__func__",),
-    classmethod: ("__func__",),
-    property: ("fget", "fset", "fdel"),
-    functools.cached_property: ("func",),
-    functools.partial: ("func", "args", "keywords"),
-    functools.partialmethod: ("func", "args", "keywords"),
-}
-_WRAPPERS, _CONTAINERS = tuple(WRAPPERS), (list, tuple, set, frozenset, deque)
 
 
 def closure(function: FunctionType) -> dict[str, Any]:
@@ -240,44 +196,42 @@ def _places(kind: type) -> list[str]:
 _CODE = (FunctionType, MethodType, BuiltinFunctionType, type, ModuleType, staticmethod, classmethod, property)
 
 
-class _Walk:
-    """A search, and all that it has found so far."""
+class _Search(Walk):
+    """A walk along the names that code reads, and all that it has found so far."""
+
+    leaves = CODELESS
 
     def __init__(self) -> None:
+        super().__init__([id(os.environ)])
         self.sources = _Sources()
         self.definitions: list[Definition] = []
         self.values: dict[str, Any] = {}
         self.no_source: set[str] = set()
         self.packages: set[str] = set()
         self.places: set[str] = set()
-        self.seen: dict[int, Any] = {}  # holds each object, so that no id is used again
-        self.queue: deque[Any] = deque()
         self._noted: set[int] = set()  # namespaces whose place is in `places`
 
-    def add(self, *items: Any) -> None:
-        """Queue the objects that were not seen."""
+    def add_all(self, *items: Any) -> None:
         for item in items:
-            if id(item) not in self.seen and not is_kind(item, CODELESS) and item is not os.environ:
-                self.seen[id(item)] = item
-                self.queue.append(item)
+            self.add(item)
 
-    def visit(self, item: Any) -> None:
-        """Record `item`, and queue its neighbours."""
+    def visit(self, item: Any, path: str) -> None:
+        """Record `item`, and add its neighbours."""
         if is_kind(item, FunctionType):
             self._function(item)
         elif is_kind(item, type):
             self._class(item)
         else:
-            self.add(type(item), *parts(item))
+            self.add_all(type(item), *parts(item))
 
     def _function(self, function: FunctionType) -> None:
         variables = closure(function)
-        self.add(function.__dict__.get("__wrapped__"), *variables.values())
+        self.add_all(function.__dict__.get("__wrapped__"), *variables.values())
         if not is_user(function):
             return
         for name, value in variables.items():
             self._follow(f"{name_of(function)}.{name}".replace("<locals>.", ""), value)
-        self.add(function.__defaults__, function.__kwdefaults__)
+        self.add_all(function.__defaults__, function.__kwdefaults__)
         node, definition = self.sources.find_function(function)
         if node and definition:
             self.definitions.append(definition)
@@ -289,8 +243,8 @@ class _Walk:
     def _class(self, kind: type) -> None:
         if not is_user(kind):
             return
-        self.add(type(kind), *mro(kind)[1:])
-        self.add(*(item for name, item in own(kind).items() if is_kind(item, FunctionType) or not name.startswith("__")))
+        self.add_all(type(kind), *mro(kind)[1:])
+        self.add_all(*(item for name, item in own(kind).items() if is_kind(item, FunctionType) or not name.startswith("__")))
         node, definition = self.sources.find_class(kind)
         if node and definition:
             self.definitions.append(definition)
@@ -310,7 +264,7 @@ class _Walk:
                 self.packages.add(package)
             elif is_kind(link, ModuleType) and is_user_module(module_of(link)):
                 self._note_place(state(link))
-            self.add(link)
+            self.add_all(link)
         path, item = links[-1]
         if item is not os.environ and not is_kind(item, _CODE):
             self.values[path] = item
@@ -341,26 +295,19 @@ class Reached:
     places: list[str]
 
 
-_MAX_OBJECTS = 20_000  # then the search ends
-
-
-def _walked(roots: Iterable[Any]) -> _Walk:
-    walk = _Walk()
-    walk.add(*roots)
-    while walk.queue and len(walk.seen) < _MAX_OBJECTS:
-        item = walk.queue.popleft()
-        try:
-            walk.visit(item)
-        except Exception:  # whatever an odd object raises must not end the run
-            walk.no_source.add(name_of(item))
-    if walk.queue:
-        walk.no_source.add(f"(all that is farther away than {_MAX_OBJECTS:,} objects)")
-    return walk
+def _searched(roots: Iterable[Any]) -> _Search:
+    search = _Search()
+    search.add_all(*roots)
+    deque(search, maxlen=0)
+    search.no_source.update(map(name_of, search.unread))
+    if not search.is_whole:
+        search.no_source.add(f"(all that is farther away than {MOST_OBJECTS:,} objects)")
+    return search
 
 
 def reach(roots: Iterable[Any]) -> Reached:
     """Find all user code that `roots` (functions, classes, objects) can reach. Runs none of it, and never raises."""
-    walk = _walked(roots)
+    walk = _searched(roots)
     lambdas_first = sorted(walk.definitions, key=lambda d: not d.name.endswith("<lambda>"))  # as a default it has the text of its function
     found = list({(d.file, d.first, d.last): d for d in lambdas_first}.values())
     outer = [d for d in found if not any(_is_inside(d, other) for other in found)]

@@ -18,9 +18,10 @@ from typing import Any
 
 from ..private.held_modules import module_dicts
 from .redaction import blot_out
-from .source_code import CODELESS, PLAIN, WRAPPERS, chain, chains_read, closure, nested, parts
+from .source_code import CODELESS, chain, chains_read, closure, nested
 from .source_file import SourceFile, read_source
-from .user_code import is_kind, is_user, is_user_module, module_of, mro, name_of, own, state
+from .user_code import is_kind, is_user, is_user_module, module_of, mro, name_of, own
+from .walk import PLAIN, WRAPPERS, Walk, attributes_of, base_of, parts
 
 # %% auto #0
 __all__ = ["methods_of", "Part", "Texts", "StepCode"]
@@ -57,8 +58,6 @@ def _repr(constant: Any) -> str:
 
 
 # %% ../../nbs/source/step_changes.ipynb #81f430af
-_MAX_OBJECTS = 20_000
-_HOLDERS = (dict, list, tuple, set, frozenset, deque, *WRAPPERS)
 # Python calls these methods by themselves, but not to compute anything with the object
 _APART = ("__init__", "__new__", "__del__", "__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
 
@@ -80,24 +79,25 @@ def _functions(item: Any) -> list[FunctionType]:
     return [found for part in parts(item) for found in _functions(part)] if is_kind(item, tuple(WRAPPERS)) else []
 
 
-class _Search:
+class _Search(Walk):
     """Finds the user's functions and constants that code reads. `root` is the class of the steps, whose methods go by their bare name."""
 
+    leaves = CODELESS
+
     def __init__(self, root: type | None = None) -> None:
+        super().__init__()
         self.functions: dict[str, list[FunctionType]] = {}
         self.values: dict[str, str] = {}
         self._root = frozenset(mro(root)) if root is not None else frozenset[type]()
         self._names: dict[str, None] = {}  # that any code found so far reads, in order
         self.kinds: dict[type, None] = {}  # the classes found so far
         self._held: list[Mapping[str, Any]] = []  # the attributes of the objects found so far
-        self._seen: dict[int, Any] = {}  # holds each object, so that no id is used again
-        self._queue: deque[tuple[Any, str]] = deque()
 
     def add_owner(self, kind: type, held: Mapping[str, Any]) -> None:
         """Search the methods of a class, and the attributes of an object of it, by the names that are read."""
         self._held.append(held)
         for name in self._names.keys() & held.keys():
-            self.follow(held[name])
+            self.add(held[name])
         if kind not in self.kinds:
             self.kinds[kind] = None
             special = [name for base in mro(kind) if is_user(base) for name in own(base) if name == "forward" or name[:2] == "__"]
@@ -112,44 +112,35 @@ class _Search:
                 for kind in list(self.kinds):
                     self._look(kind, name)
                 for held in self._held:
-                    self.follow(held.get(name))
-
-    def follow(self, item: Any, label: str = "") -> None:
-        if id(item) not in self._seen and not is_kind(item, CODELESS):
-            self._seen[id(item)] = item
-            self._queue.append((item, label))
+                    self.add(held.get(name))
 
     def run(self) -> _Search:
-        while self._queue and len(self._seen) < _MAX_OBJECTS:
-            try:
-                self._visit(*self._queue.popleft())
-            except Exception:  # whatever an odd object raises must not end the run  # noqa: S112
-                continue
+        deque(self, maxlen=0)
         return self
 
-    def _visit(self, item: Any, label: str) -> None:
+    def visit(self, item: Any, path: str) -> None:
         if is_kind(item, FunctionType):
-            self._function(item, label)
+            self._function(item, path)
         elif is_kind(item, type):
             if is_user(item) and item not in self._root:
                 self.add_owner(item, {})
                 for name in ("__init__", "__new__"):  # code that names the class may call it
                     self._look(item, name)
-        elif is_kind(item, _HOLDERS):
+        elif base_of(item) is not None or is_kind(item, tuple(WRAPPERS)):
             for part in parts(item):
-                self.follow(part, label)
+                self.add(part, path)
         else:
-            held = state(item)
+            held = attributes_of(item)
             if is_user(type(item)):
                 self.add_owner(type(item), held)
-            self.follow(held.get(module_dicts()[0]))
+            self.add(held.get(module_dicts()[0]))
 
     def _function(self, function: FunctionType, label: str) -> None:
         label = label or function.__qualname__.replace("<locals>.", "")
         variables = {name: value for name, value in closure(function).items() if name != "__class__"}
-        self.follow(function.__dict__.get("__wrapped__"))
+        self.add(function.__dict__.get("__wrapped__"))
         if not is_user(function):  # a wrapper of a library
-            self.follow(tuple(variables.values()))
+            self.add(tuple(variables.values()))
             return
         self.functions.setdefault(label, []).append(function)
         defaults = {f"default {i}": value for i, value in enumerate(function.__defaults__ or ())} | (function.__kwdefaults__ or {})
@@ -162,7 +153,7 @@ class _Search:
     def _chain(self, links: list[tuple[str, Any]]) -> None:
         """The objects that code reads by a chain of names. A value counts if a module or a class has it: an object's changes in a run."""
         for _, link in links:
-            self.follow(link)
+            self.add(link)
         path, last = links[-1]
         fixed = all(is_kind(link, (ModuleType, type)) and is_user_module(module_of(link)) for _, link in links[:-1])
         if fixed:
@@ -170,7 +161,7 @@ class _Search:
 
     def _value(self, path: str, value: Any) -> None:
         self.values[path] = repr(value) if _is_plain(value) else name_of(value)  # another function or object under the name is a change
-        self.follow(value)
+        self.add(value)
 
     def _look(self, kind: type, name: str) -> None:
         """Follow what a class has by `name`; the next base too, if a method calls `super()`."""
@@ -182,7 +173,7 @@ class _Search:
             if is_user(base) or any(map(is_user, functions)):
                 label = "" if base in self._root else f"{base.__name__}."
                 for function in functions:
-                    self.follow(function, label + name)
+                    self.add(function, label + name)
                 if not functions and name[:2] != "__":
                     self._value(label + name, item)
             if not any("super" in inner.co_names for function in functions for inner in nested(function.__code__)):
@@ -250,7 +241,7 @@ class StepCode:
     def add_root(self, name: str, owner: Any, methods: Iterable[str]) -> None:
         """Take down what the `methods` of the object `owner` reach."""
         search = _Search(type(owner))
-        search.add_owner(type(owner), state(owner))
+        search.add_owner(type(owner), attributes_of(owner))
         search.read(methods)
         self._methods.update(methods)
         self.roots[name] = self._parts_of(search)
@@ -259,7 +250,7 @@ class StepCode:
         """Take down the functions among `objects`, and all methods of the others."""
         search = _Search()
         for item in objects:
-            search.follow(item)
+            search.add(item)
             search.read(methods_of(type(item)) if is_user(type(item)) else ())
         self._objects |= self._parts_of(search)
 

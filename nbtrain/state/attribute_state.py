@@ -17,6 +17,8 @@ from ..private.torch_parts import buffers_of
 from ..engine.protocol import AddOnProtocol, TrainerProtocol
 from ..errors import ConfigError
 from ..objects import is_generator, kind_of, known_kind, module_attributes
+from ..source.user_code import is_kind
+from ..source.walk import function_of, method_of
 from .object_state import Unpacker, Unsaved, fingerprint, pack
 
 # %% auto #0
@@ -104,7 +106,7 @@ def objects_of(trainer: TrainerProtocol) -> Iterator[tuple[str, Any]]:
     for kind in _user_classes(trainer).values():
         yield kind.__name__, kind
         for name, value in vars(kind).items():
-            yield f"{kind.__name__}.{name}", getattr(value, "fget", None) or getattr(value, "__func__", value)
+            yield f"{kind.__name__}.{name}", function_of(value)
 
 
 def trainer_places(trainer: TrainerProtocol) -> list[Place]:
@@ -207,15 +209,13 @@ class AttributeState:
 
 def _kind_unsaved(value: Any, known: set[int], holder: Any) -> str:
     """The kind of a value that may change but has no plain form; else ""."""
-    if isinstance(value, (Dataset, DataLoader)):
+    if is_kind(value, (Dataset, DataLoader)):
         return ""
     try:
         pack(value, known)
     except Unsaved as error:
-        opaque = kind_of(value).is_own or hasattr(value, "__next__") or is_generator(value)
+        opaque = kind_of(value).is_own or method_of(value, "__next__") is not None or is_generator(value)
         if isinstance(holder, nn.Module) and type(holder).__module__.startswith("torch."):
             return error.name if opaque else ""  # torch makes again what its own modules hold
-        return (
-            error.name if opaque or isinstance(value, (list, tuple, dict, Tensor, np.ndarray)) else ""
-        )  # others are mostly configurations
+        return error.name if opaque or is_kind(value, (list, tuple, dict, Tensor, np.ndarray)) else ""  # others are mostly configurations
     return ""

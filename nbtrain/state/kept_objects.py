@@ -5,36 +5,14 @@
 # %% ../../nbs/state/kept_objects.ipynb #49b25f8e
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from types import FunctionType
-from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-
-from ..private.torch_parts import buffers_of
 from ..engine.control import uninterrupted
 from ..engine.protocol import TrainerProtocol
-from ..loops.step_snapshot import restore_attributes
-from nbtrain.objects import (
-    MOST_ITEMS,
-    MOST_NUMBERS,
-    Search,
-    attributes_of,
-    generator_state,
-    holder_items,
-    is_array,
-    is_generator,
-    kind_of,
-    plain_values,
-    set_generator_state,
-    set_value,
-)
-from ..source.user_code import is_user
+from ..loops.step_snapshot import Contents, Tensors, restore_attributes
+from ..objects import MOST_NUMBERS, Search
+from ..source.walk import MOST_ITEMS, MOST_OBJECTS
 from .attribute_state import objects_of
 
 # %% auto #0
@@ -42,98 +20,17 @@ __all__ = ["kept_objects"]
 
 
 # %% ../../nbs/state/kept_objects.ipynb #fe28df1c
-def _restore_list(item: Any, kept: list[Any]) -> None:
-    if len(item) != len(kept) or any(now is not then for now, then in zip(item, kept)):
-        item.clear()
-        item.extend(kept)
-
-
-def _restore_set(item: set[Any], kept: set[Any]) -> None:
-    item.update(kept)
-    item.intersection_update(kept)
-
-
-def _restore_tensor(item: Tensor, kept: Tensor) -> None:
-    if not torch.equal(item, kept):  # an in-place copy would invalidate its autograd graph
-        with torch.no_grad():
-            item.detach().copy_(kept)
-
-
-def _restore_array(item: Any, kept: Any) -> None:
-    if item.flags.writeable:
-        item[...] = kept
-
-
-def _restore_module(item: nn.Module, kept: dict[str, Any], buffers: dict[str, Any]) -> None:
-    restore_attributes(vars(item), kept)
-    restore_attributes(buffers_of(item), buffers)
-
-
-def _restore_outside(item: Any, kept: dict[Any, Any]) -> None:
-    now = holder_items(item)
-    for name, value in kept.items():
-        if now.get(name) is not value:
-            set_value(item, name, value)
-
-
-def _restore_own(item: Any, kept: dict[str, Any]) -> None:
-    if hasattr(item, "__dict__"):
-        restore_attributes(vars(item), {name: kept[name] for name in kept if name not in kind_of(item).slots})
-    for name in kind_of(item).slots:
-        if name in kept:
-            object.__setattr__(item, name, kept[name])
-        elif hasattr(item, name):
-            object.__delattr__(item, name)
-
-
-class _WayBack:
-    """Functions that restore the kinds of objects, but not the objects in them. It counts the numbers that it copies."""
-
-    def __init__(self) -> None:
-        self.budget = [MOST_NUMBERS]
-
-    def _has_room(self, n: int) -> bool:
-        self.budget[0] -= n if n <= self.budget[0] else 0
-        return n <= self.budget[0]
-
-    def __call__(self, item: Any) -> Callable[[], None] | None:
-        """Return a function that restores `item`; None if it can't change or is too large to copy."""
-        kind = kind_of(item)
-        if isinstance(item, nn.Module):
-            return partial(_restore_module, item, dict(vars(item)), dict(buffers_of(item)))
-        if isinstance(item, Tensor):
-            return (
-                partial(_restore_tensor, item, item.detach().clone()) if is_array(item.detach()) and self._has_room(item.numel()) else None
-            )
-        if isinstance(item, np.ndarray):
-            return partial(_restore_array, item, item.copy()) if self._has_room(item.size) else None
-        if is_generator(item):
-            return partial(set_generator_state, item, generator_state(item))
-        if isinstance(item, (dict, list, deque, set)) and len(item) > MOST_ITEMS:
-            return None
-        if isinstance(item, dict):
-            return partial(restore_attributes, item, dict(dict.items(item)))  # as in `items_of`
-        if isinstance(item, (list, deque)):
-            return partial(_restore_list, item, list(item))
-        if isinstance(item, set):
-            return partial(_restore_set, item, set(item))
-        if isinstance(item, (FunctionType, type)):
-            return partial(_restore_outside, item, plain_values(item, self.budget)) if not kind.is_enum and is_user(item) else None
-        if not kind.is_own:
-            return None
-        return partial(_restore_own, item, attributes_of(item))
-
-
 @contextmanager
 def kept_objects(trainer: TrainerProtocol) -> Iterator[None]:
     """A context that restores what a step changes: attributes of the trainer, and the objects that these, the model and the addons hold."""
-    own, way_back = dict(vars(trainer)), _WayBack()
+    own, tensors = dict(vars(trainer)), Tensors()
     known = {id(part) for part in (trainer, trainer.model, *trainer.model.modules(), *trainer.model.buffers())}
-    ways = [way for _, item in Search(objects_of(trainer), known) if (way := way_back(item)) is not None]
+    contents = Contents(tensors, n_items=MOST_ITEMS * MOST_OBJECTS, n_bytes=8 * MOST_NUMBERS, always=True)
+    for _, item in Search(objects_of(trainer), known):
+        contents.keep(item)
 
     def put_back() -> None:
-        for way in ways:
-            way()
+        contents.restore()
         restore_attributes(vars(trainer), own)
 
     try:

@@ -25,8 +25,6 @@ from ..checkpoint.value_kinds import as_plain, is_value
 from ..checkpoint.weights import load_weights
 from nbtrain.objects import (
     CONSTANT,
-    MOST_OBJECTS,
-    attributes_of,
     generator_state,
     has_state,
     is_generator,
@@ -35,6 +33,8 @@ from nbtrain.objects import (
     set_generator_state,
 )
 from ..optim.optimizer_state import load_optimizer
+from ..source.user_code import is_kind
+from ..source.walk import MOST_OBJECTS, attributes_of
 
 # %% auto #0
 __all__ = ["Unsaved", "pack", "Unpacker", "pack_module", "fingerprint"]
@@ -78,26 +78,26 @@ def pack(value: Any, known: Container[int] = (), depth: int = 0) -> Any:
     kind: Any = type(value)
     if kind in _PLAIN:
         return value if kind is not int or value.bit_length() <= 2000 else _refuse(value)
-    if id(value) in known or isinstance(value, CONSTANT):
+    if id(value) in known or is_kind(value, CONSTANT):
         raise Unsaved
     into = partial(pack, known=known, depth=depth + 1)
     if depth > _DEPTH:
         _refuse(value)
-    if isinstance(value, Tensor):
+    if is_kind(value, Tensor):
         return _pack_tensor(value)
-    if isinstance(value, (np.ndarray, np.generic)):
+    if is_kind(value, (np.ndarray, np.generic)):
         return _pack_array(value)
     if is_value(value):
         return value
     if kind in (list, tuple):
         return kind(map(into, value))
-    if isinstance(value, tuple) and as_plain(value) is not None:
+    if is_kind(value, tuple) and as_plain(value) is not None:
         return tuple.__new__(kind, map(into, value))
     if kind in (set, frozenset, deque):
         return {_AS: kind.__name__, "items": list(map(into, value))}
     if kind is complex:
         return {_AS: "complex", "items": [value.real, value.imag]}  # pyright: ignore[reportAttributeAccessIssue]
-    if isinstance(value, dict):
+    if is_kind(value, dict):
         return _like(value, {_checked_key(key): into(item) for key, item in value.items()})
     return _pack_object(value, into, known)
 
@@ -113,7 +113,7 @@ def _is_frozen(value: Any) -> bool:
 
 def _like(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
     """`items` in a dict of the class of `value`, if that is one of the standard library."""
-    if isinstance(value, defaultdict) and type(value) is defaultdict and as_plain(value) is not None:
+    if is_kind(value, defaultdict) and type(value) is defaultdict and as_plain(value) is not None:
         return defaultdict(value.default_factory, items)
     kind: Callable[..., dict[Any, Any]] = type(value)
     return kind(items) if kind in (OrderedDict, Counter) else items
@@ -127,12 +127,12 @@ def _pack_object(value: Any, into: Callable[[Any], Any], known: Container[int]) 
     if is_generator(value):
         state = generator_state(value)
         return {_AS: "generator", "state": state} if state is not None else _refuse(value)
-    if isinstance(value, nn.Module):
+    if is_kind(value, nn.Module):
         return {_AS: "module", "state": pack_module(value, known)}
     if has_state(value):
         return {_AS: "state_dict", "state": into(value.state_dict())}
     if kind_of(value).is_own:
-        return {_AS: "object", "state": {name: into(item) for name, item in attributes_of(value).items() if not isinstance(item, CONSTANT)}}
+        return {_AS: "object", "state": {name: into(item) for name, item in attributes_of(value).items() if not is_kind(item, CONSTANT)}}
     return _refuse(value)
 
 
@@ -289,7 +289,7 @@ def fingerprint(value: Any, known: Container[int] = ()) -> Any:
         kind = type(item)
         if kind in (*_PLAIN, complex) or is_value(item):
             return kind, item
-        if isinstance(item, CONSTANT) or id(item) in known:
+        if is_kind(item, CONSTANT) or id(item) in known:
             return kind
         if (number := numbers.get(id(item))) is None:
             number = numbers[id(item)] = len(numbers)
@@ -307,17 +307,17 @@ def fingerprint(value: Any, known: Container[int] = ()) -> Any:
 
 def _mark(value: Any, into: Callable[[Any], Any]) -> Any:
     """What `value` is and holds; `into` gives the mark of what it holds."""
-    if isinstance(value, Tensor):
+    if is_kind(value, Tensor):
         return _TensorMark(value)
-    if isinstance(value, (np.ndarray, np.generic)):
+    if is_kind(value, (np.ndarray, np.generic)):
         return value.dtype, value.shape, zlib.crc32(np.asarray(value).tobytes()) if value.dtype.kind in "biufcMmUS" else id(value)
-    if isinstance(value, Mapping):
+    if is_kind(value, Mapping):
         return type(value), [(into(key), into(item)) for key, item in value.items()]
-    if isinstance(value, (list, tuple, deque, set, frozenset)):
+    if is_kind(value, (list, tuple, deque, set, frozenset)):
         return type(value), list(map(into, value))
     if is_generator(value):
         return object()
-    if isinstance(value, nn.Module):
+    if is_kind(value, nn.Module):
         tensors = [into(tensor) for tensor in (*value.parameters(), *value.buffers())]
         return type(value), tensors, [into(item) for part in value.modules() for item in module_attributes(part).values()]
     if has_state(value):

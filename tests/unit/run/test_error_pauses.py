@@ -36,17 +36,21 @@ HOOKS = ("on_train_batch_start", "on_before_zero_grad", "on_after_backward", "on
 HOOKS += ("on_train_epoch_start", "on_train_epoch_end", "on_validation_start", "on_validation_batch_end", "on_validation_epoch_end")
 
 
+LEFT: dict[str, int] = {}  # calls of a place before its fault; outside of the trainer's objects, which are restored after an error
+
+
 class Fault:
     """Raises at the call number `at` of the place `kind`, once."""
 
     def __init__(self, kind: str = "", at: int = 0) -> None:
-        self.kind, self.left = kind, at
+        self.kind = kind
+        LEFT[kind] = at
 
     def is_due(self, kind: str) -> bool:
         if kind != self.kind:
             return False
-        self.left -= 1
-        return self.left == -1
+        LEFT[kind] -= 1
+        return LEFT[kind] == -1
 
     def at(self, kind: str) -> None:
         if self.is_due(kind):
