@@ -31,11 +31,14 @@ __all__ = ["Hook", "hooks_of", "own_hook", "has_profiler", "labelled", "call_hoo
 # %% ../../nbs/loops/batch_ways.ipynb #batc0004
 def hooks_of(pl_trainer: L.Trainer, name: str, callbacks: Sequence[L.Callback]) -> list[Hook]:
     """The methods `name` of those callbacks that have one of their own, in their class or set on the instance, as LambdaCallback does."""
-    plain = getattr(L.Callback, name)
-    found = [item for item in callbacks if getattr(type(item), name, None) is not plain or name in vars(item)]
-    hooks = [(item, getattr(item, name)) for item in found]
-    hooks = [(item, hook) for item, hook in hooks if getattr(hook, "__func__", None) is not plain and callable(hook)]
-    return [labelled(pl_trainer, f"[Callback]{type(item).__name__}.{name}", hook) for item, hook in hooks]
+    plain, found = getattr(L.Callback, name), list[Hook]()
+    for item in callbacks:
+        if getattr(type(item), name, None) is plain and name not in vars(item):
+            continue
+        hook = getattr(item, name)
+        if callable(hook) and getattr(hook, "__func__", None) is not plain:
+            found.append(labelled(pl_trainer, f"[Callback]{type(item).__name__}.{name}", hook))
+    return found
 
 
 def own_hook(pl_trainer: L.Trainer, name: str, item: L.LightningModule | Strategy) -> Hook | None:
@@ -68,12 +71,13 @@ def labelled(pl_trainer: L.Trainer, label: str, function: Hook) -> Hook:
 
 def call_hooks(pl_trainer: L.Trainer, name: str, callbacks: Sequence[L.Callback] | None = None, *, others: bool = True) -> None:
     """Call the hook `name`, which has no arguments: of the callbacks (by default the trainer's), and of the `others`, module and strategy."""
-    module = pl_trainer.lightning_module
+    strategy = pl_trainer.strategy
+    module = strategy.lightning_module
     names = vars(module)
     before, names["_current_fx_name"] = names["_current_fx_name"], name
     for hook in hooks_of(pl_trainer, name, pl_trainer.callbacks if callbacks is None else callbacks):  # pyright: ignore[reportAttributeAccessIssue]
         hook(pl_trainer, module)
-    for item in (module, pl_trainer.strategy) if others else ():
+    for item in (module, strategy) if others else ():
         if (hook := own_hook(pl_trainer, name, item)) is not None:
             hook()
     names["_current_fx_name"] = before
@@ -86,7 +90,7 @@ class Listeners:
     """
 
     def __init__(self, pl_trainer: L.Trainer, names: Sequence[str]) -> None:
-        self.pl_trainer, self.module, self.names = pl_trainer, pl_trainer.lightning_module, names
+        self.pl_trainer, self.module, self.strategy, self.names = pl_trainer, pl_trainer.lightning_module, pl_trainer.strategy, names
         self.hooks: dict[str, tuple[list[Hook], Hook | None, Hook | None]] = {}
         self._look_up()
 
@@ -100,7 +104,7 @@ class Listeners:
         self.hooks.clear()
         for name in self.names:
             of_callbacks = hooks_of(pl_trainer, name, callbacks)
-            of_module, of_strategy = own_hook(pl_trainer, name, self.module), own_hook(pl_trainer, name, pl_trainer.strategy)
+            of_module, of_strategy = own_hook(pl_trainer, name, self.module), own_hook(pl_trainer, name, self.strategy)
             if of_callbacks or of_module is not None or of_strategy is not None:
                 self.hooks[name] = of_callbacks, of_module, of_strategy
 
@@ -130,7 +134,12 @@ class Listeners:
 def _is_as_made(part: Any, kinds: tuple[type[Any], ...]) -> bool:
     """Whether `part` is of one of these classes itself, and nothing that was set on it hides a method."""
     kind = type(part)
-    return kind in kinds and not any(name[0] != "_" and callable(getattr(kind, name, None)) for name in vars(part))
+    if kind not in kinds:
+        return False
+    for name in vars(part):  # noqa: SIM110  # it is asked in each epoch, which may be one batch
+        if name[0] != "_" and callable(getattr(kind, name, None)):
+            return False
+    return True
 
 
 def is_plain(pl_trainer: L.Trainer) -> bool:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
@@ -13,7 +14,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, GradientAccumulationScheduler, StochasticWeightAveraging
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from ..data.epoch import set_epoch
+from ..data.epoch import with_epoch
 from ..engine.callback import BoundaryCallback, PassCallback, callbacks_of
 from ..engine.logged import publish, reset_results
 from ..engine.step_module import StepModule
@@ -42,22 +43,24 @@ class OwnFitLoop(FitLoop):
 
     tells_epoch = True
     is_told = resumes_epoch = False
+    _epoch_setters: Sequence[Callable[[int], Any]] = ()  # each `set_epoch` in the loaders
     _val_check_batch: float | None = None  # Lightning's, as it was computed here
 
     def setup_data(self) -> None:
         fetcher = self._data_fetcher
         super().setup_data()
         if self._data_fetcher is not fetcher:  # a new loader
+            assert self._combined_loader is not None
             self._data_fetcher: Any = live(self._data_fetcher)
+            self._epoch_setters = [setter for loader in self._combined_loader.flattened for setter in with_epoch(loader)]
             self._val_check_batch = self.trainer.val_check_batch
 
     def on_advance_start(self) -> None:
         pl_trainer, progress, module = self.trainer, self.epoch_progress, self.trainer.lightning_module
         assert isinstance(module, StepModule)
         self.setup_data()
-        assert self._combined_loader is not None
-        for loader in () if self.is_told else self._combined_loader.flattened:
-            set_epoch(loader, progress.current.processed)  # pyright: ignore[reportAttributeAccessIssue]
+        for set_epoch in () if self.is_told else self._epoch_setters:
+            set_epoch(progress.current.processed)
         self.is_told = False
         self.expect()
         progress.increment_ready()

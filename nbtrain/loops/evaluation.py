@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 from collections import ChainMap
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from ..data.epoch import set_epoch
+from ..data.epoch import with_epoch
 from ..engine.callback import BoundaryCallback, callbacks_of
 from ..engine.control import Boundary, Control
 from ..engine.logged import Results, publish, reset_results
@@ -95,6 +96,8 @@ class OwnEvaluationLoop(EvaluationLoop):
     ends_pass = True  # so the module need not
     control = Control()  # of no run
     fetcher: Any = None  # of this pass
+    _epoch_setters: Sequence[Callable[[int], Any]] = ()  # each `set_epoch` in the loaders of `_set_up`
+    _set_up: Any = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -144,8 +147,10 @@ class OwnEvaluationLoop(EvaluationLoop):
         epoch = pl_trainer.fit_loop.epoch_progress.current.processed
         if pl_trainer.state.fn != TrainerFn.FITTING:
             epoch = module.owner.train_state.counts.epoch
-        for loader in combined.flattened:
-            set_epoch(loader, epoch)
+        if self._set_up is not combined:
+            self._set_up, self._epoch_setters = combined, [setter for loader in combined.flattened for setter in with_epoch(loader)]
+        for set_epoch in self._epoch_setters:
+            set_epoch(epoch)
         combined.limits = limits = self._limits()  # pyright: ignore[reportAttributeAccessIssue]
         fetcher = select_data_fetcher(pl_trainer, pl_trainer.state.stage)
         fetcher.setup(combined)
