@@ -21,7 +21,7 @@ from ..engine.protocol import TrainerProtocol
 from ..rng import device_generator, host_states, set_host_states
 
 # %% auto #0
-__all__ = ["RandomSnapshot", "restore_attributes", "CallSnapshot", "modules_beside", "StepSnapshot"]
+__all__ = ["RandomSnapshot", "restore_attributes", "copy_back", "CallSnapshot", "modules_beside", "StepSnapshot"]
 
 
 # %% ../../nbs/loops/step_snapshot.ipynb #0ba8799a
@@ -62,7 +62,10 @@ def restore_attributes(attributes: MutableMapping[str, Any], kept: Mapping[str, 
         del attributes[name]
 
 
-def _copy_back(tensor: Tensor, copy: Tensor) -> None:
+def copy_back(tensor: Tensor, copy: Tensor) -> None:
+    """Restore the values of `tensor` in place."""
+    if tensor.layout is torch.strided and 0 in tensor.stride() and tensor.numel() > 1:
+        return  # made by `expand`: in-place operations on it raise
     if tensor.shape != copy.shape:  # a buffer that grew, such as an observer's
         tensor.resize_(copy.shape)
     tensor.copy_(copy)
@@ -102,10 +105,10 @@ class _TensorCopies:
         whole = True
         with torch.no_grad():
             for tensor, copy in self.always.values():
-                _copy_back(tensor, copy)
+                copy_back(tensor, copy)
             for tensor, version, copy in list(self.copies.values()):
                 if version_of(tensor) != version and copy is not None:
-                    _copy_back(tensor, copy)
+                    copy_back(tensor, copy)
                     self.copies[id(tensor)] = tensor, version_of(tensor), copy
                 whole = whole and version_of(tensor) == self.copies[id(tensor)][1]
         return whole
