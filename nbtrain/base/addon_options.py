@@ -308,7 +308,7 @@ class TrainerOptions(AddonOptions, total=False):
         keep_states: Keep states in memory for `rewind`, `replay`, `branch` and `blame`, in a tenth of what is free: the start, and as many
             epochs as take 1% of the time, the best and the last three first. Others are trained again, exactly. "auto": in notebooks.
         lightning: Other arguments for `lightning.Trainer`, such as `callbacks` and `logger`. `{"num_sanity_val_steps": 0}` leaves out the
-            dry run, which tries the steps on a batch each before epoch 1, so that an error in them is raised at once.
+            check before epoch 1, which tries `test_step` on one batch, as Lightning's sanity check does.
 
     Example:
         >>> options: TrainerOptions = {"gradient_clip": 1.0, "ema_decay": 0.99}

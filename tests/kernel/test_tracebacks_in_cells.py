@@ -34,8 +34,7 @@ class Images(Dataset):
 
 def make(kind=Digits, device="cpu", **options):
     optimizer = lambda params: torch.optim.SGD(params, lr=0.1)
-    in_run = {"num_sanity_val_steps": 0}  # no dry run, so that a bug is found in the run
-    return kind(Net(), device=device, optimizer=optimizer, log_bar=False, on_error="raise", lightning=in_run, **options)
+    return kind(Net(), device=device, optimizer=optimizer, log_bar=False, on_error="raise", **options)
 
 def last_frames():
     tb, names = sys.last_traceback, []
