@@ -33,7 +33,7 @@ GLOSSARY = {  # what is left out, and what to write
     r"\b(?:tells?|told|heard)\b(?!(?: [\w']+){0,4} apart\b)": "notify, say, report",
     r"\b(?:asks?|asked)\b(?! the ranks?\b)": "request, call, read",
     r"\blet go\b|\blets go\b": "release",
-    r"\brehears\w+": "dry run, probe",
+    r"\brehears\w+": "try on one batch, probe",
     r"\bwhat it (?:raises|rests on)\b|\brests on\b": "its exceptions; what it is based on, needs, uses",
     r"\bthe moment\b|\bmoments\b": "the hook, the step, the batch, the time",
     r"\bas ever\b|\bfor good\b|\bno word of\b|\bin vain\b": "as usual; permanently; does not mention; without success",

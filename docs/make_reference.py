@@ -128,7 +128,7 @@ SHARED: dict[str, dict[str, str]] = {  # arguments that many functions take; "" 
     "AddOnBase": {"trainer": "The trainer that the addon belongs to.", "weights": "Tensors by the names of the model's `state_dict`."},
 }
 _STATEFUL = {"state_dict", "load_state_dict"}
-_OF_LAUNCHERS = {"home", "launch", "start", "use", "world", "backend", "is_elsewhere", "tries_on", "has_replicas_on"}
+_OF_LAUNCHERS = {"home", "launch", "start", "use", "world", "backend", "is_elsewhere"}
 _OF_LAUNCHERS |= {"n_processes", "n_readers"}
 _PUBLIC = {name: getattr(nbtrain, name) for name in nbtrain.PUBLIC}
 LISTED = {name: kind._internal for name, kind in _PUBLIC.items() if isinstance(kind, type) and issubclass(kind, Listed)}

@@ -37,7 +37,7 @@ __all__ = [
 Phase = Literal["idle", "train", "valid", "test"]
 EventKind = Literal["start", "steps", "valid", "epoch", "test", "note", "mark", "show", "state", "end"]
 ShownKind = Literal["image", "text", "histogram"]
-Status = Literal["completed", "stopped", "paused", "interrupted", "failed"]
+Status = Literal["completed", "stopped", "paused", "interrupted", "failed", "not begun"]
 MonitorMode = Literal["min", "max"]
 
 

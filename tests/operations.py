@@ -25,7 +25,6 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from nbtrain import RunPaused, RunStopped, StateManagerAddon, Trainer
-from nbtrain.run.dry_run import DryRun
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
 ENDS = ("done", "■", "■■", "error")
@@ -98,11 +97,6 @@ def make() -> Any:
 BATCH = next(iter(make_valid()))
 
 
-def _dry_run(trainer: Any, loader: Any) -> None:
-    trainer.probed = {}
-    DryRun(trainer, 1, loader, make_valid()).try_steps()
-
-
 # Each operation: its call, the call of a step at which it ends early, what changes when it is done, and what also when it is not
 _READ = ("loader", "objects")  # a pass reads its loader, and your steps may count
 OPERATIONS: dict[str, tuple[Callable[[Any, Any], Any], int, tuple[str, ...], tuple[str, ...]]] = {
@@ -124,7 +118,6 @@ OPERATIONS: dict[str, tuple[Callable[[Any, Any], Any], int, tuple[str, ...], tup
         ("weights", "optimizer", "random numbers", "objects", "counts", "history"),
         (),
     ),
-    "the dry run": (_dry_run, 1, (), ()),
 }
 
 

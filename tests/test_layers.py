@@ -101,7 +101,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "private",
         "views",
         "source",
-        "objects",
         "history",
         "data",
         "optim",

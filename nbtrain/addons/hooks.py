@@ -21,6 +21,7 @@ from .early_stopping import EarlyStoppingAddon
 from .gradients import GradientStatsAddon
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import Callback, active_callbacks, call_hook, listeners, notes, notifier
+from ..engine.control import Leave
 from ..engine.hooks import HOOKS, check_names
 from ..loops.training import is_window_closed
 from ..engine.meter import is_scalar
@@ -298,7 +299,7 @@ class _Ends(L.Callback):
                 self._left.pop(0)()
             except Exception as error:  # the first error is the one that is raised
                 add_note(exception, f"nbtrain: {type(error).__name__} after it: {first_line(error)} ({' '.join(notes(error))})")
-                self._late = self._late or error
+                self._late = self._late or (error if isinstance(exception, Leave) else None)
 
     def _bound(self, name: str, pl_trainer: L.Trainer) -> list[Callable[[], None]]:
         return [partial(bound.call, pl_trainer, self.trainer, ()) for bound in self.hooks.get(name, ())]

@@ -145,12 +145,6 @@ class RanksAddon(Launcher):
     def n_readers(self) -> int:
         return self.parallelism.n_readers
 
-    def tries_on(self, device: torch.device) -> bool:
-        return all(own.type == device.type for own in self.devices)
-
-    def has_replicas_on(self, device: torch.device) -> bool:
-        return self.strategy == "ddp" and self.tries_on(device)
-
     def _fit_parallelism(self, trainer: TrainerProtocol) -> None:
         """Choose the parallelism for "auto". Raises ConfigError for a strategy or an addon that does not work for `trainer` in ranks."""
         for name in {"strategy", "num_nodes", "use_distributed_sampler"} & trainer.lightning.keys():

@@ -300,7 +300,7 @@ class TrainerOptions(AddonOptions, total=False):
         keep_source: Save the provenance of a run in its folder: the source, versions, git, arguments. "names" saves hashes of the source
             instead; False saves nothing.
         on_error: What happens to a training run when your code raises: "pause" the run at that batch, or "raise", which ends it. None:
-            pause in an interactive notebook; raise in scripts, tests and programs that execute notebooks.
+            pause in an interactive notebook once the first batch is finished; raise in scripts, tests and programs that execute notebooks.
         advice: Show tips about the run, at most three lines: `tip: val_loss has not improved since epoch 17 of 205`.
         count_samples: A function that returns the number of samples in a batch, which weights the means of an epoch. Needed only if it
             can't be inferred: `lambda batch: len(batch.ids)`. A step may also return the number, as "n_samples".
@@ -308,7 +308,7 @@ class TrainerOptions(AddonOptions, total=False):
         keep_states: Keep states in memory for `rewind`, `replay`, `branch` and `blame`, in a tenth of what is free: the start, and as many
             epochs as take 1% of the time, the best and the last three first. Others are trained again, exactly. "auto": in notebooks.
         lightning: Other arguments for `lightning.Trainer`, such as `callbacks` and `logger`. `{"num_sanity_val_steps": 0}` leaves out the
-            dry run, which tries the steps on a batch each before epoch 1, so that an error in them is raised at once.
+            check before epoch 1, which tries `test_step` on one batch, as Lightning's sanity check does.
 
     Example:
         >>> options: TrainerOptions = {"gradient_clip": 1.0, "ema_decay": 0.99}

@@ -25,7 +25,7 @@ from ..engine.pass_module import TrainingModes
 from ..engine.protocol import TrainerProtocol
 from ..engine.train_state import Mode, TrainState
 from ..errors import RunPaused, RunStopped
-from ..loops.step_snapshot import modules_beside, restore_attributes
+from ..loops.step_snapshot import copy_back, modules_beside, restore_attributes
 from ..rng import keep_random, random_state, set_random_state
 from ..state.kept_objects import kept_objects
 from ..views.operation_line import OperationLine, Progressed
@@ -254,9 +254,7 @@ def unchanged(trainer: TrainerProtocol, *, weights: bool = True) -> Iterator[Non
             restore_attributes(parameters_of(part), parameters)
         with torch.no_grad():
             for tensor, value in values:
-                if tensor.shape != value.shape:  # a buffer that grew
-                    tensor.resize_(value.shape)
-                tensor.copy_(value)
+                copy_back(tensor, value)
         for parameter, gradient, is_trained in gradients:
             parameter.grad, parameter.requires_grad = gradient, is_trained
 

@@ -95,8 +95,6 @@ def show_value(trainer: Showing, name: str, value: Any, kind: ShownKind | None =
     if module is None or (operation is not None and not operation.records):
         if operation is None or operation.name in _IN_CELL:
             show_below(Shown(name, (made := convert(name, value, kind, caption)).kind, made.content, 0, 0, 0))
-        elif operation.name == "dry run":
-            convert(name, value, kind, caption)
         return
     epoch = _epoch(trainer)
     if is_sanity_check(module.trainer) or _is_too_much(trainer, epoch):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -156,7 +156,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         {
             "card", "changed", "code", "configures_optimizers", "continues_run", "control", "finished_phase", "fork", "given", "handle",
             "holds_steps", "keeps_states", "last_traceback", "made_in", "module", "open_session", "operations", "optimizer_states",
-            "own_names", "parent", "probed", "ran", "recorder", "resumed", "sinks", "slider_view", "states", "step_module", "stream",
+            "own_names", "parent", "ran", "recorder", "resumed", "sinks", "slider_view", "states", "step_module", "stream",
             "title", "train_state", "view",
         }
     )  # fmt: skip
@@ -451,7 +451,6 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         self.view: View | None = None  # of the newest run
         self.slider_view: NotebookView | None = None  # of the newest training: an evaluation leaves its slider
         self.card: RunCard | None = None  # of the newest training, beside other runs
-        self.probed: dict[str, Any] = {}  # the steps of the last dry run by mode, and its monitor
         self.fork: Fork | None = None  # where this trainer branched from another
         self.branches: list[Any] = []  # made with the slider below a run
         self.states = States()
@@ -488,7 +487,6 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             "view": None,
             "slider_view": None,
             "card": None,
-            "probed": {},
             "code": None,
             "changed": None,
             "sinks": [self.train_state.history],
@@ -513,7 +511,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         """A copy is a branch: its next run has a new folder, which begins with the history so far."""
         make, args, state = self.__reduce__()
         made = memo[id(self)] = make(*args)
-        made.__setstate__(deepcopy(state, memo) | {"given": dict(self.given), "probed": dict(self.probed)})
+        made.__setstate__(deepcopy(state, memo) | {"given": dict(self.given)})
         if self.run_dir is not None:
             for addon in made.active_addons:
                 if isinstance(addon, StateManagerAddon):
@@ -613,10 +611,6 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     def _turn(self) -> Turn | None:
         """The current step, if a batch has several steps, as with several optimizers; else None."""
         return None
-
-    def _turns(self) -> Generator[tuple[str, str], None, None]:
-        """The name of each step of a batch, and the ending of its metrics' names, while it is as at its turn."""
-        yield "train_step", ""
 
     @checked
     def _scale_schedules(self, factor: float) -> None:

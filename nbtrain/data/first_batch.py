@@ -16,7 +16,7 @@ from .batch import change_tensors
 from .loader import BatchList
 from .loader_state import find_parts
 from .prefetch import Prefetcher
-from .resumable_loader import ResumableLoader, borrowed
+from .resumable_loader import ResumableLoader, ValidLoader, borrowed
 from .seeded_loader import SeededLoader
 from .task_loader import Task, TaskLoader
 from .tensor_loader import TensorLoader
@@ -58,7 +58,7 @@ def _read(loader: Any) -> list[Any]:
     kind = type(loader)
     if kind is BatchList:
         return _read(loader.batches)
-    if kind in (Prefetcher, ResumableLoader):
+    if kind in (Prefetcher, ResumableLoader, ValidLoader):
         return _read(loader.loader)
     if kind in (list, tuple):
         return [change_tensors(loader[0], Tensor.clone)] if loader and not isinstance(loader[0], DataLoader) else []

@@ -50,14 +50,6 @@ class Launcher(AddOnBase):
         """The number of processes that read different batches. Processes that share a tensor-parallel model read the same batches."""
         return self.n_processes
 
-    def tries_on(self, device: torch.device) -> bool:
-        """Whether the model is whole in this process, on a device such as those of the others, so that a step can be tried here."""
-        return False
-
-    def has_replicas_on(self, device: torch.device) -> bool:
-        """Whether each process has a replica of the whole model on a device such as `device`, which does what the model does here."""
-        return False
-
     def launch(
         self, trainer: TrainerProtocol, drive: Callable[..., tuple[Status, str]], loader: Any, valid_loader: Any
     ) -> tuple[Status, str]:

@@ -358,12 +358,12 @@ class PassModule(L.LightningModule):
         self._borrowed.append(partial(set_random_state, random_state()))
 
     def on_validation_start(self) -> None:
+        self._borrowed.append(partial(setattr, self.owner, "mode", self.owner.mode))
+        self.owner.mode = "test"
         vars(self)["_sanity_check"] = is_sanity_check(self.trainer)
         if self._sanity_check:
             self._borrowed.append(partial(vars(self).update, _sanity_check=False))  # the training after it counts
             return
-        self._borrowed.append(partial(setattr, self.owner, "mode", self.owner.mode))
-        self.owner.mode = "test"
         vars(self)["_evaluation_open"] = True
         self._begin("test")
         if not getattr(loop := evaluation_loop(self.trainer), "ends_pass", False) and not self.owner.configures_optimizers:

@@ -305,6 +305,8 @@ class StepModule(PassModule):
 
     def _place(self, name: str, batch_idx: int) -> str:
         """The place of a step as text."""
+        if self._sanity_check:
+            return f"{self.owner.title}.{name}, on a batch of valid_loader before epoch {self.owner.train_state.counts.epoch + 1}"
         return f"{self.owner.title}.{name}, epoch {self.owner.train_state.counts.epoch + 1}, batch {batch_idx + 1}"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from ..errors import ConfigError
 from ..events import Event, EventKind, Progress
 from .history import History, Row, StepTable, csv_text, validation_alone
 from .run_files import append_to, inside, read_file, write_file
+from .run_lock import SignOfLife
 from ..views import plots
 
 # %% auto #0
@@ -48,11 +50,45 @@ def run_folders(save_path: str | Path) -> list[Path]:
     return sorted(Path(save_path).glob("run-*"), key=run_number, reverse=True)
 
 
+_OWN = {"events.jsonl", "provenance.json", "git.diff", ".lock", ".writer"}  # what is in a folder before the first batch, and the source
+_SMALL_BYTES = 2**20  # a record without a batch is smaller
+
+
+def _is_unused(folder: Path) -> bool:
+    """Whether the run in `folder` is over, and no batch of it was finished. A folder with anything else in it is used."""
+    record = inside(folder, "events.jsonl")
+    names = {path.name for path in folder.iterdir() if not path.name.startswith("source")}
+    if not record.is_file() or names - _OWN or record.stat().st_size > _SMALL_BYTES:
+        return False
+    events = list(read_events(folder))
+    is_over = bool(events) and (events[-1].kind == "end" or bool(SignOfLife(folder).gone()))
+    return is_over and not any(event.progress.processed for event in events)
+
+
+def _take_again(folder: Path) -> bool:
+    """Remove the record of a run that has not begun, so that the next run takes its folder. Returns whether there was one."""
+    try:
+        if not _is_unused(folder):
+            return False
+        (folder / "events.jsonl").unlink()  # of several processes, one can
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif not path.name.startswith("."):
+                path.unlink()
+    except (ConfigError, OSError):
+        return False
+    return True
+
+
 def open_run_folder(save_path: str | Path) -> Path:
-    """Create and return the next free `run-NNN` in `save_path`. Raises ConfigError if it can't be created."""
+    """Return a new `run-NNN` in `save_path`, or the newest one, if its run has not begun. Raises ConfigError if it can't be created."""
     root = Path(save_path)
     try:
         root.mkdir(parents=True, exist_ok=True)
+        newest = next(iter(run_folders(root)), None)
+        if newest is not None and _take_again(newest):
+            return newest
         number = max(map(run_number, run_folders(root)), default=0)
         while True:
             number += 1

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = ["RunEntry", "Runs", "KeptCard", "TestedCard", "keep_entry", "session_entries", "session_runs", "runs"]
+__all__ = ["RunEntry", "Runs", "KeptCard", "TestedCard", "keep_entry", "forget_entry", "session_entries", "session_runs", "runs"]
 
 # %% ../../nbs/history/runs.ipynb #9e7c91a1
 _NOTE = "note.json"
@@ -349,6 +349,14 @@ def keep_entry(entry: RunEntry) -> None:
     if len(_session) == _session.maxlen:
         _session[0].card.place = None
     _session.append(entry)
+    _number()
+
+
+def forget_entry(card: RunCard) -> None:
+    """Take the run with this card from the list."""
+    for entry in [entry for entry in _session if entry.card is card]:
+        _session.remove(entry)
+        card.place = None
     _number()
 
 

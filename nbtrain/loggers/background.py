@@ -221,15 +221,15 @@ def draw_apart(*clients: Any) -> None:
 class _Sender:
     """The thread of a logger in one run: it connects, delivers calls and closes."""
 
-    def __init__(self, label: str, connect: Connect, retry_s: float, random_state: Any, on_connected: Callable[[], None]) -> None:
+    def __init__(self, label: str, connect: Connect, retry_s: float, on_connected: Callable[[], None]) -> None:
         self.label, self.connect, self.on_connected = label, connect, on_connected
-        self.random_state = random_state  # of Python, before connecting: neptune's client draws names from it
+        self.random_state: Any = None  # of Python, before connecting: neptune's client draws names from it
         self.logger: Any = None  # a Logger, once it is connected
         self.notes: deque[str] = deque()
         self.calls = RetryQueue(retry_s, self._note_error)
         self.calls.put(self._connect)
         self.is_stopped = False  # by a user: not a failure
-        self.began_s = time.monotonic()
+        self.began_s = math.inf
         self.waited_s: float | None = None  # by the run, until the logger was connected; None before that
         self.closed_s = math.inf
         self.guard = _Guard(self)
@@ -239,6 +239,17 @@ class _Sender:
     def put(self, call: Callable[[Any], Any]) -> None:
         """Queue `call(logger)` for the thread."""
         self.calls.put(lambda: call(self.logger))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it connects, or is connected."""
+        return self.began_s < math.inf
+
+    def begin(self, random_state: Any) -> None:
+        """Connect in the thread, and deliver what is queued. A second call changes nothing."""
+        if not self.has_begun:
+            self.random_state, self.began_s = random_state, time.monotonic()
+            self.thread.start()
 
     def wait_until_connected(self, patience_s: float) -> bool:
         """Wait until the logger is connected or has failed. Returns False `patience_s` after the beginning."""
@@ -327,7 +338,8 @@ class _IgnoresCalls:
 class Delivery(Logger):
     """A Lightning logger that passes every call to another logger, in a background thread.
 
-    `connect` makes that logger at the beginning of each run. It is called in the thread, with a function that takes notes to show.
+    `connect` makes that logger in each run, after the first training batch (`begin`) or with the first metrics: a run that fails before has
+    nothing to show. Until then all calls are queued. It is called in the thread, with a function that takes notes to show.
     `label` names the logger in notes, which `note` shows, and in `LIMITS`. The beginning and the end of a run each wait up to `wait_s`
     seconds for the logger; if it is never reached, both together; in the run after one in which it was not reached, two seconds.
     Loggers in `together` are waited for at the same time. `retry_s` is the time to the second attempt; it doubles up to a minute. An
@@ -352,7 +364,7 @@ class Delivery(Logger):
     @rank_zero_experiment
     def experiment(self) -> Any:
         """The client's object for this run; until it is connected, an object that ignores every call."""
-        self._open()
+        self._queue()
         return _experiment(self._logger) if self._logger is not None else _IgnoresCalls()
 
     def put(self, call: Callable[[Any], Any]) -> None:
@@ -370,6 +382,8 @@ class Delivery(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Queue `metrics`. Lightning's `step` is the index of the newest update, from 0; the logger gets the number of updates."""
         held, n_updates = self._entries(metrics), None if step is None else step + 1
+        if self._sender is not None:
+            self.begin()
 
         def deliver(logger: Logger) -> None:
             logger.log_metrics(held, n_updates)
@@ -407,14 +421,15 @@ class Delivery(Logger):
         return self._logger.save_dir if self._logger is not None else None
 
     # -- the sender of a run
-    def _open(self) -> None:
+    @rank_zero_only
+    def begin(self) -> None:
         """Connect all loggers in `together`, and wait for this one, unless it is open. Raises an NbtrainError of `connect`."""
-        if self._sender is not None and self._sender.waited_s is not None:
+        sender = self._queue()
+        if sender.waited_s is not None:
             return
         random_state = random.getstate()
-        for delivery in self.together:
-            delivery._start(random_state)
-        sender = self._start(random_state)
+        for delivery in (self, *self.together):
+            delivery._queue().begin(random_state)
         is_settled = sender.wait_until_connected(self._patience_s)
         random.setstate(sender.random_state)
         if isinstance(sender.calls.error, NbtrainError):
@@ -429,6 +444,9 @@ class Delivery(Logger):
     def _close(self, status: str) -> None:
         """Close all loggers in `together` and wait for this one, up to `wait_s`; if never connected, less what the beginning waited."""
         if (sender := self._sender) is None:
+            return
+        if not sender.has_begun:
+            self._sender = None
             return
         atexit.unregister(self._finish)
         sender.close(status)
@@ -445,11 +463,11 @@ class Delivery(Logger):
         if sender.is_late:
             sender.guard.start()
 
-    def _start(self, random_state: Any) -> _Sender:
+    def _queue(self) -> _Sender:
+        """The sender of this run, which queues its calls until it begins."""
         if self._sender is None:
             connect: Connect = lambda note: self.connect(self._once(note))  # noqa: E731
-            self._sender = _Sender(self.label, connect, self.retry_s, random_state, self._register)
-            self._sender.thread.start()
+            self._sender = _Sender(self.label, connect, self.retry_s, self._register)
         return self._sender
 
     def _register(self) -> None:

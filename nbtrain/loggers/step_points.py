@@ -23,6 +23,7 @@ from ..engine.callback import updates_of
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..events import Event
+from .background import Delivery
 from .entries import PointValues
 
 # %% auto #0
@@ -162,10 +163,18 @@ class StepPoints(L.Callback):
         if not self._on:
             return
         self._n_batches += 1
+        if self._n_batches == 1:
+            self._connect()
         self._throughput.add(batch)
         update = self._updates.completed
         if update % self._every == 0 and update != self._update and self._on:
             self._mark()
+
+    def _connect(self) -> None:
+        """Connect the trackers: the first batch is finished."""
+        for logger in self.loggers:
+            if isinstance(logger, Delivery):
+                logger.begin()
 
     def on_validation_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._on:

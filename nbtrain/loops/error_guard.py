@@ -105,11 +105,11 @@ class ErrorGuard:
     """Pauses the run of `module` where the user's code has raised an error, until that is fixed.
 
     `refuses_nonfinite`: a training loss that is not finite is an error, before its update. This is checked only on the CPU, because reading
-    the loss from a device would wait for the device in each batch.
+    the loss from a device would wait for the device in each batch. `may_pause`: whether an error pauses the run now, or ends it.
     """
 
-    def __init__(self, module: StepModule, *, refuses_nonfinite: bool) -> None:
-        self.module, self.trainer, self.refuses_nonfinite = module, module.owner, refuses_nonfinite
+    def __init__(self, module: StepModule, *, refuses_nonfinite: bool, may_pause: Callable[[], bool] = lambda: True) -> None:
+        self.module, self.trainer, self.refuses_nonfinite, self.may_pause = module, module.owner, refuses_nonfinite, may_pause
         self.snapshot: StepSnapshot | None = None
         self._final: Exception | None = None  # the error that ends the run
 
@@ -199,7 +199,7 @@ class ErrorGuard:
 
     def is_final(self, error: Exception) -> bool:
         """Whether `error` ends the run."""
-        return error is self._final
+        return error is self._final or not self.may_pause()
 
     def guard_callbacks(self, pl_trainer: L.Trainer) -> Callable[[], None]:
         """Call the methods of the user's callbacks through the guard. Returns a function that undoes this."""

@@ -28,7 +28,7 @@ from ..source.user_code import is_kind, is_user, module_of, state
 from ..source.walk import Walk, attributes_of, base_of, parts, slots_of
 
 # %% auto #0
-__all__ = ["RandomSnapshot", "restore_attributes", "Tensors", "Contents", "Attributes", "CallSnapshot", "modules_beside", "StepSnapshot"]
+__all__ = ["RandomSnapshot", "restore_attributes", "copy_back", "Tensors", "Contents", "Attributes", "CallSnapshot", "modules_beside", "StepSnapshot"]
 
 
 # %% ../../nbs/loops/step_snapshot.ipynb #0ba8799a
@@ -67,7 +67,10 @@ def restore_attributes(attributes: MutableMapping[str, Any], kept: Mapping[str, 
         del attributes[name]
 
 
-def _copy_back(tensor: Tensor, copy: Tensor) -> None:
+def copy_back(tensor: Tensor, copy: Tensor) -> None:
+    """Restore the values of `tensor` in place."""
+    if tensor.layout is torch.strided and 0 in tensor.stride() and tensor.numel() > 1:
+        return  # made by `expand`: in-place operations on it raise
     if tensor.shape != copy.shape:  # a buffer that grew, such as an observer's
         tensor.resize_(copy.shape)
     if not torch.equal(tensor, copy):  # an in-place copy would invalidate its autograd graph
@@ -117,11 +120,11 @@ class Tensors:
         """Restore the tensors. Returns those that have changed and were not copied."""
         with torch.no_grad():
             for tensor, copy in self.always.values():
-                _copy_back(tensor, copy)
+                copy_back(tensor, copy)
             changed = [known for known in self.copies.values() if version_of(known[0]) != known[1]]
             for tensor, _, copy in changed:
                 if copy is not None:
-                    _copy_back(tensor, copy)
+                    copy_back(tensor, copy)
                     self.copies[id(tensor)] = tensor, version_of(tensor), copy
         return [tensor for tensor, _, copy in changed if copy is None]
 

@@ -33,6 +33,7 @@ __all__ = [
     "call_lightning_hook",
     "load_callbacks",
     "evaluation_loop",
+    "swap_loaders",
     "results_of",
     "is_last_batch",
     "is_window_open",
@@ -149,6 +150,13 @@ def evaluation_loop(pl_trainer: L.Trainer) -> Any:
     return (
         pl_trainer.fit_loop.epoch_loop.val_loop if of_training else pl_trainer.test_loop if pl_trainer.testing else pl_trainer.validate_loop
     )
+
+
+def swap_loaders(loop: Any, loaders: list[Any]) -> list[Any]:
+    """Let an evaluation loop whose data is set up read `loaders`, in place of as many others. Returns those."""
+    combined = loop._combined_loader
+    before, combined.flattened = combined.flattened, loaders
+    return before
 
 
 def results_of(loop: Any) -> Any:

@@ -46,7 +46,6 @@ __all__ = [
     "compile_calls",
     "compile_modes",
     "flag_nonfinite",
-    "has_hooks",
     "hooks_of_step",
     "marks",
     "parts_of_schedule",
@@ -203,12 +202,6 @@ def flag_nonfinite(gradients: Sequence[Tensor]) -> Tensor:
         elif norms := [torch.linalg.vector_norm(gradient, math.inf) for gradient in those if gradient.numel()]:
             flag = torch.maximum(flag, (torch.stack(norms).max() * 0).ne(0).float())
     return flag
-
-
-def has_hooks(parameter: Tensor) -> bool:
-    """Whether something is called with the gradient of a parameter."""
-    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    return any(getattr(parameter, name, None) for name in names)
 
 
 # %% ../../nbs/private/torch_parts.ipynb #49a8cd52

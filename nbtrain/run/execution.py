@@ -5,7 +5,7 @@
 # %% ../../nbs/run/execution.ipynb #26b34bf5
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -29,9 +29,9 @@ from ..loops.own_loops import use_loops
 from ..engine.step_module import StepModule
 from ..optim.param_groups import TrainedParts
 from ..state.settings import as_given
-from ..errors import ConfigError
+from ..errors import ConfigError, add_note, first_line
 from ..events import Status
-from .dry_run import SanityCheck
+from .beginning import Beginning, FirstStep, MonitorCheck, SanityCheck
 from .data_module import is_data_source, read_evaluated, read_source, set_first_epoch
 from ..base.interrupts import keep_handler, signals_stop
 from .lightning_trainer import continue_counts, driving, make_pl_trainer
@@ -97,10 +97,22 @@ def batch_size_module(trainer: TrainerBase, loader: Any, valid_loader: Loaders |
 class Execution:
     """Executes `n_epoch` more epochs of `trainer`, or in mode "test" `n_epoch` evaluations, with Lightning."""
 
-    def __init__(self, trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Loaders | None, *, pauses: bool = False) -> None:
+    def __init__(
+        self,
+        trainer: TrainerBase,
+        n_epoch: int,
+        loader: Any,
+        valid_loader: Loaders | None,
+        *,
+        pauses: bool = False,
+        beginning: Beginning | None = None,
+    ) -> None:
         self.trainer, self.n_epoch, self.loader, self.valid_loader = trainer, n_epoch, loader, valid_loader
-        self.pauses = pauses  # on errors
+        self.pauses, self.beginning = pauses, beginning  # pauses: on errors
         self.goal = trainer.train_state.counts.epoch + n_epoch
+        monitors = MonitorCheck(trainer)
+        self.sanity_check = SanityCheck(trainer, n_epoch, loader, valid_loader, monitors)
+        self.first_step = FirstStep(trainer, monitors)
 
     def execute(self, arguments: dict[str, Any]) -> tuple[Status, str]:
         """Run a `lightning.Trainer` made with `arguments`. Returns the status and the reason."""
@@ -108,12 +120,18 @@ class Execution:
         finds_batch_size = any(isinstance(callback, BatchSizeFinder) for callback in arguments["callbacks"])
         made = batch_size_module(trainer, self.loader, self.valid_loader) if finds_batch_size else trainer.step_module()
         with driving(trainer, made, trains=trainer.mode == "train") as module, ExitStack() as guarded:
-            if (check := SanityCheck(trainer, self.valid_loader)).is_needed:
-                arguments = arguments | {"num_sanity_val_steps": 1, "callbacks": [check, *arguments["callbacks"]]}
+            if self.first_step.is_needed:
+                arguments = arguments | {"callbacks": [self.first_step, *arguments["callbacks"]]}
+            if self.sanity_check.is_needed:
+                arguments = arguments | {"num_sanity_val_steps": 1, "callbacks": [self.sanity_check, *arguments["callbacks"]]}
             pl_trainer = make_pl_trainer(max_epochs=self.goal, **arguments)
+            may_pause: Callable[[], bool] = lambda: True  # noqa: E731
+            if self.beginning is not None:
+                self.beginning.pl_trainer, may_pause = pl_trainer, self.beginning.has_begun
             vars(pl_trainer)["show"] = partial(show_value, trainer)  # for callbacks of the user, which know this one
             if self.pauses and not finds_batch_size:
-                module.guard = guard = ErrorGuard(module, refuses_nonfinite=trainer[NonFiniteAddon].nonfinite == "raise")
+                strict = trainer[NonFiniteAddon].nonfinite == "raise"
+                module.guard = guard = ErrorGuard(module, refuses_nonfinite=strict, may_pause=may_pause)
                 guarded.callback(setattr, module, "guard", None)  # its snapshot holds all that the steps may change
                 guarded.callback(guard.guard_callbacks(pl_trainer))
             use_loops(pl_trainer, trainer, trainer.control)
@@ -134,6 +152,9 @@ class Execution:
                             pl_trainer.fit(module, **given)
             except Leave as leave:
                 return self._left(pl_trainer, str(leave))
+            except Exception as error:
+                self._tear_down(pl_trainer, error)
+                raise
         if trainer.mode == "train" and trainer.train_state.counts.epoch < self.goal:
             return "stopped", why_stopped(pl_trainer)
         return "completed", ""
@@ -162,7 +183,10 @@ class Execution:
             return
         trainer.states.begin(self.loader, self.valid_loader)
         if self.valid_loader is not None:
-            valid = self._rereadable(read_evaluated(trainer, module, self.valid_loader))
+            valid = read_evaluated(trainer, module, self.valid_loader)
+            if self.sanity_check.is_needed:
+                self.sanity_check.read(pl_trainer, valid)
+            valid = self._rereadable(valid)
         loader = trainer._read_loader(as_loader(self.loader), training=True)
         if trainer.keeps_states:
             loader = trainer.states.keep_in_memory(trainer, loader, valid)
@@ -179,6 +203,16 @@ class Execution:
             inside = inside.loader
         several = is_several(inside) or isinstance(inside, Iterator) or sized_len(loader) is None
         return loader if several or not self.pauses else RereadableLoader(loader)
+
+    def _tear_down(self, pl_trainer: L.Trainer, error: Exception) -> None:
+        """Call `teardown` after an error, as after any other end: Lightning does not. What it raises is a note on the `error`."""
+        stage = "test" if self.trainer.mode == "test" else "fit"
+        calls = [partial(callback.teardown, pl_trainer, pl_trainer.lightning_module) for callback in pl_trainer.callbacks]  # pyright: ignore[reportAttributeAccessIssue]
+        for call in (*calls, partial(call_lightning_hook, pl_trainer, "teardown")):
+            try:
+                call(stage=stage)
+            except Exception as late:
+                add_note(error, f"nbtrain: {type(late).__name__} in teardown after it: {first_line(late)}")
 
     def _left(self, pl_trainer: L.Trainer, error: str) -> tuple[Status, str]:
         """The status and reason of a run whose end was requested, possibly after an `error` had paused it."""

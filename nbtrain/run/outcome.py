@@ -17,6 +17,7 @@ from ..engine.control import State
 from ..errors import CheckpointError, ConfigError, NbtrainError, add_note, first_line
 from ..events import Status
 from ..history.history import ResultMetrics, Row, RunResult
+from .beginning import Beginning
 from .failed_runs import keep_watch
 from ..tracebacks import keep_traceback
 from ..base.notify import Notification, Notifier
@@ -61,8 +62,8 @@ class RunOutcome:
             keep_watch(trainer)
 
     @contextmanager
-    def records_errors(self) -> Iterator[None]:
-        """A context that records an error with its place, and makes the result."""
+    def records_errors(self, beginning: Beginning) -> Iterator[None]:
+        """A context that records an error with its place, and makes the result. A run that has not begun has none."""
         try:
             yield
         except BaseException as error:
@@ -72,8 +73,19 @@ class RunOutcome:
             else:
                 name_place(error, place)
                 keep_traceback(self.trainer, error)
-                self.finish("failed", f"{type(error).__name__} at {place}" + (f": {text}" if text else ""))
+                reason = f"{type(error).__name__} at {place}" + (f": {text}" if text else "")
+                if isinstance(error, Exception) and not beginning.has_begun():
+                    self._take_back(error, reason, beginning)
+                else:
+                    self.finish("failed", reason)
             raise
+
+    def _take_back(self, error: Exception, reason: str, beginning: Beginning) -> None:
+        """Record that the run has not begun, and leave the trainer as it was before the call."""
+        if not isinstance(error, NbtrainError):  # which says what to do
+            add_note(error, "The run has not begun, no weight has changed: correct it, then run the cell again.")
+        self.trainer.recorder.end("not begun", reason)
+        beginning.take_back()
 
     def finish(self, status: Status, reason: str) -> RunResult:
         """Write the weights, record the end, and make the result."""

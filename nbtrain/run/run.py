@@ -8,7 +8,6 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import time
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -27,14 +26,13 @@ from ..engine.control import Leave, refuse_while_on
 from ..engine.protocol import Ran
 from ..engine.train_state import Mode
 from ..errors import ConfigError, RunStopped
-from ..engine.precision import precision_args
-from ..events import Event, Progress, Status
+from ..events import Status
 from ..history.history import RunResult
 from ..remote_errors import own_errors
 from ..rng import seed_all
 from .contradictions import Planned, contradictions
 from .data_module import check_source, is_data_source, validates
-from .dry_run import DryRun
+from .beginning import Beginning, check_steps
 from .execution import Execution, execute_replica
 from .failed_runs import drop_unreachable, needs_thread, pauses_on_error
 from .handle import RunHandle
@@ -136,7 +134,7 @@ class Run:
         self.operation.begin()
         try:
             self._check(background)
-            self._try_steps()
+            self.beginning = Beginning(self.trainer, self.loader)
             self._prepare()
         except BaseException:
             self.operation.end()
@@ -151,8 +149,7 @@ class Run:
         self.notes = notes if trainer.train_state.run == 0 else []  # said once
         check_source(trainer, self.loader, self.valid_loader)
         check_run(self.n_epoch, self.loader, self.valid_loader, evaluates=trainer.mode == "test")
-        self.dry_run = DryRun(trainer, self.n_epoch, self.loader, self.valid_loader)
-        self.dry_run.check_steps()
+        check_steps(trainer, self.n_epoch, self.valid_loader)
         if trainer.mode == "train":
             if not trainer.configures_optimizers:
                 check_optimizer(trainer.optimizer, trainer.model)
@@ -176,28 +173,6 @@ class Run:
         session = self.trainer.train_state.session if self.trainer.mode == "train" and self.trainer.open_session is not None else None
         return max(self._goal, (session or {}).get("goal") or 0)
 
-    def _try_steps(self) -> None:
-        """Try the steps on one batch each. The view shows what is tried, and an error in it."""
-        trainer, counts = self.trainer, self.trainer.train_state.counts
-        place = Progress(trainer.train_state.run + 1, "idle", counts.epoch, self._shown_goal, step=counts.step, processed=counts.processed)
-        planned = {**precision_args(trainer.precision, trainer.device), **trainer.lightning}
-
-        def say(text: str) -> None:
-            about = header(trainer, planned, self.loader, self.valid_loader) | {"trying": f"trying {text}"}
-            self.sinks.preview(Event("start", place, time.time(), about), validates=validates(self.loader, self.valid_loader))
-
-        try:
-            self.dry_run.try_steps(say)
-            self.notes += contradictions(Planned(trainer, self.loader, self.valid_loader, self.dry_run.names))
-        except BaseException as error:
-            is_stopped = isinstance(error, KeyboardInterrupt)
-            end = {
-                "status": "stopped" if is_stopped else "failed",
-                "reason": "the dry run" if is_stopped else f"{type(error).__name__} in the dry run",
-            }
-            self.sinks.preview(Event("end", place, time.time(), end))
-            raise
-
     def _prepare(self) -> None:
         """Create the run folder if needed and lock it. Before the first run, also seed the random number generators."""
         trainer = self.trainer
@@ -214,6 +189,9 @@ class Run:
         joins, begins = session is not None and session._joins, session is None or session.begins
         try:
             self.sinks.open(validates=validates(self.loader, self.valid_loader))
+            if self.beginning.is_new:
+                trainer.sinks.append(self.beginning)
+                self.beginning.before.callback(self.sinks.forget)
             self.arguments = trainer.lightning_args()
             self.arguments["callbacks"] = [*self.arguments["callbacks"], FollowsSource(trainer)]  # that list is the user's
             if not trainer.continues_run:
@@ -233,6 +211,7 @@ class Run:
                 trainer.ran = Ran.after(trainer.ran, self._goal, self.loader, self.valid_loader)
         except BaseException:
             self.operation.end()
+            self.beginning.end()
             self.sinks.close()
             trainer.control.end()
             raise
@@ -242,9 +221,9 @@ class Run:
         trainer, launcher = self.trainer, self.trainer.launcher
         self.operation.begin()  # in this thread from now on
         try:
-            with workers_ignore_interrupts(self.loader, self.valid_loader), self.outcome.records_errors(), own_errors():
+            with workers_ignore_interrupts(self.loader, self.valid_loader), self.outcome.records_errors(self.beginning), own_errors():
                 if launcher is None:
-                    run = Execution(trainer, self.n_epoch, self.loader, self.valid_loader, pauses=self.pauses)
+                    run = Execution(trainer, self.n_epoch, self.loader, self.valid_loader, pauses=self.pauses, beginning=self.beginning)
                     status, reason = run.execute(self.arguments)
                 else:
                     status, reason = self._launch(launcher)
@@ -254,6 +233,7 @@ class Run:
         finally:
             trainer.resumed, trainer.continues_run, trainer.parent = False, False, None
             self.operation.end()
+            self.beginning.end()
             self.sinks.close()
 
     def _launch(self, launcher: Launcher) -> tuple[Status, str]:

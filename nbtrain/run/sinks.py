@@ -14,13 +14,12 @@ from weakref import ref
 
 from ..engine.control import State
 from ..errors import ConfigError
-from ..events import Event
 from ..history.event_group import EventGroup, deliver
 from ..history.ghost import ghost_of, run_before
 from ..history.history import short_path
 from ..history.run_folder import RunFolder, run_events
 from ..history.run_lock import RunLock
-from ..history.runs import KeptCard, RunEntry, TestedCard, keep_entry, session_entries
+from ..history.runs import KeptCard, RunEntry, TestedCard, forget_entry, keep_entry, session_entries
 from ..views.curve import Ghost
 from ..views.epoch_slider import Travel
 from ..views.notebook import Controls, NotebookView, in_kernel, is_watched, open_view
@@ -75,7 +74,6 @@ class RunSinks:
         self._card: RunCard | None = None
         self._opened: list[EventSink] = []
         self._lock: RunLock | None = None  # of the run folder
-        self._view: View | None = None  # opened by the dry run
 
     def claim(self) -> None:
         """Create the run folder if there is none yet, and lock it. All ranks must call it."""
@@ -124,7 +122,7 @@ class RunSinks:
             trainer.view, self._opened = session.view, session.sinks
             trainer.sinks += self._opened
             return
-        trainer.view = self._view or self._open_view(validates=validates)
+        trainer.view = self._open_view(validates=validates)
         if trainer.mode == "train":
             self._take_slider(trainer.view)
         self._opened = [EventGroup(self._folder(trainer.run_dir).update_all)] if trainer.run_dir is not None else []
@@ -153,7 +151,7 @@ class RunSinks:
         trainer, view = self.trainer, self.trainer.view
         if trainer.mode == "test":
             return [TestedCard(trainer.card)] if trainer.card is not None else []
-        card = self._card or self._new_card()
+        card = self._card = self._card or self._new_card()
         assert card is not None
         card.settings = dict(card.settings)  # as they are before the first batch
         trainer.card, card.name = card, trainer.run_dir.name if trainer.run_dir is not None else card.name
@@ -198,17 +196,6 @@ class RunSinks:
                 self._card.board = view.board
         return view
 
-    def preview(self, event: Event, *, validates: bool = False) -> None:
-        """Show an event of the dry run in the view alone, which its "start" opens."""
-        session = self.trainer.open_session if self.trainer.mode == "train" else None
-        self._view = self._view or (session.view if session is not None else None)
-        if self._view is None and event.kind == "start" and self.trainer.world.is_first:
-            self._view = self._open_view(validates=validates)
-        if event.kind == "end" and self._card is not None:
-            self._card.settings = dict(self._card.settings)  # else they would hold the trainer
-        if self._view is not None:
-            self._view.update(event)
-
     def controls(self, *, validates: bool) -> Controls:
         """Return the buttons of a live view and their actions."""
         trainer, control = self.trainer, self.trainer.control
@@ -246,6 +233,11 @@ class RunSinks:
         if self.trainer.parent is not None:
             folder.begin(self.trainer.train_state.run)
         return folder
+
+    def forget(self) -> None:
+        """Take the run from the list of runs: it has not begun."""
+        if self._card is not None:
+            forget_entry(self._card)
 
     def close(self) -> None:
         """Close the sinks at the end of the run."""

@@ -111,8 +111,18 @@ class Disk:
             folder, counts = open_folder(self.trainer.open_run_dir()), self.trainer.train_state.counts
             clean_folders(folder, self.options._saves_to)
             go_back(folder, counts.epoch, counts.step)
+        session, counts = self.trainer.train_state.session, self.trainer.train_state.counts
+        if session is not None and session.get("start") == self._name:  # an end before the first update would write over it
+            self._saved = counts.epoch, counts.step
         self.triggers.open(self.trainer.train_state.history)
         self.trainer.states.note_unsaved(self.trainer, self.trainer.states.attributes.begin(self.trainer))
+
+    @property
+    def _name(self) -> str:
+        """The name of a checkpoint of the current state."""
+        counts = self.trainer.train_state.counts
+        suffix = ".ckpt" if self.options.save_format == "ckpt" and not self.in_shards else ""
+        return f"epoch={counts.epoch}-step={counts.step}{suffix}"
 
     @property
     def is_saved(self) -> bool:
@@ -178,8 +188,7 @@ class Disk:
         Raises CheckpointError for a value that can't be stored. `copied`: a copy of Lightning's part that another place has.
         """
         counts, history = self.trainer.train_state.counts, self.trainer.train_state.history
-        suffix = ".ckpt" if self.options.save_format == "ckpt" and not self.in_shards else ""
-        path = self.trainer.open_run_dir() / FOLDER / f"epoch={counts.epoch}-step={counts.step}{suffix}"
+        path = self.trainer.open_run_dir() / FOLDER / self._name
         if row is None and state["nbtrain"]["finished"] is None and history.epochs:
             row = history.epochs[-1]
         if row is not None and row.path is None:

@@ -5,7 +5,7 @@
 # %% ../../nbs/trainer/multi_optimizer.ipynb #cb0e6152
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -224,13 +224,6 @@ class MultiOptimizerTrainer(Trainer):
             return None
         first, *_, last = [*self.joint.optimizers, *self.joint.optimizers]
         return Turn(self.joint.turn, self.joint.turn == first, self.joint.turn == last)
-
-    def _turns(self) -> Generator[tuple[str, str], None, None]:
-        if self.joint is None:
-            return
-        for name in self.joint.optimizers:
-            with self.joint.at_turn(name):
-                yield f"train_step_{name}", f"_{name}"
 
     @checked
     def lr_find(self, loader: Iterable[Any], *, start: float = 1e-7, end: float = 10.0, n_batches: int = 100) -> RangeTest:

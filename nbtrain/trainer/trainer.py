@@ -721,8 +721,8 @@ class Trainer(TrainerBase):
         that was shown under one name. `show()` shows the newest run in this cell; during a run, the view is live.
 
         It reads `value` off the device, which costs a synchronization, so call it once an epoch or every so many steps. Of an epoch the
-        first 16 are kept, and 256 in all: `show_limits`. In several processes only rank 0 shows. The dry run shows nothing, but raises the
-        error for a value that can't be shown. In a cell, `validate` and `run_batch` it is shown below the cell, and not recorded.
+        first 16 are kept, and 256 in all: `show_limits`. In several processes only rank 0 shows. The check of `test_step` before epoch 1
+        shows nothing. In a cell, `validate` and `run_batch` it is shown below the cell, and not recorded.
 
         Args:
             name: Under which name; each name has its own slider. None: show the newest run. A path, as `Path("/shared/runs")`, or a URL,

@@ -379,7 +379,7 @@ class NotebookView:
         self._send()
 
     def _fill(self) -> None:
-        """Make the buttons, once the first step is shown, or a second has passed; a dry run has none."""
+        """Make the buttons, once the first step is shown, or a second has passed; a job that waits has none."""
         if self._live is not None and self._live.buttons is not None and not self.board.trying:
             self._live.buttons.fill()
 

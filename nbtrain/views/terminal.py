@@ -92,7 +92,7 @@ def _wrapped_line(line: str, width: int) -> str:
 
 # %% ../../nbs/views/terminal.ipynb #fa291189
 _CODES = {"red": 31, "green": 32, "yellow": 33}
-_STATE_COLOURS = {"failed": "red", "completed": "green"}
+_STATE_COLOURS = {"failed": "red", "not begun": "red", "completed": "green"}
 
 
 def has_colour(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:

@@ -295,7 +295,7 @@ class Board:
     curve: LossCurve = field(default_factory=LossCurve)
     status: str = "running"
     reason: str = ""
-    trying: str = ""  # what happens before the run begins: the step that a dry run tries, or why a job waits
+    trying: str = ""  # what happens before the run begins: why a job waits
     speed: Speed = field(default_factory=Speed)
     advice: Advice = field(default_factory=Advice)
     find_ghost: Callable[[], Ghost | None] = field(default=lambda: None)  # the run to compare with, read when drawn
@@ -483,6 +483,7 @@ ICONS = {
     "stopped": "■",
     "interrupted": "■",
     "failed": "✗",
+    "not begun": "✗",
 }
 _WORDS = {"pausing": "pausing after this batch", "stopping": "stopping after this batch"}
 
@@ -499,7 +500,7 @@ def round_words(header: Mapping[str, Any]) -> str:
 
 
 def already_shown(event: Event, board: Board) -> bool:
-    """Whether the run that `event` begins is in the record of `board`: by its dry run, or by the run before it in a session."""
+    """Whether the run that `event` begins is in the record of `board`: as a job that waits, or by the run before it in a session."""
     is_same = bool(board.header) and board.progress.run == event.progress.run
     return board.trying != "" or (event.kind == "start" and "round" in event.data and not event.data.get("resumed") and is_same)
 
@@ -549,7 +550,7 @@ def rate_words(board: Board) -> list[str]:
 
 
 def trying_words(board: Board) -> str:
-    """`trying train_step on one batch · 00:02`, `pending: Priority · 05:00`."""
+    """`the job is pending: Priority · 05:00`."""
     return f"{board.trying} · {format_time(board.elapsed_s + board.place.waited_s)}"
 
 

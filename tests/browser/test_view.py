@@ -380,3 +380,14 @@ def test_tab_leads_over_all_buttons_to_the_slider_and_the_focus_is_visible(lab: 
         lab.page.keyboard.press("Tab")
     names = [name for name, _ in seen if "★" not in name]  # the value of the slider can be typed, too
     assert names == ["Continue", "Stop", "Validate now", "slider", "Rewind here", "Branch here"] and all(shown for _, shown in seen)
+
+
+def test_run_that_has_not_begun_has_no_buttons_and_is_under_350_px(lab: Any, lab_root: Path) -> None:
+    wrong = SETUP.replace('return {"loss": loss, ', 'return {"los": loss, ')
+    lab.open(write_notebook(lab_root, "not-begun", wrong, "trainer.run(3, loader, loader)"))
+    lab.command("notebook:run-all-cells")
+    lab.wait_text(r"✗ not begun · StepError")
+    area = lab.page.locator(".jp-OutputArea").nth(1)
+    record = area.locator(".jp-OutputArea-output:has(strong)").first
+    assert record.bounding_box()["height"] < 350
+    assert lab.page.evaluate(_SAMPLE)["button"] is None

@@ -167,3 +167,38 @@ def test_kernel_that_is_shut_down_ends_a_failed_run_as_failed(tmp_path: Path) ->
     assert (end["kind"], end["data"]) == ("end", {"status": "failed", "reason": "LookupError at epoch 1, batch 3: no such row"})
     (finalized,) = tmp_path.rglob("finalized")
     assert finalized.read_text() == "failed "
+
+
+FIRST = """\
+class Digits(Trainer):
+    fails = True
+
+    def train_step(self, batch):
+        loss = self.model(batch[0]).square().mean()
+        if type(self).fails:
+            raise LookupError("no such row")
+        return {"loss": loss}
+    test_step = train_step
+"""
+
+
+def test_run_whose_first_batch_fails_has_not_begun(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.run(FIRST)
+    kernel.run(f"trainer = make(Digits, save_path={str(tmp_path)!r})")
+    request = kernel.client.execute("trainer.run(3, make_loader())")
+    lines, said = list[str](), ""
+    while said != "LookupError":
+        message = kernel.client.get_iopub_msg(timeout=600)
+        lines = (updates([message]) or [lines])[-1]
+        said = message["content"].get("ename", "")
+    while kernel.client.get_shell_msg(timeout=600)["parent_header"]["msg_id"] != request:
+        pass
+    time.sleep(0.2)  # the kernel lets a moment pass in which it aborts what comes
+    assert len(lines) == 2 and lines[1].startswith("✗ not begun · LookupError at epoch 1, batch 1: no such row · ")
+    assert kernel.value("n_runs(), trainer.control.state, trainer.result, trainer.train_state.run") == (0, "idle", None, 0)
+    kernel.run("Digits.fails = False\nresult = trainer.run(1, make_loader())")
+    assert kernel.value("result.status, result.run_dir.name, result.n_epochs") == ("completed", "run-001", 1)
+    kernel.run("Digits.fails = True")
+    assert kernel.error("trainer.run(1, make_loader())")[0] == "LookupError"  # a run that continues
+    assert kernel.value("trainer.control.state, trainer.failure.place") == ("paused", "epoch 2, batch 1")
+    kernel.run("trainer.stop()\ndel trainer, result")

@@ -197,7 +197,7 @@ def test_what_the_steps_print_lands_under_the_cell_that_began_the_run(kernel: Ke
 
 def test_a_failure_in_the_background_is_raised_by_wait_with_the_line_of_the_cell(kernel: Kernel) -> None:
     kernel.run("class Broken(Steps):\n    def train_step(self, batch):\n        return {'loss': spoilt}")
-    kernel.run("trainer = make(Broken, log_bar=False, lightning={'num_sanity_val_steps': 0})")
+    kernel.run("trainer = make(Broken, log_bar=False, on_error='pause')")
     kernel.run("handle = trainer.run(1, make_loader(), background=True)")
     kernel.run("handle.join()")
     assert kernel.value("handle.status, trainer.result.status") == ("paused", "paused")
@@ -210,7 +210,7 @@ def test_an_error_holds_its_batch_until_free(kernel: Kernel) -> None:
         "batches = []\nclass Fails(Steps):\n    def train_step(self, batch):\n        batches.append(weakref.ref(batch[0]))\n"
         "        raise RuntimeError('spoilt')"
     )
-    kernel.run("import gc\ntrainer = make(Fails, log_bar=False, lightning={'num_sanity_val_steps': 0})")
+    kernel.run("import gc\ntrainer = make(Fails, log_bar=False, on_error='pause')")
     assert kernel.error("trainer.run(1, make_loader())")[0] == "RuntimeError"
     kernel.run("gc.collect()")
     assert kernel.value("batches[0]() is not None") is True  # for %debug

@@ -52,7 +52,6 @@ OPERATIONS = {
     "evaluate": "slow.evaluate(make_loader())",
     "validate": "slow.validate(make_loader())",
     "lr_find": "slow.lr_find(make_loader())",
-    "dry run": "slow.run(1, make_loader(), make_loader())",
 }
 
 

@@ -34,8 +34,7 @@ class Images(Dataset):
 
 def make(kind=Digits, device="cpu", **options):
     optimizer = lambda params: torch.optim.SGD(params, lr=0.1)
-    in_run = {"num_sanity_val_steps": 0}  # no dry run, so that a bug is found in the run
-    return kind(Net(), device=device, optimizer=optimizer, log_bar=False, on_error="raise", lightning=in_run, **options)
+    return kind(Net(), device=device, optimizer=optimizer, log_bar=False, on_error="raise", **options)
 
 def last_frames():
     tb, names = sys.last_traceback, []
@@ -107,6 +106,7 @@ def value(outputs: list[Any]) -> str:
 
 
 HEAD = "-" * 75 + "\n"
+NOT_BEGUN = "The run has not begun, no weight has changed: correct it, then run the cell again."
 HIDDEN = "[N frames of {} hidden · trainer.traceback() shows them]\n"
 SHAPES = (
     HEAD
@@ -127,7 +127,9 @@ Cell, line 12, in Net.forward(self, x)
     + HIDDEN.format("nbtrain, Lightning and torch")
     + """\
 RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x5 and 4x1)
-Digits.train_step, epoch 1, batch 1: the batch is Tensor (8, 5) float32"""
+Digits.train_step, epoch 1, batch 1: the batch is Tensor (8, 5) float32
+"""
+    + NOT_BEGUN
 )
 
 
@@ -177,13 +179,15 @@ def test_traceback_prints_all_frames(printed: Any) -> None:
     assert text.startswith("Traceback (most recent call last):\n") and "    trainer.run(1, bad)\n" in text
     for file in ("nbtrain/run/handle.py", "lightning/pytorch/trainer/trainer.py", "torch/nn/modules/linear.py"):
         assert file in text
-    assert text.endswith("Digits.train_step, epoch 1, batch 1: the batch is Tensor (8, 5) float32\n")
+    assert text.endswith(f"Digits.train_step, epoch 1, batch 1: the batch is Tensor (8, 5) float32\n{NOT_BEGUN}\n")
 
 
 def test_error_of_a_loaders_worker_has_its_own_message_and_frames(shown: Any, printed: Any) -> None:
     frames = 'In DataLoader worker process 0:\n  Cell, line 23, in __getitem__\n    raise FileNotFoundError("No such file: x.png")\n\n'
     head = HEAD + "FileNotFoundError                         Traceback (most recent call last)\nCell, line 1\n----> 1 "
-    hidden = HIDDEN.format("nbtrain, Lightning and torch") + "FileNotFoundError: No such file: x.png\nnbtrain: epoch 1, batch 1"
+    hidden = (
+        HIDDEN.format("nbtrain, Lightning and torch") + "FileNotFoundError: No such file: x.png\nnbtrain: epoch 1, batch 1\n" + NOT_BEGUN
+    )
     assert shown("worker") == head + CELLS["worker"] + "\n\n" + frames + hidden
     assert shown("worker of predict").startswith(head + CELLS["worker of predict"] + "\n\n" + frames)
     assert shown("worker of predict").endswith("\nFileNotFoundError: No such file: x.png")

@@ -69,7 +69,7 @@ CASES: dict[str, Any] = {
 }
 
 
-IN_WORKERS = {"num_sanity_val_steps": 0}  # the dry run reads its batch in this process
+IN_WORKERS = {"num_sanity_val_steps": 0}  # the check of test_step reads its batch in this process
 
 
 class Rows(Dataset[Any]):

@@ -311,4 +311,4 @@ def test_script_prints_what_python_prints(tmp_path: Path) -> None:
         script.write_text(start.replace("\n", ";") + SCRIPT)
         printed.append(subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment).stderr)
     assert printed[0].replace(str(script), "") == printed[1].replace(str(script), "")
-    assert "nbtrain/run/dry_run.py" in printed[0] and 'return {"loss": batch["x"]}' in printed[0]
+    assert "nbtrain/engine/step_module.py" in printed[0] and 'return {"loss": batch["x"]}' in printed[0]

@@ -49,7 +49,7 @@ def test_deterministic_algorithms_are_on_in_the_run_only() -> None:
                 raise RuntimeError("no")
             return super().train_step(batch)
 
-    trainer = make_trainer(Looks, deterministic=True, lightning={"num_sanity_val_steps": 0})  # a dry run comes before it
+    trainer = make_trainer(Looks, deterministic=True)
     trainer.run(1, make_loader())
     assert not torch.are_deterministic_algorithms_enabled()
     trainer.fails = True

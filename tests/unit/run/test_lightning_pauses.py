@@ -202,7 +202,7 @@ def test_a_class_of_another_kind_is_refused_and_the_run_stays_paused() -> None:
     assert trainer.control.state == "paused" and trainer.resume().status == "completed"
 
 
-# -- what a Trainer's dry run finds, a LightningModule's first batch or its signature shows
+# -- what a LightningModule's first batch or its signature shows
 WRONG: dict[str, tuple[Any, str]] = {
     "without a loss": ({"acc": 1.0}, "training_step returned {'acc'}, without 'loss'."),
     "a number": (1.0, "training_step returned its loss as float, which has no gradient."),

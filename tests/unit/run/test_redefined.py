@@ -419,8 +419,7 @@ def test_code_that_changes_in_place_is_found_when_a_paused_run_goes_on(notebook:
 
 
 def test_repaired_run_shows_one_line_for_the_repair(notebook: Any, tmp_path: Path) -> None:
-    at_once = {"num_sanity_val_steps": 0}  # no dry run, which would find it
-    trainer = make_trainer(notebook(NOTEBOOK)["Noisy"], on_error="pause", save_path=tmp_path, lightning=at_once)
+    trainer = make_trainer(notebook(NOTEBOOK)["Noisy"], on_error="pause", save_path=tmp_path)
     for line in ("{}[3]", "{}[4]"):
         notebook(NOTEBOOK.replace("        x, y = batch", f"        {line}\n        x, y = batch"))
         with pytest.raises(KeyError):

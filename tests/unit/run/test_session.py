@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
@@ -245,3 +248,33 @@ def test_a_run_that_was_saved_is_not_resumed_as_a_session(tmp_path: Path) -> Non
     make_trainer(Saving, save_path=tmp_path).run(1, make_loader())
     with pytest.raises(CheckpointError, match=r"(?s)is the state of a run, not of a session.*run\(..., resume=\)"):
         train(make_trainer(Saving, save_path=tmp_path), 2, resume="auto")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("every", [{"every_n_epochs": 1}, {"every_n_steps": 2}])
+def test_session_that_is_ended_before_the_first_update_of_a_run_resumes_as_if_it_was_not(
+    every: dict[str, int], signum: signal.Signals, tmp_path: Path
+) -> None:
+    class Ends(L.Callback):
+        def __init__(self) -> None:
+            self.n = 0
+
+        def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            self.n += 1
+            if self.n == 3:
+                os.kill(os.getpid(), signum)
+
+    def go(folder: Path, callbacks: list[L.Callback]) -> tuple[list[float], Any]:
+        trainer = make_trainer(Regress.add_on(StateManagerAddon), save_path=folder, lightning={"callbacks": callbacks}, **every)
+        torch.manual_seed(1)
+        with trainer.session(4, epochs=1, state={"drawn": []}, resume="auto") as session:
+            for _ in session:
+                session.state["drawn"].append(float(torch.rand(1)))
+                trainer.run(1, make_loader())
+        return session.state["drawn"], trainer.model
+
+    drawn, model = go(tmp_path / "whole", [])
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        go(tmp_path / "ended", [Ends()])
+    again, resumed = go(tmp_path / "ended", [])
+    assert again == drawn and same_weights(resumed, model)

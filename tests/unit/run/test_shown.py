@@ -121,11 +121,11 @@ def test_a_run_keeps_what_its_steps_show_with_epoch_and_step(tmp_path: Path) -> 
     assert "data:image/png" in runs(tmp_path)._repr_html_()
 
 
-def test_a_dry_run_shows_nothing_and_says_what_can_not_be_shown() -> None:
+def test_a_value_that_can_not_be_shown_ends_the_run() -> None:
     class Wrong(Regress):
-        def test_step(self, batch: Any) -> dict[str, Any]:
+        def train_step(self, batch: Any) -> dict[str, Any]:
             self.show("x", batch[0])
-            return super().test_step(batch)
+            return super().train_step(batch)
 
     trainer = make_trainer(Wrong)
     with pytest.raises(StepError, match=r"show\('x', ...\) got a picture with values from"):

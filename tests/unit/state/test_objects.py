@@ -1,4 +1,4 @@
-"""What is counted and drawn in your objects: dry runs, checkpoints, places in loaders and worker processes treat each kind alike."""
+"""What is counted and drawn in your objects: checks, checkpoints, places in loaders and worker processes treat each kind alike."""
 
 from __future__ import annotations
 
@@ -342,7 +342,7 @@ def test_an_addon_counts_on_after_a_rewind_and_in_a_branch(addon: Any) -> None:
 
 
 @pytest.mark.parametrize("addon", ADDONS)
-def test_an_addon_is_restored_after_a_dry_run_and_brought_back_from_a_worker(addon: Any) -> None:
+def test_an_addon_is_restored_after_a_check_and_brought_back_from_a_worker(addon: Any) -> None:
     trainer = make_trainer(Regress.add_on(addon))
     with unchanged(trainer):
         trainer[addon].n_seen += 1
@@ -365,7 +365,7 @@ def test_a_state_of_an_addon_that_is_no_dict_is_refused_before_the_first_batch(t
     assert trainer.counts.processed == 0
 
 
-def test_a_dry_run_does_not_search_the_functions_of_libraries() -> None:
+def test_the_functions_of_libraries_are_not_searched() -> None:
     class Uses(Counts):
         def test_step(self, batch: Any) -> Any:
             return mean_squared_error(batch, make_model())

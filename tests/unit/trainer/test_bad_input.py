@@ -40,22 +40,22 @@ STEPS = {
     "None": (None, "All 5 batches of the training pass of epoch 1 were left out: the loader or the step gave None for each of them."),
     "no loss": (
         {"accuracy": 1.0},
-        "train_step returned {'accuracy'}, without 'loss'.\n  Broken.train_step, on a batch of loader before epoch 1\n  Return",
+        "train_step returned {'accuracy'}, without 'loss'.\n  Broken.train_step, epoch 1, batch 1\n  Return",
     ),
     "a tensor": (
         torch.zeros(()),
-        'train_step returned Tensor, not a dict.\n  Broken.train_step, on a batch of loader before epoch 1\n  Return {"loss": loss}.',
+        'train_step returned Tensor, not a dict.\n  Broken.train_step, epoch 1, batch 1\n  Return {"loss": loss}.',
     ),
     "a float": ({"loss": 1.0}, "train_step returned its loss as float, which has no gradient."),
     "not scalar": (lambda out: {"loss": out["output"]}, "train_step returned a loss of shape (16, 1), not a scalar."),
     "detached": (_loss(torch.Tensor.detach), "train_step returned a loss without a gradient."),
     "complex": (
         _loss(lambda loss: torch.complex(loss, loss)),
-        "train_step returned a complex loss.\n  Broken.train_step, on a batch of loader before epoch 1",
+        "train_step returned a complex loss.\n  Broken.train_step, epoch 1, batch 1",
     ),
     "a complex number": (
         lambda out: {**out, "z": torch.complex(out["loss"].detach(), torch.ones(()))},
-        "train_step returned 'z' as a complex number.\n  Broken.train_step, on a batch of loader before epoch 1",
+        "train_step returned 'z' as a complex number.\n  Broken.train_step, epoch 1, batch 1",
     ),
     "text": (lambda out: {**out, "note": "good"}, "train_step returned 'note' as str, which is neither a number nor made of tensors."),
 }
@@ -99,9 +99,9 @@ def test_batch_that_the_step_cannot_unpack_is_described_below_the_users_own_fram
     shown = "".join(traceback.format_exception(error.value))
     assert "samples.py" in shown
     assert error.value.__notes__ == [
-        "Regress.train_step, on a batch of loader before epoch 1: the batch is list of 3 "
+        "Regress.train_step, epoch 1, batch 1: the batch is list of 3 "
         f"([0]: Tensor (16, 8) float32{PLACE}, [1]: Tensor (16, 1) float32{PLACE}, [2]: Tensor (16, 1) float32{PLACE})",
-        "The run has not begun, no weight has changed: correct train_step, then run the cell again.",
+        "The run has not begun, no weight has changed: correct it, then run the cell again.",
     ]
 
 
