@@ -221,8 +221,9 @@ class RankCallback(L.Callback):
 
     # -- Lightning's hooks
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        is_own = isinstance(pl_module, StepModule) and not self.trainer.configures_optimizers
-        if stage == "fit" and is_own and isinstance(pl_trainer.strategy, DDPStrategy):
+        if stage != "fit" or self.trainer.configures_optimizers:  # Lightning's loops don't ask what counts of a round
+            return
+        if isinstance(pl_module, StepModule) and isinstance(pl_trainer.strategy, DDPStrategy):
             pl_module.round = self
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:

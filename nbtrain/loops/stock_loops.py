@@ -18,7 +18,7 @@ from ..engine.control import Boundary, Control
 from ..engine.step_module import StepModule
 from ..private.lightning_loops import MISSING
 from ..private.lightning_parts import call_before_fetch, data_fetcher, is_last_batch, is_validation_due, is_window_open, leave_idle
-from ..private.lightning_parts import validate_between
+from ..private.lightning_parts import skip_next_validation, validate_between
 
 # %% auto #0
 __all__ = ["why_stock", "StockLoops", "start_at"]
@@ -37,7 +37,7 @@ _SETTING_UP = (PassCallback, GradientAccumulationScheduler, StochasticWeightAver
 @contextmanager
 def _as_in_checkpoint(pl_trainer: L.Trainer, *, is_over: bool) -> Iterator[None]:
     """A context in which Lightning's counters of epochs are those of a checkpoint, of an epoch that `is_over` or of one that is open."""
-    epochs = pl_trainer.fit_loop.epoch_progress
+    epochs: Any = pl_trainer.fit_loop.epoch_progress
     before = [(counts, dict(vars(counts))) for counts in (epochs.current, epochs.total)]
     for counts, _ in before:
         counts.ready = counts.started
@@ -123,12 +123,12 @@ class StockLoops(Checkpoint):
 
     def put_off_validation(self, pl_trainer: L.Trainer) -> None:
         """The run is requested to end after this batch: a validation that only the end adds waits until the state is taken."""
-        loop: Any = pl_trainer.fit_loop.epoch_loop
         if pl_trainer.should_stop and is_validation_due(pl_trainer):
             pl_trainer.should_stop = False
-            is_extra = not is_validation_due(pl_trainer)
+            if not is_validation_due(pl_trainer):
+                self.validate_last = True
+                skip_next_validation(pl_trainer)
             pl_trainer.should_stop = True
-            self.validate_last, loop._skip_next_val = self.validate_last or is_extra, is_extra
 
     def validate(self) -> None:
         """Validate now, between two batches."""

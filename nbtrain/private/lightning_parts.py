@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import lightning as L
@@ -41,6 +41,7 @@ __all__ = [
     "is_validation_due",
     "data_fetcher",
     "call_before_fetch",
+    "skip_next_validation",
     "validate_between",
     "leave_idle",
     "stand_at",
@@ -215,14 +216,19 @@ def call_before_fetch(pl_trainer: L.Trainer, call: Callable[[], None]) -> bool:
     loop: Any = pl_trainer.fit_loop.epoch_loop
     if not hasattr(type(loop), "_on_before_fetch"):
         return False
-    label = type(loop)._on_before_fetch  # for a profiler
-
-    def before_fetch() -> None:
-        call()
-        label(loop)
-
-    loop._on_before_fetch = before_fetch
+    loop._on_before_fetch = partial(_before_fetch, loop, call)
     return True
+
+
+def _before_fetch(loop: Any, call: Callable[[], None]) -> None:
+    """A function of the module: Lightning's trainer keeps it, and must stay picklable."""
+    call()
+    type(loop)._on_before_fetch(loop)  # the label for a profiler
+
+
+def skip_next_validation(pl_trainer: L.Trainer) -> None:
+    """Let Lightning leave out the validation after this batch."""
+    pl_trainer.fit_loop.epoch_loop._skip_next_val = True
 
 
 def validate_between(pl_trainer: L.Trainer) -> None:

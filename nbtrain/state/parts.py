@@ -179,9 +179,10 @@ def _load_optimizer(at: Moment, _: None) -> None:
 
 def _load_callbacks(at: Moment, _: None) -> None:
     assert at.pl_trainer is not None and at.state is not None
-    state = {**at.state}
-    if at.trainer.configures_optimizers and "callbacks" in state:  # earlier versions scaled a module's accumulated gradients
-        state["callbacks"] = {key: value for key, value in state["callbacks"].items() if key != "_Accumulate"}
+    callbacks: list[L.Callback] = at.pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+    known, state = {callback.state_key for callback in callbacks}, {**at.state}
+    if "callbacks" in state:  # without those of our private callbacks that an earlier version had, of which Lightning would warn
+        state["callbacks"] = {key: value for key, value in state["callbacks"].items() if key in known or key[0] != "_"}
     load_callbacks(at.pl_trainer, state)
 
 
