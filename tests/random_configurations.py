@@ -336,10 +336,10 @@ class ByHand(Drawn):
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         loss = self._loss(batch)
-        assert isinstance(self.optimizer, torch.optim.Optimizer)
-        self.optimizer.zero_grad()
+        optimizer: Any = self.optimizer
+        optimizer.zero_grad()
         self.backward(loss)
-        self.optimizer.step(lambda: loss)
+        optimizer.step(lambda: loss)
         return self._with_more(loss)
 
 

@@ -58,7 +58,7 @@ def draw(seed: int) -> dict[str, Any]:
         "optimizer": rng.choice(list(OPTIMIZERS)),
         "schedule": rng.choice(["none", *SCHEDULES]),
         "loader": rng.choice(list(LOADERS)),
-        "n": rng.choice([40, 52, 37]),
+        "n": rng.choice([40, 52, 38]),  # no last batch of one row, which batch norm refuses
         "size": rng.choice([8, 8, 12]),
         "none": rng.random() < 0.25,
         "skips": rare(0.4, ["train", "train", "valid", "both"]),
