@@ -22,13 +22,33 @@ from ..private.torch_parts import buffers_of, children_of, copy_all, version_of
 from ..engine.addon import AddOnBase
 from ..engine.protocol import TrainerProtocol
 from ..errors import listed
-from ..objects import Search, children, generator_state, holder_items, holds_data, kind_of, plain_values, set_generator_state, set_value
+from nbtrain.objects import (
+    Search,
+    children,
+    generator_state,
+    holder_items,
+    holds_data,
+    kind_of,
+    plain_values,
+    set_generator_state,
+    set_value,
+)
 from ..rng import device_generator, host_states, set_host_states
 from ..source.user_code import is_kind, is_user, module_of, state
 from ..source.walk import Walk, attributes_of, base_of, parts, slots_of
 
 # %% auto #0
-__all__ = ["RandomSnapshot", "restore_attributes", "copy_back", "Tensors", "Contents", "Attributes", "CallSnapshot", "modules_beside", "StepSnapshot"]
+__all__ = [
+    "RandomSnapshot",
+    "restore_attributes",
+    "copy_back",
+    "Tensors",
+    "Contents",
+    "Attributes",
+    "CallSnapshot",
+    "modules_beside",
+    "StepSnapshot",
+]
 
 
 # %% ../../nbs/loops/step_snapshot.ipynb #0ba8799a
