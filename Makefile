@@ -15,7 +15,7 @@ test: .venv/installed-dev
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
 # What a change most often breaks, in two minutes: without kernels and browsers, the exact comparisons of states and loops, and loggers
-SLOW := state/test_state_manager loops/test_lean_loops addons/test_loggers addons/test_lean_addons
+SLOW := state/test_state_manager loops/test_random_jobs addons/test_loggers addons/test_addons_together
 test-fast: .venv/installed-dev
 	$(BIN)/python -m pytest tests/unit tests/test_layers.py $(SLOW:%=--ignore=tests/unit/%.py) $(TEST_ARGS)
 

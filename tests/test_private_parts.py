@@ -25,7 +25,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from nbtrain import RunPaused
+from nbtrain import RunPaused, Trainer
 from nbtrain.addons import multi_gpu
 from nbtrain.addons.performance import GraphedTraining
 from nbtrain.data.resumable_loader import borrowed
@@ -34,9 +34,10 @@ from nbtrain.engine.logged import KnownMetrics
 from nbtrain.engine.meter import snapshot
 from nbtrain.loggers.background import Delivery
 from nbtrain.loops.fast_step import find_step
-from nbtrain.loops.lean_evaluation import LeanEvaluationLoop
-from nbtrain.loops.lean_loops import use_lean_loops
-from nbtrain.loops.lean_training import LeanEpochLoop
+from nbtrain.loops.batch_ways import is_plain
+from nbtrain.loops.evaluation import OwnEvaluationLoop
+from nbtrain.loops.own_loops import use_own_loops
+from nbtrain.loops.training import OwnEpochLoop
 from nbtrain.private.lightning_loops import NEEDED
 from nbtrain.private.lightning_parts import logged_step, stand_at
 from nbtrain.run.lightning_trainer import _bring_back
@@ -137,37 +138,30 @@ ADVICE = pytest.mark.filterwarnings(
 )
 
 
-class Module(L.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = make_model()
-        self.forms: set[type] = set()  # of the first thing in each batch
+class Steps(Trainer):
+    """Steps that see the form of each batch."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    forms: set[type]  # of the first thing in each batch
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
         self.forms.add(type(batch[0] if isinstance(batch, list) else batch))
         x, y = batch["a"] if isinstance(batch, dict) else batch[0] if isinstance(batch[0], list) else batch
-        return mse_loss(self.net(x), y)
+        return {"loss": mse_loss(self.model(x), y)}
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        pass
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), 1e-2)
+    def test_step(self, batch: Any) -> dict[str, Any]:
+        return {"seen": 1.0}
 
 
-class TakesIterator(Module):
-    def training_step(self, dataloader_iter: Any) -> Any:
-        batch, index, _ = next(dataloader_iter)
-        return super().training_step(batch, index)
-
-
-def fit(module: Module, loader: Any, valid: Any = None, **options: Any) -> tuple[L.Trainer, LeanEpochLoop]:
-    """One epoch on the lean loops."""
+def fit(loader: Any, valid: Any = None, **options: Any) -> tuple[L.Trainer, Steps]:
+    """One epoch on nbtrain's loops."""
     quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
     trainer = L.Trainer(max_epochs=1, accelerator="cpu", devices=1, num_sanity_val_steps=0, **(quiet | options))
-    loop = use_lean_loops(trainer)
-    trainer.fit(module, loader, valid)
-    return trainer, loop
+    use_own_loops(trainer)
+    model = make_model()
+    steps = Steps(model, "cpu", optimizer=torch.optim.SGD(model.parameters(), 1e-2), log_bar=False)
+    steps.forms = set()
+    trainer.fit(steps.as_lightning_module(), loader, valid)
+    return trainer, steps
 
 
 @pytest.fixture
@@ -186,39 +180,31 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @ADVICE
 def test_a_single_loader_is_read_without_lightnings_fetcher(fetched: list[Any]) -> None:
-    module = Module()
-    _, loop = fit(module, make_loader(), make_valid())
-    assert loop.stood_aside == "" and loop.val_loop.stood_aside == "" and not fetched and module.forms == {torch.Tensor}
+    _, steps = fit(make_loader(), make_valid())
+    assert not fetched and steps.forms == {torch.Tensor}
 
 
 @ADVICE
 def test_a_loader_in_a_list_gives_lists(fetched: list[Any]) -> None:
-    module = Module()
-    _, loop = fit(module, [make_loader()])
-    assert loop.stood_aside == "" and not fetched and module.forms == {list}
+    _, steps = fit([make_loader()])
+    assert not fetched and steps.forms == {list}
 
 
 @ADVICE
-def test_a_step_that_takes_the_iterator_keeps_lightnings_loop() -> None:
-    _, loop = fit(TakesIterator(), make_loader())
-    assert loop.stood_aside == "a training_step that takes dataloader_iter"
-
-
-@ADVICE
-def test_fetches_of_the_lean_loops_have_no_label(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetches_have_no_label(monkeypatch: pytest.MonkeyPatch) -> None:
     labels: list[Any] = []
     for name in ("_on_before_fetch", "_on_after_fetch"):
-        monkeypatch.setattr(LeanEpochLoop, name, labels.append)
-        monkeypatch.setattr(LeanEvaluationLoop, name, labels.append)
-    _, loop = fit(Module(), {"a": make_loader(), "b": make_loader()}, CombinedLoader([make_valid()], "max_size"))
-    assert loop.stood_aside == "" and loop.val_loop.stood_aside == "" and not labels
+        monkeypatch.setattr(OwnEpochLoop, name, labels.append)
+        monkeypatch.setattr(OwnEvaluationLoop, name, labels.append)
+    fit({"a": make_loader(), "b": make_loader()}, CombinedLoader([make_valid()], "max_size"))
+    assert not labels
 
 
 @ADVICE
 def test_monitor_that_no_validation_logs_is_an_error(tmp_path: Path) -> None:
     keeper = ModelCheckpoint(tmp_path, monitor="nothing")
     with pytest.raises(MisconfigurationException, match="could not find the monitored key"):
-        fit(Module(), make_loader(), make_valid(), enable_checkpointing=True, callbacks=[keeper])
+        fit(make_loader(), make_valid(), enable_checkpointing=True, callbacks=[keeper])
 
 
 class Logs(L.Callback):
@@ -376,17 +362,17 @@ def test_ranks_exchange_no_gradients_where_lightning_blocks_it(monkeypatch: pyte
         return no_sync(model)
 
     monkeypatch.setattr(DistributedDataParallel, "no_sync", counted)
-    _, loop = fit(Module(), make_loader(), accumulate_grad_batches=2, strategy="ddp")
-    assert loop.stood_aside == "" and len(blocked) == 2  # batches 1 and 3 of five; the last one ends its window
+    fit(make_loader(), accumulate_grad_batches=2, strategy="ddp")
+    assert len(blocked) == 2  # batches 1 and 3 of five; the last one ends its window
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("one_rank")
-def test_averaged_models_keep_lightnings_loop() -> None:
+def test_models_are_averaged_by_the_strategy() -> None:
     state = PostLocalSGDState(process_group=None, subgroup=None, start_localSGD_iter=8)
     strategy = DDPStrategy(ddp_comm_state=state, ddp_comm_hook=post_localSGD_hook, model_averaging_period=4)
-    _, loop = fit(Module(), make_loader(), strategy=strategy)
-    assert loop.stood_aside == "averaged models"
+    trainer, _ = fit(make_loader(), strategy=strategy)
+    assert not is_plain(trainer) and trainer.global_step == len(make_loader())
 
 
 # -- optimizers, tensors, loaders

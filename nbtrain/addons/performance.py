@@ -269,11 +269,11 @@ def why_not_graphed(pl_trainer: L.Trainer, graphs: Graphs | None) -> str:
     if graphs is None:
         return f"the device is {pl_trainer.strategy.root_device}"
     if not isinstance(loop, OwnEpochLoop) or not isinstance(module, StepModule):
-        return "it needs nbtrain's loop"
+        return "the run is on Lightning's loops"
     if pl_trainer.world_size > 1:
         return "several devices"
-    if not is_plain(pl_trainer):
-        return "Lightning's strategy, precision or clipping does more than a plain step"
+    if not (module.owner.short_way and is_plain(pl_trainer)):
+        return "each batch goes through Lightning's strategy, precision or clipping"
     if not module.automatic_optimization or len(pl_trainer.optimizers) != 1:
         return "the step makes its own updates"
     optimizer = pl_trainer.optimizers[0]

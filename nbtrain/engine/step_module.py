@@ -291,6 +291,9 @@ class StepModule(PassModule):
             output = owner.train_step(batch) if name == "train_step" else owner.test_step(batch)
         except NbtrainError:
             raise
+        except StopIteration as error:  # a loop would take it for the end of its loader
+            what = f"next(...) ran out in {name}."
+            raise StepError(what, where=self._place(name, batch_idx), remedy="Give next(it, None), or itertools.cycle(...).") from error
         except Exception as error:
             note_batch(error, self._place(name, batch_idx), batch)
             raise

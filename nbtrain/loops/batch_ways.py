@@ -19,13 +19,14 @@ from torch import Tensor
 from ..data.batch import is_out_of_memory, out_of_memory
 from ..engine.precision import CastPrecision
 from ..engine.step_module import StepModule
+from ..errors import StepError
 from ..private.lightning_parts import OneStreamDDP, averages_models
-from .ddp_step import find_ddp_step
+from .ddp_step import CONTEXTS, find_ddp_step
 
 Hook = Callable[..., Any]
 
 # %% auto #0
-__all__ = ["Hook", "hooks_of", "own_hook", "has_profiler", "labelled", "call_hooks", "Listeners", "is_plain", "Ways", "explain_full_memory"]
+__all__ = ["Hook", "hooks_of", "own_hook", "has_profiler", "labelled", "call_hooks", "Listeners", "is_plain", "Ways", "explain_errors"]
 
 
 # %% ../../nbs/loops/batch_ways.ipynb #batc0004
@@ -151,9 +152,6 @@ def is_plain(pl_trainer: L.Trainer) -> bool:
     return has_plain_strategy and has_plain_precision and not pl_trainer.gradient_clip_val
 
 
-_CONTEXTS = {"training_step": "train_step_context", "validation_step": "val_step_context", "test_step": "test_step_context"}
-
-
 class Ways:
     """How a batch comes to the device and how the step `name` is called: as `strategy` and `precision` do, by the short way if they add nothing."""
 
@@ -177,7 +175,7 @@ class Ways:
             return find_ddp_step(self.strategy, name)
         if type(self.precision) is Precision:
             return getattr(self.module, name)
-        step, context = getattr(self.module, name), getattr(self.precision, _CONTEXTS[name])
+        step, context = getattr(self.module, name), getattr(self.precision, CONTEXTS[name])
 
         def in_precision(*args: Any) -> Any:
             with context():
@@ -207,10 +205,15 @@ class Ways:
 
 # %% ../../nbs/loops/batch_ways.ipynb #batc0013
 @contextmanager
-def explain_full_memory(loop: Any) -> Iterator[None]:
-    """Raises OutOfMemory where a batch was too large for the device; for a BatchSizeFinder, which looks for it, the error as it is."""
+def explain_errors(loop: Any) -> Iterator[None]:
+    """Raises OutOfMemory where a batch was too large for the device; for a BatchSizeFinder, which looks for it, the error as it is.
+
+    Raises StepError for a StopIteration of a hook, which Lightning takes for the end of the training.
+    """
     try:
         yield
+    except StopIteration as error:
+        raise StepError("next(...) ran out in a hook or a callback.", remedy="Give next(it, None), or itertools.cycle(...).") from error
     except RuntimeError as error:
         pl_trainer = loop.trainer
         if not is_out_of_memory(error) or not pl_trainer.callbacks:  # a trial of the finder has none

@@ -19,7 +19,7 @@ from ..private.lightning_loops import DDPForwardRedirection
 from .fast_step import is_defined_in, is_profiling
 
 # %% auto #0
-__all__ = ["KNOWN_FORWARD", "DDPStep", "ddp_functions", "find_ddp_step"]
+__all__ = ["KNOWN_FORWARD", "CONTEXTS", "DDPStep", "ddp_functions", "find_ddp_step"]
 
 # %% ../../nbs/loops/ddp_step.ipynb #12f1dc12
 KNOWN_FORWARD = {  # what DDP's functions for a forward pass name, in the order of its use: this says what `DDPStep` must do
@@ -28,7 +28,8 @@ KNOWN_FORWARD = {  # what DDP's functions for a forward pass name, in the order 
     "_run_ddp_forward": "_use_python_reducer module _inside_ddp_forward",
     "_inside_ddp_forward": "DistributedDataParallel _active_ddp_module",
 }
-_CONTEXTS = {"training_step": "train_step_context", "validation_step": "val_step_context"}  # of Lightning's precision plugins
+# Of Lightning's precision plugins
+CONTEXTS = {"training_step": "train_step_context", "validation_step": "val_step_context", "test_step": "test_step_context"}
 
 
 def _has_hooks(module: Any) -> bool:
@@ -49,7 +50,7 @@ class DDPStep:
         self.wrapper, self.module = strategy.model, strategy.lightning_module
         self.step, self.redirected = getattr(self.module, name), getattr(strategy, name)
         precision = strategy.precision_plugin
-        self.context = None if type(precision) is Precision else getattr(precision, _CONTEXTS[name])
+        self.context = None if type(precision) is Precision else getattr(precision, CONTEXTS[name])
 
     def __call__(self, *args: Any) -> Any:
         if is_profiling() or self.has_global_hook() or _has_hooks(self.wrapper) or _has_hooks(self.module):

@@ -19,7 +19,7 @@ from ..engine.callback import BoundaryCallback, PassCallback, callbacks_of
 from ..engine.logged import publish, reset_results
 from ..engine.step_module import StepModule
 from ..private.lightning_loops import FitLoop
-from .batch_ways import call_hooks
+from .batch_ways import call_hooks, explain_errors
 from .fetcher import LiveFetcher, limits_of, live, set_limits
 
 # %% auto #0
@@ -56,6 +56,10 @@ class OwnFitLoop(FitLoop):
             self._val_check_batch = self.trainer.val_check_batch
 
     def on_advance_start(self) -> None:
+        with explain_errors(self.epoch_loop):
+            self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
         pl_trainer, progress, module = self.trainer, self.epoch_progress, self.trainer.lightning_module
         assert isinstance(module, StepModule)
         self.setup_data()
@@ -96,7 +100,8 @@ class OwnFitLoop(FitLoop):
     def on_advance_end(self) -> None:
         current: Any = self.epoch_progress.current
         total: Any = self.epoch_progress.total
-        self._end_epoch()
+        with explain_errors(self.epoch_loop):
+            self._end_epoch()
         for callback in callbacks_of(self.trainer, BoundaryCallback):
             callback.on_epoch_over(self.trainer, self.trainer.lightning_module)
         current.completed, total.completed = current.completed + 1, total.completed + 1  # a checkpoint of Lightning's is without

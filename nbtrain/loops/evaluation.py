@@ -21,7 +21,7 @@ from ..engine.logged import Results, publish, reset_results
 from ..engine.pass_module import TrainingModes, is_sanity_check
 from ..engine.step_module import StepModule
 from ..private.lightning_loops import EvaluationLoop, no_grad_context, select_data_fetcher
-from .batch_ways import Listeners, Ways, call_hooks, explain_full_memory, has_profiler
+from .batch_ways import Listeners, Ways, call_hooks, explain_errors, has_profiler
 from .fetcher import LiveFetcher, limits_of, live, quiet_fetcher
 
 # %% auto #0
@@ -42,49 +42,48 @@ def evaluate(loop: OwnEvaluationLoop) -> list[dict[str, Any]]:
     listeners, ways = Listeners(pl_trainer, (start, end)), Ways(pl_trainer, f"{stage}_step")
     progress, total, current, hooks = loop.batch_progress, loop.batch_progress.total, loop.batch_progress.current, listeners.hooks
     batches, logged, of_set = quiet_fetcher(loop.fetcher, module.guard, labelled=has_profiler(pl_trainer)), list[dict[str, Any]](), 0
-    with explain_full_memory(loop):
-        while True:
-            try:
-                batch, index, set_index = next(batches)
-            except StopIteration:
-                break
-            if set_index != of_set:
-                logged.append(loop.end_set())
-                of_set = set_index
-            progress.is_last_batch = loop.fetcher.done
-            batch = ways.move(batch, set_index)
-            args = (batch, index, set_index) if loop.num_dataloaders > 1 else (batch, index)
-            total.ready += 1
-            current.ready += 1
-            connector._first_loop_iter = connector._first_loop_iter is None
-            results.batch, results.batch_size, results.dataloader_idx = batch, None, set_index if loop.num_dataloaders > 1 else None
-            if start in hooks:
-                listeners.call(start, *args)
-            total.started += 1
-            current.started += 1
-            names["_current_fx_name"] = f"{stage}_step"
-            output = ways.step(*args)
-            names["_current_fx_name"] = None
-            total.processed += 1
-            current.processed += 1
-            if end in hooks:
-                listeners.call(end, output, *args)
-            logs = bool(results) and any(not metric.has_reset for metric in results.values())
+    while True:
+        try:
+            batch, index, set_index = next(batches)
+        except StopIteration:
+            break
+        if set_index != of_set:
+            logged.append(loop.end_set())
+            of_set = set_index
+        progress.is_last_batch = loop.fetcher.done
+        batch = ways.move(batch, set_index)
+        args = (batch, index, set_index) if loop.num_dataloaders > 1 else (batch, index)
+        total.ready += 1
+        current.ready += 1
+        connector._first_loop_iter = connector._first_loop_iter is None
+        results.batch, results.batch_size, results.dataloader_idx = batch, None, set_index if loop.num_dataloaders > 1 else None
+        if start in hooks:
+            listeners.call(start, *args)
+        total.started += 1
+        current.started += 1
+        names["_current_fx_name"] = f"{stage}_step"
+        output = ways.step(*args)
+        names["_current_fx_name"] = None
+        total.processed += 1
+        current.processed += 1
+        if end in hooks:
+            listeners.call(end, output, *args)
+        logs = bool(results) and any(not metric.has_reset for metric in results.values())
+        if logs:
+            connector.on_batch_end()
+        results.batch = results.batch_size = batch = output = args = None
+        total.completed += 1
+        current.completed += 1
+        if not is_check:
+            loop._has_run = True
             if logs:
-                connector.on_batch_end()
-            results.batch = results.batch_size = batch = output = args = None
-            total.completed += 1
-            current.completed += 1
-            if not is_check:
-                loop._has_run = True
-                if logs:
-                    connector.update_eval_step_metrics(loop._seen_batches_per_dataloader[set_index])
-                loop._seen_batches_per_dataloader[set_index] += 1
-            if pl_trainer.received_sigterm and not progress.is_last_batch:
-                raise SIGTERMException
-            if loop.control.run_state.requested:
-                loop.attend()
-            listeners.refresh()
+                connector.update_eval_step_metrics(loop._seen_batches_per_dataloader[set_index])
+            loop._seen_batches_per_dataloader[set_index] += 1
+        if pl_trainer.received_sigterm and not progress.is_last_batch:
+            raise SIGTERMException
+        if loop.control.run_state.requested:
+            loop.attend()
+        listeners.refresh()
     logged.append(loop.end_set())
     return loop.end_pass(modes, stage, logged)
 
@@ -111,10 +110,8 @@ class OwnEvaluationLoop(EvaluationLoop):
         if self.skip:
             return []
         self.reset()
-        try:
+        with explain_errors(self):
             return evaluate(self)
-        finally:
-            self.on_iteration_done()
 
     # -- data
     def setup_data(self) -> None:

@@ -27,7 +27,7 @@ from ..errors import ConfigError
 from ..optim.param_groups import scale_gradients
 from ..private.lightning_loops import DataFetcher, TrainingEpochLoop, block_parallel_sync_behavior
 from ..private.lightning_parts import may_stop
-from .batch_ways import Listeners, Ways, explain_full_memory, has_profiler, labelled
+from .batch_ways import Listeners, Ways, explain_errors, has_profiler, labelled
 from .due import are_loggers_due, is_validation_due
 from .fast_step import find_backward, find_step, find_zero_grad, gradients_first, has_hooks_before
 from .fetcher import LiveFetcher, quiet_fetcher
@@ -413,7 +413,7 @@ class OwnEpochLoop(TrainingEpochLoop):
         self.window = Window()
 
     def run(self, data_fetcher: DataFetcher) -> None:
-        with explain_full_memory(self):
+        with explain_errors(self):
             self.reset()
             self.on_run_start(data_fetcher)
             train_epoch(self, data_fetcher)

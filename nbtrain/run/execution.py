@@ -24,7 +24,7 @@ from ..data.resumable_loader import RereadableLoader
 from ..engine.callback import Stopper
 from ..engine.control import Leave, cause_of_end
 from ..loops.error_guard import ErrorGuard
-from ..loops.batch_ways import explain_full_memory
+from ..loops.batch_ways import explain_errors
 from ..loops.own_loops import use_loops
 from ..engine.step_module import StepModule
 from ..optim.param_groups import TrainedParts
@@ -137,7 +137,7 @@ class Execution:
             use_loops(pl_trainer, trainer, trainer.control)
             if trainer.configures_optimizers:
                 loop = pl_trainer.fit_loop.epoch_loop if trainer.mode == "train" else pl_trainer.test_loop
-                guarded.enter_context(explain_full_memory(loop))
+                guarded.enter_context(explain_errors(loop))
             try:
                 with signals_stop(trainer.control):
                     keep_handler(pl_trainer)

@@ -1,4 +1,4 @@
-"""The lean loops in two ranks: what Lightning's own loops do there, in weights, metrics and counts."""
+"""Two ranks by the short way, and by the public calls of Lightning's strategy and precision: the same weights, metrics and counts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from samples import Regress, make_loader, make_trainer, make_valid, same_weights
 from torch import nn
 
 from nbtrain import MultiGPUAddon
+from nbtrain.loops.batch_ways import is_plain
 
 
 class Watched(Regress):
-    """Its metrics say on which loop a pass was made."""
+    """Its metrics say whether the short way could be taken."""
 
     def metric_on_epoch_end(self) -> dict[str, Any]:
-        loop = self.module.trainer.fit_loop.epoch_loop
-        loop = loop if self.mode == "train" else loop.val_loop
-        return {"lean": not loop.stood_aside}
+        return {"plain": is_plain(self.module.trainer)}
 
 
 def make_normed() -> nn.Module:
@@ -42,13 +41,13 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_do_the_same_on_both_loops(case: str) -> None:
+def test_two_ranks_do_the_same_on_both_ways(case: str) -> None:
     ended = []
-    for lean in (True, False):
-        kind = type("Watched", (Watched,), {"lean_loops": lean, "__module__": __name__})
+    for is_short in (True, False):
+        kind = type("Watched", (Watched,), {"short_way": is_short, "__module__": __name__})
         trainer = make_trainer(kind.add_on(MultiGPUAddon), model=make_normed(), device=["cpu", "cpu"], seed=1, **deepcopy(CASES[case]))
         trainer.run(3, make_loader(batch_size=8), make_valid())
-        assert [(row.pop("train_lean"), row.pop("val_lean")) for row in trainer.history.epochs] == [(lean, lean)] * len(trainer.history)
+        assert all(row.pop("train_plain") and row.pop("val_plain") for row in trainer.history.epochs)
         ended.append(trainer)
     assert same_weights(ended[0].model, ended[1].model)
     assert without_times(ended[0].history.epochs) == without_times(ended[1].history.epochs)

@@ -17,9 +17,10 @@ from torch.nn.functional import mse_loss
 from torch.nn.modules import module as torch_module
 from torch.nn.parallel import DistributedDataParallel
 
+from nbtrain import Trainer
 from nbtrain.loops import ddp_step
 from nbtrain.loops.ddp_step import DDPStep, find_ddp_step
-from nbtrain.loops.lean_loops import use_lean_loops
+from nbtrain.loops.own_loops import use_own_loops
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_rank")]  # of the process group, on torch's side
 
@@ -47,38 +48,45 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return steps
 
 
-class Module(L.LightningModule):
+class Steps(Trainer):
     """With buffers that rank 0 gives to the others, and a layer that is used in every other batch."""
 
-    def __init__(self, unused: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
-        self.other = nn.Linear(8, 1) if unused else None
-        self.seen: list[Any] = []
+    seen: list[Any]
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        assert isinstance(self.model, nn.ModuleDict) and self.module is not None
         x, y = batch
-        out = self.net(x)
-        if self.other is not None and batch_idx % 2:
-            out = out + self.other(x)
+        out = self.model["net"](x)
+        pl_trainer = self.module.trainer
+        if "other" in self.model and pl_trainer.fit_loop.epoch_loop.batch_idx % 2:
+            out = out + self.model["other"](x)
         loss = mse_loss(out, y)
-        self.seen.append((loss.item(), DistributedDataParallel._get_active_ddp_module() is self.trainer.strategy.model))
+        self.seen.append((loss.item(), DistributedDataParallel._get_active_ddp_module() is pl_trainer.strategy.model))
         return {"loss": loss, "out": out.detach()}
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.seen.append(mse_loss(self.net(batch[0]), batch[1]).item())
+    def test_step(self, batch: Any) -> dict[str, Any]:
+        assert isinstance(self.model, nn.ModuleDict)
+        loss = mse_loss(self.model["net"](batch[0]), batch[1])
+        self.seen.append(loss.item())
+        return {"loss": loss}
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), 1e-2)
+
+def make(*, unused: bool = False) -> Steps:
+    torch.manual_seed(0)
+    parts: dict[str, nn.Module] = {"net": nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))}
+    parts |= {"other": nn.Linear(8, 1)} if unused else {}
+    model = nn.ModuleDict(parts)
+    steps = Steps(model, "cpu", optimizer=torch.optim.Adam(model.parameters(), 1e-2), log_bar=False)
+    steps.seen = []
+    return steps
 
 
-def fit(module: L.LightningModule, strategy: Any = "ddp", *, lean: bool = True, **options: Any) -> Any:
+def fit(steps: Steps, strategy: Any = "ddp", *, own: bool = True, **options: Any) -> None:
     quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
     trainer = L.Trainer(accelerator="cpu", devices=1, num_sanity_val_steps=0, strategy=strategy, max_epochs=2, **quiet, **options)
-    loop = use_lean_loops(trainer) if lean else trainer.fit_loop.epoch_loop
-    trainer.fit(module, make_loader(), make_valid())
-    return loop
+    if own:
+        use_own_loops(trainer)
+    trainer.fit(steps.as_lightning_module(), make_loader(), make_valid())
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # options of DDP and of the run
@@ -96,13 +104,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # options of DDP an
 @pytest.mark.parametrize("case", CASES)
 def test_step_through_ddp_is_that_of_lightning(case: str, taken: list[str]) -> None:
     of_ddp, of_run = CASES[case]
-    fast, slow = (Module(unused=case.startswith("unused")) for _ in range(2))
-    loop = fit(fast, DDPStrategy(**of_ddp), **of_run)
+    fast, slow = (make(unused=case.startswith("unused")) for _ in range(2))
+    fit(fast, DDPStrategy(**of_ddp), **of_run)
     n_batches = len(make_loader()), len(make_valid())
-    assert loop.stood_aside == "" and [taken.count(name) for name in ("training_step", "validation_step")] == [2 * n for n in n_batches]
-    fit(slow, DDPStrategy(**of_ddp), lean=False, **of_run)
+    assert [taken.count(name) for name in ("training_step", "validation_step")] == [2 * n for n in n_batches]
+    fit(slow, DDPStrategy(**of_ddp), own=False, **of_run)
     assert fast.seen == slow.seen and len(taken) == len(fast.seen)
-    states = fast.state_dict(), slow.state_dict()
+    states = fast.model.state_dict(), slow.model.state_dict()
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
@@ -119,7 +127,7 @@ def test_hook_of_the_exchange_is_called_in_each_batch(taken: list[str]) -> None:
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             trainer.strategy.model.register_comm_hook(None, exchange)
 
-    fit(Module(), callbacks=[Registers()])
+    fit(make(), callbacks=[Registers()])
     assert len(exchanged) == taken.count("training_step") == 2 * len(make_loader())
 
 
@@ -224,5 +232,5 @@ def test_step_that_is_replaced_between_epochs_is_called_in_the_next(taken: list[
             step = trainer.strategy.training_step
             trainer.strategy.training_step = lambda *args: calls.append(args) or step(*args)
 
-    fit(Module(), callbacks=[Replaces()])
+    fit(make(), callbacks=[Replaces()])
     assert len(calls) == taken.count("training_step") == len(make_loader())

@@ -13,7 +13,7 @@ from samples import Regress, make_loader, make_trainer, make_valid, same_weights
 from nbtrain import RunPaused, StateManagerAddon
 from nbtrain.engine import logged
 from nbtrain.loops import stock_loops
-from nbtrain.loops.lean_training import LeanEpochLoop
+from nbtrain.loops.training import OwnEpochLoop
 from nbtrain.run import record
 
 
@@ -59,7 +59,7 @@ def test_a_run_on_lightnings_loops_is_paused_and_resumed(at: int) -> None:
     trainer = make_trainer(Pauses)
     with pytest.raises(RunPaused):
         trainer.run(2, make_loader(own_generator=True), make_valid(), background=True).wait()
-    assert not isinstance(trainer.module.trainer.fit_loop.epoch_loop, LeanEpochLoop)
+    assert not isinstance(trainer.module.trainer.fit_loop.epoch_loop, OwnEpochLoop)
     trainer.resume()
     whole = make_trainer()
     whole.run(2, make_loader(own_generator=True), make_valid())

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from nbtrain import MultiOptimizerTrainer
-from nbtrain.loops.lean_loops import use_lean_loops
+from nbtrain.loops.own_loops import use_own_loops
 from nbtrain.rng import random_state
 
 BOTH = pytest.mark.parametrize("lean", [True, False], ids=["lean", "stock"])
@@ -203,17 +203,16 @@ class Logged(L.LightningModule):
 
 @pytest.mark.parametrize("verb", ["validate", "test"])
 def test_an_evaluation_of_nothing_raises_as_lightnings_does(verb: str) -> None:
-    def error(*, lean: bool) -> str:
+    def error(*, own: bool) -> str:
         pl_trainer = L.Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator=DEVICE, devices=1)
-        if lean:
-            use_lean_loops(pl_trainer)
-        module = Logged()
-        module.test_step = module.validation_step
+        if own:
+            use_own_loops(pl_trainer)
+        module = make(lean=True).as_lightning_module()
         with pytest.raises(Exception) as caught:  # noqa: PT011
             getattr(pl_trainer, verb)(module, None)
         return f"{type(caught.value).__name__}: {caught.value}"
 
-    assert error(lean=True) == error(lean=False)
+    assert error(own=True) == error(own=False)
 
 
 def test_validation_leaves_the_random_numbers_as_a_loop_that_restores_them_does() -> None:

@@ -37,7 +37,7 @@ from nbtrain import CheckpointError, ConfigError, LimitsAddon, ProgressChecker, 
 from nbtrain.best import known_mode
 from nbtrain.distributed.worker import dumps, loads
 from nbtrain.engine.step_module import StepModule
-from nbtrain.loops.lean_loops import use_lean_loops
+from nbtrain.loops.own_loops import use_own_loops
 
 
 def rng() -> list[Any]:
@@ -515,7 +515,7 @@ def test_model_checkpoint_finds_the_step_metrics_of_an_epoch_that_ends_early(lea
     trainer.short_way = lean
     if end == "-1":
         pl_trainer = L.Trainer(max_epochs=2, **trainer.lightning_args())
-        use_lean_loops(pl_trainer, lean=lean)
+        use_own_loops(pl_trainer)
         pl_trainer.fit(Ended(trainer), make_loader(200))
     else:
         trainer.run(2, Five() if end.startswith("too") else iter_only(make_loader()))

@@ -1,0 +1,147 @@
+"""nbtrain's loop, where a drawn configuration does not look: what is due when, what is held, what runs out, where an epoch begins."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import random
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, LambdaCallback
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from samples import Regress, make_loader, make_trainer, make_valid
+
+from nbtrain.errors import StepError
+from nbtrain.loops.due import are_loggers_due, is_validation_due
+from nbtrain.loops.own_loops import unknown_version, use_own_loops
+from nbtrain.loops.training import OwnEpochLoop
+
+
+# -- what is due
+def lightnings_validation(drawn: dict[str, Any]) -> bool:
+    """The answer of Lightning's loop."""
+    pl_trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    loop = _TrainingEpochLoop(pl_trainer)
+    loop.batch_progress.current.ready, loop.batch_progress.total.ready = drawn["n_in_epoch"], drawn["n_in_run"]
+    loop.batch_progress.is_last_batch = drawn["is_last"]
+    loop.trainer = SimpleNamespace(  # pyright: ignore[reportAttributeAccessIssue]
+        enable_validation=True,
+        should_stop=False,
+        current_epoch=drawn["epoch"],
+        check_val_every_n_epoch=drawn["every_n_epochs"],
+        val_check_batch=drawn["every_n_batches"],
+        limit_train_batches=1.0,
+        _val_check_time_interval=None,
+    )
+    return loop._should_check_val_fx(None)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_validation_is_due_when_lightning_validates() -> None:
+    rng, n_due = random.Random(0), 0
+    for _ in range(400):
+        n_in_epoch = rng.randint(1, 12)
+        drawn = {
+            "n_in_epoch": n_in_epoch,
+            "n_in_run": n_in_epoch + 12 * rng.randint(0, 3),
+            "is_last": rng.random() < 0.3,
+            "epoch": rng.randint(0, 5),
+            "every_n_epochs": rng.choice([None, 1, 1, 2, 3]),
+            "every_n_batches": rng.choice([math.inf, 1, 2, 3, 5, 12]),
+        }
+        due = is_validation_due(**drawn)
+        n_due += due
+        assert due == lightnings_validation(drawn), drawn
+    assert 100 < n_due < 300
+
+
+def test_loggers_are_fed_when_lightning_feeds_them() -> None:
+    pl_trainer: Any = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    pl_trainer.training = True
+    for n_updates, every, stops in itertools.product(range(8), (0, 1, 2, 3, 50), (False, True)):
+        pl_trainer.fit_loop.epoch_loop._batches_that_stepped = n_updates
+        pl_trainer.log_every_n_steps, pl_trainer.should_stop = every, stops
+        assert are_loggers_due(n_updates, every, is_stopping=stops) == pl_trainer._logger_connector.should_update_logs
+
+
+# -- what callbacks see
+def test_metrics_of_a_validation_are_there_in_all_hooks_of_its_end_and_in_the_first_one() -> None:
+    seen: list[tuple[str, float]] = []
+    hooks = ("on_validation_epoch_end", "on_validation_end")
+    looks = {name: lambda t, m, name=name: seen.append((name, float(t.callback_metrics["val_loss"]))) for name in hooks}
+    trainer = make_trainer(lightning={"callbacks": [LambdaCallback(**looks)]})
+    trainer.run(3, make_loader(), make_valid())
+    assert seen == [(name, pytest.approx(row["val_loss"])) for row in trainer.history.epochs for name in hooks]
+
+
+# -- what runs out
+class RunsOut(Regress):
+    """Reads a second loader in a step, or leaves that to a callback: it has two batches."""
+
+    where = "train_step"
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.unlabelled = iter(range(2))
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        if self.where == "train_step":
+            next(self.unlabelled)
+        return super().train_step(batch)
+
+    def test_step(self, batch: Any) -> dict[str, Any]:
+        if self.where == "test_step":
+            next(self.unlabelled)
+        return super().test_step(batch)
+
+
+HOOKS = ("on_train_batch_start", "on_before_zero_grad", "on_before_optimizer_step", "on_train_batch_end", "on_validation_batch_end")
+HOOKS += ("on_train_epoch_start", "on_train_epoch_end", "on_validation_epoch_end")
+
+
+@pytest.mark.parametrize("where", ["train_step", "test_step", *HOOKS])
+def test_a_stop_iteration_of_the_user_is_an_error_and_no_end_of_an_epoch(where: str) -> None:
+    source = iter(range(1))
+    callbacks = [LambdaCallback(**{where: lambda *args: next(source)})] if where in HOOKS else []  # pyright: ignore[reportArgumentType]
+    trainer = make_trainer(type("RunsOutThere", (RunsOut,), {"where": where}), lightning={"callbacks": callbacks})
+    with pytest.raises(StepError, match="ran out in " + ("a hook" if callbacks else where)):
+        trainer.run(3, make_loader(), make_valid(48))
+
+
+# -- what is held
+def test_nothing_of_a_batch_is_held_between_batches() -> None:
+    alive: list[int] = []
+    refs: list[weakref.ref[torch.Tensor]] = []
+
+    class Watch(Callback):
+        def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+            gc.collect()
+            alive.append(sum(ref() is not None for ref in refs))
+            refs.append(weakref.ref(batch[0]))
+
+    make_trainer(lightning={"callbacks": [Watch()]}).run(1, make_loader())
+    assert alive == [0, 0, 0, 0, 0]
+
+
+# -- where it begins, and where it does not run
+def test_an_epoch_begins_where_the_loop_is_told() -> None:
+    indices: list[int] = []
+    trainer = make_trainer(lightning={"callbacks": [LambdaCallback(on_train_batch_start=lambda t, m, b, i: indices.append(i))]})
+    pl_trainer = L.Trainer(max_epochs=2, **trainer.lightning_args())
+    use_own_loops(pl_trainer).start_at = 3
+    pl_trainer.fit(trainer.as_lightning_module(), make_loader())
+    assert indices == [3, 4, 0, 1, 2, 3, 4]
+
+
+def test_an_unknown_lightning_runs_its_own_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    loops: list[Any] = []
+    look = LambdaCallback(on_train_end=lambda t, m: loops.append(t.fit_loop.epoch_loop))
+    for version in (L.__version__, "2.7.0"):
+        monkeypatch.setattr(L, "__version__", version)
+        make_trainer(lightning={"callbacks": [look]}).run(1, make_loader())
+    assert unknown_version() == "2.7.0" and [isinstance(loop, OwnEpochLoop) for loop in loops] == [True, False]
