@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from itertools import count, islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,7 +114,7 @@ class Buffered(Hosted):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ex_iterable = type("Mapped", (), {"ex_iterable": Shuffling([], self.buffer_size)})()
+        self._ex_iterable = SimpleNamespace(ex_iterable=Shuffling([], self.buffer_size))
 
     def __iter__(self) -> Iterator[Any]:
         live = super().__iter__()
