@@ -1,4 +1,4 @@
-"""Draw the packages of docs/architecture.md from what tests/test_layers.py allows and from the modules that are there: `make names`."""
+"""Draw the packages of docs/architecture.md from what tests/test_layers.py allows and from the modules that are there, and print the loop: `make names`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, PACKAGE = ROOT / "docs" / "architecture.md", ROOT / "nbtrain"
 _BLOCK = re.compile(r"(?<=^<!-- packages -->\n```text\n).*?(?=^```$)", re.M | re.S)
+_LOOP = re.compile(r"(?<=^<!-- loop -->\n```python\n).*?(?=^```$)", re.M | re.S)
 
 
 def order() -> list[str]:
@@ -39,9 +40,17 @@ def diagram(packages: list[str]) -> str:
     return f"┌{rule.replace('┼', '┬')}┐\n" + f"\n├{rule}┤\n".join(reversed(boxes)) + f"\n└{rule.replace('┼', '┴')}┘\n"
 
 
+def loop() -> str:
+    """The two functions of the training loop, as they are in the file."""
+    source = (PACKAGE / "loops" / "training.py").read_text(encoding="utf-8")
+    functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    return "\n\n\n".join(ast.get_source_segment(source, functions[name]) or "" for name in ("train_epoch", "train_batch")) + "\n"
+
+
 def page() -> str:
     """The page as it should be."""
-    return _BLOCK.sub(lambda found: diagram(order()), PAGE.read_text(encoding="utf-8"))
+    drawn = _BLOCK.sub(lambda found: diagram(order()), PAGE.read_text(encoding="utf-8"))
+    return _LOOP.sub(lambda found: loop(), drawn)
 
 
 if __name__ == "__main__":

@@ -40,10 +40,10 @@ Made by `make names` from the code and from `docs/private_parts.yaml`, where a n
 
 # Where private names of other packages may stand: the room, and what it tries as a whole
 ROOM = "nbtrain.private."
-SHORT_LOOPS = tuple(f"nbtrain.loops.{name}" for name in (
-    "ddp_step", "fast_step", "fetcher", "lean_epochs", "lean_evaluation", "lean_loops", "lean_pass", "lean_training", "lean_update",
+OWN_LOOPS = tuple(f"nbtrain.loops.{name}" for name in (
+    "batch_ways", "ddp_step", "epochs", "evaluation", "fast_step", "fetcher", "own_loops", "training",
 ))  # fmt: skip
-WITHIN = (*SHORT_LOOPS, "nbtrain.engine.logged")
+WITHIN = (*OWN_LOOPS, "nbtrain.engine.logged")
 # Python's own, which no package of others changes
 OF_PYTHON = {"_current_frames", "_is_protocol", "_is_runtime_protocol"}
 

@@ -78,7 +78,7 @@ TASKS = {  # the members of Trainer by what one wants, each on a page
     "elsewhere": (
         "Lightning, processes and parts",
         (
-            "as_lightning_module", "lightning_args", "callbacks", "lean_loops", "launcher", "world", "is_main_process", "open_run_dir",
+            "as_lightning_module", "lightning_args", "callbacks", "short_way", "launcher", "world", "is_main_process", "open_run_dir",
             "optimizers", "all_optimizers",
         ),
     ),

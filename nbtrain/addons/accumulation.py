@@ -364,7 +364,7 @@ class _Accumulate(_Windows):
         self._notify = notifier(pl_trainer, "on_outputs_aggregated")
         if self._notify is not None:
             self.loss_reduction = self.addon.loss_reduction or "mean"
-            # set on the instance, so that the lean loops call nothing without a listener
+            # set on the instance, so that the loops call nothing without a listener
             self.on_validation_batch_end = self._notify_of_validation  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -17,19 +17,17 @@ _CALLS, _LOOPS = "lightning.pytorch.trainer", "lightning.pytorch.loops"
 _LOGGED = f"{_CALLS}.connectors.logger_connector"
 _COMBINED = "lightning.pytorch.utilities.combined_loader"
 
-# What nbtrain's short loops rest on: the names, by the path of the class that has them
+# What nbtrain's loops rest on: the names, by the path of the class that has them
 NEEDED: dict[str, str] = {
-    f"{_LOOPS}.training_epoch_loop._TrainingEpochLoop": "_accumulated_batches_reached _batches_that_stepped _build_kwargs "
-    "_num_ready_batches_reached _results _should_accumulate _should_check_val_epoch _should_check_val_fx _skip_next_val "
-    "_update_learning_rates _val_check_time_interval _warning_cache",
-    f"{_LOOPS}.evaluation_loop._EvaluationLoop": "_combined_loader _data_fetcher _data_source _evaluation_step _has_run "
-    "_logged_outputs _max_batches _on_after_fetch _on_before_fetch _results _seen_batches_per_dataloader _should_reload_val_dl _stage "
-    "_trainer_fn",
+    f"{_LOOPS}.training_epoch_loop._TrainingEpochLoop": "_accumulated_batches_reached _batches_that_stepped "
+    "_num_ready_batches_reached _results _should_accumulate _should_check_val_epoch _should_check_val_fx "
+    "_update_learning_rates _val_check_time_interval",
+    f"{_LOOPS}.evaluation_loop._EvaluationLoop": "_combined_loader _data_fetcher _data_source _has_run "
+    "_max_batches _on_after_fetch _on_before_fetch _results _seen_batches_per_dataloader _stage _trainer_fn",
     f"{_LOOPS}.fit_loop._FitLoop": "_combined_loader _data_fetcher",
-    f"{_LOOPS}.optimization.automatic._AutomaticOptimization": "_make_zero_grad_fn _optimizer_step _skip_backward _training_step",
+    f"{_LOOPS}.optimization.automatic._AutomaticOptimization": "_skip_backward",
     f"{_LOOPS}.fetchers._DataFetcher": "_combined_loader _start_profiler _stop_profiler",
     f"{_LOOPS}.fetchers._PrefetchDataFetcher": "",
-    f"{_LOOPS}.fetchers._DataLoaderIterDataFetcher": "",
     f"{_LOOPS}.utilities._select_data_fetcher": "",
     f"{_LOOPS}.utilities._block_parallel_sync_behavior": "",
     f"{_LOOPS}.utilities._no_grad_context": "",
@@ -40,7 +38,7 @@ NEEDED: dict[str, str] = {
     "lightning.pytorch.strategies.ddp.DDPStrategy": "_model_averager",
     f"{_CALLS}.call._call_callback_hooks": "",
     f"{_CALLS}.call._call_lightning_module_hook": "",
-    "lightning.pytorch.core.module.LightningModule": "_automatic_optimization _current_fx_name _trainer",
+    "lightning.pytorch.core.module.LightningModule": "_current_fx_name _on_before_batch_transfer _trainer",
     f"{_LOGGED}.logger_connector._LoggerConnector": "_callback_metrics _current_fx _first_loop_iter _logged_metrics _progress_bar_metrics",
     f"{_LOGGED}.result._ResultCollection": "_extract_batch_size",
     f"{_LOGGED}.result._ResultMetric": "",
@@ -58,10 +56,8 @@ def _class_at(path: str) -> Any:
 if TYPE_CHECKING:
     from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop as EvaluationLoop
     from lightning.pytorch.loops.fetchers import _DataFetcher as DataFetcher
-    from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher as DataLoaderIterDataFetcher
     from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher as PrefetchDataFetcher
     from lightning.pytorch.loops.fit_loop import _FitLoop as FitLoop
-    from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization as AutomaticOptimization
     from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop as TrainingEpochLoop
     from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior as block_parallel_sync_behavior
     from lightning.pytorch.loops.utilities import _no_grad_context as no_grad_context
@@ -75,10 +71,8 @@ else:
     TrainingEpochLoop = _class_at(f"{_LOOPS}.training_epoch_loop._TrainingEpochLoop")
     EvaluationLoop = _class_at(f"{_LOOPS}.evaluation_loop._EvaluationLoop")
     FitLoop = _class_at(f"{_LOOPS}.fit_loop._FitLoop")
-    AutomaticOptimization = _class_at(f"{_LOOPS}.optimization.automatic._AutomaticOptimization")
     DataFetcher = _class_at(f"{_LOOPS}.fetchers._DataFetcher")
     PrefetchDataFetcher = _class_at(f"{_LOOPS}.fetchers._PrefetchDataFetcher")
-    DataLoaderIterDataFetcher = _class_at(f"{_LOOPS}.fetchers._DataLoaderIterDataFetcher")
     MaxSizeCycle = _class_at(f"{_COMBINED}._MaxSizeCycle")
     Sequential = _class_at(f"{_COMBINED}._Sequential")
     ResultCollection = _class_at(f"{_LOGGED}.result._ResultCollection")
