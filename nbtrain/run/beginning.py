@@ -40,7 +40,7 @@ from .contradictions import Planned, contradictions
 from .data_module import is_data_source
 
 # %% auto #0
-__all__ = ["check_steps", "Beginning", "MonitorCheck", "FirstStep", "SanityCheck"]
+__all__ = ["check_steps", "is_untrained", "Beginning", "MonitorCheck", "FirstStep", "SanityCheck"]
 
 
 # %% ../../nbs/run/beginning.ipynb #d2cbe888
