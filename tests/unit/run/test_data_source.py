@@ -91,6 +91,23 @@ def test_a_module_and_a_data_module_train_as_under_lightning() -> None:
     assert plain.seen == ours.model.seen and sources[0].called == sources[1].called
 
 
+def test_hooks_of_a_data_module_are_called() -> None:
+    class Moves(Data):
+        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return [batch[0] * 2, batch[1]]
+
+    class Doubles(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            return super().train_step([batch[0] * 2, batch[1]])
+
+        test_step = train_step
+
+    by_hand, by_hook = make_trainer(Doubles, seed=1), make_trainer(seed=1)
+    by_hand.run(2, Data())
+    by_hook.run(2, Moves())
+    assert torch.equal(weights(by_hand), weights(by_hook))
+
+
 def test_evaluate_validate_and_inference_read_a_data_module() -> None:
     trainer, source = make_trainer(), Data()
     expected = trainer.evaluate(make_valid())
