@@ -33,9 +33,9 @@ from nbtrain.engine import pass_module
 from nbtrain.engine.logged import KnownMetrics
 from nbtrain.engine.meter import snapshot
 from nbtrain.loggers.background import Delivery
-from nbtrain.loops.fast_step import find_step
 from nbtrain.loops.batch_ways import is_plain
 from nbtrain.loops.evaluation import OwnEvaluationLoop
+from nbtrain.loops.fast_step import find_step
 from nbtrain.loops.own_loops import use_own_loops
 from nbtrain.loops.training import OwnEpochLoop
 from nbtrain.private.lightning_loops import NEEDED

@@ -24,7 +24,7 @@ from .logged import KnownMetrics, current_results, lend_log, take_log_back
 from .pass_module import PassModule, StepsProtocol, is_sanity_check
 from .protocol import EventSink
 from ..optim.step_watch import StepWatch
-from .step_output import check_output, count_samples, leaves_out
+from .step_output import check_output, count_samples, leaves_out, named
 from ..errors import NbtrainError, StepError, add_note
 
 # %% auto #0
@@ -255,7 +255,10 @@ class StepModule(PassModule):
 
     def _evaluate(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
         output = self._run("test_step", batch, batch_idx)
-        if output is not None and not self._sanity_check:
+        if output is not None and self._sanity_check:  # its metrics are not recorded, but callbacks read them, as with Lightning
+            metrics = {f"val_{name}": value for name, value in named(output, "").items()}
+            self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, logger=False, add_dataloader_idx=False)
+        elif output is not None:
             self.add_output("test", output, batch)
         return output
 

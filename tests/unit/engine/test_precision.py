@@ -12,8 +12,8 @@ from samples import Regress, make_loader, make_model, make_trainer, make_valid, 
 from torch import nn
 
 from nbtrain.engine.precision import resolve_precision
-from nbtrain.loops.batch_ways import is_plain
 from nbtrain.errors import ConfigError
+from nbtrain.loops.batch_ways import is_plain
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
