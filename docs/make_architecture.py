@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, PACKAGE = ROOT / "docs" / "architecture.md", ROOT / "nbtrain"
 _BLOCK = re.compile(r"(?<=^<!-- packages -->\n```text\n).*?(?=^```$)", re.M | re.S)
-_LOOP = re.compile(r"(?<=^<!-- loop -->\n```python\n).*?(?=^```$)", re.M | re.S)
+_LOOP = re.compile(r"(?<=^<!-- loop -->\n```py\n).*?(?=^```$)", re.M | re.S)
 
 
 def order() -> list[str]:

@@ -327,14 +327,13 @@ def test_log_of_a_metric_of_the_pass_is_as_with_lightning_alone(
     assert outcome(pass_module.log_means) == outcome(by_lightning)
 
 
-def test_requests_are_answered_in_lightnings_own_evaluation() -> None:
+def test_requests_are_answered_in_an_evaluation() -> None:
     class Pauses(Regress):
         def test_step(self, batch: Any) -> dict[str, Any]:
             self.pause()
             return super().test_step(batch)
 
-    trainer = make_trainer(Pauses)
-    trainer.short_way = False
+    trainer = make_trainer(Pauses, lightning={"num_sanity_val_steps": 0})
     handle = trainer.run(1, make_loader(), make_valid(), background=True)
     with pytest.raises(RunPaused, match="paused at epoch 1, validation batch 2"):
         handle.wait()

@@ -40,9 +40,9 @@ __all__ = [
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #9c56be43
-def loader_place(loader: Any) -> dict[str, Any]:
+def loader_place(loader: Any, *, with_own: bool = True) -> dict[str, Any]:
     """The place of a loader between two passes: its own state, and the state of its generators and counters."""
-    return LoaderState(loader).take(changed=False)
+    return LoaderState(loader).take(changed=False, with_own=with_own)
 
 
 def restore_loader(loader: Any, place: dict[str, Any]) -> None:

@@ -168,6 +168,7 @@ class PassModule(L.LightningModule):
     _n_by_hand = 0  # the batches of this pass with such a step
     _measured: dict[str, Scalar] | None = None  # by addons in a step that optimizes by hand: the batch has no row yet
     _train_open = _evaluation_open = _sanity_check = False
+    _checked: dict[str, Scalar] = {}  # what `test_step` has returned in the check before epoch 1
 
     def __init__(self, trainer: StepsProtocol, addons: Sequence[AddOnBase], *, whole_epoch: bool = True) -> None:
         super().__init__()
@@ -363,9 +364,10 @@ class PassModule(L.LightningModule):
         vars(self)["_sanity_check"] = is_sanity_check(self.trainer)
         if self._sanity_check:
             self._borrowed.append(partial(vars(self).update, _sanity_check=False))  # the training after it counts
-            return
+            self._checked = {}
+        else:
+            self._begin("test")
         vars(self)["_evaluation_open"] = True
-        self._begin("test")
         if not getattr(loop := evaluation_loop(self.trainer), "ends_pass", False) and not self.owner.configures_optimizers:
             hook = "on_test_batch_end" if self.trainer.testing else "on_validation_batch_end"
             vars(self)[hook] = partial(self._end_with_last_batch, loop.batch_progress)
@@ -377,13 +379,20 @@ class PassModule(L.LightningModule):
             self.end_evaluation_pass()
 
     def on_validation_epoch_end(self) -> None:
-        if not self._sanity_check:
-            self.end_evaluation_pass()
+        self.end_evaluation_pass()
 
     def end_evaluation_pass(self) -> None:
         """End the pass of a validation or a test, unless that was done already."""
-        if self._evaluation_open:
-            vars(self)["_evaluation_open"] = False
+        if not self._evaluation_open:
+            return
+        vars(self)["_evaluation_open"] = False
+        if self._sanity_check:  # its metrics are not recorded, but callbacks read them, as with Lightning
+            log_means(
+                self,
+                numbers({f"val_{name}": value for name, value in self._checked.items()}, "test_step returned", ""),
+                logger=bool(self.trainer.loggers),
+            )
+        else:
             self._end("test" if self.trainer.testing else "valid", "test")
 
     def restore_training(self) -> None:

@@ -255,9 +255,9 @@ class StepModule(PassModule):
 
     def _evaluate(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
         output = self._run("test_step", batch, batch_idx)
-        if output is not None and self._sanity_check:  # its metrics are not recorded, but callbacks read them, as with Lightning
-            metrics = {f"val_{name}": value for name, value in named(output, "").items()}
-            self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, logger=False, add_dataloader_idx=False)
+        if output is not None and self._sanity_check:
+            for end in ("",) if self.loader_name is None else ("", f"/{self.loader_name}"):
+                self._checked |= named(output, end)
         elif output is not None:
             self.add_output("test", output, batch)
         return output

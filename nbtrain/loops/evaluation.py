@@ -95,8 +95,8 @@ class OwnEvaluationLoop(EvaluationLoop):
     ends_pass = True  # so the module need not
     control = Control()  # of no run
     fetcher: Any = None  # of this pass
-    _epoch_setters: Sequence[Callable[[int], Any]] = ()  # each `set_epoch` in the loaders of `_set_up`
-    _set_up: Any = None
+    _epoch_setters: Sequence[Callable[[int], Any]] = ()  # each `set_epoch` in the loaders whose ids are in `_set_up`
+    _set_up: Sequence[int] = ()
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -144,8 +144,9 @@ class OwnEvaluationLoop(EvaluationLoop):
         epoch = pl_trainer.fit_loop.epoch_progress.current.processed
         if pl_trainer.state.fn != TrainerFn.FITTING:
             epoch = module.owner.train_state.counts.epoch
-        if self._set_up is not combined:
-            self._set_up, self._epoch_setters = combined, [setter for loader in combined.flattened for setter in with_epoch(loader)]
+        loaders = combined.flattened
+        if self._set_up != (set_up := [id(loader) for loader in loaders]):
+            self._set_up, self._epoch_setters = set_up, [setter for loader in loaders for setter in with_epoch(loader)]
         for set_epoch in self._epoch_setters:
             set_epoch(epoch)
         combined.limits = limits = self._limits()  # pyright: ignore[reportAttributeAccessIssue]

@@ -23,6 +23,7 @@ from ..data.batch import batch_size
 from ..data.first_batch import first_batch
 from ..data.resumable_loader import loader_place, restore_loader
 from ..data.several_loaders import Loaders
+from ..data.stream import is_torchdata
 from ..data.task_loader import Task
 from ..engine.addon import AddOnBase
 from ..engine.callback import as_list
@@ -96,7 +97,8 @@ class Beginning:
         snapshot.take()
         before.callback(snapshot.restore)
         if not is_data_source(loader):
-            before.callback(restore_loader, loader, loader_place(loader))
+            # torchdata's loaders begin a pass where they are asked for their state
+            before.callback(restore_loader, loader, loader_place(loader, with_own=not is_torchdata(loader)))
         parameters = list(trainer.model.parameters())
         before.callback(_drop_gradients, parameters)
         if self._copies_weights:
@@ -270,7 +272,7 @@ class SanityCheck(L.Callback):
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if is_sanity_check(trainer):
-            self._logged = set(trainer.callback_metrics)
+            self._logged = set(trainer.callback_metrics) - {f"val_{name}" for name in self._names}
 
     def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._kept.close()

@@ -225,7 +225,7 @@ def test_addon_trains_under_lightnings_own_trainer_as_under_ours(addon: type[Add
 def test_addon_has_documentation_and_stands_alone(addon: type[AddOnBase], tmp_path: Path) -> None:
     assert addon.__doc__ and not addon.__doc__.startswith(addon.__name__ + "(")
     given = {name: value for name, value in ADDONS[addon](tmp_path).items() if name in options(addon)}
-    assert all(isinstance(c, L.Callback) for c in addon(**given).callbacks(None))
+    assert all(isinstance(c, L.Callback) for c in addon(**given).callbacks(make_trainer(save_path=tmp_path)))
 
 
 def test_users_own_log_lands_in_the_history() -> None:

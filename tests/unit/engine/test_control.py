@@ -110,7 +110,7 @@ def test_a_pause_in_a_validation_holds_it() -> None:
 
     never = make_trainer()
     never.run(2, make_loader(), make_valid())
-    paused = make_trainer(InValidation)
+    paused = make_trainer(InValidation, lightning={"num_sanity_val_steps": 0})
     with pytest.raises(RunPaused, match="paused at epoch 1, validation batch 2"):
         start(paused, 2, make_loader(), make_valid()).wait()
     with pytest.raises(ConfigError, match="paused inside a batch or a validation"):
@@ -521,7 +521,7 @@ class Ranked(Asks):
 def test_a_paused_run_can_be_evaluated_and_does_not_notice(where: str) -> None:
     never = make_trainer(Ranked)
     never.run(2, make_loader(), make_valid())
-    trainer = asking(3 if where == "training" else 0, lambda trainer: trainer.pause(), Ranked)
+    trainer = asking(3 if where == "training" else 0, lambda trainer: trainer.pause(), Ranked, lightning={"num_sanity_val_steps": 0})
     trainer.pauses_in = where
     with pytest.raises(RunPaused, match="validation batch 2" if where == "validation" else "epoch 1, batch 4"):
         start(trainer, 2, make_loader(), make_valid()).wait()

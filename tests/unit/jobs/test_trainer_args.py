@@ -537,7 +537,8 @@ class Validations(L.Callback):
         self.updates: list[int] = []
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.updates.append(pl_trainer.global_step)
+        if not pl_trainer.sanity_checking:
+            self.updates.append(pl_trainer.global_step)
 
 
 @pytest.mark.parametrize(

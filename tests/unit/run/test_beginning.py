@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -252,6 +253,7 @@ def test_folder_with_anything_else_in_it_and_that_of_a_run_that_is_on_are_not_ta
 
 
 def test_run_that_has_not_begun_is_in_no_list_of_runs(tmp_path: Path) -> None:
+    gc.collect()  # runs of other tests, whose trainers are gone
     n = len(nbtrain.runs())
     trainer = make_trainer(Fails, save_path=tmp_path)
     _fail(trainer)
