@@ -1,4 +1,4 @@
-"""Draw the packages of docs/architecture.md from what tests/test_layers.py allows and from the modules that are there, and print the loop: `make names`."""
+"""Draw the packages of docs/architecture.md from tests/test_layers.py and the modules that are there; print the loop: `make names`."""
 
 from __future__ import annotations
 

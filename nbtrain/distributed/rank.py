@@ -221,7 +221,7 @@ class RankCallback(L.Callback):
 
     # -- Lightning's hooks
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage != "fit" or self.trainer.configures_optimizers:  # Lightning's loops don't ask what counts of a round
+        if stage != "fit" or self.trainer.configures_optimizers:  # Lightning's loops don't read what counts of a round
             return
         if isinstance(pl_module, StepModule) and isinstance(pl_trainer.strategy, DDPStrategy):
             pl_module.round = self

@@ -36,7 +36,7 @@ def is_validation_due(
 
 
 def are_loggers_due(n_updates: int, every_n_updates: int, *, is_stopping: bool) -> bool:
-    """Whether loggers get the numbers of a batch with an update: each `every_n_updates` (0: never), and where the run is asked to end.
+    """Whether loggers get the numbers of a batch with an update: each `every_n_updates` (0: never), and at a requested end.
 
     Args:
         n_updates: The batches with an update that loggers count, before this one.

@@ -162,7 +162,7 @@ def _is_own(item: Any) -> bool:
 
 
 def _refill(item: Any, kept: Any) -> None:
-    base: Any = OrderedDict if is_kind(item, OrderedDict) else base_of(item)  # which has an order of its own
+    base: Any = OrderedDict if is_kind(item, OrderedDict) else base_of(item)  # which has a separate order
     base.clear(item)
     if base in (dict, OrderedDict):
         for key, value in kept.items():

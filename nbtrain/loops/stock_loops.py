@@ -110,7 +110,7 @@ class StockLoops(Checkpoint):
         self._attend(pl_trainer, "train", may_leave=not is_inside)
 
     def _end_batch(self, pl_trainer: L.Trainer) -> None:
-        """A batch is over: validate if a callback has asked for that, and let callbacks take a state."""
+        """A batch is over: validate if a callback has requested that, and let callbacks take a state."""
         before, after = self.validate_next, self.validate_last
         notifies = self.boundary_due or pl_trainer.should_stop
         self.boundary_due = self.validate_next = self.validate_last = False

@@ -114,7 +114,7 @@ def train_epoch(loop: OwnEpochLoop, fetcher: Any) -> None:
 
 # %% ../../nbs/loops/training.ipynb #trai0006
 def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) -> None:
-    """Compute the gradients of a batch; where its window of accumulated gradients ends, update the weights. `loop.window` has the outcome."""
+    """Compute the gradients of a batch; where its window of accumulated gradients ends, update the weights. Sets `loop.window`."""
     pl_trainer, module, window = loop.trainer, loop.module, loop.window
     progress, names, n_batches = loop.automatic_optimization.optim_progress.optimizer, vars(module), pl_trainer.accumulate_grad_batches
     is_open = (n_batches > 1 or loop.skips_backward) and loop._should_accumulate()
@@ -389,7 +389,7 @@ def is_window_closed(pl_trainer: L.Trainer, n_batches: int) -> bool:
 
 
 class OwnEpochLoop(TrainingEpochLoop):
-    """What an epoch on a trainer's own steps is run with, in the place of Lightning's epoch loop: its counters, and what is asked of it.
+    """What an epoch on a trainer's own steps is run with, in the place of Lightning's epoch loop: its counters, and the requests to it.
 
     `control`: the requests to the run. `start_at`: how many batches of the first epoch are finished already. `window_start`: the batch
     from which on windows of accumulated gradients are counted. `validate_next`: validate after this batch, once; `validate_last`: after the

@@ -85,7 +85,7 @@ class Beginning:
         # Where a batch makes several updates, one may fail after another
         by_hand = not (trainer.automatic_optimization and getattr(trainer.model, "automatic_optimization", True))
         self._copies_weights = by_hand or type(trainer)._turn is not TrainerBase._turn
-        self.before = ExitStack()  # restores it; what is to be undone, too, may be added
+        self.before = ExitStack()  # restores it; what must be undone, too, may be added
         if self.is_new:
             self._keep(loader)
 
@@ -97,7 +97,7 @@ class Beginning:
         snapshot.take()
         before.callback(snapshot.restore)
         if not is_data_source(loader):
-            # torchdata's loaders begin a pass where they are asked for their state
+            # reading the state of torchdata's loaders begins a pass
             before.callback(restore_loader, loader, loader_place(loader, with_own=not is_torchdata(loader)))
         parameters = list(trainer.model.parameters())
         before.callback(_drop_gradients, parameters)

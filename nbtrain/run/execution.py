@@ -205,7 +205,7 @@ class Execution:
         return loader if several or not self.pauses else RereadableLoader(loader)
 
     def _tear_down(self, pl_trainer: L.Trainer, error: Exception) -> None:
-        """Call `teardown` after an error, as after any other end: Lightning does not. What it raises is a note on the `error`."""
+        """Call `teardown` after an error, as after any other end: Lightning does not. Its exceptions become notes on the `error`."""
         stage = "test" if self.trainer.mode == "test" else "fit"
         calls = [partial(callback.teardown, pl_trainer, pl_trainer.lightning_module) for callback in pl_trainer.callbacks]  # pyright: ignore[reportAttributeAccessIssue]
         for call in (*calls, partial(call_lightning_hook, pl_trainer, "teardown")):

@@ -65,7 +65,7 @@ def module_of(item: Any) -> str:
     elif is_kind(item, FunctionType):
         name = item.__module__
     else:
-        name = type.__getattribute__(item if is_kind(item, type) else type(item), "__module__")  # a builtin class has none of its own
+        name = type.__getattribute__(item if is_kind(item, type) else type(item), "__module__")  # a builtin class has it elsewhere
     return name if isinstance(name, str) else ""
 
 

@@ -499,7 +499,9 @@ def test_the_whole_way_is_a_reason_too() -> None:
     ours, calls, notes = graphed()
     ours.short_way = False
     ours.run(1, make_loader())
-    assert calls == [] and notes == ["No CUDA graph: each batch goes through Lightning's strategy, precision or clipping. The steps run eagerly."]
+    assert calls == [] and notes == [
+        "No CUDA graph: each batch goes through Lightning's strategy, precision or clipping. The steps run eagerly."
+    ]
 
 
 def test_accumulation_that_begins_in_mid_run_is_not_replayed() -> None:

@@ -48,9 +48,6 @@ def _net() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
 
 
-
-
-
 @pytest.mark.parametrize("val_check_interval", [1.0, 2])
 @pytest.mark.parametrize(
     "hook",

@@ -73,8 +73,8 @@ def test_loggers_are_fed_when_lightning_feeds_them() -> None:
 def test_metrics_of_a_validation_are_there_in_all_hooks_of_its_end_and_in_the_first_one() -> None:
     seen: list[tuple[str, float]] = []
     hooks = ("on_validation_epoch_end", "on_validation_end")
-    looks = {name: lambda t, m, name=name: t.sanity_checking or seen.append((name, float(t.callback_metrics["val_loss"]))) for name in hooks}
-    trainer = make_trainer(lightning={"callbacks": [LambdaCallback(**looks)]})
+    looks = {name: lambda t, m, name=name: seen.append((name, float(t.callback_metrics["val_loss"]))) for name in hooks}
+    trainer = make_trainer(lightning={"callbacks": [LambdaCallback(**looks)], "num_sanity_val_steps": 0})
     trainer.run(3, make_loader(), make_valid())
     assert seen == [(name, pytest.approx(row["val_loss"])) for row in trainer.history.epochs for name in hooks]
 

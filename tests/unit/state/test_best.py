@@ -238,7 +238,11 @@ def test_metric_that_a_callback_logs_counts_in_each_validation(tmp_path: Path) -
         def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
             pl_module.log("val_mine", next(self.values))
 
-    options = {"monitor": "val_mine", "monitor_mode": "min", "lightning": {"val_check_interval": 2, "callbacks": [Logs()], "num_sanity_val_steps": 0}}
+    options = {
+        "monitor": "val_mine",
+        "monitor_mode": "min",
+        "lightning": {"val_check_interval": 2, "callbacks": [Logs()], "num_sanity_val_steps": 0},
+    }
     trainer = make_trainer(**options)
     trainer.run(2, make_loader(), make_valid())
     assert [row["val_mine"] for row in trainer.history.validations] == pytest.approx([0.5, 0.2, 0.9, 0.8])
