@@ -167,6 +167,7 @@ class PassModule(L.LightningModule):
     _recorded: tuple[int, str] | None = None  # the newest batch and the turn whose output was counted
     _n_by_hand = 0  # the batches of this pass with such a step
     _measured: dict[str, Scalar] | None = None  # by addons in a step that optimizes by hand: the batch has no row yet
+    logs_means = True  # of a pass, for callbacks and loggers
     _train_open = _evaluation_open = _sanity_check = False
     _checked: dict[str, Scalar] = {}  # what `test_step` has returned in the check before epoch 1
 
@@ -368,7 +369,7 @@ class PassModule(L.LightningModule):
         else:
             self._begin("test")
         vars(self)["_evaluation_open"] = True
-        if not getattr(loop := evaluation_loop(self.trainer), "ends_pass", False) and not self.owner.configures_optimizers:
+        if not getattr(loop := evaluation_loop(self.trainer), "ends_pass", False) and self.logs_means:
             hook = "on_test_batch_end" if self.trainer.testing else "on_validation_batch_end"
             vars(self)[hook] = partial(self._end_with_last_batch, loop.batch_progress)
             self._borrowed.append(partial(vars(self).pop, hook, None))

@@ -124,6 +124,8 @@ def _without_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
 class WrappedModule(StepModule):
     """The LightningModule around the user's, which is the trainer's model: it counts what that returns and logs, and passes on hooks."""
 
+    logs_means = False  # the module does the logging
+
     def __init__(self, trainer: WrapsModule, *, whole_epoch: bool = True) -> None:
         super().__init__(trainer, whole_epoch=whole_epoch)
         self.maker = trainer
