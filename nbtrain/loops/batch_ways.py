@@ -72,8 +72,7 @@ def labelled(pl_trainer: L.Trainer, label: str, function: Hook) -> Hook:
 
 def call_hooks(pl_trainer: L.Trainer, name: str, callbacks: Sequence[L.Callback] | None = None, *, others: bool = True) -> None:
     """Call the hook `name`, which has no arguments: of `callbacks`, all by default, and of the `others`, module and strategy."""
-    strategy = pl_trainer.strategy
-    module = strategy.lightning_module
+    module, strategy = pl_trainer.lightning_module, pl_trainer.strategy
     names = vars(module)
     before, names["_current_fx_name"] = names["_current_fx_name"], name
     for hook in hooks_of(pl_trainer, name, pl_trainer.callbacks if callbacks is None else callbacks):  # pyright: ignore[reportAttributeAccessIssue]

@@ -60,7 +60,8 @@ class OwnFitLoop(FitLoop):
             self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        pl_trainer, progress, module = self.trainer, self.epoch_progress, self.trainer.lightning_module
+        pl_trainer, module = self.trainer, self.trainer.lightning_module
+        progress: Any = self.epoch_progress
         assert isinstance(module, StepModule)
         self.setup_data()
         for set_epoch in () if self.is_told else self._epoch_setters:

@@ -40,8 +40,9 @@ def evaluate(loop: OwnEvaluationLoop) -> list[dict[str, Any]]:
     call_hooks(pl_trainer, f"on_{stage}_start")
     call_hooks(pl_trainer, f"on_{stage}_epoch_start")
     listeners, ways = Listeners(pl_trainer, (start, end)), Ways(pl_trainer, f"{stage}_step")
-    progress, total, current, hooks = loop.batch_progress, loop.batch_progress.total, loop.batch_progress.current, listeners.hooks
-    batches, logged, of_set = quiet_fetcher(loop.fetcher, module.guard, labelled=has_profiler(pl_trainer)), list[dict[str, Any]](), 0
+    progress: Any = loop.batch_progress
+    total, current, hooks, guard = progress.total, progress.current, listeners.hooks, getattr(module, "guard", None)
+    batches, logged, of_set = quiet_fetcher(loop.fetcher, guard, labelled=has_profiler(pl_trainer)), list[dict[str, Any]](), 0
     while True:
         try:
             batch, index, set_index = next(batches)
@@ -141,7 +142,8 @@ class OwnEvaluationLoop(EvaluationLoop):
         assert combined is not None and pl_trainer.state.stage is not None and isinstance(module, StepModule)
         self._has_run = False
         self.batch_progress.reset_on_run()
-        epoch = pl_trainer.fit_loop.epoch_progress.current.processed
+        epochs: Any = pl_trainer.fit_loop.epoch_progress.current
+        epoch = epochs.processed
         if pl_trainer.state.fn != TrainerFn.FITTING:
             epoch = module.owner.train_state.counts.epoch
         loaders = combined.flattened

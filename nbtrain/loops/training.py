@@ -55,11 +55,13 @@ def train_epoch(loop: OwnEpochLoop, fetcher: Any) -> None:
     Counters, results and hooks are at each point what they are in Lightning's loop. What callbacks change counts from the next batch on.
     """
     pl_trainer, module, connector, results = loop.trainer, loop.module, loop.trainer._logger_connector, loop._results
-    progress, total, current = loop.batch_progress, loop.batch_progress.total, loop.batch_progress.current
+    progress: Any = loop.batch_progress
+    guard: Any = module.guard
+    total, current = progress.total, progress.current
     window, listeners = loop.window, Listeners(pl_trainer, _HOOKS)
     train = labelled(pl_trainer, "run_training_batch", train_batch)
     ways, hooks = TrainingWays(pl_trainer, listeners), listeners.hooks
-    wait, batches = module.owner.recorder.wait, quiet_fetcher(fetcher, module.guard, labelled=has_profiler(pl_trainer))
+    wait, batches = module.owner.recorder.wait, quiet_fetcher(fetcher, guard, labelled=has_profiler(pl_trainer))
     is_over = loop.is_over()
     try:
         while not is_over:
@@ -210,8 +212,9 @@ def update(loop: OwnEpochLoop, ways: TrainingWays, closure: Callable[[], Any], b
 # %% ../../nbs/loops/training.ipynb #trai0008
 def compute_guarded(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, compute: Callable[[], None]) -> None:
     """`compute`, where an error outside of the step pauses the run, too: the batch is computed again after a fix."""
-    window, guard, zero_grad = loop.window, loop.module.guard, loop.automatic_optimization.optim_progress.optimizer.zero_grad
-    assert guard is not None
+    window = loop.window
+    guard: Any = loop.module.guard
+    zero_grad: Any = loop.automatic_optimization.optim_progress.optimizer.zero_grad
     meter = loop.module.owner.train_state.meters["train"]
     n_recorded, n_zeroed = meter.n_batches, zero_grad.total.ready
     while True:
@@ -245,7 +248,7 @@ def follow(loop: OwnEpochLoop, *, is_late: bool = False) -> bool:
     pl_trainer, window, is_last = loop.trainer, loop.window, loop.is_last()
     validates, validates_after = loop.find_validation(is_late=is_late)
     logs = window.has_stepped and bool(pl_trainer.loggers)
-    logs = logs and are_loggers_due(loop._batches_that_stepped, pl_trainer.log_every_n_steps, is_stopping=pl_trainer.should_stop)
+    logs = logs and are_loggers_due(loop._batches_that_stepped, loop.log_every, is_stopping=pl_trainer.should_stop)
     if is_last or validates or validates_after or logs:
         publish(pl_trainer, loop._results, on_step=True)
     if logs:
@@ -333,12 +336,14 @@ class TrainingWays(Ways):
     def __init__(self, pl_trainer: L.Trainer, listeners: Listeners) -> None:
         super().__init__(pl_trainer, "training_step")
         self.listeners, self.clip_val = listeners, pl_trainer.gradient_clip_val
-        self.optimizer: Any = next(iter(self.strategy.optimizers), None)
-        self.set_to_none = find_zero_grad(self.optimizer) if self.optimizer is not None else bool
+        optimizer: Any = self.strategy.optimizers[0] if self.strategy.optimizers else None
+        self.optimizer = optimizer
+        self.set_to_none = find_zero_grad(optimizer) if optimizer is not None else bool
         self._compute_gradients = find_backward()
         self.is_by_hand = not self.module.automatic_optimization  # the step makes its updates
-        is_short = self.is_short and not self.is_by_hand
-        self.update = find_step(self.optimizer, gradients_first=True) if is_short else self._update_whole
+        self.update: Callable[[Callable[[], Any]], Any] = self._update_whole
+        if self.is_short and optimizer is not None and not self.is_by_hand:
+            self.update = find_step(optimizer, gradients_first=True)
 
     def are_newest(self) -> bool:
         """Whether nothing that these ways were chosen by was set since."""
@@ -446,6 +451,11 @@ class OwnEpochLoop(TrainingEpochLoop):
 
     def _stays_open(self, n_batches: int) -> bool:
         return not is_window_closed(self.trainer, n_batches)
+
+    @property
+    def log_every(self) -> int:
+        """After how many updates loggers are fed."""
+        return self.trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue]
 
     # -- where the epoch is
     def is_last(self) -> bool:
