@@ -1,4 +1,4 @@
-"""Random jobs of training, done three times: by a plain PyTorch loop, the judge, and by nbtrain on its lean and its stock loops.
+"""Random jobs of training, done three times: by a plain PyTorch loop, the judge, and by nbtrain on its two ways.
 
     python tests/random_jobs.py 1000            # in `make compare`; the seeds 0 to 999
     python tests/random_jobs.py 1 --seed 417    # one of them again, with its settings and the first difference
@@ -523,7 +523,7 @@ def _others() -> Any:
     return DataLoader(Rows(20), 8)
 
 
-def by_nbtrain(settings: dict[str, Any], *, lean: bool) -> dict[str, Any]:
+def by_nbtrain(settings: dict[str, Any], *, short: bool) -> dict[str, Any]:
     work = Work(settings, ours=True)
     follows = Follows(work)
     lightning: dict[str, Any] = {"callbacks": [follows]}
@@ -539,7 +539,7 @@ def by_nbtrain(settings: dict[str, Any], *, lean: bool) -> dict[str, Any]:
     trainer: Any = Job(work.model, optimizer=work.optimizer, **options) if work.other is None else None
     if trainer is None:
         trainer = TwoJob(work.model, optimizers={"a": lambda params: work.optimizer, "b": lambda params: work.other}, **options)
-    trainer.work, trainer.short_way = work, lean
+    trainer.work, trainer.short_way = work, short
     _seed()
     for i, n in enumerate(settings["runs"]):
         n_seen = len(work.seen)
@@ -646,9 +646,9 @@ def difference(settings: dict[str, Any]) -> dict[str, str]:
             plain = by_hand(settings)
         except (ValueError, IndexError, AssertionError) as error:
             plain = {"error": str(error)}
-        for name, lean in (("lean", True), ("stock", False)):
+        for name, short in (("short way", True), ("whole way", False)):
             try:
-                ours = by_nbtrain(settings, lean=lean)
+                ours = by_nbtrain(settings, short=short)
             except Exception as error:
                 has_no_batch = any(text in str(error) for text in (_LEFT_OUT, _EMPTY))
                 if "error" not in plain and not (has_no_batch and any(len(means) < len(phases) for means in plain["epochs"])):
@@ -770,7 +770,7 @@ DECISIONS = [
 _HEAD = """# Beside a plain PyTorch loop
 
 The judge of training is a loop of plain PyTorch, `tests/plain_loop.py`, which reads a loader until it ends and knows nothing of nbtrain and
-Lightning. `make compare` draws jobs at random and does each three times: by that loop, and by nbtrain on its lean loops and on Lightning's.
+Lightning. `make compare` draws jobs at random and does each three times: by that loop, and by nbtrain the short way and by the public calls of Lightning's strategy and precision.
 Of {n:,} jobs that were drawn for this page, {n_different} ended otherwise than the plain loop. Compared are the batches that the steps see,
 the weights and the optimizer's state bit for bit, the means of the epochs, and the random numbers after the run.
 

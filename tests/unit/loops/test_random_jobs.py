@@ -1,4 +1,4 @@
-"""Jobs drawn at random end as a plain PyTorch loop ends them, on the lean loops and on Lightning's. `make compare` draws a thousand."""
+"""Jobs drawn at random end as a plain PyTorch loop ends them, by the short way and by the whole one. `make compare` draws a thousand."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def test_what_differs_from_most_plain_loops_is_decided(decision: Decision) -> No
         assert difference(job) == {} and (by_hand(job, decision.usual)["weights"] == by_hand(job)["weights"]) == is_same
         return
     by_hand(job)
-    for lean in (True, False):
+    for short in (True, False):
         with pytest.raises((ConfigError, StepError), match=decision.raises):
-            by_nbtrain(job, lean=lean)
+            by_nbtrain(job, short=short)
 
 
 def test_the_page_holds_the_list_of_decisions() -> None:
