@@ -219,3 +219,5 @@ def explain_errors(loop: Any) -> Iterator[None]:
             raise
         place = f"epoch {pl_trainer.current_epoch + 1}, batch {loop.batch_progress.current.ready}"
         raise out_of_memory(error, loop._results.batch, pl_trainer.strategy.root_device, place) from error
+    finally:
+        loop._results.batch = None

@@ -82,7 +82,7 @@ def evaluate(loop: OwnEvaluationLoop) -> list[dict[str, Any]]:
             loop._seen_batches_per_dataloader[set_index] += 1
         if pl_trainer.received_sigterm and not progress.is_last_batch:
             raise SIGTERMException
-        if loop.control.run_state.requested:
+        if loop.control.run_state.requested and not is_check:  # the first boundary of the training executes them
             loop.attend()
         listeners.refresh()
     logged.append(loop.end_set())

@@ -52,6 +52,7 @@ def _as_in_checkpoint(pl_trainer: L.Trainer, *, is_over: bool) -> Iterator[None]
             vars(counts).update(values)
 
 
+# %% ../../nbs/loops/stock_loops.ipynb #stoc0100
 class StockLoops(Checkpoint):
     """Lets requests in between two batches of Lightning's own loops, lets callbacks take a state there, and resumes within an epoch.
 
@@ -211,10 +212,11 @@ class StockLoops(Checkpoint):
         self._attend(pl_trainer, "test", may_leave=True)
 
     def _attend(self, pl_trainer: L.Trainer, phase: Phase, *, may_leave: bool) -> None:
-        if self.control.requested:
+        if self.control.requested and not pl_trainer.sanity_checking:
             self.control.attend(Boundary(pl_trainer, phase, may_leave))
 
 
+# %% ../../nbs/loops/stock_loops.ipynb #stoc0101
 class _Before(L.Callback):
     """Is called before all other callbacks, where an epoch begins or ends."""
 

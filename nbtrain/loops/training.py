@@ -164,16 +164,19 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
         ways.before_step()
         return window.loss if window.loss is not None else window.newest_loss  # a scaler steps only with a loss
 
-    if ways.is_by_hand:
-        names["_current_fx_name"] = "training_step"
-        window.output = ways.step(batch, index)
-        window.has_stepped = module.has_stepped
-    elif is_open and not loop.strategy.handles_gradient_accumulation:
-        with block_parallel_sync_behavior(loop.strategy):
-            compute_in_round()
-        window.n_added += not window.is_left_out
-    else:
-        update(loop, ways, closure, batch, is_open=is_open)
+    try:
+        if ways.is_by_hand:
+            names["_current_fx_name"] = "training_step"
+            window.output = ways.step(batch, index)
+            window.has_stepped = module.has_stepped
+        elif is_open and not loop.strategy.handles_gradient_accumulation:
+            with block_parallel_sync_behavior(loop.strategy):
+                compute_in_round()
+            window.n_added += not window.is_left_out
+        else:
+            update(loop, ways, closure, batch, is_open=is_open)
+    finally:
+        batch = None  # a traceback holds the functions above, and they would hold it
     names["_current_fx_name"] = None
     if window.is_left_out and n_batches > 1:
         loop.window_start += 1  # it does not belong to the window
@@ -393,6 +396,7 @@ def is_window_closed(pl_trainer: L.Trainer, n_batches: int) -> bool:
     return (n_batches - start) % pl_trainer.accumulate_grad_batches == 0
 
 
+# %% ../../nbs/loops/training.ipynb #trai0104
 class OwnEpochLoop(TrainingEpochLoop):
     """What an epoch on a trainer's own steps is run with, in the place of Lightning's epoch loop: its counters, and the requests to it.
 

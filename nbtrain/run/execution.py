@@ -125,15 +125,11 @@ class Execution:
             if self.sanity_check.is_needed:
                 arguments = arguments | {"num_sanity_val_steps": 1, "callbacks": [self.sanity_check, *arguments["callbacks"]]}
             pl_trainer = make_pl_trainer(max_epochs=self.goal, **arguments)
-            may_pause: Callable[[], bool] = lambda: True  # noqa: E731
             if self.beginning is not None:
-                self.beginning.pl_trainer, may_pause = pl_trainer, self.beginning.has_begun
+                self.beginning.pl_trainer = pl_trainer
             vars(pl_trainer)["show"] = partial(show_value, trainer)  # for callbacks of the user, which know this one
             if self.pauses and not finds_batch_size:
-                strict = trainer[NonFiniteAddon].nonfinite == "raise"
-                module.guard = guard = ErrorGuard(module, refuses_nonfinite=strict, may_pause=may_pause)
-                guarded.callback(setattr, module, "guard", None)  # its snapshot holds all that the steps may change
-                guarded.callback(guard.guard_callbacks(pl_trainer))
+                self._guard(module, pl_trainer, guarded)
             use_loops(pl_trainer, trainer, trainer.control)
             if trainer.configures_optimizers:
                 loop = pl_trainer.fit_loop.epoch_loop if trainer.mode == "train" else pl_trainer.test_loop
@@ -144,12 +140,7 @@ class Execution:
                     if trainer.mode == "test":
                         self._test(pl_trainer, module)
                     else:
-                        continue_counts(pl_trainer, trainer.train_state.counts)
-                        trainer.states.given = trainer.states.given or as_given(trainer)
-                        if trainer.train_state.counts.processed:
-                            module.continued = TrainedParts(trainer.model, trainer.all_optimizers)
-                        with self._read(module, pl_trainer) as given:
-                            pl_trainer.fit(module, **given)
+                        self._fit(pl_trainer, module)
             except Leave as leave:
                 return self._left(pl_trainer, str(leave))
             except Exception as error:
@@ -158,6 +149,23 @@ class Execution:
         if trainer.mode == "train" and trainer.train_state.counts.epoch < self.goal:
             return "stopped", why_stopped(pl_trainer)
         return "completed", ""
+
+    def _guard(self, module: StepModule, pl_trainer: L.Trainer, guarded: ExitStack) -> None:
+        """Let errors of the user's code pause the run, until `guarded` ends."""
+        may_pause = (lambda: True) if self.beginning is None else self.beginning.has_begun
+        strict = self.trainer[NonFiniteAddon].nonfinite == "raise"
+        module.guard = guard = ErrorGuard(module, refuses_nonfinite=strict, may_pause=may_pause)
+        guarded.callback(setattr, module, "guard", None)  # its snapshot holds all that the steps may change
+        guarded.callback(guard.guard_callbacks(pl_trainer))
+
+    def _fit(self, pl_trainer: L.Trainer, module: StepModule) -> None:
+        trainer = self.trainer
+        continue_counts(pl_trainer, trainer.train_state.counts)
+        trainer.states.given = trainer.states.given or as_given(trainer)
+        if trainer.train_state.counts.processed:
+            module.continued = TrainedParts(trainer.model, trainer.all_optimizers)
+        with self._read(module, pl_trainer) as given:
+            pl_trainer.fit(module, **given)
 
     def _test(self, pl_trainer: L.Trainer, module: StepModule) -> None:
         for _ in range(self.n_epoch):

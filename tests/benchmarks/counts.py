@@ -34,15 +34,15 @@ from torch.nn.functional import cross_entropy
 
 BOUNDS = {  # over the plain loop
     "a step": 30,
-    "a batch of an evaluation": 46,
-    "an epoch of one batch": 935,
-    "an epoch of one batch, with a validation": 2_066,
+    "a batch of an evaluation": 48,
+    "an epoch of one batch": 960,
+    "an epoch of one batch, with a validation": 2_000,
     "predict(x)": 3_740,
-    "run_batch(batch)": 11_600,
-    "evaluate([batch])": 14_350,
-    "run(1, [batch])": 21_900,
+    "run_batch(batch)": 11_700,
+    "evaluate([batch])": 12_450,
+    "run(1, [batch])": 22_450,
 }
-MODULE_BOUND = 1_130  # a step of a LightningModule, over Lightning's own
+MODULE_BOUND = 0  # a step of a LightningModule, over Lightning's own
 TRAINER_BOUND = 750  # a `lightning.Trainer` as each run makes it
 SHORT, LONG = 70, 140  # epochs, or batches
 COLUMNS = ("what", "plain loop", "nbtrain", "over it")
