@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -120,20 +120,18 @@ class Execution:
         finds_batch_size = any(isinstance(callback, BatchSizeFinder) for callback in arguments["callbacks"])
         made = batch_size_module(trainer, self.loader, self.valid_loader) if finds_batch_size else trainer.step_module()
         with driving(trainer, made, trains=trainer.mode == "train") as module, ExitStack() as guarded:
-            if self.first_step.is_needed:
-                arguments = arguments | {"callbacks": [self.first_step, *arguments["callbacks"]]}
+            checks = [check for check in (self.sanity_check, self.first_step) if check.is_needed]
+            arguments = arguments | {"callbacks": [*checks, *arguments["callbacks"]]}
             if self.sanity_check.is_needed:
-                arguments = arguments | {"num_sanity_val_steps": 1, "callbacks": [self.sanity_check, *arguments["callbacks"]]}
+                arguments["num_sanity_val_steps"] = 1
             pl_trainer = make_pl_trainer(max_epochs=self.goal, **arguments)
             if self.beginning is not None:
                 self.beginning.pl_trainer = pl_trainer
-            vars(pl_trainer)["show"] = partial(show_value, trainer)  # for callbacks of the user, which know this one
             if self.pauses and not finds_batch_size:
                 self._guard(module, pl_trainer, guarded)
+            vars(pl_trainer)["show"] = partial(show_value, trainer)  # for callbacks of the user, which know this one
             use_loops(pl_trainer, trainer, trainer.control)
-            if trainer.configures_optimizers:
-                loop = pl_trainer.fit_loop.epoch_loop if trainer.mode == "train" else pl_trainer.test_loop
-                guarded.enter_context(explain_errors(loop))
+            guarded.enter_context(self._explained(pl_trainer))
             try:
                 with signals_stop(trainer.control):
                     keep_handler(pl_trainer)
@@ -149,6 +147,12 @@ class Execution:
         if trainer.mode == "train" and trainer.train_state.counts.epoch < self.goal:
             return "stopped", why_stopped(pl_trainer)
         return "completed", ""
+
+    def _explained(self, pl_trainer: L.Trainer) -> AbstractContextManager[None]:
+        """A context in which errors of a LightningModule are explained; nbtrain's own loops do it themselves."""
+        if not self.trainer.configures_optimizers:
+            return nullcontext()
+        return explain_errors(pl_trainer.fit_loop.epoch_loop if self.trainer.mode == "train" else pl_trainer.test_loop)
 
     def _guard(self, module: StepModule, pl_trainer: L.Trainer, guarded: ExitStack) -> None:
         """Let errors of the user's code pause the run, until `guarded` ends."""

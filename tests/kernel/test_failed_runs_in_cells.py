@@ -107,7 +107,7 @@ def test_record_below_the_cell_shows_a_failure_in_the_background(kernel: Kernel)
 
 
 def test_run_ends_when_its_trainer_is_deleted(kernel: Kernel) -> None:
-    kernel.error("trainer = make(Digits, log_bar=False)\ntrainer.run(1, make_loader())")
+    kernel.error("trainer = make(Digits, log_bar=False, on_error='pause')\ntrainer.run(1, make_loader())")
     assert kernel.value("n_runs()") == 1
     kernel.run("del trainer")
     kernel.run("1 + 1")
@@ -115,7 +115,7 @@ def test_run_ends_when_its_trainer_is_deleted(kernel: Kernel) -> None:
 
 
 def test_run_ends_when_its_name_has_another_trainer(kernel: Kernel) -> None:
-    kernel.error("trainer = make(Digits, log_bar=False)\ntrainer.run(1, make_loader())")
+    kernel.error("trainer = make(Digits, log_bar=False, on_error='pause')\ntrainer.run(1, make_loader())")
     kernel.run("trainer = make(Digits, log_bar=False)")
     kernel.run("1 + 1")
     assert kernel.value("n_runs(), kept()[-1]") == (0, 1)

@@ -80,7 +80,7 @@ def test_a_folded_run_can_be_shown_again(outputs: dict[str, Any]) -> None:
 
 def test_a_run_that_fails_is_a_line_and_its_error_is_below(outputs: dict[str, Any]) -> None:
     (page,) = shown(outputs["fails"])
-    assert page.count("<details") == 2 and "✗ failed · AssertionError" in page
+    assert page.count("<details") == 2 and "✗ not begun · AssertionError" in page
     assert outputs["fails"][-1].output_type == "error"
 
 
