@@ -175,11 +175,12 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
             window.n_added += not window.is_left_out
         else:
             update(loop, ways, closure, batch, is_open=is_open)
+        names["_current_fx_name"] = None
+        if window.is_left_out and n_batches > 1:
+            loop.window_start += 1  # it does not belong to the window
     finally:
-        batch = None  # a traceback holds the functions above, and they would hold it
-    names["_current_fx_name"] = None
-    if window.is_left_out and n_batches > 1:
-        loop.window_start += 1  # it does not belong to the window
+        # A traceback holds the functions above, which would hold all that they use
+        del loop, ways, batch, module, window, names, compute, compute_in_round
 
 
 def update(loop: OwnEpochLoop, ways: TrainingWays, closure: Callable[[], Any], batch: Any, *, is_open: bool = False) -> None:
