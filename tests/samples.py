@@ -18,6 +18,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from nbtrain import Trainer
+from nbtrain.rng import random_state
 
 DEVICE = os.environ.get("NBTRAIN_TEST_DEVICE", "cpu")  # "cuda" in `make gpu`
 DEVICE = KINDS.get(DEVICE, DEVICE)
@@ -100,6 +101,21 @@ def plain_loop(
 def on_device(batches: Any) -> list[Any]:
     """What a plain loop does with its batches."""
     return [[part.to(DEVICE) for part in batch] for batch in batches]
+
+
+def same_content(left: Any, right: Any) -> bool:
+    """Whether two nests of dicts, lists, tensors, arrays and values are equal bit for bit."""
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same_content(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same_content, left, right))
+    return bool(np.array_equal(np.asarray(left), np.asarray(right)))
+
+
+def random_numbers() -> dict[str, Any]:
+    """The state of every generator of this process, as `same_content` compares it."""
+    state = random_state()
+    return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
 
 
 def same_weights(a: nn.Module | dict[str, torch.Tensor], b: nn.Module | dict[str, torch.Tensor]) -> bool:

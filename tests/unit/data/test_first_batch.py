@@ -8,26 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from samples import make_data, make_loader, make_valid
+from samples import make_data, make_loader, make_valid, random_numbers, same_content
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from nbtrain import SeededLoader, TaskLoader, TensorLoader
 from nbtrain.data.first_batch import first_batch
 from nbtrain.data.resumable_loader import ValidLoader
-from nbtrain.rng import random_state
-
-
-def _same(left: Any, right: Any) -> bool:
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
-    if isinstance(left, (list, tuple)):
-        return len(left) == len(right) and all(map(_same, left, right))
-    return bool(np.array_equal(np.asarray(left), np.asarray(right)))
-
-
-def _random() -> dict[str, Any]:
-    state = random_state()
-    return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
 
 
 class Once(IterableDataset[Any]):
@@ -94,10 +80,12 @@ def test_first_batch_is_read_without_workers_and_random_numbers(make: Callable[[
     loader = make()
     generator = getattr(loader, "generator", None)
     state = None if generator is None else generator.get_state()
-    numbers = _random()
+    numbers = random_numbers()
     (batch,) = first_batch(loader)
     assert all(map(torch.equal, batch, _first(16)))
-    assert _same(list(_random().values()), list(numbers.values())) and (state is None or torch.equal(state, generator.get_state()))
+    assert same_content(list(random_numbers().values()), list(numbers.values())) and (
+        state is None or torch.equal(state, generator.get_state())
+    )
     assert getattr(loader, "_iterator", None) is None
 
 

@@ -14,7 +14,18 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
-from samples import DEVICE, Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights
+from samples import (
+    DEVICE,
+    Regress,
+    make_data,
+    make_loader,
+    make_model,
+    make_trainer,
+    make_valid,
+    random_numbers,
+    same_content,
+    same_weights,
+)
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, Adam
@@ -40,20 +51,6 @@ from nbtrain import (
 )
 from nbtrain.data.loader import BatchList
 from nbtrain.history.run_folder import open_run_folder, read_events
-from nbtrain.rng import random_state
-
-
-def _same(left: Any, right: Any) -> bool:
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
-    if isinstance(left, (list, tuple)):
-        return len(left) == len(right) and all(map(_same, left, right))
-    return bool(np.array_equal(np.asarray(left), np.asarray(right)))
-
-
-def _random() -> dict[str, Any]:
-    state = random_state()
-    return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
 
 
 # -- nothing is called before it: what a step does in its first call is done once
@@ -142,7 +139,7 @@ def test_what_a_step_does_in_its_first_call_is_done_once(act: Callable[[Any, Any
     optimizer = SGD(net.parameters(), 0.1)
     torch.manual_seed(1)
     make_trainer(Acts, model=net, optimizer=optimizer).run(1, data, data if validates else None)
-    assert _same([p.tolist() for p in net.parameters()], [p.tolist() for p in plain.parameters()])
+    assert same_content([p.tolist() for p in net.parameters()], [p.tolist() for p in plain.parameters()])
     assert len(optimizer.param_groups) == len(by_hand.param_groups)
 
 
@@ -189,7 +186,15 @@ def _of(trainer: Any) -> list[Any]:
     weights = [value.tolist() for value in trainer.model.state_dict().values()]
     gradients = [parameter.grad is None for parameter in trainer.model.parameters()]
     own = [trainer.n_seen, list(trainer.rows), trainer.result, trainer.run_dir, trainer.ran, trainer.mode, trainer.control.state]
-    return [counts, weights, gradients, own, trainer.optimizer.state_dict(), [part.training for part in trainer.model.modules()], _random()]
+    return [
+        counts,
+        weights,
+        gradients,
+        own,
+        trainer.optimizer.state_dict(),
+        [part.training for part in trainer.model.modules()],
+        random_numbers(),
+    ]
 
 
 @pytest.mark.parametrize("seed", [None, 3])
@@ -198,7 +203,7 @@ def test_error_in_the_first_batch_leaves_the_trainer_as_it_was(seed: int | None,
     loader = make_loader(own_generator=True)
     before, place = deepcopy(_of(trainer)), loader.generator.get_state()
     error = _fail(trainer, loader, make_valid())
-    assert _same(_of(trainer), before)
+    assert same_content(_of(trainer), before)
     assert torch.equal(loader.generator.get_state(), place) and trainer.operations == [] and trainer.sinks == [trainer.history]
     assert error.__notes__[0].startswith("Fails.train_step, epoch 1, batch 1: the batch is list of 2")
     assert error.__notes__[1:] == ["The run has not begun, no weight has changed: correct it, then run the cell again."]
@@ -217,9 +222,9 @@ def test_second_attempt_has_the_digits_of_a_first(own_generator: bool, seed: int
             _fail(trainer, loader, make_valid())
         trainer.run(2, loader, make_valid())
         rows = [{name: row[name] for name in row.metrics if "time" not in name} for row in trainer.history.epochs]
-        return [[value.tolist() for value in trainer.model.state_dict().values()], rows, trainer.n_seen, trainer.rows, _random()]
+        return [[value.tolist() for value in trainer.model.state_dict().values()], rows, trainer.n_seen, trainer.rows, random_numbers()]
 
-    assert _same(trained(fails=True), trained(fails=False))
+    assert same_content(trained(fails=True), trained(fails=False))
 
 
 def test_next_run_takes_the_folder_again(tmp_path: Path) -> None:
@@ -433,7 +438,7 @@ def test_updates_of_a_batch_that_fails_later_are_taken_back(make: Callable[[], A
     with pytest.raises(ZeroDivisionError):
         trainer.run(1, make_loader())
     states = [one.state_dict() for one in trainer.all_optimizers]
-    assert _same([trainer.model.state_dict(), states], before) and (trainer.result, trainer.train_state.run) == (None, 0)
+    assert same_content([trainer.model.state_dict(), states], before) and (trainer.result, trainer.train_state.run) == (None, 0)
 
 
 def test_error_in_one_of_several_training_steps_has_its_place() -> None:
@@ -701,11 +706,6 @@ def _picture(trainer: Any) -> dict[str, Any]:
     )
 
 
-def _random() -> dict[str, Any]:
-    state = random_state()
-    return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
-
-
 # -- `test_step` on one batch before epoch 1
 def _counting(kind: type[Trainer] = Regress) -> tuple[type[Trainer], list[Any]]:
     """A class whose `test_step` notes how it is called in a list that no search finds."""
@@ -828,9 +828,9 @@ def test_training_is_bit_for_bit_the_one_without_the_check(precision: Any, own_g
         trainer.run(2, make_loader(own_generator=own_generator), make_valid())
         rows = [{name: row[name] for name in row.metrics if "_loss" in name} for row in trainer.history.epochs]
         weights = [value.tolist() for value in trainer.model.state_dict().values()]
-        return [weights, rows, trainer.losses, trainer.seen, _random()]
+        return [weights, rows, trainer.losses, trainer.seen, random_numbers()]
 
-    assert _same(trained({}), trained({"num_sanity_val_steps": 0}))
+    assert same_content(trained({}), trained({"num_sanity_val_steps": 0}))
 
 
 class Epoch1(L.Callback):
@@ -851,10 +851,10 @@ def test_step_that_changes_all_it_can_reach_leaves_nothing() -> None:
         random.seed(1)
         np.random.seed(1)
         trainer = _greedy()
-        look = Epoch1(lambda trainer=trainer: pictures.append([_picture(trainer), _random()]))
+        look = Epoch1(lambda trainer=trainer: pictures.append([_picture(trainer), random_numbers()]))
         trainer.lightning |= lightning | {"callbacks": [look]}
         trainer.run(1, make_loader(), make_valid())
-    assert _same(*pictures)
+    assert same_content(*pictures)
 
 
 def test_step_may_change_the_batch_of_a_list() -> None:
