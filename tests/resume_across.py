@@ -134,7 +134,8 @@ def difference(settings: dict[str, Any], packages: Packages) -> tuple[str, str]:
         if expected["error"]:
             return "", expected["error"]
         n_batches = len(expected["told"]["batches"])
-        end = {"how": settings["how"], "at": 1 + int(settings["at"] * (n_batches - 1))}
+        first = 2 if settings["how"] == "error" else 1  # a run that fails in its first batch has not begun
+        end = {"how": settings["how"], "at": max(first, 1 + int(settings["at"] * (n_batches - 1)))}
         cut = packages.lives(settings, {"before": root / "cut before", "now": root / "cut now"}, end)
         shutil.copytree(root / "cut before", root / "usual", symlinks=True)
         rest = packages.lives(settings, {"before": root / "cut now", "now": root / "cut before"}, None)
