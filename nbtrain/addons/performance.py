@@ -265,7 +265,7 @@ _INNER_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward"
 
 def why_not_graphed(pl_trainer: L.Trainer, graphs: Graphs | None) -> str:
     """Return why this run can't use a graph, or "" if it can."""
-    loop, module = pl_trainer.fit_loop.epoch_loop, pl_trainer.lightning_module
+    loop, module, listeners = pl_trainer.fit_loop.epoch_loop, pl_trainer.lightning_module, Listeners(pl_trainer)
     if graphs is None:
         return f"the device is {pl_trainer.strategy.root_device}"
     if not isinstance(loop, OwnEpochLoop) or not isinstance(module, StepModule):
@@ -279,10 +279,12 @@ def why_not_graphed(pl_trainer: L.Trainer, graphs: Graphs | None) -> str:
     optimizer = pl_trainer.optimizers[0]
     # HooksAddon also takes the output of a step when the batch ends
     wrapping = [type(addon).__name__ for addon in module.wrapped_by if not isinstance(addon, HooksAddon)]
+    listeners.find(*_INNER_HOOKS)
+    heard = next(iter(listeners.hooks), None)
     reasons = {
         f"gradients of {pl_trainer.accumulate_grad_batches} batches are accumulated": pl_trainer.accumulate_grad_batches > 1,
         f"{', '.join(wrapping)} wraps the training step": bool(wrapping),
-        f"a callback or the module overrides {next(iter(heard := Listeners(pl_trainer, _INNER_HOOKS).hooks), None)}": bool(heard),
+        f"a callback or the module overrides {heard}": heard is not None,
         f"{type(optimizer).__name__} is not capturable (make it with capturable=True)": not all(
             group.get("capturable", False) for group in optimizer.param_groups
         ),

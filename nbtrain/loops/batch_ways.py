@@ -5,12 +5,13 @@
 # %% ../../nbs/loops/batch_ways.ipynb #batc0002
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
@@ -24,33 +25,13 @@ from ..private.lightning_parts import OneStreamDDP, averages_models
 from .ddp_step import CONTEXTS, find_ddp_step
 
 Hook = Callable[..., Any]
+_MONITORING = (EarlyStopping, Checkpoint)  # at the end of an epoch they come after the module, which may log what they read
 
 # %% auto #0
-__all__ = ["Hook", "hooks_of", "own_hook", "has_profiler", "labelled", "call_hooks", "Listeners", "is_plain", "Ways", "explain_errors"]
+__all__ = ["Hook", "has_profiler", "labelled", "Listeners", "is_plain", "Ways", "explain_errors"]
 
 
 # %% ../../nbs/loops/batch_ways.ipynb #batc0004
-def hooks_of(pl_trainer: L.Trainer, name: str, callbacks: Sequence[L.Callback]) -> list[Hook]:
-    """The methods `name` of those callbacks that override it, in their class or on the instance, as LambdaCallback does."""
-    plain, found = getattr(L.Callback, name), list[Hook]()
-    for item in callbacks:
-        if getattr(type(item), name, None) is plain and name not in vars(item):
-            continue
-        hook = getattr(item, name)
-        if callable(hook) and getattr(hook, "__func__", None) is not plain:
-            found.append(labelled(pl_trainer, f"[Callback]{type(item).__name__}.{name}", hook))
-    return found
-
-
-def own_hook(pl_trainer: L.Trainer, name: str, item: L.LightningModule | Strategy) -> Hook | None:
-    """The hook `name` of the module or the strategy; None where there is none, or the one that does nothing."""
-    plain = getattr(L.LightningModule if isinstance(item, L.LightningModule) else Strategy, name, None)
-    hook = getattr(item, name, None)
-    if not callable(hook) or getattr(hook, "__func__", None) is plain:
-        return None
-    return labelled(pl_trainer, f"[{type(item).__name__}].{name}", hook)
-
-
 def has_profiler(pl_trainer: L.Trainer) -> bool:
     """Whether the user has given a profiler."""
     return type(pl_trainer.profiler) is not PassThroughProfiler  # pyright: ignore[reportAttributeAccessIssue]
@@ -70,64 +51,87 @@ def labelled(pl_trainer: L.Trainer, label: str, function: Hook) -> Hook:
     return profiled
 
 
-def call_hooks(pl_trainer: L.Trainer, name: str, callbacks: Sequence[L.Callback] | None = None, *, others: bool = True) -> None:
-    """Call the hook `name`, which has no arguments: of `callbacks`, all by default, and of the `others`, module and strategy."""
-    module, strategy = pl_trainer.lightning_module, pl_trainer.strategy
-    names = vars(module)
-    before, names["_current_fx_name"] = names["_current_fx_name"], name
-    for hook in hooks_of(pl_trainer, name, pl_trainer.callbacks if callbacks is None else callbacks):  # pyright: ignore[reportAttributeAccessIssue]
-        hook(pl_trainer, module)
-    for item in (module, strategy) if others else ():
-        if (hook := own_hook(pl_trainer, name, item)) is not None:
-            hook()
-    names["_current_fx_name"] = before
+def _hook_of(item: Any, kind: type[Any], name: str) -> Hook | None:
+    """The hook `name` of `item`, in its class or set on it, as LambdaCallback does; None where it is that of `kind`, which does nothing."""
+    plain = getattr(kind, name, None)
+    if getattr(type(item), name, None) is plain and name not in vars(item):
+        return None
+    hook = getattr(item, name, None)
+    return hook if callable(hook) and getattr(hook, "__func__", None) is not plain else None
 
 
 class Listeners:
-    """The listeners of the hooks `names` of a batch: callbacks in their order, then the module, then the strategy.
+    """The listeners of a run's hooks: callbacks in their order, then the module, then the strategy.
 
+    A hook is looked up when it is first named, and all again when a callback is added or removed or a hook is set on one of them.
     `hooks` has the names that have listeners. A name without listeners costs nothing: `if name in listeners.hooks`.
     """
 
-    def __init__(self, pl_trainer: L.Trainer, names: Sequence[str]) -> None:
-        self.pl_trainer, self.module, self.strategy, self.names = pl_trainer, pl_trainer.lightning_module, pl_trainer.strategy, names
-        self.hooks: dict[str, tuple[list[Hook], Hook | None, Hook | None]] = {}
-        self._look_up()
+    def __init__(self, pl_trainer: L.Trainer) -> None:
+        self.pl_trainer = pl_trainer
+        self.hooks: dict[str, tuple[list[Hook], list[Hook], list[Hook]]] = {}  # of callbacks, of the module, of those after it
+        self.names: list[str] = []
+        self._known: list[Any] | None = None  # what `_read` found when they were looked up
 
-    def _look_up(self) -> None:
+    def find(self, *names: str) -> None:
+        """Look the listeners of `names` up, and of those that were named before if they have changed."""
+        new = [name for name in names if name not in self.names]
+        self.names += new
+        if self._known is None or self._read() != self._known:
+            self._look_up(self.names)
+        elif new:
+            self._look_up(new)
+
+    def refresh(self) -> None:
+        """Between two batches: look them up again if they have changed."""
+        if self._read() != self._known:
+            self._look_up(self.names)
+
+    def _look_up(self, names: list[str]) -> None:
         pl_trainer, callbacks = self.pl_trainer, self.pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-        items = [*callbacks, self.module]
-        self._attributes = [vars(item) for item in items]
-        hiding = [(vars(item), name) for item in items for name in self.names if name in vars(item)]
+        module, strategy = pl_trainer.lightning_module, pl_trainer.strategy
+        self._attributes = [vars(item) for item in (*callbacks, module, strategy)]
+        hiding = [(own, name) for own in self._attributes for name in self.names if name in own]
         self._hiding, self._hidden = [own for own, _ in hiding], [name for _, name in hiding]
-        self._known = self._read()
-        self.hooks.clear()
-        for name in self.names:
-            of_callbacks = hooks_of(pl_trainer, name, callbacks)
-            of_module, of_strategy = own_hook(pl_trainer, name, self.module), own_hook(pl_trainer, name, self.strategy)
-            if of_callbacks or of_module is not None or of_strategy is not None:
-                self.hooks[name] = of_callbacks, of_module, of_strategy
+        self._known, self._module = self._read(), vars(module)
+        for name in names:
+            before, own, after = list[Hook](), list[Hook](), list[Hook]()
+            for callback in callbacks:
+                hook = _hook_of(callback, L.Callback, name)
+                if hook is not None:
+                    is_last = name == "on_train_epoch_end" and isinstance(callback, _MONITORING)
+                    label = f"[Callback]{type(callback).__name__}.{name}"
+                    (after if is_last else before).append(labelled(pl_trainer, label, partial(hook, pl_trainer, module)))
+            for found, item, kind in ((own, module, L.LightningModule), (after, strategy, Strategy)):
+                hook = _hook_of(item, kind, name)
+                if hook is not None:
+                    found.append(labelled(pl_trainer, f"[{type(item).__name__}].{name}", hook))
+            self.hooks.pop(name, None)
+            if before or own or after:
+                self.hooks[name] = before, own, after
 
     def _read(self) -> list[Any]:
         return [*self.pl_trainer.callbacks, *map(len, self._attributes), *map(dict.get, self._hiding, self._hidden)]  # pyright: ignore
 
-    def refresh(self) -> None:
-        """Between two batches: look them up again if callbacks were added or removed, or a hook was set on a callback or the module."""
-        if self._read() != self._known:
-            self._look_up()
-
     def call(self, name: str, *args: Any) -> Any:
         """Call the listeners of `name`, a key of `hooks`; returns what the module's hook returned."""
-        of_callbacks, of_module, of_strategy = self.hooks[name]
-        names = vars(self.module)
-        before, names["_current_fx_name"] = names["_current_fx_name"], name
-        for hook in of_callbacks:
-            hook(self.pl_trainer, self.module, *args)
-        answer = of_module(*args) if of_module is not None else None
-        if of_strategy is not None:
-            of_strategy(*args)
-        names["_current_fx_name"] = before
+        before, own, after = self.hooks[name]
+        fx_name, self._module["_current_fx_name"] = self._module["_current_fx_name"], name
+        answer = None
+        for hook in before:
+            hook(*args)
+        for hook in own:
+            answer = hook(*args)
+        for hook in after:
+            hook(*args)
+        self._module["_current_fx_name"] = fx_name
         return answer
+
+    def notify(self, name: str) -> None:
+        """Call the listeners that `name` has now."""
+        self.find(name)
+        if name in self.hooks:
+            self.call(name)
 
 
 # %% ../../nbs/loops/batch_ways.ipynb #batc0008

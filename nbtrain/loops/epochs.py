@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, GradientAccumulationScheduler, StochasticWeightAveraging
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from ..data.epoch import with_epoch
@@ -19,16 +19,14 @@ from ..engine.callback import BoundaryCallback, PassCallback, callbacks_of
 from ..engine.logged import publish, reset_results
 from ..engine.step_module import StepModule
 from ..private.lightning_loops import FitLoop
-from .batch_ways import call_hooks, explain_errors
+from .batch_ways import explain_errors
 from .fetcher import LiveFetcher, limits_of, live, set_limits
+from .training import OwnEpochLoop
 
 # %% auto #0
 __all__ = ["OwnFitLoop"]
 
 # %% ../../nbs/loops/epochs.ipynb #epoc0004
-_MONITORING = (EarlyStopping, Checkpoint)  # Lightning calls them after the module, which may log what they read
-
-
 # Those that set up the process for an epoch, also for the rest of one; what the others begin was begun before the state was taken
 _SETTING_UP = (PassCallback, GradientAccumulationScheduler, StochasticWeightAveraging)
 
@@ -41,6 +39,7 @@ class OwnFitLoop(FitLoop):
     before this run.
     """
 
+    epoch_loop: OwnEpochLoop  # pyright: ignore[reportIncompatibleVariableOverride]
     tells_epoch = True
     is_told = resumes_epoch = False
     _epoch_setters: Sequence[Callable[[int], Any]] = ()  # each `set_epoch` in the loaders
@@ -55,14 +54,19 @@ class OwnFitLoop(FitLoop):
             self._epoch_setters = [setter for loader in self._combined_loader.flattened for setter in with_epoch(loader)]
             self._val_check_batch = self.trainer.val_check_batch
 
+    def on_run_start(self) -> None:
+        super().on_run_start()
+        module = self.trainer.lightning_module
+        assert isinstance(module, StepModule)
+        self.epoch_loop.module = module
+
     def on_advance_start(self) -> None:
         with explain_errors(self.epoch_loop):
             self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        pl_trainer, module = self.trainer, self.trainer.lightning_module
+        pl_trainer, module = self.trainer, self.epoch_loop.module
         progress: Any = self.epoch_progress
-        assert isinstance(module, StepModule)
         self.setup_data()
         for set_epoch in () if self.is_told else self._epoch_setters:
             set_epoch(progress.current.processed)
@@ -70,18 +74,19 @@ class OwnFitLoop(FitLoop):
         self.expect()
         progress.increment_ready()
         if self.resumes_epoch:
-            callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-            call_hooks(pl_trainer, "on_train_epoch_start", [one for one in callbacks if isinstance(one, _SETTING_UP)], others=False)
+            for callback in callbacks_of(pl_trainer, L.Callback):
+                if isinstance(callback, _SETTING_UP):
+                    callback.on_train_epoch_start(pl_trainer, module)
             module.begin_train_pass()
         else:
-            call_hooks(pl_trainer, "on_train_epoch_start")
+            self.epoch_loop.listeners.notify("on_train_epoch_start")
         self.resumes_epoch = False
         progress.increment_started()
 
     def expect(self) -> None:
         """Read the length of the epoch from the loaders, which serves bars, plans and shares of an epoch."""
-        pl_trainer, combined, fetcher, module = self.trainer, self._combined_loader, self._data_fetcher, self.trainer.lightning_module
-        assert combined is not None and combined._iterator is not None and isinstance(module, StepModule)
+        pl_trainer, combined, fetcher = self.trainer, self._combined_loader, self._data_fetcher
+        assert combined is not None and combined._iterator is not None
         limit = pl_trainer.limit_train_batches
         limits = limits_of(limit, combined)
         set_limits(combined, limits)
@@ -96,7 +101,7 @@ class OwnFitLoop(FitLoop):
             self._val_check_batch = math.inf if is_at_end else max(1, int(self.max_batches * share))
             pl_trainer.val_check_batch = self._val_check_batch
         if self.max_batches != before:
-            module.owner.recorder.expect(self.max_batches)
+            self.epoch_loop.module.owner.recorder.expect(self.max_batches)
 
     def on_advance_end(self) -> None:
         current: Any = self.epoch_progress.current
@@ -104,7 +109,7 @@ class OwnFitLoop(FitLoop):
         with explain_errors(self.epoch_loop):
             self._end_epoch()
         for callback in callbacks_of(self.trainer, BoundaryCallback):
-            callback.on_epoch_over(self.trainer, self.trainer.lightning_module)
+            callback.on_epoch_over(self.trainer, self.epoch_loop.module)
         current.completed, total.completed = current.completed + 1, total.completed + 1  # a checkpoint of Lightning's is without
         if self.trainer.received_sigterm:
             raise SIGTERMException
@@ -113,10 +118,7 @@ class OwnFitLoop(FitLoop):
         loop, pl_trainer, connector = self.epoch_loop, self.trainer, self.trainer._logger_connector
         connector._first_loop_iter = None
         self.epoch_progress.increment_processed()
-        callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-        call_hooks(pl_trainer, "on_train_epoch_end", [callback for callback in callbacks if not isinstance(callback, _MONITORING)])
-        monitoring = [callback for callback in callbacks if isinstance(callback, _MONITORING)]
-        call_hooks(pl_trainer, "on_train_epoch_end", monitoring, others=False)
+        self.epoch_loop.listeners.notify("on_train_epoch_end")
         publish(pl_trainer, loop._results)
         connector._current_fx = None
         if pl_trainer.lr_scheduler_configs and loop._num_ready_batches_reached():

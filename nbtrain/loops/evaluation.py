@@ -10,8 +10,9 @@ from collections import ChainMap
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from ..data.epoch import with_epoch
@@ -20,8 +21,8 @@ from ..engine.control import Boundary, Control
 from ..engine.logged import Results, publish, reset_results
 from ..engine.pass_module import TrainingModes, is_sanity_check
 from ..engine.step_module import StepModule
-from ..private.lightning_loops import EvaluationLoop, no_grad_context, select_data_fetcher
-from .batch_ways import Listeners, Ways, call_hooks, explain_errors, has_profiler
+from ..private.lightning_loops import EvaluationLoop, PrefetchDataFetcher
+from .batch_ways import Listeners, Ways, explain_errors, has_profiler
 from .fetcher import LiveFetcher, limits_of, live, quiet_fetcher
 
 # %% auto #0
@@ -31,15 +32,15 @@ __all__ = ["evaluate", "OwnEvaluationLoop"]
 # %% ../../nbs/loops/evaluation.ipynb #eval0004
 def evaluate(loop: OwnEvaluationLoop) -> list[dict[str, Any]]:
     """One pass over the sets of `loop`, in Lightning's order. Returns what was logged for each of them."""
-    pl_trainer, module, connector, results = loop.trainer, loop.trainer.lightning_module, loop.trainer._logger_connector, loop._results
-    assert isinstance(module, StepModule)
-    stage = "test" if pl_trainer.testing else "validation"
+    pl_trainer, module, connector, results = loop.trainer, loop.module, loop.trainer._logger_connector, loop._results
+    stage, listeners = loop.stage, loop.listeners
     start, end, is_check = f"on_{stage}_batch_start", f"on_{stage}_batch_end", is_sanity_check(pl_trainer)
-    modes, names = TrainingModes(module), vars(module)
-    loop.set_modes(modes, stage)
-    call_hooks(pl_trainer, f"on_{stage}_start")
-    call_hooks(pl_trainer, f"on_{stage}_epoch_start")
-    listeners, ways = Listeners(pl_trainer, (start, end)), Ways(pl_trainer, f"{stage}_step")
+    modes, names, has_several = TrainingModes(module), vars(module), loop.num_dataloaders > 1
+    loop.set_modes(modes)
+    listeners.notify(f"on_{stage}_start")
+    listeners.notify(f"on_{stage}_epoch_start")
+    listeners.find(start, end)
+    ways = Ways(pl_trainer, f"{stage}_step")
     progress: Any = loop.batch_progress
     total, current, hooks, guard = progress.total, progress.current, listeners.hooks, getattr(module, "guard", None)
     batches, logged, of_set = quiet_fetcher(loop.fetcher, guard, labelled=has_profiler(pl_trainer)), list[dict[str, Any]](), 0
@@ -53,11 +54,11 @@ def evaluate(loop: OwnEvaluationLoop) -> list[dict[str, Any]]:
             of_set = set_index
         progress.is_last_batch = loop.fetcher.done
         batch = ways.move(batch, set_index)
-        args = (batch, index, set_index) if loop.num_dataloaders > 1 else (batch, index)
+        args = (batch, index, set_index) if has_several else (batch, index)
         total.ready += 1
         current.ready += 1
         connector._first_loop_iter = connector._first_loop_iter is None
-        results.batch, results.batch_size, results.dataloader_idx = batch, None, set_index if loop.num_dataloaders > 1 else None
+        results.batch, results.batch_size, results.dataloader_idx = batch, None, set_index if has_several else None
         if start in hooks:
             listeners.call(start, *args)
         total.started += 1
@@ -86,7 +87,7 @@ def evaluate(loop: OwnEvaluationLoop) -> list[dict[str, Any]]:
             loop.attend()
         listeners.refresh()
     logged.append(loop.end_set())
-    return loop.end_pass(modes, stage, logged)
+    return loop.end_pass(modes, logged)
 
 
 # %% ../../nbs/loops/evaluation.ipynb #eval0006
@@ -96,55 +97,69 @@ class OwnEvaluationLoop(EvaluationLoop):
     ends_pass = True  # so the module need not
     control = Control()  # of no run
     fetcher: Any = None  # of this pass
+    listeners: Listeners
+    module: StepModule
     _epoch_setters: Sequence[Callable[[int], Any]] = ()  # each `set_epoch` in the loaders whose ids are in `_set_up`
     _set_up: Sequence[int] = ()
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._results = Results(training=False)
+        self.stage = "test" if self._stage is RunningStage.TESTING else "validation"
 
-    @no_grad_context
     def run(self) -> list[dict[str, Any]]:
+        module = self.trainer.lightning_module
+        assert isinstance(module, StepModule)
+        self.module = module
         if self._combined_loader is not None:
             self._expect()
         self.setup_data()
-        if self.skip:
+        if not any(self._max_batches):
             return []
         self.reset()
-        with explain_errors(self):
+        infers = self.inference_mode and self.trainer.world_size == 1  # not every backend of several ranks can
+        with torch.inference_mode() if infers else torch.no_grad(), explain_errors(self):
             return evaluate(self)
 
     # -- data
     def setup_data(self) -> None:
-        # In a training a BatchSizeFinder calls it without validation, too; an evaluation of nothing is an error
-        if self._trainer_fn != TrainerFn.FITTING or self._data_source.is_defined():
-            super().setup_data()
+        if self._trainer_fn is TrainerFn.FITTING:
+            every: int = self.trainer.reload_dataloaders_every_n_epochs  # pyright: ignore[reportAttributeAccessIssue]
+            is_read = self._combined_loader is not None and not every
+            # In a training a BatchSizeFinder calls it without validation, too; an evaluation of nothing is an error
+            if is_read or not self._data_source.is_defined():
+                return
+        super().setup_data()
 
     def _limits(self) -> list[float]:
         """The most batches of each loader."""
         pl_trainer, combined = self.trainer, self._combined_loader
         assert combined is not None
-        limits = limits_of(pl_trainer.limit_test_batches if pl_trainer.testing else pl_trainer.limit_val_batches, combined)
-        return [min(pl_trainer.num_sanity_val_steps, limit) for limit in limits] if pl_trainer.sanity_checking else limits
+        limits = limits_of(self._limit, combined)
+        return [min(pl_trainer.num_sanity_val_steps, limit) for limit in limits] if is_sanity_check(pl_trainer) else limits
+
+    @property
+    def _limit(self) -> int | float:
+        """Lightning's limit, in batches or as a share."""
+        return self.trainer.limit_test_batches if self.stage == "test" else self.trainer.limit_val_batches
 
     def _expect(self) -> None:
         """Read the lengths of the loaders, which serve bars and plans."""
         combined = self._combined_loader
         assert combined is not None
-        limit = self.trainer.limit_test_batches if self.trainer.testing else self.trainer.limit_val_batches
         lengths = [sized_len(loader) for loader in combined.flattened]
-        found = zip(lengths, limits_of(limit, combined))
+        found = zip(lengths, limits_of(self._limit, combined))
         self._max_batches = [most if n is None else min(n, most) for n, most in found]  # pyright: ignore[reportAttributeAccessIssue]
 
     def reset(self) -> None:
         """What Lightning's does; each loader is read to its end, or to a limit that the user gave."""
-        pl_trainer, combined, module = self.trainer, self._combined_loader, self.trainer.lightning_module
-        assert combined is not None and pl_trainer.state.stage is not None and isinstance(module, StepModule)
+        pl_trainer, combined, module = self.trainer, self._combined_loader, self.module
+        assert combined is not None
         self._has_run = False
         self.batch_progress.reset_on_run()
         epochs: Any = pl_trainer.fit_loop.epoch_progress.current
         epoch = epochs.processed
-        if pl_trainer.state.fn != TrainerFn.FITTING:
+        if self._trainer_fn is not TrainerFn.FITTING:
             epoch = module.owner.train_state.counts.epoch
         loaders = combined.flattened
         if self._set_up != (set_up := [id(loader) for loader in loaders]):
@@ -152,7 +167,7 @@ class OwnEvaluationLoop(EvaluationLoop):
         for set_epoch in self._epoch_setters:
             set_epoch(epoch)
         combined.limits = limits = self._limits()  # pyright: ignore[reportAttributeAccessIssue]
-        fetcher = select_data_fetcher(pl_trainer, pl_trainer.state.stage)
+        fetcher = PrefetchDataFetcher()
         fetcher.setup(combined)
         iter(fetcher)
         fetcher = live(fetcher)
@@ -162,38 +177,38 @@ class OwnEvaluationLoop(EvaluationLoop):
         self.fetcher = self._data_fetcher = fetcher
 
     # -- a pass
-    def set_modes(self, modes: TrainingModes, stage: str) -> None:
+    def set_modes(self, modes: TrainingModes) -> None:
         """Set the modules to evaluation mode."""
-        module = self.trainer.lightning_module
-        is_usual = self.trainer.model is module and f"on_{stage}_model_eval" not in vars(module)
+        hook = f"on_{self.stage}_model_eval"
+        is_usual = self.trainer.model is self.module and hook not in vars(self.module)
         if not (is_usual and modes.evaluate()):
-            getattr(module, f"on_{stage}_model_eval")()
+            getattr(self.module, hook)()
 
     def end_set(self) -> dict[str, Any]:
         """The batches of a set are over. Returns what was logged for it."""
         self.trainer._logger_connector.epoch_end_reached()
         return {} if is_sanity_check(self.trainer) else publish(self.trainer, self._results)
 
-    def end_pass(self, modes: TrainingModes, stage: str, logged: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def end_pass(self, modes: TrainingModes, logged: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """What follows the last batch: the metrics, which all hooks see, and the training modes. Returns what was logged for each set."""
-        pl_trainer, connector, results, module = self.trainer, self.trainer._logger_connector, self._results, self.trainer.lightning_module
-        assert isinstance(module, StepModule)
+        pl_trainer, connector, results, module = self.trainer, self.trainer._logger_connector, self._results, self.module
+        stage, names = self.stage, vars(module)
         results.dataloader_idx = None
-        vars(module)["_current_fx_name"] = f"on_{stage}_epoch_end"
+        names["_current_fx_name"] = f"on_{stage}_epoch_end"
         module.end_evaluation_pass()
-        vars(module)["_current_fx_name"] = None
+        names["_current_fx_name"] = None
         publish(pl_trainer, results)
-        call_hooks(pl_trainer, f"on_{stage}_epoch_end")
+        self.listeners.notify(f"on_{stage}_epoch_end")
         of_pass = publish(pl_trainer, results)
         connector._current_fx = None
         for of_set in logged:
             of_set.update(of_pass)
         if pl_trainer.loggers:
             connector.log_eval_end_metrics(dict(ChainMap(*logged)))
-        call_hooks(pl_trainer, f"on_{stage}_end")
+        self.listeners.notify(f"on_{stage}_end")
         reset_results(results)
         connector._first_loop_iter = connector._current_fx = None
-        if f"on_{stage}_model_train" in vars(module):
+        if f"on_{stage}_model_train" in names:
             getattr(module, f"on_{stage}_model_train")()
         else:
             modes.restore()
@@ -203,5 +218,7 @@ class OwnEvaluationLoop(EvaluationLoop):
     def attend(self) -> None:
         """Execute the requests to the run. A validation is finished where a callback can save a checkpoint after it."""
         pl_trainer = self.trainer
-        may_leave = pl_trainer.testing or not callbacks_of(pl_trainer, BoundaryCallback)
-        self.control.attend(Boundary(pl_trainer, "test" if pl_trainer.testing else "valid", may_leave))
+        if self.stage == "test":
+            self.control.attend(Boundary(pl_trainer, "test", may_leave=True))
+        else:
+            self.control.attend(Boundary(pl_trainer, "valid", may_leave=not callbacks_of(pl_trainer, BoundaryCallback)))

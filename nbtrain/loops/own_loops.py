@@ -10,6 +10,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 from ..engine.control import Control
 from ..engine.protocol import TrainerProtocol
+from .batch_ways import Listeners
 from .epochs import OwnFitLoop
 from .evaluation import OwnEvaluationLoop
 from .stock_loops import StockLoops, why_stock
@@ -47,9 +48,10 @@ def use_own_loops(pl_trainer: L.Trainer, control: Control | None = None) -> OwnE
     pl_trainer.fit_loop = OwnFitLoop(pl_trainer, min_epochs=fit_loop.min_epochs, max_epochs=fit_loop.max_epochs)
     vars(pl_trainer.fit_loop).update(vars(fit_loop), epoch_loop=loop)
     loop.control = loop.val_loop.control = control or loop.control
+    loop.listeners = loop.val_loop.listeners = listeners = Listeners(pl_trainer)
     for name in ("validate_loop", "test_loop"):
         old = getattr(pl_trainer, name)
         new = OwnEvaluationLoop(pl_trainer, old._trainer_fn, old._stage, verbose=old.verbose, inference_mode=old.inference_mode)
-        new.control = loop.control
+        new.control, new.listeners = loop.control, listeners
         setattr(pl_trainer, name, new)
     return loop

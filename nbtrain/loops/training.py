@@ -58,9 +58,9 @@ def train_epoch(loop: OwnEpochLoop, fetcher: Any) -> None:
     progress: Any = loop.batch_progress
     guard: Any = module.guard
     total, current = progress.total, progress.current
-    window, listeners = loop.window, Listeners(pl_trainer, _HOOKS)
-    train = labelled(pl_trainer, "run_training_batch", train_batch)
-    ways, hooks = TrainingWays(pl_trainer, listeners), listeners.hooks
+    window, listeners, hooks = loop.window, loop.listeners, loop.listeners.hooks
+    listeners.find(*_HOOKS)
+    train, ways = labelled(pl_trainer, "run_training_batch", train_batch), TrainingWays(pl_trainer, listeners)
     wait, batches = module.owner.recorder.wait, quiet_fetcher(fetcher, guard, labelled=has_profiler(pl_trainer))
     is_over = loop.is_over()
     try:
@@ -168,7 +168,7 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
         if ways.is_by_hand:
             names["_current_fx_name"] = "training_step"
             window.output = ways.step(batch, index)
-            window.has_stepped = module.has_stepped
+            window.has_stepped = module.has_stepped and not loop.skips_backward
         elif is_open and not loop.strategy.handles_gradient_accumulation:
             with block_parallel_sync_behavior(loop.strategy):
                 compute_in_round()
@@ -416,6 +416,7 @@ class OwnEpochLoop(TrainingEpochLoop):
     whole_step: WholeStep | None = None
     module: StepModule
     strategy: Strategy
+    listeners: Listeners
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -441,9 +442,8 @@ class OwnEpochLoop(TrainingEpochLoop):
 
     def on_run_start(self, data_fetcher: DataFetcher) -> None:
         super().on_run_start(data_fetcher)
-        pl_trainer, fit_loop, module = self.trainer, self.trainer.fit_loop, self.trainer.lightning_module
-        assert isinstance(module, StepModule)
-        self.module, self.strategy, self.window.updates = module, pl_trainer.strategy, updates_of(pl_trainer)  # Lightning's take 1 µs
+        pl_trainer, fit_loop = self.trainer, self.trainer.fit_loop
+        self.strategy, self.window.updates = pl_trainer.strategy, updates_of(pl_trainer)  # Lightning's take 1 µs
         self.n_updates, self.validates = self.window.updates.completed, pl_trainer.enable_validation
         self.skips_backward = fit_loop._skip_backward  # SWA's pass for batch norm
         if self.control.requested:

@@ -28,9 +28,7 @@ NEEDED: dict[str, str] = {
     f"{_LOOPS}.optimization.automatic._AutomaticOptimization": "_skip_backward",
     f"{_LOOPS}.fetchers._DataFetcher": "_combined_loader _start_profiler _stop_profiler",
     f"{_LOOPS}.fetchers._PrefetchDataFetcher": "",
-    f"{_LOOPS}.utilities._select_data_fetcher": "",
     f"{_LOOPS}.utilities._block_parallel_sync_behavior": "",
-    f"{_LOOPS}.utilities._no_grad_context": "",
     f"{_COMBINED}.CombinedLoader": "_iterables _iterator",
     f"{_COMBINED}._MaxSizeCycle": "",
     f"{_COMBINED}._Sequential": "",
@@ -60,8 +58,6 @@ if TYPE_CHECKING:
     from lightning.pytorch.loops.fit_loop import _FitLoop as FitLoop
     from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop as TrainingEpochLoop
     from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior as block_parallel_sync_behavior
-    from lightning.pytorch.loops.utilities import _no_grad_context as no_grad_context
-    from lightning.pytorch.loops.utilities import _select_data_fetcher as select_data_fetcher
     from lightning.pytorch.strategies.ddp import _DDPForwardRedirection as DDPForwardRedirection
     from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection as ResultCollection
     from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric as ResultMetric
@@ -78,6 +74,4 @@ else:
     ResultCollection = _class_at(f"{_LOGGED}.result._ResultCollection")
     ResultMetric = _class_at(f"{_LOGGED}.result._ResultMetric")
     DDPForwardRedirection = _class_at("lightning.pytorch.strategies.ddp._DDPForwardRedirection")
-    select_data_fetcher = find(f"{_LOOPS}.utilities._select_data_fetcher")
-    no_grad_context = find(f"{_LOOPS}.utilities._no_grad_context")
     block_parallel_sync_behavior = find(f"{_LOOPS}.utilities._block_parallel_sync_behavior")
