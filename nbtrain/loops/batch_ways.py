@@ -5,9 +5,9 @@
 # %% ../../nbs/loops/batch_ways.ipynb #batc0002
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial, wraps
+from types import TracebackType
 from typing import Any
 
 import lightning as L
@@ -156,12 +156,15 @@ def is_plain(pl_trainer: L.Trainer) -> bool:
 
 
 class Ways:
-    """How a batch comes to the device, and how the step `name` is called: by the short way if strategy and precision add nothing."""
+    """How a batch of `loop` comes to the device, and how the step `name` is called: by the short way if strategy and precision add
+    nothing."""
 
-    def __init__(self, pl_trainer: L.Trainer, name: str) -> None:
-        module = pl_trainer.lightning_module
-        assert isinstance(module, StepModule)
-        self.pl_trainer, self.module, self.strategy, self.precision = pl_trainer, module, pl_trainer.strategy, pl_trainer.precision_plugin
+    module: StepModule
+
+    def __init__(self, loop: Any, name: str) -> None:
+        self.pl_trainer, self.module = pl_trainer, module = loop.trainer, loop.module
+        self.strategy = pl_trainer.strategy
+        self.precision = self.strategy.precision_plugin
         self.is_short = module.owner.short_way and is_plain(pl_trainer)
         self.converts = None if type(self.precision) is Precision else self.precision.convert_input
         device = self.strategy.root_device
@@ -207,21 +210,23 @@ class Ways:
 
 
 # %% ../../nbs/loops/batch_ways.ipynb #batc0013
-@contextmanager
-def explain_errors(loop: Any) -> Iterator[None]:
-    """Raises OutOfMemory where a batch was too large for the device; for a BatchSizeFinder, which looks for it, the error as it is.
+class explain_errors:
+    """A context that raises OutOfMemory where a batch was too large for the device; for a BatchSizeFinder, which looks for it, the error.
 
     Raises StepError for a StopIteration of a hook, which Lightning takes for the end of the training.
     """
-    try:
-        yield
-    except StopIteration as error:
-        raise StepError("next(...) ran out in a hook or a callback.", remedy="Give next(it, None), or itertools.cycle(...).") from error
-    except RuntimeError as error:
-        pl_trainer = loop.trainer
-        if not is_out_of_memory(error) or not pl_trainer.callbacks:  # a trial of the finder has none
-            raise
-        place = f"epoch {pl_trainer.current_epoch + 1}, batch {loop.batch_progress.current.ready}"
-        raise out_of_memory(error, loop._results.batch, pl_trainer.strategy.root_device, place) from error
-    finally:
-        loop._results.batch = None
+
+    def __init__(self, loop: Any) -> None:
+        self.loop = loop
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        loop, pl_trainer = self.loop, self.loop.trainer
+        batch, loop._results.batch = loop._results.batch, None
+        if isinstance(error, StopIteration):
+            raise StepError("next(...) ran out in a hook or a callback.", remedy="Give next(it, None), or itertools.cycle(...).") from error
+        if isinstance(error, RuntimeError) and is_out_of_memory(error) and pl_trainer.callbacks:  # a trial of the finder has none
+            place = f"epoch {pl_trainer.current_epoch + 1}, batch {loop.batch_progress.current.ready}"
+            raise out_of_memory(error, batch, pl_trainer.strategy.root_device, place) from error

@@ -84,7 +84,7 @@ class OwnFitLoop(FitLoop):
         progress.increment_started()
 
     def expect(self) -> None:
-        """Read the length of the epoch from the loaders, which serves bars, plans and shares of an epoch."""
+        """Read the length of the epoch from the loaders, for bars, plans and shares of an epoch; set its limit, and when it is validated."""
         pl_trainer, combined, fetcher = self.trainer, self._combined_loader, self._data_fetcher
         assert combined is not None and combined._iterator is not None
         limit = pl_trainer.limit_train_batches
@@ -110,7 +110,10 @@ class OwnFitLoop(FitLoop):
             self._end_epoch()
         for callback in callbacks_of(self.trainer, BoundaryCallback):
             callback.on_epoch_over(self.trainer, self.epoch_loop.module)
-        current.completed, total.completed = current.completed + 1, total.completed + 1  # a checkpoint of Lightning's is without
+        current.completed, total.completed = (
+            current.completed + 1,
+            total.completed + 1,
+        )  # later than Lightning: what it saves in the hooks is without
         if self.trainer.received_sigterm:
             raise SIGTERMException
 

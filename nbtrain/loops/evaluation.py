@@ -40,7 +40,7 @@ def evaluate(loop: OwnEvaluationLoop) -> list[dict[str, Any]]:
     listeners.notify(f"on_{stage}_start")
     listeners.notify(f"on_{stage}_epoch_start")
     listeners.find(start, end)
-    ways = Ways(pl_trainer, f"{stage}_step")
+    ways = Ways(loop, f"{stage}_step")
     progress: Any = loop.batch_progress
     total, current, hooks, guard = progress.total, progress.current, listeners.hooks, getattr(module, "guard", None)
     batches, logged, of_set = quiet_fetcher(loop.fetcher, guard, labelled=has_profiler(pl_trainer)), list[dict[str, Any]](), 0

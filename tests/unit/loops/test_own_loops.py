@@ -7,15 +7,18 @@ import itertools
 import math
 import random
 import weakref
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, LambdaCallback
+from lightning.pytorch.callbacks import Callback, LambdaCallback, StochasticWeightAveraging
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from samples import Regress, make_loader, make_trainer, make_valid
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from samples import Regress, make_loader, make_trainer, make_valid, same_weights
+from torch import nn
 
 from nbtrain.errors import StepError
 from nbtrain.loops.due import are_loggers_due, is_validation_due
@@ -126,6 +129,51 @@ def test_nothing_of_a_batch_is_held_between_batches() -> None:
 
     make_trainer(lightning={"callbacks": [Watch()]}).run(1, make_loader())
     assert alive == [0, 0, 0, 0, 0]
+
+
+# -- updates
+class Few(list[Any]):
+    """Batches whose length counts one too many."""
+
+    def __len__(self) -> int:
+        return super().__len__() + 1
+
+
+@pytest.mark.parametrize("kind", [list, Few])
+def test_the_pass_for_batch_norm_makes_no_update_wherever_its_end_is_known(kind: type[list[Any]]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    averages = StochasticWeightAveraging(0.1, swa_epoch_start=1)
+    options: dict[str, Any] = {"optimizer": torch.optim.SGD(model.parameters(), 0.1), "log_bar": False}
+    trainer = Regress(model, "cpu", lightning={"callbacks": [averages]}, **options)
+    trainer.run(2, kind(make_loader(48)))
+    assert trainer.counts.step == 6
+    average: Any = averages._average_model
+    assert same_weights(dict(model.named_parameters()), dict(average.model.named_parameters()))
+
+
+class Accumulates(SingleDeviceStrategy):
+    """Adds gradients up by itself, as DeepSpeed's engine does: it is called for each batch, and updates the weights in each second one."""
+
+    handles_gradient_accumulation = True
+    n_calls = 0
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **options: Any) -> Any:
+        self.n_calls += 1
+        if self.n_calls % 2 == 0:
+            return super().optimizer_step(optimizer, closure, model, **options)
+        return closure()
+
+
+def test_gradients_add_up_in_a_strategy_that_accumulates_by_itself() -> None:
+    found: list[Any] = []
+    for options in ({}, {"strategy": Accumulates(device=torch.device("cpu"))}):
+        trainer = make_trainer()
+        pl_trainer = L.Trainer(max_epochs=1, accumulate_grad_batches=2, **trainer.lightning_args() | options)
+        use_own_loops(pl_trainer)
+        pl_trainer.fit(trainer.as_lightning_module(), make_loader(64), make_valid())
+        found.append(trainer.model)
+    assert same_weights(*found)
 
 
 # -- where it begins, and where it does not run

@@ -12,7 +12,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from samples import DEVICE, some
+from samples import DEVICE, same_weights, some
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
@@ -333,6 +333,18 @@ def test_error_of_the_backward_pass_in_an_open_window_says_what_is_lost() -> Non
     trainer.fixed = True
     assert trainer.resume().status == "completed"
     assert len(trainer.history.epochs) == 1
+
+
+def test_batch_that_is_skipped_after_an_error_of_the_backward_pass_makes_no_update() -> None:
+    trainer, whole = make(Refused), batches(1, 1, 1)
+    fail(trainer, 1, whole)
+    trainer.fixed = True
+    trainer.resume(skip=True)
+    without = make(Refused, on_error="raise")
+    without.fixed = True
+    without.run(1, [whole[0], whole[2]])
+    assert trainer.counts.step == without.counts.step == 2
+    assert same_weights(trainer.model, without.model)
 
 
 def test_stopped_after_an_error_it_is_saved_and_resumed_exactly(tmp_path: Path) -> None:
