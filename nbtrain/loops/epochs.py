@@ -84,7 +84,7 @@ class OwnFitLoop(FitLoop):
         progress.increment_started()
 
     def expect(self) -> None:
-        """Read the length of the epoch from the loaders, for bars, plans and shares of an epoch; set its limit, and when it is validated."""
+        """Read the length of the epoch from the loaders, for bars, plans and shares of an epoch. Set its limit and validations."""
         pl_trainer, combined, fetcher = self.trainer, self._combined_loader, self._data_fetcher
         assert combined is not None and combined._iterator is not None
         limit = pl_trainer.limit_train_batches
