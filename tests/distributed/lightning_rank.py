@@ -77,10 +77,9 @@ def train_in_two_parts(name: str, folder: Path) -> Any:
 
     def make(*callbacks: L.Callback) -> Any:
         lightning = {**OPTIONS[name].get("lightning", {}), "callbacks": list(callbacks)}
+        options: dict[str, Any] = {**OPTIONS[name], "lightning": lightning, "save_path": folder}
         kind = Trainer.add_on(MultiGPUAddon, StateManagerAddon)
-        return kind.from_lightning(
-            make_kind(name)(), device="cpu", log_bar=False, save_path=folder, **OPTIONS[name] | {"lightning": lightning}
-        )
+        return kind.from_lightning(make_kind(name)(), device="cpu", log_bar=False, **options)
 
     stops = Stops()
     stops.trainer = first = make(stops)
