@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from programs import by_commit, script
 LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "RANK", "WORLD_SIZE")  # how processes find each other
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell lets its background jobs ignore Ctrl-C, and what they start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if os.environ.get("NBTRAIN_TEST_DEVICE", "").startswith("simulated"):
     simulated_gpu.load()  # before anything imports torch
 sys.path.append(str(Path(sys.prefix) / "transformers"))

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from samples import Broken, make_loader, make_model, make_trainer, make_valid
+from samples import Broken, make_loader, make_model, make_trainer, make_valid, same_content
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -141,16 +141,6 @@ def state_of(trainer: Any, loader: Any) -> dict[str, Any]:
     }
 
 
-def same(left: Any, right: Any) -> bool:
-    if isinstance(left, torch.Tensor):
-        return torch.equal(left, right)
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, (list, tuple)):
-        return len(left) == len(right) and all(map(same, left, right))
-    return bool(left == right)
-
-
 def changed(name: str, end: str) -> tuple[list[str], BaseException | None]:
     """What has changed after the operation has ended so, and what it raised."""
     call, at, _, _ = OPERATIONS[name]
@@ -164,7 +154,7 @@ def changed(name: str, end: str) -> tuple[list[str], BaseException | None]:
     finally:
         FAILS.arm("done", 0)
     after = state_of(trainer, loader)
-    return [part for part in before if not same(before[part], after[part])], error
+    return [part for part in before if not same_content(before[part], after[part])], error
 
 
 # -- what becomes of a training
@@ -230,7 +220,7 @@ def trained(name: str, end: str, folder: Path) -> tuple[str, bool]:
     FAILS.is_heard = lambda state: True
     parts = ("weights", "optimizer", "objects", "counts")
     after, before = (state_of(one, loader_of()) for one in (trainer, whole))
-    return status, all(same(after[part], before[part]) for part in parts)
+    return status, all(same_content(after[part], before[part]) for part in parts)
 
 
 _THEN = {"completed": "completed", "paused": "paused; `resume()` continues it", "interrupted": "ended, its state saved", "lost": "gone"}

@@ -109,6 +109,8 @@ def same_content(left: Any, right: Any) -> bool:
         return left.keys() == right.keys() and all(same_content(left[key], right[key]) for key in left)
     if isinstance(left, (list, tuple)):
         return len(left) == len(right) and all(map(same_content, left, right))
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return torch.equal(left.cpu(), right.cpu())
     return bool(np.array_equal(np.asarray(left), np.asarray(right)))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import signal
 import subprocess
 import sys
 import venv
@@ -87,15 +86,7 @@ def measured(python: Path, lightning: str, only: str) -> tuple[Pair, Found]:
 
 def _output(python: Path, *arguments: str) -> str:
     environment = os.environ | {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [python, *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False, preexec_fn=_take_interrupts
-    )
-    return done.stdout
-
-
-def _take_interrupts() -> None:
-    """A process in the background ignores them; tests send them."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return subprocess.run([python, *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False).stdout
 
 
 def _tests(python: Path) -> str:

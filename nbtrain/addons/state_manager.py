@@ -27,6 +27,7 @@ from ..errors import CheckpointError, ConfigError
 from ..foreign.imported import fit_run, report, write_run
 from ..foreign.readers import read_runs
 from ..history.run_lock import RunLock
+from ..loops.own_loops import refuse_in_your_trainer
 from ..state.disk import Disk
 from ..state.keeper import StateKeeper
 from ..state.restore import check_optimizer, fit_setup, note_differences, read_state, restore
@@ -166,6 +167,7 @@ class StateManagerAddon(AddOnBase):
 
         Raises:
             CheckpointError: the save failed
+            ConfigError: your own `lightning.Trainer` trains: its `save_checkpoint(path)` saves
 
         Changes:
             Writes a checkpoint.
@@ -179,6 +181,7 @@ class StateManagerAddon(AddOnBase):
         """
         if trainer.control.request_elsewhere("save_state"):
             return None
+        refuse_in_your_trainer(trainer, "save_state()")
         return trainer.control.do(partial(self._save_now, trainer), whole=True)
 
     def _save_now(self, trainer: StatefulTrainer, at: Boundary | None) -> Path | None:

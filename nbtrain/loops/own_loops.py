@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 import lightning as L
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 
+from ..engine.callback import callbacks_of
 from ..engine.control import Control
 from ..engine.protocol import TrainerProtocol
 from .batch_ways import Listeners
+from ..errors import ConfigError
 from .epochs import OwnFitLoop
 from .evaluation import OwnEvaluationLoop
 from .stock_loops import StockLoops, why_stock
 from .training import OwnEpochLoop
+from ..private.lightning_parts import trainer_of
 
 # %% auto #0
-__all__ = ["KNOWN_VERSIONS", "unknown_version", "use_loops", "use_own_loops"]
+__all__ = ["KNOWN_VERSIONS", "unknown_version", "use_loops", "use_own_loops", "loops_of", "your_trainer", "refuse_in_your_trainer"]
 
 # %% ../../nbs/loops/own_loops.ipynb #own_0004
 KNOWN_VERSIONS = ("2.6",)  # of Lightning, whose private parts the loops use
@@ -55,3 +58,29 @@ def use_own_loops(pl_trainer: L.Trainer, control: Control | None = None) -> OwnE
         new.control, new.listeners = loop.control, listeners
         setattr(pl_trainer, name, new)
     return loop
+
+
+# %% ../../nbs/loops/own_loops.ipynb #0ed15ec8
+def loops_of(pl_trainer: L.Trainer) -> OwnEpochLoop | StockLoops | None:
+    """What lets requests in between two batches of a training; None in your own `lightning.Trainer`."""
+    loop = pl_trainer.fit_loop.epoch_loop
+    return loop if isinstance(loop, OwnEpochLoop) else next(iter(callbacks_of(pl_trainer, StockLoops)), None)
+
+
+def your_trainer(trainer: TrainerProtocol) -> L.Trainer | None:
+    """Your own `lightning.Trainer`, while it trains the module of `trainer.as_lightning_module()`; else None."""
+    pl_trainer = trainer_of(trainer.module) if trainer.module is not None else None
+    if pl_trainer is None or loops_of(pl_trainer) is not None:
+        return None
+    is_training = pl_trainer.state.fn is TrainerFn.FITTING and pl_trainer.state.status is TrainerStatus.RUNNING
+    return pl_trainer if is_training else None
+
+
+def refuse_in_your_trainer(trainer: TrainerProtocol, request: str) -> None:
+    """Raise ConfigError while your own `lightning.Trainer` trains: it executes no requests between two batches."""
+    if your_trainer(trainer) is not None:
+        raise ConfigError(
+            f"{request} needs a run of nbtrain's, and your own lightning.Trainer trains here.",
+            remedy="Train with run(n_epoch, loader). Here stop() or pl_trainer.should_stop = True ends the training, and "
+            "pl_trainer.save_checkpoint(path) saves.",
+        )

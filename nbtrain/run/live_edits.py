@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..addons.scheduler import scale_part, set_next_lr
-from ..engine.callback import callbacks_of, notify
+from ..engine.callback import notify
 from ..engine.control import Boundary
-from ..loops.training import OwnEpochLoop
-from ..loops.stock_loops import StockLoops
+from ..loops.own_loops import loops_of, refuse_in_your_trainer
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..compat.foreign_names import same_argument
@@ -167,6 +166,7 @@ def _set_lr(trainer: TrainerProtocol, before: float, lr: float) -> None:
 # %% ../../nbs/run/live_edits.ipynb #49cd10a8
 def validate_now(trainer: TrainerProtocol) -> dict[str, float] | None:
     """Validate between two batches. Returns the metrics; None if the validation is left for the end of the current batch."""
+    refuse_in_your_trainer(trainer, "validate_now()")
     if trainer.control.state == "idle":
         raise ConfigError("There is no run to validate.", remedy="evaluate(loader) validates without a run.")
     return trainer.control.do(lambda at: _validate(trainer, at), whole=True)
@@ -175,11 +175,11 @@ def validate_now(trainer: TrainerProtocol) -> dict[str, float] | None:
 def _validate(trainer: TrainerProtocol, at: Boundary | None) -> dict[str, float]:
     if at is None:
         raise ConfigError("The run ended before it could be validated.", remedy="evaluate(loader) validates without a run.")
-    loop, module = at.pl_trainer.fit_loop.epoch_loop, at.pl_trainer.lightning_module
-    assert isinstance(module, StepModule)
+    loops, module = loops_of(at.pl_trainer), at.pl_trainer.lightning_module
+    assert loops is not None and isinstance(module, StepModule)
     if not at.pl_trainer.enable_validation:
         raise ConfigError("This run has no valid_loader.", remedy="Give one to run().")
-    (loop if isinstance(loop, OwnEpochLoop) else callbacks_of(at.pl_trainer, StockLoops)[0]).validate()
+    loops.validate()
     metrics = {name: value for name, value in module.epoch_metrics.items() if name.startswith("val_")}
     trainer.recorder.mark("validated: " + ", ".join(f"{name} {format_value(value)}" for name, value in metrics.items()))
     return metrics
@@ -201,8 +201,12 @@ def request_edit(trainer: TrainerBase, name: str, **options: Any) -> None:
         trainer.control.leave(call, whole=name != "set")
 
 
-def handle_of(trainer: TrainerBase) -> RunHandle:
-    """The handle of the run in progress. Raises ConfigError without a run, and for one in the main thread, which nothing could resume."""
+def handle_of(trainer: TrainerBase, request: str) -> RunHandle:
+    """The handle of the run in progress, for this `request`.
+
+    Raises ConfigError without a run, and for one in the main thread, which nothing could resume.
+    """
+    refuse_in_your_trainer(trainer, request)
     if trainer.control.state == "idle":
         raise ConfigError("No run is in progress.", remedy="Start one with run(n_epoch, loader).")
     if not isinstance(trainer.handle, RunHandle) or not trainer.handle.is_on:
@@ -221,7 +225,7 @@ def resume(
         use_newest(trainer, steps=steps)
         print(f"No run is paused. The next run() uses the steps of {steps.__name__}.")
         return None
-    handle = handle_of(trainer)
+    handle = handle_of(trainer, "resume()")
     if not background:
         handle._refuse_in_run("resume")
     if skip and trainer.control.failure is None:

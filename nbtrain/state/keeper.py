@@ -12,11 +12,12 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
 from ..private.lightning_parts import is_last_batch, is_window_open, may_stop
-from ..engine.callback import BoundaryCallback, PassCallback, callbacks_of, updates_of
+from ..engine.callback import BoundaryCallback, PassCallback, updates_of
 from ..engine.control import LeaveAfterError
 from ..engine.step_module import in_validation_of_run, is_whole_epoch
 from ..history.history import Row
-from ..loops.training import OwnEpochLoop, is_window_closed
+from ..loops.own_loops import loops_of
+from ..loops.training import is_window_closed
 from ..loops.stock_loops import StockLoops
 from ..rng import set_random_state
 from .capture import Capture, n_finished
@@ -33,12 +34,6 @@ __all__ = ["StateKeeper"]
 def _stops(pl_trainer: L.Trainer) -> bool:
     """Whether a callback requested the end of the run, and the run may end yet."""
     return pl_trainer.should_stop and may_stop(pl_trainer)
-
-
-def _loops(pl_trainer: L.Trainer) -> OwnEpochLoop | StockLoops | None:
-    """What notifies the boundary callbacks in a run; None in your own `lightning.Trainer`."""
-    loop = pl_trainer.fit_loop.epoch_loop
-    return loop if isinstance(loop, OwnEpochLoop) else next(iter(callbacks_of(pl_trainer, StockLoops)), None)
 
 
 def _is_at_batch(trainer: StatefulTrainer, pl_trainer: L.Trainer) -> bool:
@@ -137,7 +132,7 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
         self._due = ends or is_due
         is_cut = ends and not (is_due or is_last)  # the state of a run that continues here has no validation
         is_saved = self._due or (is_last and triggers.after_epochs(self.trainer.train_state.counts.epoch + 1))
-        if (loops := _loops(pl_trainer)) is not None:
+        if (loops := loops_of(pl_trainer)) is not None:
             loops.validate_next, loops.validate_last = validates and is_saved and not is_cut, validates and is_cut
         if is_cut and isinstance(loops, StockLoops):
             loops.put_off_validation(pl_trainer)
@@ -158,7 +153,7 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
 
     def _take_soon(self, pl_trainer: L.Trainer) -> None:
         """Take a state that is due when the batch is over."""
-        loops = _loops(pl_trainer)
+        loops = loops_of(pl_trainer)
         if loops is not None:
             loops.boundary_due = self._due or loops.boundary_due
         elif self._due:
@@ -176,7 +171,7 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
             ends = ends or _stops(pl_trainer)  # what a save notifies may stop the run
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if _loops(pl_trainer) is None:
+        if loops_of(pl_trainer) is None:
             self.on_epoch_over(pl_trainer, pl_module)
 
     def on_epoch_over(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:

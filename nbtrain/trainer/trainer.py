@@ -66,6 +66,7 @@ from ..history.history import History, RunResult, short_path
 from ..history.run_folder import find_run
 from ..history.runs import Runs, runs, session_runs
 from ..loops.error_guard import Failure
+from ..loops.own_loops import your_trainer
 from ..optim.joint_optimizer import Schedulers, check_by_name, schedulers_by_name
 from ..optim.schedulers import check_stepping
 from ..rng import check_seed
@@ -521,7 +522,8 @@ class Trainer(TrainerBase):
         """Pause the run between two batches, and wait until it is paused. Called in a step or a callback, it returns at once.
 
         Raises:
-            ConfigError: no run is on, or it is in the main thread, as `run` in a script: nothing could resume it
+            ConfigError: no run is on, or it is in the main thread, as `run` in a script: nothing could resume it; or your own
+                `lightning.Trainer` trains
 
         Changes:
             The run waits until `resume()` or `stop()`.
@@ -534,7 +536,7 @@ class Trainer(TrainerBase):
             >>> trainer.stop().status
             'stopped'
         """
-        handle_of(self)
+        handle_of(self, "pause()")
         self.control.pause()
         if threading.current_thread() is not self.control.thread:
             self.control.wait_paused()
@@ -631,7 +633,7 @@ class Trainer(TrainerBase):
         """End the run between two batches, wait until it has ended, and return the result.
 
         The state is saved if the trainer has a StateManagerAddon. Called in a step or a callback, it returns at once. Does nothing if no
-        run is in progress.
+        run is in progress. Where your own `lightning.Trainer` trains, it sets `should_stop` of that, and returns at once.
 
         Returns:
             The RunResult; None if the trainer has not run.
@@ -644,6 +646,9 @@ class Trainer(TrainerBase):
             >>> trainer.stop().status
             'stopped'
         """
+        if (pl_trainer := your_trainer(self)) is not None:
+            pl_trainer.should_stop = True
+            return self.result
         self.control.stop()
         if threading.current_thread() is not self.control.thread and self.handle is not None:
             self.handle.join()
@@ -687,7 +692,7 @@ class Trainer(TrainerBase):
             The metrics by name, such as `val_loss`; None in a step or a callback.
 
         Raises:
-            ConfigError: no run is on, or it has no `valid_loader`
+            ConfigError: no run is on, or it has no `valid_loader`; or your own `lightning.Trainer` trains
 
         Changes:
             Adds a row to `history.validations`.

@@ -11,8 +11,12 @@ import torch
 from samples import make_loader, make_model, make_valid
 from torch.nn.functional import mse_loss
 
-MODULES = ("plain", "by hand")
-OPTIONS: dict[str, dict[str, Any]] = {"plain": {}, "by hand": {"strategy": "ddp_find_unused_parameters_true"}}
+MODULES = ("plain", "windows", "by hand")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "windows": {"lightning": {"accumulate_grad_batches": 2}},
+    "by hand": {"strategy": "ddp_find_unused_parameters_true"},
+}
 
 
 def make_kind(name: str) -> type[Any]:
@@ -57,6 +61,35 @@ def make_kind(name: str) -> type[Any]:
     return Lit
 
 
+class Stops(L.Callback):
+    """Rank 1 alone stops its run after two updates."""
+
+    trainer: Any = None
+
+    def on_train_batch_end(self, pl_trainer: L.Trainer, *args: Any) -> None:
+        if self.trainer.world.number == 1 and pl_trainer.global_step == 2:
+            self.trainer.stop()
+
+
+def train_in_two_parts(name: str, folder: Path) -> Any:
+    """The trainer after 3 epochs in two runs: the first one is stopped by one of the ranks, the second one resumes it."""
+    from nbtrain import MultiGPUAddon, StateManagerAddon, Trainer
+
+    def make(*callbacks: L.Callback) -> Any:
+        lightning = {**OPTIONS[name].get("lightning", {}), "callbacks": list(callbacks)}
+        options: dict[str, Any] = {**OPTIONS[name], "lightning": lightning, "save_path": folder}
+        kind = Trainer.add_on(MultiGPUAddon, StateManagerAddon)
+        return kind.from_lightning(make_kind(name)(), device="cpu", log_bar=False, **options)
+
+    stops = Stops()
+    stops.trainer = first = make(stops)
+    torch.manual_seed(7)
+    assert first.run(3, make_loader(), make_valid()).status == "stopped" and 2 <= first.current_step < 5
+    second = make()
+    second.run(3, make_loader(), make_valid(), resume="auto")
+    return second
+
+
 def train(how: str, name: str, file: Path) -> None:
     """Train for 3 epochs with Lightning's trainer or with nbtrain's; rank 0 writes the weights and what was logged."""
     from nbtrain import MultiGPUAddon, Trainer
@@ -66,11 +99,21 @@ def train(how: str, name: str, file: Path) -> None:
     if how == "lightning":
         strategy = options.get("strategy", "ddp")
         trainer = L.Trainer(
-            accelerator="cpu", devices=2, strategy=strategy, max_epochs=3, num_sanity_val_steps=0, inference_mode=False, **quiet
+            accelerator="cpu",
+            devices=2,
+            strategy=strategy,
+            max_epochs=3,
+            num_sanity_val_steps=0,
+            inference_mode=False,
+            **quiet,
+            **options.get("lightning", {}),
         )
         torch.manual_seed(7)
         trainer.fit(module, make_loader(), make_valid())
         is_first, metrics = trainer.is_global_zero, {key: float(value) for key, value in trainer.callback_metrics.items()}
+    elif how == "stopped":
+        trainer = train_in_two_parts(name, file.with_suffix(""))
+        module, is_first, metrics = trainer.model, trainer.is_main_process, {}
     else:
         trainer = Trainer.add_on(MultiGPUAddon).from_lightning(module, device="cpu", log_bar=False, **options)
         torch.manual_seed(7)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.utilities import CombinedLoader
 from lightning_rank import MODULES, OPTIONS, make_kind
-from samples import Regress, make_loader, make_trainer, make_valid, same_weights
+from samples import Regress, make_loader, make_trainer, make_valid, same_weights, some
 from test_worlds import finish, free_port, start
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -111,19 +111,32 @@ def launched(how: str, name: str, folder: Path) -> dict[str, Any]:
     return torch.load(file)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", MODULES)
-def test_two_ranks_do_what_lightnings_trainer_does(name: str, tmp_path: Path) -> None:
-    module = make_kind(name)()
-    trainer = make_lit(module, **OPTIONS[name])
+def by_two_ranks(name: str) -> Any:
+    """The trainer of a notebook's run, with the random numbers of the programs."""
+    trainer = make_lit(make_kind(name)(), **OPTIONS[name])
     torch.manual_seed(7)
     trainer.seed = None
     trainer.run(3, make_loader(), make_valid())
-    plain = launched("lightning", name, tmp_path)
-    for weights in (module.state_dict(), launched("torchrun", name, tmp_path)["weights"], launched("slurm", name, tmp_path)["weights"]):
-        assert all(torch.equal(weights[key], plain["weights"][key]) for key in weights)
+    return trainer
+
+
+@pytest.mark.parametrize("name", some(MODULES, len(MODULES), first=MODULES.index("windows")))
+def test_two_ranks_do_what_lightnings_trainer_does(name: str, tmp_path: Path) -> None:
+    trainer, plain = by_two_ranks(name), launched("lightning", name, tmp_path)
+    assert same_weights(trainer.model, plain["weights"])
     row, logged = trainer.history.epochs[-1], ("val_loss", "val_alone", "train_mean")
     assert [row[key] for key in logged] == [plain["metrics"][key] for key in logged]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["torchrun", "slurm"])
+@pytest.mark.parametrize("name", MODULES)
+def test_launched_ranks_do_what_those_of_a_notebook_do(how: str, name: str, tmp_path: Path) -> None:
+    assert same_weights(by_two_ranks(name).model, launched(how, name, tmp_path)["weights"])
+
+
+def test_launched_ranks_of_which_one_stops_resume_exactly(tmp_path: Path) -> None:
+    assert same_weights(by_two_ranks("windows").model, launched("stopped", "windows", tmp_path)["weights"])
 
 
 def test_module_that_can_not_be_pickled_is_named() -> None:

@@ -51,7 +51,6 @@ class Script:
 
 def _run_script(command: list[str], standard_input: Connection, standard_output: Connection) -> None:
     multiprocessing.set_start_method("fork", force=True)  # for the script's own workers, as in a process that was not forked itself
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore it, and they their children
     os.dup2(standard_input.fileno(), 0)
     os.dup2(standard_output.fileno(), 1)
     sys.argv, sys.stdin, sys.stdout = command, os.fdopen(0), os.fdopen(1, "w")

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from damage import damage, places
-from samples import Regress, make_loader, make_model, make_trainer, make_valid
+from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_content
 
 from nbtrain import StateManagerAddon
 from nbtrain.checkpoint.files import newest_valid
@@ -87,16 +86,6 @@ READERS: dict[str, Callable[[Path], Any]] = {
 }  # fmt: skip
 
 
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b
-
-
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 def test_a_damaged_checkpoint_is_read_as_it_was_or_refused(read: Callable[[Path], Any], checkpoint: Path, tmp_path: Path) -> None:
     expected, refused = read(checkpoint), 0
@@ -107,7 +96,7 @@ def test_a_damaged_checkpoint_is_read_as_it_was_or_refused(read: Callable[[Path]
             assert copy.name in str(error)
             refused += 1
         else:
-            assert same(found, expected)
+            assert same_content(found, expected)
     assert refused > N_FLIPS // 4
 
 

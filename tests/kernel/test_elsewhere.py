@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -64,8 +63,7 @@ def test_plain_ipython_shows_a_line_pauses_at_ctrl_c_and_goes_on(tmp_path: Path)
     options = ["-m", "IPython", "--no-banner", "--simple-prompt", "--colors=NoColor", "--HistoryManager.enabled=False"]
     terminal = {"cwd": str(tmp_path), "encoding": "utf-8", "timeout": 90, "dimensions": (40, 140)}
     terminal["env"] = {name: value for name, value in os.environ.items() if name != "CI"}  # which stands for a log
-    # A background job of a shell ignores SIGINT, and so would what it starts
-    shell = pexpect.spawn(sys.executable, options, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **terminal)
+    shell = pexpect.spawn(sys.executable, options, **terminal)
 
     def ask(line: str, *expected: str) -> None:
         shell.sendline(line)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,17 +48,6 @@ class Asks(Regress):
 
     def test_step(self, batch: Any) -> dict[str, Any]:
         return Regress.train_step(self, batch)
-
-
-@pytest.fixture(autouse=True)
-def _default_handlers() -> Iterator[None]:
-    """A shell lets its background jobs ignore Ctrl-C, and what they start."""
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    yield
-    for signum, handler in before.items():
-        signal.signal(signum, handler)
 
 
 def measured(trainer: Trainer) -> list[dict[str, float]]:

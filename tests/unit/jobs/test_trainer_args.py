@@ -306,8 +306,7 @@ def quits(folder: Path, command: str, signum: int, *options: str) -> subprocess.
         "            if batch_idx == 9:\n                os.killpg(os.getpgrp(), signum)\n\n    return Quit()\n"
     )
     callback = ["--lightning.callbacks.0.__type", "quits.hook", "--lightning.callbacks.0.signum", str(int(signum))]
-    start = "import sys, signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # tests may run in the background
-    program = [sys.executable, "-c", f"{start}; from nbtrain.cli import main; sys.exit(main())", command, *SMALL, *callback, *options]
+    program = [sys.executable, "-c", "import sys; from nbtrain.cli import main; sys.exit(main())", command, *SMALL, *callback, *options]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(program, env=environment, capture_output=True, text=True, start_new_session=True)
 

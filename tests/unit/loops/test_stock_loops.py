@@ -1,4 +1,7 @@
-"""Lightning's own loops, where its version lacks what nbtrain's need: every job ends at the same numbers, and requests are attended to."""
+"""Lightning's own loops: where its version lacks what nbtrain's need every job ends at the same numbers, and requests are attended to.
+
+In your own `lightning.Trainer` a stop is attended to, and what needs a run of nbtrain's is refused.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import pytest
 import wide_job
-from samples import Regress, make_loader, make_trainer, make_valid, same_weights
+from lightning.pytorch.callbacks import LambdaCallback
+from lightning_modules import Lit
+from samples import DEVICE, Regress, make_loader, make_trainer, make_valid, same_weights
 
-from nbtrain import RunPaused, StateManagerAddon
+from nbtrain import ConfigError, RunPaused, StateManagerAddon, Trainer
 from nbtrain.engine import logged
 from nbtrain.loops import stock_loops
 from nbtrain.loops.training import OwnEpochLoop
@@ -81,3 +87,40 @@ def test_a_run_on_lightnings_loops_that_is_stopped_goes_on_where_it_was(tmp_path
     whole = make_trainer()
     whole.run(3, make_loader(), make_valid())
     assert same_weights(resumed.model, whole.model) and resumed.current_step == 15
+
+
+# -- in your own lightning.Trainer
+class Validated(Lit):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+
+
+def in_your_trainer(trainer: Any, call: Any) -> Any:
+    """Your trainer, after two epochs of five batches in which `call` was called after the second batch."""
+    at_second = LambdaCallback(on_train_batch_end=lambda pl_trainer, *args: call() if pl_trainer.global_step == 2 else None)
+    own = L.Trainer(max_epochs=2, **trainer.lightning_args() | {"callbacks": [at_second]})
+    own.fit(trainer.as_lightning_module(), make_loader(), make_valid())
+    return own
+
+
+@pytest.mark.parametrize("of_lightning", [False, True])
+def test_stop_ends_your_own_trainer_after_its_batch(of_lightning: bool) -> None:
+    trainer: Any = Trainer.from_lightning(Validated(), device=DEVICE) if of_lightning else make_trainer()
+    own = in_your_trainer(trainer, trainer.stop)
+    assert own.should_stop and own.global_step == trainer.current_step == 2
+    assert not in_your_trainer(trainer, lambda: None).should_stop  # the next one
+
+
+@pytest.mark.parametrize("request_name", ["pause", "resume", "validate_now", "save_state"])
+def test_other_requests_are_refused_in_your_own_trainer(request_name: str, tmp_path: Path) -> None:
+    trainer = make_trainer(Regress.add_on(StateManagerAddon), save_path=tmp_path)
+    with pytest.raises(ConfigError) as raised:
+        in_your_trainer(trainer, getattr(trainer, request_name))
+    assert str(raised.value) == (
+        f"{request_name}() needs a run of nbtrain's, and your own lightning.Trainer trains here.\n"
+        "  Train with run(n_epoch, loader). Here stop() or pl_trainer.should_stop = True ends the training, and "
+        "pl_trainer.save_checkpoint(path) saves."
+    )
+    assert not list(tmp_path.glob("*/checkpoints/epoch*"))
+    with pytest.raises(ConfigError, match="No run is in progress."):  # the error has ended it
+        trainer.pause()

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.usefixtures("ranked_locks")
 TESTS = Path(__file__).parents[2]
 SCRIPT = """
 import os, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run in the background
 from samples import Regress, make_loader, make_trainer
 from nbtrain import AccumulationAddon, StateManagerAddon
 
@@ -66,6 +65,20 @@ def test_ctrl_c_finishes_the_batch_saves_and_exits_with_130(tmp_path: Path) -> N
 
 
 @pytest.mark.long
+@pytest.mark.long
+def test_tests_press_ctrl_c_also_where_a_shell_has_started_them_in_the_background() -> None:
+    tests = [
+        f"{__file__}::test_ctrl_c_finishes_the_batch_saves_and_exits_with_130",
+        f"{TESTS}/unit/engine/test_control.py::test_a_second_ctrl_c_ends_at_once",
+    ]
+    ignored = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    command = [sys.executable, "-c", ignored, "-m", "pytest", "-n", "0", "-q", *tests]
+    done = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith(".. "), done.stdout
+
+
 def test_ctrl_c_finishes_an_open_window(tmp_path: Path) -> None:
     done = shell(tmp_path, at=7, accumulate=3)  # the second batch of an epoch
     assert done.returncode == 130 and done.stderr.startswith("■ stopped at epoch 2, batch 4 · state saved in ")

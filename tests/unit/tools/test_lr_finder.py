@@ -16,7 +16,18 @@ from torch.utils.data import DataLoader
 from nbtrain import ConfigError, SeededLoader, StateManagerAddon, StepError, TensorLoader
 from nbtrain.rng import random_state
 from nbtrain.tools.lr_finder import RangeTest
-from tests.samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights, some, without_times
+from tests.samples import (
+    Regress,
+    make_data,
+    make_loader,
+    make_model,
+    make_trainer,
+    make_valid,
+    same_content,
+    same_weights,
+    some,
+    without_times,
+)
 
 
 def make_normed() -> nn.Module:
@@ -36,17 +47,6 @@ class Counting(nn.Linear):
         self.n_calls += 1
         self.mean = 0.9 * self.mean + 0.1 * input.mean(0)
         return super().forward(input - self.mean)
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equal bit for bit, tensors and arrays within dicts and lists included?"""
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b) if not hasattr(a, "shape") else (a == b).all()
 
 
 def state(trainer: Any) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def test_a_range_test_between_two_runs_changes_nothing_of_them(schedule: str, ow
     plain, found = results
     assert same_weights(plain.model, found.model)
     assert without_times(plain.history.epochs) == without_times(found.history.epochs)
-    assert same(plain.optimizer.state_dict(), found.optimizer.state_dict())
+    assert same_content(plain.optimizer.state_dict(), found.optimizer.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_range_test_puts_every_kind_of_optimizer_back(optimizer: Any) -> None:
     before = state(trainer)
     tensors = [id(value) for values in trainer.optimizer.state.values() for value in values.values()]
     trainer.lr_find(make_loader(), n_batches=20)
-    assert same(before, state(trainer))
+    assert same_content(before, state(trainer))
     assert tensors == [id(value) for values in trainer.optimizer.state.values() for value in values.values()]
 
 
@@ -135,7 +135,7 @@ def test_an_error_in_a_range_test_puts_everything_back(error: BaseException) -> 
     with pytest.raises(type(error)):
         trainer.lr_find(loader)
     after = state(trainer)
-    assert [key for key in before if not same(before[key], after[key])] == []
+    assert [key for key in before if not same_content(before[key], after[key])] == []
     assert torch.equal(generator, loader.generator.get_state())
     assert trainer.n_left == 7 and trainer.module is None
     trainer.n_left = -1
@@ -177,7 +177,7 @@ def test_a_loader_gives_after_a_range_test_what_it_would_have_given(kind: str) -
 
     loader = LOADERS[kind]()
     make_trainer(First).lr_find(loader, n_batches=12)
-    assert same(batches_of(loader), batches_of(LOADERS[kind]()))
+    assert same_content(batches_of(loader), batches_of(LOADERS[kind]()))
 
 
 def test_a_loader_that_was_to_go_on_in_the_middle_still_does() -> None:
@@ -191,7 +191,7 @@ def test_a_loader_that_was_to_go_on_in_the_middle_still_does() -> None:
     loader = make_resumed()
     make_trainer().lr_find(loader, n_batches=12)
     assert len(batches := list(loader)) == 4
-    assert same(batches, list(make_resumed()))
+    assert same_content(batches, list(make_resumed()))
 
 
 def test_a_range_test_writes_logs_and_calls_nothing(tmp_path: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, LearningRateFinder, ModelCheckpoint
 from lightning_modules import Lit, by_lightning, by_nbtrain
-from samples import DEVICE, make_data, make_loader, make_model, make_trainer, make_valid
+from samples import DEVICE, make_data, make_loader, make_model, make_trainer, make_valid, same_weights
 
 from nbtrain import EarlyStoppingAddon, EMAAddon, GradientClipAddon, MultiGPUAddon, StateManagerAddon, Trainer
 from nbtrain.errors import ConfigError, StepError
@@ -91,10 +91,6 @@ def make_lit(module: Lit, kind: type[Trainer] = Trainer, **options: Any) -> Any:
     return kind.from_lightning(module, device=DEVICE, log_bar=False, **options)
 
 
-def same(a: torch.nn.Module, b: torch.nn.Module) -> bool:
-    return all(torch.equal(p.cpu(), q.cpu()) for p, q in zip(a.parameters(), b.parameters(), strict=True))
-
-
 def test_an_epoch_has_the_losses_and_what_was_logged() -> None:
     trainer = make_lit(Whole())
     result = trainer.run(2, make_loader(), make_valid())
@@ -118,7 +114,7 @@ def test_a_validation_step_that_fails_is_found_before_the_first_epoch() -> None:
     with pytest.raises(KeyError) as caught:
         trainer.run(2, make_loader(), make_valid())
     assert "Fails.validation_step, on a batch of valid_loader before epoch 1." in caught.value.__notes__[0]
-    assert (trainer.model.n_trained, trainer.model.n_validated, trainer.model.total) == (0, 0, 0) and same(trainer.model, before)
+    assert (trainer.model.n_trained, trainer.model.n_validated, trainer.model.total) == (0, 0, 0) and same_weights(trainer.model, before)
     trainer.on_error = "pause"  # which is for a run that has begun
     with pytest.raises(KeyError):  # what failed is tried again
         trainer.run(2, make_loader(), make_valid())
@@ -140,7 +136,7 @@ def test_the_first_validation_leaves_nothing_behind() -> None:
 
     checked, plain, twice = run(), run(num_sanity_val_steps=0), run(num_sanity_val_steps=2)
     rows = [[{**row, "time_s": 0} for row in trainer.history.epochs] for trainer in (checked, plain, twice)]
-    assert rows[0] == rows[1] and same(checked.model, plain.model) and torch.equal(checked.model.total, plain.model.total)
+    assert rows[0] == rows[1] and same_weights(checked.model, plain.model) and torch.equal(checked.model.total, plain.model.total)
     assert (checked.model.n_validated, plain.model.n_validated) == (10, 10)
     assert [list(row) for row in rows[2]] == [list(row) for row in rows[1]]  # the epoch after Lightning's own has its training loss
 
@@ -162,7 +158,7 @@ def test_a_second_run_continues_optimizers_and_schedules() -> None:
     torch.manual_seed(0)
     whole, parts = run(4), run(1, 3)
     assert [row["lr"] for row in parts.history.epochs] == [row["lr"] for row in whole.history.epochs]
-    assert same(whole.model, parts.model)
+    assert same_weights(whole.model, parts.model)
 
 
 @pytest.mark.parametrize("kind", [Whole, ByHand])
@@ -184,7 +180,7 @@ def test_a_killed_run_resumes_exactly(kind: type[Lit], tmp_path: Path) -> None:
         first.run(3, make_loader(), make_valid() if kind is Whole else None)
     again = make("cut")
     again.run(3, make_loader(), make_valid() if kind is Whole else None, resume="auto")
-    assert same(whole.model, again.model)
+    assert same_weights(whole.model, again.model)
     assert [row["train_loss"] for row in again.history.epochs] == [row["train_loss"] for row in whole.history.epochs]
 
 
@@ -199,7 +195,7 @@ def test_a_state_saved_between_runs_has_all_optimizers(tmp_path: Path) -> None:
     again = make()
     again.load_state(path)
     again.run(1, make_loader())
-    assert same(trainer.model, again.model) and again.history.epochs[-1]["epoch"] == 2
+    assert same_weights(trainer.model, again.model) and again.history.epochs[-1]["epoch"] == 2
 
 
 def test_a_file_of_model_checkpoint_is_lightnings(tmp_path: Path) -> None:
@@ -249,7 +245,7 @@ def test_a_paused_run_resumes_at_the_same_batch() -> None:
     place = trainer.recorder.place
     handle.resume()
     assert handle.wait().status == "completed"
-    assert place == "epoch 2, batch 3" and same(whole.model, trainer.model)
+    assert place == "epoch 2, batch 3" and same_weights(whole.model, trainer.model)
 
 
 def test_evaluate_validate_predict_and_inference() -> None:
@@ -276,7 +272,7 @@ def test_a_learning_rate_finder_finds_the_same_rate(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     plain = by_lightning(Whole(), 1, make_loader(batch_size=2), callbacks=[LearningRateFinder(num_training_steps=30)])
     ours = by_nbtrain(Whole(), 1, make_loader(batch_size=2), callbacks=[LearningRateFinder(num_training_steps=30)]).model
-    assert plain.lr == ours.lr != 1e-2 and same(plain, ours)
+    assert plain.lr == ours.lr != 1e-2 and same_weights(plain, ours)
 
 
 class MakesLoaders(Whole):
@@ -307,7 +303,7 @@ def test_a_batch_size_finder_finds_the_same_size(of_data: bool, tmp_path: Path, 
     plain = by_lightning(module, 1, datamodule=data, callbacks=[finder])
     (data, finder), module = made(), Whole() if of_data else MakesLoaders()
     trainer = by_nbtrain(module, 1, data or module, callbacks=[finder])
-    assert finder.optimal_batch_size == 4 == (data or module).batch_size and same(plain, module)
+    assert finder.optimal_batch_size == 4 == (data or module).batch_size and same_weights(plain, module)
     assert trainer.counts.step == 6 and len(trainer.history) == 1 and not any(tmp_path.glob(".scale*"))
 
 
@@ -341,12 +337,12 @@ def test_a_trainer_of_a_module_is_pickled() -> None:
     trainer = make_lit(Lit())
     trainer.run(1, make_loader())
     again = pickle.loads(cloudpickle.dumps(trainer))
-    assert same(trainer.model, again.model) and again.history.epochs == trainer.history.epochs
+    assert same_weights(trainer.model, again.model) and again.history.epochs == trainer.history.epochs
     other = copy.deepcopy(trainer)
     for one in (trainer, again, other):
         torch.manual_seed(0)
         one.run(1, make_loader())
-    assert same(trainer.model, again.model) and same(trainer.model, other.model)
+    assert same_weights(trainer.model, again.model) and same_weights(trainer.model, other.model)
 
 
 def test_the_training_step_of_a_module_inside_logs_without_more() -> None:

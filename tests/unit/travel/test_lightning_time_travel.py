@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from samples import make_loader, make_valid
+from samples import make_loader, make_valid, same_content
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, LRScheduler, OneCycleLR, SequentialLR
@@ -80,10 +80,6 @@ def weights(trainer: Any) -> list[Tensor]:
     return [value.clone() for value in trainer.model.state_dict().values()]
 
 
-def same(a: list[Tensor], b: list[Tensor]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(a, b, strict=True))
-
-
 def has_trained(module: type[Lit] = Lit) -> tuple[Any, list[Tensor]]:
     """A trainer after 4 epochs of 5 batches, and its weights."""
     trainer = make(module)
@@ -96,19 +92,19 @@ def has_trained(module: type[Lit] = Lit) -> tuple[Any, list[Tensor]]:
 def test_run_after_a_rewind_gives_the_same_weights(module: type[Lit], place: dict[str, int]) -> None:
     trainer, end = has_trained(module)
     trainer.rewind(**place)
-    assert not same(weights(trainer), end)
+    assert not same_content(weights(trainer), end)
     trainer.run(4 - trainer.counts.epoch, make_loader(), make_valid())
-    assert same(weights(trainer), end) and trainer.history.epochs[-1]["epoch"] == 4
+    assert same_content(weights(trainer), end) and trainer.history.epochs[-1]["epoch"] == 4
 
 
 def test_branch_shares_the_past_and_leaves_the_trainer_as_it_is() -> None:
     trainer, end = has_trained()
     branch = trainer.branch(epoch=2)
     branch.run(2, make_loader(), make_valid())
-    assert same(weights(branch), end) and same(weights(trainer), end)
+    assert same_content(weights(branch), end) and same_content(weights(trainer), end)
     other = trainer.branch(epoch=2, lr=1e-4)
     other.run(2, make_loader(), make_valid())
-    assert not same(weights(other), end)
+    assert not same_content(weights(other), end)
 
 
 def test_replay_repeats_the_step_of_the_module() -> None:
@@ -118,7 +114,7 @@ def test_replay_repeats_the_step_of_the_module() -> None:
     table = trainer.history.steps["train"]
     losses = dict(zip(table.steps, table.columns["train_loss"]))
     assert replay.loss == pytest.approx(losses[12]) and set(replay.gradients) == {"net.0", "net.1", "net.4"}
-    assert "finite" in str(replay.debug()) and same(weights(trainer), end)
+    assert "finite" in str(replay.debug()) and same_content(weights(trainer), end)
 
 
 def test_blame_ranks_the_samples_of_a_step_of_the_module() -> None:
