@@ -215,7 +215,8 @@ def find_step_hooks() -> Callable[[Optimizer], tuple[Any, Any]]:
 @cache
 def hooks_of_all_steps() -> tuple[Any, Any]:
     """The hooks before and after the steps of all optimizers, in the dicts to which torch adds them."""
-    handles = register_optimizer_step_pre_hook(bool), register_optimizer_step_post_hook(bool)
+    hook: Any = bool
+    handles = register_optimizer_step_pre_hook(hook), register_optimizer_step_post_hook(hook)
     before, after = (handle.hooks_dict_ref() for handle in handles)
     for handle in handles:
         handle.remove()
