@@ -19,6 +19,7 @@ from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import CombinedLoader
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from ..errors import ConfigError
@@ -109,10 +110,6 @@ def hyperparameters_of(module: L.LightningModule) -> dict[str, Any]:
 
 
 # -- hooks
-_on_load = find("lightning.pytorch.trainer.call._call_callbacks_on_load_checkpoint")
-_load_states = find("lightning.pytorch.trainer.call._call_callbacks_load_state_dict")
-
-
 def call_callback_hooks(pl_trainer: L.Trainer, name: str, *args: Any, **options: Any) -> None:
     """Call the hook `name` of all callbacks, as Lightning does."""
     trainer: Any = pl_trainer
@@ -138,17 +135,19 @@ def call_lightning_hook(pl_trainer: L.Trainer, name: str, *args: Any, **options:
 
 def load_callbacks(pl_trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
     """Give the callbacks their states in a checkpoint, as Lightning does where it loads one."""
-    if _on_load is not None and _load_states is not None:
-        _on_load(pl_trainer, checkpoint)
-        _load_states(pl_trainer, checkpoint)
+    states = checkpoint.get("callbacks")
+    if states is None:
         return
-    states = checkpoint.get("callbacks") or {}
     callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-    for callback in callbacks if "callbacks" in checkpoint else ():
-        callback.on_load_checkpoint(pl_trainer, pl_trainer.lightning_module, checkpoint)
+    if absent := states.keys() - {callback.state_key for callback in callbacks}:
+        rank_zero_warn(
+            "Be aware that when using `ckpt_path`, callbacks used to create the checkpoint need to be provided during `Trainer` "
+            f"instantiation. Please add the following callbacks: {list(absent)}.",
+        )
+    call_callback_hooks(pl_trainer, "on_load_checkpoint", checkpoint)
     for callback in callbacks:
-        if callback.state_key in states:
-            callback.load_state_dict(deepcopy(states[callback.state_key]))
+        if state := states.get(callback.state_key):
+            callback.load_state_dict(deepcopy(state))
 
 
 # %% ../../nbs/private/lightning_parts.ipynb #53084627
