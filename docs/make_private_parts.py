@@ -45,7 +45,7 @@ OWN_LOOPS = tuple(f"nbtrain.loops.{name}" for name in (
 ))  # fmt: skip
 WITHIN = (*OWN_LOOPS, "nbtrain.engine.logged")
 # Python's own, which no package of others changes
-OF_PYTHON = {"_current_frames", "_is_protocol", "_is_runtime_protocol"}
+OF_PYTHON = {"_current_frames"}
 
 
 class Use(NamedTuple):

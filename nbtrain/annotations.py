@@ -70,9 +70,14 @@ def _fits_kind(value: Any, hint: Any) -> bool:
         return callable(value)
     if hint is str or hint is Path:
         return isinstance(value, str if hint is str else os.PathLike) and "\0" not in str(value)
-    if not isinstance(hint, type) or (getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False)):
+    if not isinstance(hint, type):
         return True
-    return _is_container(value, hint) if _holds_items(hint) else isinstance(value, hint)
+    if _holds_items(hint):
+        return _is_container(value, hint)
+    try:
+        return isinstance(value, hint)
+    except TypeError:  # a Protocol that can't be checked
+        return True
 
 
 def _holds_items(kind: Any) -> bool:

@@ -18,7 +18,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..private.torch_parts import allow_steps_before_capture, compile_calls, compile_modes, hooks_of_step, is_compiled
+from ..private.torch_parts import allow_steps_before_capture, compile_calls, compile_modes, find_step_hooks, is_compiled
 from .freeze import FreezeAddon
 from .hooks import HooksAddon
 from .state_manager import StateManagerAddon
@@ -288,7 +288,7 @@ def why_not_graphed(pl_trainer: L.Trainer, graphs: Graphs | None) -> str:
         f"{type(optimizer).__name__} is not capturable (make it with capturable=True)": not all(
             group.get("capturable", False) for group in optimizer.param_groups
         ),
-        f"{type(optimizer).__name__} has hooks": any(hooks_of_step(optimizer)),
+        f"{type(optimizer).__name__} has hooks": any(find_step_hooks()(optimizer)),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 

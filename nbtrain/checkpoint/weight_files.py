@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import copyreg
 import io
 import json
 import pathlib
@@ -14,7 +15,8 @@ import re
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-from ..private.torch_parts import PICKLED_INDEX
 from .files import read_checkpoint, verify_weights
 from ..compat.weight_names import of_part
 from ..errors import CheckpointError, listed, nearest
@@ -79,19 +80,21 @@ def _unreadable(path: Path, error: BaseException) -> CheckpointError:
 
 
 # %% ../../nbs/checkpoint/weight_files.ipynb #8eadc745
-_METADATA = dcp_metadata.__name__
-_OF_INDEX = {(_METADATA, name) for name in ("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata")}
-_OF_INDEX |= {(_METADATA, name) for name in ("BytesStorageMetadata", "MetadataIndex", "StorageMeta")}
-_OF_INDEX |= {("torch", "Size"), ("collections", "OrderedDict"), *PICKLED_INDEX}
+_make_layout: Any = copyreg.dispatch_table[torch.layout](torch.strided)[0]  # what a pickle of a layout calls
+_OF_INDEX = {("torch", "Size"), ("collections", "OrderedDict"), (_make_layout.__module__, _make_layout.__name__)}
 
 
 class _IndexUnpickler(pickle.Unpickler):
-    """Unpickles only the classes of an index."""
+    """Unpickles only the classes of an index: records and enumerations of torch.distributed.checkpoint, and torch's values in them."""
 
     def find_class(self, module: str, name: str, /) -> Any:
         if module in ("pathlib", "pathlib._local"):
             return _WINDOWS if "Windows" in name else _POSIX
-        if (module, name) in _OF_INDEX or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+        if module in (dcp_metadata.__name__, FileSystemReader.__module__):
+            kind = super().find_class(module, name)
+            if isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, Enum)):
+                return kind
+        elif (module, name) in _OF_INDEX or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"GLOBAL {module}.{name}")
 

@@ -26,7 +26,6 @@ import torch
 from safetensors.torch import load_file
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from ..private.torch_parts import PICKLED_STORAGE, PICKLED_TENSOR
 from ..checkpoint.files import verify_weights
 from ..errors import CheckpointError, ConfigError, first_line
 
@@ -63,7 +62,9 @@ def _stand_ins(path: Path) -> list[Any]:
 
 
 # %% ../../nbs/foreign/foreign_files.ipynb #2ad74b1c
-_OF_TENSORS = {("collections", "OrderedDict"), PICKLED_TENSOR}
+_make_tensor: Any = torch.zeros(1, device="cpu").__reduce_ex__(2)[0]  # what a pickle of a tensor calls
+_load_storage: Any = torch.UntypedStorage(1, device="cpu").__reduce__()[0]
+_OF_TENSORS = {("collections", "OrderedDict"), (_make_tensor.__module__, _make_tensor.__name__)}
 
 
 class _Unpickler(pickle.Unpickler):
@@ -72,7 +73,7 @@ class _Unpickler(pickle.Unpickler):
     trust = False
 
     def find_class(self, module: str, name: str, /) -> Any:
-        if (module, name) == PICKLED_STORAGE:
+        if (module, name) == (_load_storage.__module__, _load_storage.__name__):
             return lambda content: torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         if self.trust or (module, name) in _OF_TENSORS:
             return super().find_class(module, name)

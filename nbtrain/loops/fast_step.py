@@ -21,7 +21,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.overrides import has_torch_function_unary
 
-from ..private.torch_parts import hooks_of_step, version_of
+from ..private.torch_parts import find_step_hooks, hooks_of_all_steps, marks, version_of
 from ..optim.joint_optimizer import JointOptimizer, single
 
 # %% auto #0
@@ -122,22 +122,15 @@ def backward(loss: Tensor) -> None:
 
 
 # %% ../../nbs/loops/fast_step.ipynb #c25sc010
-def _hooks_of_all() -> tuple[Any, Any]:
-    """The hooks before and after the steps of all optimizers; imported here, because another version of torch may lack them."""
-    from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-
-    return _global_optimizer_pre_hooks, _global_optimizer_post_hooks
-
-
 def steps_alone(optimizer: Optimizer) -> bool:
     """Whether `optimizer` can step without a closure, which costs 9 µs: true for unmodified torch optimizers except LBFGS."""
     kind = type(optimizer)
     if unknown_torch() or not f"{kind.__module__}.".startswith("torch.optim.") or kind is LBFGS:
         return False
-    if optimizer._optimizer_step_pre_hooks or _hooks_of_all()[0]:  # they come before the closure
+    if find_step_hooks()(optimizer)[0] or hooks_of_all_steps()[0]:  # they come before the closure
         return False
     own = vars(optimizer).get("step")
-    return own is None or (hasattr(own, "_wrapped_by_lr_sched") and own.__wrapped__ is kind.step)  # torch's schedulers wrap it
+    return own is None or (hasattr(own, marks()[0]) and own.__wrapped__ is kind.step)  # torch's schedulers wrap it
 
 
 # %% ../../nbs/loops/fast_step.ipynb #6bd6d56f
@@ -179,7 +172,7 @@ def step_around(optimizer: Optimizer, closure: Closure, *, gradients_first: bool
 
 def has_hooks_before(optimizer: Optimizer) -> bool:
     """Are there hooks before the steps of `optimizer`, or of all optimizers? If its parts take turns, there are no gradients then."""
-    hooks = hooks_of_step(optimizer)[0] or (not unknown_torch() and _hooks_of_all()[0])
+    hooks = find_step_hooks()(optimizer)[0] or hooks_of_all_steps()[0]
     return bool(hooks) and not getattr(optimizer, "takes_turns", False)
 
 
@@ -221,18 +214,20 @@ def find_step(optimizer: Optimizer, *, gradients_first: bool = False) -> Callabl
     if not (steps_alone(optimizer) and is_defined_in(torch, labelled) and hasattr(labelled, "hooked")):
         return partial(step_around, optimizer, gradients_first=gradients_first)
     inner = labelled.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
-    before_all, after_all = _hooks_of_all()
+    hooks, (before_all, after_all) = find_step_hooks(), hooks_of_all_steps()
+    state = vars(optimizer)
 
     def step(closure: Closure) -> None:
-        if optimizer._optimizer_step_pre_hooks or before_all or vars(optimizer).get("step") is not own:
+        before, after = hooks(optimizer)
+        if before or before_all or state.get("step") is not own:
             step_around(optimizer, closure, gradients_first=gradients_first)
             return
         closure()
-        if optimizer._optimizer_step_post_hooks or after_all or is_profiling():
+        if after or after_all or is_profiling():
             optimizer.step()  # pyright: ignore[reportCallIssue]
             return
         if own is not None:
-            optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]  # the wrapper does only that
+            state[marks()[1]] = True  # the wrapper does only that
         inner(optimizer)
 
     return step
@@ -241,14 +236,13 @@ def find_step(optimizer: Optimizer, *, gradients_first: bool = False) -> Callabl
 def _find_joint_step(optimizer: JointOptimizer, *, gradients_first: bool) -> Callable[[Closure], Any]:
     """The steps of all that it joins, after the closure."""
     steps = [find_step(part) for part in optimizer.optimizers.values()]
-    before_all, after_all = _hooks_of_all()
+    hooks, (before_all, after_all) = find_step_hooks(), hooks_of_all_steps()
 
     def computed() -> None:
         """The gradients are there."""
 
     def step(closure: Closure) -> None:
-        is_hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks or before_all or after_all
-        if is_hooked or "step" in vars(optimizer) or is_profiling():
+        if any(hooks(optimizer)) or before_all or after_all or "step" in vars(optimizer) or is_profiling():
             step_around(optimizer, closure, gradients_first=gradients_first)
             return
         closure()

@@ -14,7 +14,6 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from ..private.lightning_loops import DataFetcher, MaxSizeCycle, PrefetchDataFetcher, Sequential
 from ..data.loader import BatchList, LoaderWrapper, innermost
 from ..data.order_check import same_random
 from ..data.resumable_loader import RereadableLoader
@@ -33,11 +32,11 @@ __all__ = ["only_iterator", "ends_at_length", "limits_of", "set_limits", "LiveFe
 
 # %% ../../nbs/loops/fetcher.ipynb #2cc92cc5
 def only_iterator(combined: CombinedLoader) -> Iterator[Any] | None:
-    """The iterator of the one loader in `combined`; None if there are several."""
-    mode = combined._iterator
-    if not isinstance(mode, (MaxSizeCycle, Sequential)) or len(mode.iterators) != 1 or combined._iterables is not combined.flattened[0]:
+    """The iterator of the one loader in `combined`; None if there are several, or one in a list."""
+    if len(combined.flattened) != 1 or combined.iterables is not combined.flattened[0]:
         return None
-    return mode.iterators[0]
+    assert combined._iterator is not None
+    return combined._iterator.iterators[0]
 
 
 def ends_at_length(loader: Any) -> bool:
@@ -77,7 +76,10 @@ def set_limits(combined: CombinedLoader, limits: list[float]) -> None:
 
 
 # %% ../../nbs/loops/fetcher.ipynb #livefet1
-class LiveFetcher(DataFetcher):
+_LIKE_LIGHTNINGS: Any = object  # for type checkers: Lightning's loops take it for a fetcher of theirs, and set its labels
+
+
+class LiveFetcher(_LIKE_LIGHTNINGS):
     """Reads loaders until they end: a length is a forecast, read when a pass begins.
 
     `done` says whether no batch follows. A loader that may give more or fewer than its length is read one batch ahead where it has
@@ -94,15 +96,22 @@ class LiveFetcher(DataFetcher):
     _first, _checked_from = 0, 0.0  # the first batch of this pass, and that from which on the end may be near
     _error: Exception | None = None  # of the batch that was read ahead
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._ahead: list[Any] = []
-        self._next: Callable[[], Any] = self._next_of_all
+    def __init__(self, combined_loader: CombinedLoader, length: int) -> None:
+        self.combined_loader = combined_loader
+        self._reset(length)
 
-    def reset(self) -> None:
-        super().reset()
+    def __iter__(self) -> LiveFetcher:
+        """Open a pass; Lightning calls it."""
+        iter(self.combined_loader)
+        self._reset(sized_len(self.combined_loader))
+        return self
+
+    def _reset(self, length: int | None) -> None:
+        self.length, self.fetched = length, 0
         self.done = self._has_end = self._is_begun = False
-        self._ahead, self._error, self._checked_from = [], None, 0
+        self._error, self._checked_from = None, 0
+        self._next: Callable[[], Any] = self.combined_loader.__next__
+        self._ahead: list[Any] = []
 
     def begin(self, *, labelled: bool = True) -> None:
         """Read the length, once, before the first batch of a pass. `labelled`: a profiler may be on."""
@@ -115,13 +124,9 @@ class LiveFetcher(DataFetcher):
             self._checked_from = 0 if always else min(self.length or 0, self.limit) - 1
         batches = only_iterator(combined)
         self.is_single = batches is not None
-        self._next = self._next_of_all if batches is None else batches.__next__
+        self._next = self.combined_loader.__next__ if batches is None else batches.__next__
         if labelled:
             self._next = self._labelled(self._next)
-
-    def _next_of_all(self) -> tuple[Any, int, int]:
-        assert self.iterator is not None
-        return next(self.iterator)
 
     def _labelled(self, read: Callable[[], Any]) -> Callable[[], Any]:
         def labelled() -> Any:
@@ -223,28 +228,29 @@ class LiveFetcher(DataFetcher):
         self._next, self._ahead = iter(()).__next__, []
 
     def teardown(self) -> None:
+        """After the last pass; Lightning calls it."""
         self.release()
-        super().teardown()
+        self.combined_loader.reset()
 
 
 # %% ../../nbs/loops/fetcher.ipynb #9dbb9368
 class _GuardedFetcher:
     """A fetcher whose errors pause the run. After a repair the loader is read again, from its beginning up to the batch that has failed."""
 
-    def __init__(self, inner: Any, fetcher: DataFetcher, guard: ErrorGuard) -> None:
-        self.inner, self.fetcher, self.guard = inner, fetcher, guard
+    def __init__(self, fetcher: Any, guard: ErrorGuard) -> None:
+        self.fetcher, self.guard = fetcher, guard
         self.is_over = False
         self._random = RandomSnapshot(guard.trainer.device)
 
     @property
     def done(self) -> bool:
-        return self.is_over or self.inner.done
+        return self.is_over or self.fetcher.done
 
     def __next__(self) -> tuple[Any, int, int]:
         self._random.take()
         while not self.is_over:
             try:
-                return next(self.inner)
+                return next(self.fetcher)
             except StopIteration:
                 raise
             except Exception as error:
@@ -254,7 +260,8 @@ class _GuardedFetcher:
         raise StopIteration
 
     def _find_rereadable(self) -> RereadableLoader | None:
-        inside = self.fetcher.combined_loader.flattened[0] if isinstance(self.inner, LiveFetcher) and self.inner.is_single else None
+        fetcher = self.fetcher
+        inside = fetcher.combined_loader.flattened[0] if isinstance(fetcher, LiveFetcher) and fetcher.is_single else None
         while inside is not None and not isinstance(inside, RereadableLoader):
             inside = inside.loader if isinstance(inside, LoaderWrapper) else None
         return inside
@@ -268,46 +275,42 @@ class _GuardedFetcher:
             self.is_over = self.fetcher.done = True
         elif retries:
             inside.read_again(self.fetcher.fetched, self._random.restore)
-            self.inner.renew(iter(self.fetcher.combined_loader.flattened[0]))
+            self.fetcher.renew(iter(self.fetcher.combined_loader.flattened[0]))
         else:
-            self.inner.renew(inside.read_on())
-            self.inner.skip()
+            self.fetcher.renew(inside.read_on())
+            self.fetcher.skip()
 
     def unread(self) -> None:
         """The newest batch was not trained on: a run that is resumed reads it, with the random numbers from before it was read."""
         if (inside := self._find_rereadable()) is not None:
             self._random.restore()
-            inside.take_back(1 + self.inner.n_ahead)
+            inside.take_back(1 + self.fetcher.n_ahead)
 
     def release(self) -> None:
-        if isinstance(self.inner, LiveFetcher):
-            self.inner.release()
+        if isinstance(self.fetcher, LiveFetcher):
+            self.fetcher.release()
         if (inside := self._find_rereadable()) is not None:
             inside.release()
 
     def teardown(self) -> None:
         self.release()
-        self.inner.teardown()
+        self.fetcher.teardown()
 
 
 # %% ../../nbs/loops/fetcher.ipynb #5a2d3d31
 def live(fetcher: Any) -> Any:
     """Lightning's `fetcher` in a form that reads to the end of its loaders, if these have a length. Others read to the end already."""
-    if type(fetcher) is not PrefetchDataFetcher or fetcher.length is None:
-        return fetcher
-    found = LiveFetcher()
-    vars(found).update(_combined_loader=fetcher._combined_loader, iterator=fetcher.iterator, length=fetcher.length)
-    return found
+    return fetcher if fetcher.length is None else LiveFetcher(fetcher.combined_loader, fetcher.length)
 
 
 def _nothing() -> None:
     """In place of the label for a profiler. A function of the module: Lightning's trainer keeps it, and must stay picklable."""
 
 
-def quiet_fetcher(fetcher: DataFetcher, guard: ErrorGuard | None = None, *, labelled: bool = False) -> Any:
+def quiet_fetcher(fetcher: Any, guard: ErrorGuard | None = None, *, labelled: bool = False) -> Any:
     """`fetcher` for a pass that begins now; its errors go to `guard`. `labelled`: each fetch has a label for a profiler."""
     if not labelled:
         fetcher._start_profiler = fetcher._stop_profiler = _nothing
     if isinstance(fetcher, LiveFetcher):
         fetcher.begin(labelled=labelled)
-    return fetcher if guard is None else _GuardedFetcher(fetcher, fetcher, guard)
+    return fetcher if guard is None else _GuardedFetcher(fetcher, guard)

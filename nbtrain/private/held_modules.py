@@ -15,7 +15,7 @@ __all__ = ["module_dicts"]
 def module_dicts() -> tuple[str, str]:
     """The attributes in which a torch module keeps its children and its parameters; torch is not loaded for that."""
     if "torch" not in sys.modules:
-        return "_modules", "_parameters"
+        return "no modules", "no parameters"
     from nbtrain.private.torch_parts import CHILDREN, PARAMETERS
 
     return CHILDREN, PARAMETERS

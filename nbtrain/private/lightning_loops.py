@@ -5,41 +5,35 @@
 # %% ../../nbs/private/lightning_loops.ipynb #bac44287
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from lightning.pytorch.strategies import ParallelStrategy, Strategy
 
 from .names import find, missing
 
 # %% auto #0
-__all__ = ["NEEDED", "MISSING"]
+__all__ = ["NEEDED", "MISSING", "DataFetcher", "ResultMetric", "block_parallel_sync_behavior"]
 
 # %% ../../nbs/private/lightning_loops.ipynb #ad72be93
 _CALLS, _LOOPS = "lightning.pytorch.trainer", "lightning.pytorch.loops"
 _LOGGED = f"{_CALLS}.connectors.logger_connector"
-_COMBINED = "lightning.pytorch.utilities.combined_loader"
 
 # What nbtrain's loops rest on: the names, by the path of the class that has them
 NEEDED: dict[str, str] = {
     f"{_LOOPS}.training_epoch_loop._TrainingEpochLoop": "_accumulated_batches_reached _batches_that_stepped "
     "_num_ready_batches_reached _results _should_accumulate _should_check_val_epoch _should_check_val_fx "
-    "_update_learning_rates _val_check_time_interval",
+    "_start_profiler _stop_profiler _update_learning_rates _val_check_time_interval",
     f"{_LOOPS}.evaluation_loop._EvaluationLoop": "_combined_loader _data_fetcher _data_source _has_run "
     "_max_batches _on_after_fetch _on_before_fetch _results _seen_batches_per_dataloader _stage _trainer_fn",
     f"{_LOOPS}.fit_loop._FitLoop": "_combined_loader _data_fetcher",
     f"{_LOOPS}.optimization.automatic._AutomaticOptimization": "_skip_backward",
-    f"{_LOOPS}.fetchers._DataFetcher": "_combined_loader _start_profiler _stop_profiler",
     f"{_LOOPS}.fetchers._PrefetchDataFetcher": "",
-    f"{_LOOPS}.utilities._block_parallel_sync_behavior": "",
-    f"{_COMBINED}.CombinedLoader": "_iterables _iterator",
-    f"{_COMBINED}._MaxSizeCycle": "",
-    f"{_COMBINED}._Sequential": "",
+    "lightning.pytorch.utilities.combined_loader.CombinedLoader": "_iterator",
     f"{_CALLS}.trainer.Trainer": "_logger_connector _results _signal_connector",
-    "lightning.pytorch.strategies.ddp.DDPStrategy": "_model_averager",
-    f"{_CALLS}.call._call_callback_hooks": "",
-    f"{_CALLS}.call._call_lightning_module_hook": "",
     "lightning.pytorch.core.module.LightningModule": "_current_fx_name _on_before_batch_transfer _trainer",
     f"{_LOGGED}.logger_connector._LoggerConnector": "_callback_metrics _current_fx _first_loop_iter _logged_metrics _progress_bar_metrics",
     f"{_LOGGED}.result._ResultCollection": "_extract_batch_size",
-    f"{_LOGGED}.result._ResultMetric": "",
     "torchmetrics.metric.Metric": "_cache _computed _defaults _forward_cache _is_synced _update_count _wrap_compute _wrap_update",
 }
 MISSING: tuple[str, ...] = tuple(missing(NEEDED))
@@ -53,25 +47,24 @@ def _class_at(path: str) -> Any:
 
 if TYPE_CHECKING:
     from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop as EvaluationLoop
-    from lightning.pytorch.loops.fetchers import _DataFetcher as DataFetcher
     from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher as PrefetchDataFetcher
     from lightning.pytorch.loops.fit_loop import _FitLoop as FitLoop
     from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop as TrainingEpochLoop
-    from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior as block_parallel_sync_behavior
     from lightning.pytorch.strategies.ddp import _DDPForwardRedirection as DDPForwardRedirection
     from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection as ResultCollection
-    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric as ResultMetric
-    from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle as MaxSizeCycle
-    from lightning.pytorch.utilities.combined_loader import _Sequential as Sequential
 else:
     TrainingEpochLoop = _class_at(f"{_LOOPS}.training_epoch_loop._TrainingEpochLoop")
     EvaluationLoop = _class_at(f"{_LOOPS}.evaluation_loop._EvaluationLoop")
-    FitLoop = _class_at(f"{_LOOPS}.fit_loop._FitLoop")
-    DataFetcher = _class_at(f"{_LOOPS}.fetchers._DataFetcher")
     PrefetchDataFetcher = _class_at(f"{_LOOPS}.fetchers._PrefetchDataFetcher")
-    MaxSizeCycle = _class_at(f"{_COMBINED}._MaxSizeCycle")
-    Sequential = _class_at(f"{_COMBINED}._Sequential")
+    FitLoop = _class_at(f"{_LOOPS}.fit_loop._FitLoop")
     ResultCollection = _class_at(f"{_LOGGED}.result._ResultCollection")
-    ResultMetric = _class_at(f"{_LOGGED}.result._ResultMetric")
     DDPForwardRedirection = _class_at("lightning.pytorch.strategies.ddp._DDPForwardRedirection")
-    block_parallel_sync_behavior = find(f"{_LOOPS}.utilities._block_parallel_sync_behavior")
+
+# Of which no more is known than how they are used: what reads the batches of a pass, and a metric in a ResultCollection
+DataFetcher: TypeAlias = Any
+ResultMetric: TypeAlias = Any
+
+
+def block_parallel_sync_behavior(strategy: Strategy) -> AbstractContextManager[Any]:
+    """A context in which the ranks exchange no gradients."""
+    return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()

@@ -5,6 +5,7 @@
 # %% ../../nbs/private/lightning_parts.ipynb #f4c4bebc
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from copy import deepcopy
@@ -13,17 +14,20 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import DataLoader
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from ..errors import ConfigError
 from .names import find, names_of
 
 # %% auto #0
 __all__ = [
+    "averages_models",
     "trainer_of",
     "device_of",
     "hook_of",
@@ -54,7 +58,6 @@ __all__ = [
     "combined_mode",
     "share_of",
     "compresses_gradients",
-    "averages_models",
     "OneStreamDDP",
     "sizes_of",
     "use_quick_signals",
@@ -107,41 +110,44 @@ def hyperparameters_of(module: L.LightningModule) -> dict[str, Any]:
 
 
 # -- hooks
-_callback_hooks = find("lightning.pytorch.trainer.call._call_callback_hooks")
-_module_hook = find("lightning.pytorch.trainer.call._call_lightning_module_hook")
-_on_load = find("lightning.pytorch.trainer.call._call_callbacks_on_load_checkpoint")
-_load_states = find("lightning.pytorch.trainer.call._call_callbacks_load_state_dict")
-
-
 def call_callback_hooks(pl_trainer: L.Trainer, name: str, *args: Any, **options: Any) -> None:
     """Call the hook `name` of all callbacks, as Lightning does."""
-    if _callback_hooks is not None:
-        _callback_hooks(pl_trainer, name, *args, **options)
-        return
-    for callback in pl_trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
-        getattr(callback, name)(pl_trainer, pl_trainer.lightning_module, *args, **options)
+    trainer: Any = pl_trainer
+    module = trainer.lightning_module
+    before, vars(module)["_current_fx_name"] = hook_of(module), name
+    for callback in trainer.callbacks:
+        if callable(hook := getattr(callback, name)):
+            with trainer.profiler.profile(f"[Callback]{callback.state_key}.{name}"):
+                hook(trainer, module, *args, **options)
+    vars(module)["_current_fx_name"] = before
 
 
 def call_lightning_hook(pl_trainer: L.Trainer, name: str, *args: Any, **options: Any) -> Any:
     """Call the hook `name` of the module, as Lightning does."""
-    if _module_hook is not None:
-        return _module_hook(pl_trainer, name, *args, **options)
-    return getattr(pl_trainer.lightning_module, name)(*args, **options)
+    trainer: Any = pl_trainer
+    module = trainer.lightning_module
+    before, vars(module)["_current_fx_name"] = hook_of(module), name
+    with trainer.profiler.profile(f"[LightningModule]{type(module).__name__}.{name}"):
+        answer = getattr(module, name)(*args, **options)
+    vars(module)["_current_fx_name"] = before
+    return answer
 
 
 def load_callbacks(pl_trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
     """Give the callbacks their states in a checkpoint, as Lightning does where it loads one."""
-    if _on_load is not None and _load_states is not None:
-        _on_load(pl_trainer, checkpoint)
-        _load_states(pl_trainer, checkpoint)
+    states = checkpoint.get("callbacks")
+    if states is None:
         return
-    states = checkpoint.get("callbacks") or {}
     callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-    for callback in callbacks if "callbacks" in checkpoint else ():
-        callback.on_load_checkpoint(pl_trainer, pl_trainer.lightning_module, checkpoint)
+    if absent := states.keys() - {callback.state_key for callback in callbacks}:
+        rank_zero_warn(
+            "Be aware that when using `ckpt_path`, callbacks used to create the checkpoint need to be provided during `Trainer` "
+            f"instantiation. Please add the following callbacks: {list(absent)}.",
+        )
+    call_callback_hooks(pl_trainer, "on_load_checkpoint", checkpoint)
     for callback in callbacks:
-        if callback.state_key in states:
-            callback.load_state_dict(deepcopy(states[callback.state_key]))
+        if state := states.get(callback.state_key):
+            callback.load_state_dict(deepcopy(state))
 
 
 # %% ../../nbs/private/lightning_parts.ipynb #53084627
@@ -186,10 +192,9 @@ def is_window_open(pl_trainer: L.Trainer) -> bool:
 def may_stop(pl_trainer: L.Trainer) -> bool:
     """May the run end where a callback requests it? Not before `min_epochs` and `min_steps`."""
     loop: Any = pl_trainer.fit_loop
-    if (known := getattr(loop, "_can_stop_early", None)) is not None:
-        return known
-    epochs, steps = loop.min_epochs, loop.min_steps
-    return not ((epochs and loop.epoch_progress.current.processed < epochs) or (steps and pl_trainer.global_step < steps))
+    if loop.min_epochs and loop.epoch_progress.current.processed < loop.min_epochs:
+        return False
+    return not loop.min_steps or pl_trainer.global_step >= loop.min_steps
 
 
 def is_validation_due(pl_trainer: L.Trainer) -> bool:
@@ -330,25 +335,25 @@ def combined_mode(combined: CombinedLoader) -> str:
 
 def share_of(loader: DataLoader[Any], number: int, n_ranks: int, *, shuffle: bool) -> DataLoader[Any]:
     """The DataLoader that Lightning gives rank `number` of a LightningModule, by torch's DistributedSampler."""
-    sampler_of = find("lightning.pytorch.trainer.connectors.data_connector._get_distributed_sampler")
     update = find("lightning.pytorch.utilities.data._update_dataloader")
-    if sampler_of is None or update is None:
+    if update is None:
         raise ConfigError(
             f"nbtrain can't share out a DataLoader as Lightning {L.__version__} does.",
             remedy="Install a version of Lightning that nbtrain supports.",
         )
-    return update(loader, sampler_of(loader, shuffle, overfit_batches=0, num_replicas=n_ranks, rank=number))
+    place = {"num_replicas": n_ranks, "rank": number, "shuffle": shuffle, "seed": int(os.getenv("PL_GLOBAL_SEED", 0))}
+    if isinstance(loader.sampler, (RandomSampler, SequentialSampler)):
+        return update(loader, DistributedSampler(loader.dataset, **place))
+    return update(loader, DistributedSamplerWrapper(loader.sampler, **place))
 
 
 # %% ../../nbs/private/lightning_parts.ipynb #ba051726
-def compresses_gradients(strategy: DDPStrategy) -> bool:
-    """Whether gradients are not averaged as they are: a communication hook may compress them, or leave them local."""
-    return getattr(strategy, "_ddp_comm_hook", "unknown") is not None
+def compresses_gradients(strategy: Strategy) -> bool:
+    """Whether gradients are not averaged as they are: a communication hook may compress them, or leave them local and average models."""
+    return isinstance(strategy, DDPStrategy) and getattr(strategy, "_ddp_comm_hook", "unknown") is not None
 
 
-def averages_models(strategy: Strategy) -> bool:
-    """Whether a strategy averages the weights of several processes after some updates."""
-    return getattr(strategy, "_model_averager", None) is not None
+averages_models = compresses_gradients  # which only such a hook does
 
 
 class OneStreamDDP(DDPStrategy):

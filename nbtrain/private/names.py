@@ -31,11 +31,9 @@ def names_of(owner: Any) -> set[str]:
 
 
 def _functions(value: Any) -> list[Any]:
-    if isinstance(value, property):
-        return [function for function in (value.fget, value.fset) if function is not None]
-    if isinstance(value, (staticmethod, classmethod)):
-        return [value.__func__]
-    return [value] if isinstance(value, FunctionType) else []
+    """The functions in a member of a class: itself, those of a property, or that of a static or a class method."""
+    found = [value, *(getattr(value, name, None) for name in ("fget", "fset", "__func__"))]
+    return [function for function in found if isinstance(function, FunctionType)]
 
 
 def find(path: str) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cache, partial
-from itertools import chain
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, LRScheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from .names import find
@@ -38,15 +38,13 @@ __all__ = [
     "move_all",
     "copy_all",
     "ITERATOR",
-    "PICKLED_TENSOR",
-    "PICKLED_STORAGE",
-    "PICKLED_INDEX",
     "loads_itself",
     "is_compiled",
     "compile_calls",
     "compile_modes",
     "flag_nonfinite",
-    "hooks_of_step",
+    "find_step_hooks",
+    "hooks_of_all_steps",
     "marks",
     "parts_of_schedule",
     "allow_steps_before_capture",
@@ -114,13 +112,16 @@ def _find_transient() -> Callable[[nn.Module], Any]:
     return attrgetter(names[0]) if len(names) == 1 else lambda module: {*buffers_of(module)} - nn.Module.state_dict(module).keys()
 
 
-def _find_hooks(names: Sequence[str]) -> Callable[[nn.Module], tuple[Any, ...]]:
-    """The hooks that the functions register; where one is kept otherwise there may be some in every module."""
-    found = [_grown(nn.Module(), lambda module, name=name: getattr(module, name)(bool)) for name in names]
-    if not all(found):
-        return lambda module: (True,)
-    places = [*dict.fromkeys(chain(*found))]
-    return attrgetter(*places) if len(places) > 1 else lambda module: (getattr(module, places[0]),)
+def _find_hooks(item: Any, names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """What reads the hooks that the functions register on an item like this one; where one is kept otherwise there may be some."""
+    places: dict[str, None] = {}
+    for name in names:
+        found = _grown(item, lambda one, name=name: getattr(one, name)(bool))
+        if not found:
+            return lambda one: (True, True)
+        places.update(dict.fromkeys(found))
+    read = attrgetter(*places)
+    return read if len(places) > 1 else lambda one: (read(one),)
 
 
 # The attributes in which torch keeps the parts of a module, each by what it does
@@ -128,9 +129,9 @@ BUFFERS, buffers_of = _place("buffer", Tensor())
 PARAMETERS, parameters_of = _place("parameter", nn.Parameter(Tensor()))
 CHILDREN, children_of = _place("module", nn.Module())
 transient_of: Callable[[nn.Module], Any] = _find_transient()
-load_hooks_of = _find_hooks(["register_load_state_dict_pre_hook"])
+load_hooks_of = _find_hooks(nn.Module(), ["register_load_state_dict_pre_hook"])
 _REGISTER = ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook", "register_full_backward_pre_hook")
-call_hooks_of = _find_hooks(_REGISTER)
+call_hooks_of = _find_hooks(nn.Module(), _REGISTER)
 BATCH_NORM: Any = nn.BatchNorm1d.__base__  # the class of all batch norms
 
 
@@ -206,21 +207,20 @@ def flag_nonfinite(gradients: Sequence[Tensor]) -> Tensor:
 
 # %% ../../nbs/private/torch_parts.ipynb #49a8cd52
 @cache
-def _step_hooks() -> Callable[[Optimizer], tuple[Any, Any]]:
-    """The hooks of an optimizer, before and after its step."""
-    probe = Optimizer([Tensor()], {})
-    before, after = (
-        _grown(probe, lambda one: one.register_step_pre_hook(bool)),
-        _grown(probe, lambda one: one.register_step_post_hook(bool)),
-    )
-    if len(before) == len(after) == 1:
-        return attrgetter(*before, *after)
-    return lambda optimizer: (True, True)  # kept otherwise: there may be some
+def find_step_hooks() -> Callable[[Optimizer], tuple[Any, Any]]:
+    """What reads the hooks of an optimizer, before and after its step."""
+    return _find_hooks(Optimizer([Tensor()], {}), ["register_step_pre_hook", "register_step_post_hook"])
 
 
-def hooks_of_step(optimizer: Optimizer) -> tuple[Any, Any]:
-    """The hooks of an optimizer, before and after its step."""
-    return _step_hooks()(optimizer)
+@cache
+def hooks_of_all_steps() -> tuple[Any, Any]:
+    """The hooks before and after the steps of all optimizers, in the dicts to which torch adds them."""
+    hook: Any = bool
+    handles = register_optimizer_step_pre_hook(hook), register_optimizer_step_post_hook(hook)
+    before, after = (handle.hooks_dict_ref() for handle in handles)
+    for handle in handles:
+        handle.remove()
+    return before, after
 
 
 @cache
@@ -232,7 +232,7 @@ def marks() -> tuple[str, str]:
     before = {*vars(optimizer)}
     optimizer.step()
     called = {*vars(optimizer)} - before
-    return next(iter(wrapped), "_wrapped_by_lr_sched"), next(iter(called), "_opt_called")
+    return next(iter(wrapped), "no mark"), next(iter(called), "no mark")
 
 
 def parts_of_schedule(scheduler: Mapping[str, Any]) -> list[Any]:
@@ -248,7 +248,7 @@ def allow_steps_before_capture(optimizer: Optimizer) -> None:
 
 # %% ../../nbs/private/torch_parts.ipynb #16c3bbc1
 # The attribute of a DataLoader that has its iterator: of one pass, or of all where the workers are persistent
-ITERATOR = next((name for name, hint in DataLoader.__annotations__.items() if "DataLoaderIter" in str(hint)), "_iterator")
+ITERATOR = next((name for name, hint in DataLoader.__annotations__.items() if "DataLoaderIter" in str(hint)), "no iterator")
 
 
 def iterator_of(loader: DataLoader[Any]) -> Any:
@@ -261,26 +261,15 @@ def forget_iterator(loader: DataLoader[Any]) -> None:
     setattr(loader, ITERATOR, None)
 
 
-_Workers = find("torch.utils.data.dataloader._MultiProcessingDataLoaderIter")
-
-
 def end_workers(iterator: Any, *, also_persistent: bool = False) -> None:
     """End the workers of a loader's iterator. Persistent ones are the loader's, and stay unless `also_persistent` is set."""
-    if _Workers is None or not isinstance(iterator, _Workers):
+    if type(iterator).__module__ != DataLoader.__module__ or not hasattr(iterator, "__del__"):  # only one with workers has that
         return
     if also_persistent or not getattr(iterator, "_persistent_workers", True):
-        getattr(iterator, "_shutdown_workers", bool)()
+        iterator.__del__()  # ends them, and does nothing when it is called again
 
 
 # %% ../../nbs/private/torch_parts.ipynb #1e1fc011
-# -- what files say: the functions that pickles of tensors and of distributed checkpoints name
-PICKLED_TENSOR, PICKLED_STORAGE = ("torch._utils", "_rebuild_tensor_v2"), ("torch.storage", "_load_from_bytes")
-PICKLED_INDEX = {
-    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch.serialization", "_get_layout"),
-}
-
 if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 else:
