@@ -102,7 +102,8 @@ class WrappedModule(StepModule):
         self._calls: str | None = None  # the step of the module that is called now
         self._own_names: dict[str, str] = {}  # by recorded name: the module's own name
         self._after_epoch: list[Callable[[], None]] = []
-        vars(self).update(hyperparameters_of(self.inner), _is_made=True)
+        vars(self).update(hyperparameters_of(self.inner))
+        self._is_made = True
 
     @property
     def inner(self) -> L.LightningModule:
