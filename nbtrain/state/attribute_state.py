@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..private.torch_parts import buffers_of
-from ..engine.addon import AddOnBase
-from ..engine.protocol import TrainerProtocol
+from ..engine.protocol import AddOnProtocol, TrainerProtocol
 from ..errors import ConfigError
 from ..objects import is_generator, kind_of, known_kind, module_attributes
 from ..source.user_code import is_kind
@@ -48,18 +47,18 @@ def _own_attributes(trainer: TrainerProtocol) -> dict[str, Any]:
     return {**shared, **{n: v for n, v in own.items() if n not in own["own_names"]}}
 
 
-def _own_addons(trainer: TrainerProtocol) -> dict[str, AddOnBase]:
+def _own_addons(trainer: TrainerProtocol) -> dict[str, AddOnProtocol]:
     """The addons whose attributes are saved, by the name of their class: yours, without a `state_dict`."""
     return {type(addon).__qualname__: addon for addon in trainer.active_addons if kind_of(addon).is_own and _state_of(addon) is None}
 
 
-def _stated_addons(trainer: TrainerProtocol) -> dict[str, tuple[AddOnBase, dict[str, Any]]]:
+def _stated_addons(trainer: TrainerProtocol) -> dict[str, tuple[AddOnProtocol, dict[str, Any]]]:
     """The addons with a `state_dict`, each with that."""
     found = ((addon, _state_of(addon)) for addon in trainer.active_addons)
     return {type(addon).__qualname__: (addon, state) for addon, state in found if state is not None}
 
 
-def _state_of(addon: AddOnBase) -> dict[str, Any] | None:
+def _state_of(addon: AddOnProtocol) -> dict[str, Any] | None:
     """What its `state_dict` returns. Raises ConfigError for anything but a dict or None."""
     state = addon.state_dict()
     if state is not None and not isinstance(state, dict):
