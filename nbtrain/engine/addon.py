@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from functools import cache, wraps
-from itertools import combinations, count
+from itertools import combinations, count, permutations
 from typing import Any, ClassVar, Literal
 
 import lightning as L
@@ -37,17 +37,6 @@ __all__ = [
     "join_options",
 ]
 
-
-# %% ../../nbs/engine/addon.ipynb #7bbfe7f4
-def _refuse_apply(addon: type[AddOnBase]) -> None:
-    if isinstance(vars(addon).get("apply"), classmethod):
-        raise AddOnError(
-            f"{addon.__name__} defines apply(cls, base), as in zae-engine, and nbtrain never calls it.",
-            remedy="Override what the addon contributes, such as callbacks(trainer) or wrap_step(trainer, step); methods for the trainer "
-            "are named in `commands`.",
-        )
-
-
 # %% ../../nbs/engine/addon.ipynb #a958d0ac
 Phase = Literal["train", "valid", "test"]
 # A batch on the device -> the checked output of `train_step`, with its graph; None if it leaves the batch out
@@ -74,18 +63,15 @@ def _with_known_options(addon: type[AddOnBase]) -> Callable[..., None]:
         spaces = {name: vars(sys.modules[_claimant(addon, name).__module__]) for name in options(addon)}
         return {name: read_hint(field.type, spaces[name]) for name, field in options(addon).items()}
 
-    def check_call(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        known = list(options(addon))
-        for name in given.keys() - set(known):
-            raise OptionError(f"{addon.__name__} takes no option {name!r}.", remedy=nearest(name, known))
-        if args:
-            raise OptionError(f"{addon.__name__} takes options by name, got {args[0]!r}.", remedy=f"Known are: {', '.join(known)}.")
-        check_values(given, hints())
-
     @wraps(init)
     def checked(self: AddOnBase, *args: Any, **given: Any) -> None:
         try:
-            check_call(args, given)
+            known = list(options(addon))
+            for name in given.keys() - set(known):
+                raise OptionError(f"{addon.__name__} takes no option {name!r}.", remedy=nearest(name, known))
+            if args:
+                raise OptionError(f"{addon.__name__} takes options by name, got {args[0]!r}.", remedy=f"Known are: {', '.join(known)}.")
+            check_values(given, hints())
             init(self, **given)
         except Exception as error:
             shorten(error, init, (self,))
@@ -132,7 +118,12 @@ class AddOnBase:
         for name in cls.__dict__.get("__annotations__", {}):
             if callable(getattr(AddOnBase, name, None)):
                 raise AddOnError(f"{cls.__name__} has an option {name!r}, which is a method of every addon.", remedy="Rename the option.")
-        _refuse_apply(cls)
+        if isinstance(vars(cls).get("apply"), classmethod):
+            raise AddOnError(
+                f"{cls.__name__} defines apply(cls, base), as in zae-engine, and nbtrain never calls it.",
+                remedy="Override what the addon contributes, such as callbacks(trainer) or wrap_step(trainer, step); methods for the "
+                "trainer are named in `commands`.",
+            )
         cls._definition = next(_definitions)
         has_constructor = "__init__" in cls.__dict__
         dataclass(kw_only=True)(cls)
@@ -294,9 +285,8 @@ def ordered(addons: Iterable[type[AddOnBase]], apart: Collection[type[AddOnBase]
 
 
 def _check_subclasses(addons: Iterable[type[AddOnBase]]) -> None:
-    for addon, other in combinations(addons, 2):
-        if issubclass(addon, other) or issubclass(other, addon):
-            narrow, wide = (addon, other) if issubclass(addon, other) else (other, addon)
+    for narrow, wide in permutations(addons, 2):
+        if issubclass(narrow, wide):
             raise AddOnError(f"{narrow.__name__} is a {wide.__name__}, and both were given.", remedy=f"Leave {wide.__name__} out.")
 
 

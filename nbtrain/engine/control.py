@@ -477,10 +477,6 @@ class Control:
         self.run_state.end()
         self._requests.run()
 
-    def follow(self, state: State) -> None:
-        """A run in other processes is paused, or continues."""
-        self.run_state.follow(state)
-
     def request_elsewhere(self, name: str, **options: Any) -> bool:
         """Make a run in other processes call a trainer's method, after the same batch in all of them. Returns False for a local run."""
         if self.elsewhere is None or self.state == "idle":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from .train_state import Mode, TrainState
 from ..events import Event, EventKind, Phase, Progress
 
 # %% auto #0
-__all__ = ["RunTimer", "DataWait", "PassPlace", "HeldNotes", "Recorded", "Recorder"]
+__all__ = ["RunTimer", "DataWait", "PassPlace", "Recorded", "Recorder"]
 
 
 # %% ../../nbs/engine/recorder.ipynb #c2fec94a
@@ -69,46 +69,12 @@ class DataWait:
 # %% ../../nbs/engine/recorder.ipynb #dd6d6872
 @dataclass
 class PassPlace:
-    """The place of a run: `batch` finished batches of `n_batches` (None: unknown) in a pass of a phase."""
+    """The place of a run: `batch` finished batches of `n_batches` (inf: unknown) in a pass of a phase."""
 
     phase: Phase = "idle"
-    batch: int = 0
-    n_batches: int | None = None
+    n_batches: float = math.inf
     interrupted: PassPlace | None = None  # the pass that this one interrupts
-
-    @classmethod
-    def at_start(cls, phase: Phase, n_batches: float, interrupted: PassPlace | None = None) -> PassPlace:
-        """The first batch of a pass. For a loader without a length Lightning gives inf as `n_batches`."""
-        return cls(phase, 0, None if math.isinf(n_batches) else int(n_batches), interrupted)
-
-
-# %% ../../nbs/engine/recorder.ipynb #19129a98
-class HeldNotes:
-    """Passes notes and marks on to `emit` during a run, and holds those between two runs for the next one."""
-
-    def __init__(self, emit: Callable[[EventKind, Mapping[str, Any]], None]) -> None:
-        self._emit, self._is_open = emit, False
-        self._held: list[tuple[EventKind, Mapping[str, Any]]] = []
-        self._once: list[Mapping[str, Any]] = []  # what is shown only once, and was
-
-    def add(self, kind: EventKind, data: Mapping[str, Any], *, once: bool = False) -> None:
-        if once:
-            if data in self._once:
-                return
-            self._once.append(data)
-        if self._is_open:
-            self._emit(kind, data)
-        else:
-            self._held.append((kind, data))
-
-    def open(self) -> None:
-        """A run has begun."""
-        self._is_open, held, self._held = True, self._held, []
-        for kind, data in held:
-            self.add(kind, data)
-
-    def close(self) -> None:
-        self._is_open = False
+    batch: int = 0
 
 
 # %% ../../nbs/engine/recorder.ipynb #ce0b5a83
@@ -129,29 +95,12 @@ def _steps(phase: Phase, meters: Mapping[Mode, Meter], step: int) -> dict[str, A
     return {"values": named, "n": n, "samples": sum(samples)} | ({} if is_plain else {"steps": steps})
 
 
-def _memory_hint(meters: Mapping[Mode, Meter]) -> str:
-    """A note if the logs of the steps take much memory; otherwise an empty string."""
-    kept = meters["train"].kept_bytes + meters["test"].kept_bytes
-    advice = "tensors for metric_on_epoch_end; return from the steps only those that it reads."
-    return f"the logs hold over {_HINT_BYTES / 1e9:.1f} GB of {advice}" if kept > _HINT_BYTES else ""
-
-
-def _length_hint(at: PassPlace) -> str:
-    """A note if the loader has given more batches than its length when the pass began; otherwise an empty string."""
-    if at.n_batches is None or at.batch <= at.n_batches:
-        return ""
-    phase = "val" if at.phase == "valid" else at.phase
-    return f"A loader of length {at.n_batches} has given more batches than that: it is read until it ends, or to limit_{phase}_batches."
-
-
 # %% ../../nbs/engine/recorder.ipynb #recorded
 class Recorded(Protocol):
     """What a recorder reads of its trainer."""
 
     @property
     def train_state(self) -> TrainState: ...
-    @property
-    def sinks(self) -> Iterable[object]: ...  # what gets the events
 
 
 # %% ../../nbs/engine/recorder.ipynb #1ce4e305
@@ -177,7 +126,9 @@ class Recorder:
         self.lr: float | Tensor | None = None  # of the newest update
         self.lrs: dict[str, float | Tensor | None] = {}  # those of several optimizers, by name
         self.timer, self.pass_place, self.due_s, self.wait = RunTimer(), PassPlace(), 0.0, DataWait()
-        self._notes = HeldNotes(self.emit_now)
+        self._is_open = False  # whether a run is on; between two runs notes and marks wait for the next one
+        self._held: list[tuple[EventKind, Mapping[str, Any]]] = []
+        self._once: list[Mapping[str, Any]] = []  # what is shown only once, and was
 
     def start(self, n_epochs: int, header: Mapping[str, Any], *, joins: bool = False) -> None:
         """Begin a run, which ends when `n_epochs` epochs are finished. `joins`: its clock is that of the run before, in one session."""
@@ -191,18 +142,31 @@ class Recorder:
             self.timer.start(now_s)
         self.begun_s, self.due_s = now_s - self.timer.start_s, now_s + self.every_s if joins else now_s  # the first step is shown at once
         self.emit_now("start", header)
-        self._notes.open()
+        self._is_open, held, self._held = True, self._held, []
+        for kind, data in held:
+            self.emit_now(kind, data)
 
     def note(self, text: str, *, once: bool = False, **more: Any) -> None:
         """Emit a note for the user; with `once`, unless the same note was emitted before. Between two runs it waits for the next one.
 
         `more`: other data, such as `until_resumed=True` for one that is not true in a resumed run.
         """
-        self._notes.add("note", {"text": text, **more}, once=once)
+        data = {"text": text, **more}
+        if once:
+            if data in self._once:
+                return
+            self._once.append(data)
+        self._emit_or_hold("note", data)
 
     def mark(self, text: str, **more: str) -> None:
         """Emit a mark for a change by hand, with `more` data, such as a `diff`. Between two runs it waits for the next one."""
-        self._notes.add("mark", {"text": text, **more})
+        self._emit_or_hold("mark", {"text": text, **more})
+
+    def _emit_or_hold(self, kind: EventKind, data: Mapping[str, Any]) -> None:
+        if self._is_open:
+            self.emit_now(kind, data)
+        else:
+            self._held.append((kind, data))
 
     def change(self, state: str) -> None:
         """Record that the run is "pausing", "paused", "running" again or "stopping". The time of a pause does not count."""
@@ -217,14 +181,14 @@ class Recorder:
         """End a run of a session, whose record and clock continue."""
         self.flush()
         self.pass_place = PassPlace()
-        self._notes.close()
+        self._is_open = False
 
     def end(self, status: str, reason: str = "") -> None:
         """End the run, after emitting the steps since the last flush. The clock of the run stops."""
         self.flush()
         self.timer.pause(self.clock())
         self.emit_now("end", {"status": status, "reason": reason})
-        self._notes.close()
+        self._is_open = False
 
     def emit_validation(self, metrics: Mapping[str, float]) -> None:
         """Emit the metrics of a validation that belongs to no epoch."""
@@ -241,7 +205,7 @@ class Recorder:
         """The progress of the run."""
         at, timer, state = self.pass_place, self.timer, self.trainer.train_state
         elapsed_s = (self.clock() if timer.paused_s is None else timer.paused_s) - timer.start_s
-        n_batches = at.n_batches if at.batch <= (at.n_batches or 0) else None  # the forecast was too low
+        n_batches = int(at.n_batches) if at.batch <= at.n_batches < math.inf else None  # a forecast may be too low
         here = state.run, at.phase, state.counts.epoch, self.n_epochs, at.batch, n_batches
         return Progress(*here, state.counts.step, state.counts.processed, elapsed_s)
 
@@ -254,14 +218,10 @@ class Recorder:
         vars(self.trainer.train_state.counts).update(epoch=progress.epoch, step=progress.step, processed=progress.processed)
         self.pass_place.batch = progress.batch
 
-    def resume_epoch(self, batch: int) -> None:
-        """Record that this pass is resumed after `batch` finished batches."""
-        self.pass_place.batch = batch
-
     def expect(self, n_batches: float) -> None:
         """The training pass is expected to have `n_batches`; inf if that is unknown."""
         if self.pass_place.phase == "train":
-            self.pass_place.n_batches = None if math.isinf(n_batches) else int(n_batches)
+            self.pass_place.n_batches = n_batches
 
     def rate(self) -> float | None:
         """The learning rate of the newest update; None before the first one."""
@@ -274,12 +234,16 @@ class Recorder:
     def flush(self) -> None:
         """Emit the steps since the last flush."""
         self.due_s = self.clock() + self.every_s
-        phase, meters = self.pass_place.phase, self.trainer.train_state.meters
-        if phase == "idle":
+        at, state = self.pass_place, self.trainer.train_state
+        if at.phase == "idle":
             return
-        steps = _steps(phase, meters, self.trainer.train_state.counts.step)
+        steps = _steps(at.phase, state.meters, state.counts.step)
         if steps:
-            self.emit_now("steps", steps | {"lr": self.rate()} | self.wait.take(phase))
-        for hint in (_memory_hint(meters) if steps else "", _length_hint(self.pass_place)):
-            if hint:
-                self.note(hint, once=True)
+            self.emit_now("steps", steps | {"lr": self.rate()} | self.wait.take(at.phase))
+            if sum(meter.kept_bytes for meter in state.meters.values()) > _HINT_BYTES:
+                text = f"the logs hold over {_HINT_BYTES / 1e9:.1f} GB of tensors for metric_on_epoch_end; "
+                self.note(f"{text}return from the steps only those that it reads.", once=True)
+        if at.batch > at.n_batches:
+            phase = "val" if at.phase == "valid" else at.phase
+            text = f"A loader of length {at.n_batches:.0f} has given more batches than that: it is read until it ends, or to "
+            self.note(f"{text}limit_{phase}_batches.", once=True)

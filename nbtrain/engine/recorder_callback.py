@@ -33,39 +33,35 @@ def _rate(optimizer: Optimizer) -> float | Tensor | None:
 
 
 class RecorderCallback(PassCallback):
-    """Notifies a recorder of what Lightning does. It comes before other callbacks, which may change what it reads."""
-
-    _optimizer: Optimizer
-    _several: dict[str, Optimizer]  # in the optimizer, by name
-    _updates: Any  # Lightning's count of them
+    """Notifies a recorder of what Lightning does with a StepModule. It comes before other callbacks, which may change what it reads."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
 
-    def _count(self, pl_module: L.LightningModule) -> None:
+    def _count(self, pl_module: Any) -> None:
         recorder = self.recorder
-        if getattr(pl_module, "leaves_out", False):
+        if pl_module.leaves_out:
             recorder.flush()  # a block of steps has no gap
         recorder.pass_place.batch += 1
         recorder.trainer.train_state.counts.processed += 1
         if recorder.clock() >= recorder.due_s:
             recorder.flush()
 
-    def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, pl_trainer: L.Trainer, pl_module: Any) -> None:
         self._optimizer = pl_trainer.optimizers[0]
-        self._several = getattr(self._optimizer, "optimizers", {})
+        self._several = getattr(self._optimizer, "optimizers", {})  # by name
         self.recorder.wait = DataWait(self.recorder.clock)
         self._updates = updates_of(pl_trainer)
 
-    def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: Any) -> None:
         self._enter("train", pl_trainer.num_training_batches)
 
-    def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         recorder, step = self.recorder, self._updates.completed  # what trainer.global_step finds in 2 µs
         state = recorder.trainer.train_state
-        if batch is None and isinstance(pl_module, StepModule) and not pl_module.leaves_out:
+        if batch is None and not pl_module.leaves_out:
             pl_module.leave_out("train", None)  # Lightning's loop has not called the step
-        if not getattr(pl_module, "leaves_out", False):
+        if not pl_module.leaves_out:
             state.meters["train"].place(step if step > state.counts.step else step + 1)  # a batch of an open window belongs to the next
         state.counts.step = step
         self.read_rates()
@@ -77,32 +73,31 @@ class RecorderCallback(PassCallback):
         if self._several:
             self.recorder.lrs = {name: _rate(optimizer) for name, optimizer in self._several.items()}
 
-    def on_validation_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_start(self, pl_trainer: L.Trainer, pl_module: Any) -> None:
         if not is_sanity_check(pl_trainer):
             self.recorder.flush()
-            interrupted = self.recorder.pass_place
-            self.recorder.pass_place = PassPlace.at_start("valid", sum(pl_trainer.num_val_batches), interrupted)
+            self.recorder.pass_place = PassPlace("valid", sum(pl_trainer.num_val_batches), self.recorder.pass_place)
 
-    def on_validation_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, *args: Any, **kwargs: Any) -> None:
+    def on_validation_batch_end(self, pl_trainer: L.Trainer, pl_module: Any, *args: Any, **kwargs: Any) -> None:
         if self.recorder.pass_place.phase == "valid":
             self._count(pl_module)
 
-    def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, pl_trainer: L.Trainer, pl_module: Any) -> None:
         if is_sanity_check(pl_trainer):
             return
         recorder = self.recorder
         recorder.flush()
         recorder.pass_place = recorder.pass_place.interrupted or PassPlace()
-        if isinstance(pl_module, StepModule) and in_validation_of_run(pl_trainer, pl_module):
+        if in_validation_of_run(pl_trainer, pl_module):
             counts = recorder.trainer.train_state.counts
             before = {"epoch": counts.epoch + (recorder.pass_place.phase == "train"), **_now(counts)}  # 0: before the training
-            recorder.emit_now("valid", {"row": before | _validation_metrics(pl_trainer, pl_module)})
+            metrics = {name: value for name, value in _metrics(pl_trainer, pl_module).items() if name.startswith("val_")}
+            recorder.emit_now("valid", {"row": before | metrics})
 
-    def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, StepModule)
-        pl_module.end_train_pass()  # closes a pass that was stopped early; does nothing after a whole one
-        self.recorder.trainer.train_state.counts.step = self._updates.completed
+    def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: Any) -> None:
         recorder, counts = self.recorder, self.recorder.trainer.train_state.counts
+        pl_module.end_train_pass()  # closes a pass that was stopped early; does nothing after a whole one
+        counts.step = self._updates.completed
         recorder.flush()
         counts.epoch += pl_module.whole_epoch
         rate = {} if (lr := recorder.rate()) is None else {"lr": lr}
@@ -111,24 +106,23 @@ class RecorderCallback(PassCallback):
         before = {"epoch": counts.epoch, **({} if session is None else {"round": session["round"] + 1}), **_now(counts)}
         pl_module.after_epoch(partial(self._leave, "epoch", pl_trainer, pl_module, before, rate))
 
-    def on_save_checkpoint(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        deliver(self.recorder.trainer.sinks)
+    def on_save_checkpoint(self, pl_trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        deliver(pl_module.owner.sinks)
 
-    def on_test_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_test_start(self, pl_trainer: L.Trainer, pl_module: Any) -> None:
         self._enter("test", sum(pl_trainer.num_test_batches))
 
-    def on_test_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, *args: Any, **kwargs: Any) -> None:
+    def on_test_batch_end(self, pl_trainer: L.Trainer, pl_module: Any, *args: Any, **kwargs: Any) -> None:
         self._count(pl_module)
 
-    def on_test_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, StepModule)
+    def on_test_end(self, pl_trainer: L.Trainer, pl_module: Any) -> None:
         self.recorder.flush()
         self._leave("test", pl_trainer, pl_module, _now(self.recorder.trainer.train_state.counts), {})
 
     def _enter(self, phase: Phase, n_batches: float) -> None:
         """Begin a pass that is timed separately."""
         self.recorder.timer.epoch_s = self.recorder.clock()
-        self.recorder.pass_place = PassPlace.at_start(phase, n_batches)
+        self.recorder.pass_place = PassPlace(phase, n_batches)
 
     def _leave(self, kind: EventKind, pl_trainer: L.Trainer, module: StepModule, before: dict[str, Any], after: dict[str, Any]) -> None:
         """End a pass: emit its row of metrics, if it was a whole one."""
@@ -148,11 +142,6 @@ class RecorderCallback(PassCallback):
 def _now(counts: Counts) -> dict[str, int]:
     """What a row says of its time: the step, and how many batches were processed, which no two validations share."""
     return {"step": counts.step, "processed": counts.processed}
-
-
-def _validation_metrics(pl_trainer: L.Trainer, module: StepModule) -> dict[str, float]:
-    """The metrics of the validation that has just ended."""
-    return {name: value for name, value in _metrics(pl_trainer, module).items() if name.startswith("val_")}
 
 
 def _metrics(pl_trainer: L.Trainer, module: StepModule) -> dict[str, float]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -69,10 +69,7 @@ class TrainState:
 
     def scratch(self) -> TrainState:
         """A copy for a pass that must not change the original. History, best weights and session are shared."""
-        made = copy(self)
-        for name, piece in vars(self).items():
-            if name not in ("history", "best_weights", "best_before", "meters", "session"):
-                setattr(made, name, deepcopy(piece))
+        made = deepcopy(self, {id(part): part for part in (self.history, self.best_weights, self.best_before, self.meters, self.session)})
         made.meters = {"train": Meter(), "test": Meter()}  # those of one rank, even where this is one of several
         made.metrics = {"train": {}, "test": {}}
         return made

@@ -6,69 +6,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
-from types import MethodType
+from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 import lightning as L
-import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.core.hooks import DataHooks, ModelHooks
 from torch import Tensor, nn
 
 from ..private.torch_parts import CHILDREN, children_of
-from ..private.lightning_parts import evaluation_loop, hyperparameters_of, results_of
+from ..private.lightning_parts import hyperparameters_of
 from .addon import Phase
 from .logged import current_results
-from .pass_module import StepsProtocol
+from .pass_module import PassModule, StepsProtocol
 from .step_module import StepModule
 from .step_output import check_training_output, count_samples, named
 from .train_state import Mode
 from ..errors import StepError
 
 # %% auto #0
-__all__ = ["overrides", "logged_in_pass", "logged_apart", "WrapsModule", "WrappedModule"]
+__all__ = ["WrapsModule", "WrappedModule"]
 
 # %% ../../nbs/engine/wrapped_module.ipynb #10e073e6
-_PASSED_ON = (
-    *("on_fit_end", "on_train_start", "on_train_end", "on_train_batch_start", "on_before_zero_grad", "on_before_backward"),
-    *("on_after_backward", "on_before_optimizer_step", "backward", "configure_gradient_clipping", "optimizer_step"),
-    *("optimizer_zero_grad", "lr_scheduler_step", "configure_sharded_model", "on_before_batch_transfer", "on_after_batch_transfer"),
-    *(f"on_{stage}_{hook}" for stage in ("validation", "test") for hook in ("model_eval", "model_train", "epoch_start")),
-    *(f"on_{stage}_batch_{end}" for stage in ("validation", "test") for end in ("start", "end")),
-    *(f"on_predict_{hook}" for hook in ("start", "end", "epoch_start", "epoch_end", "batch_start", "batch_end", "model_eval")),
-    *("forward", "prepare_data", "train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"),
-)
-
-
-_STEPS: dict[str, Mode] = {"training_step": "train", "validation_step": "test", "test_step": "test"}
-
-
-def overrides(module: L.LightningModule, name: str) -> bool:
-    """Whether the module overrides Lightning's method of this name."""
-    return is_overridden(name, module, L.LightningModule)
-
-
-# %% ../../nbs/engine/wrapped_module.ipynb #3c0d6934
-def _is_by_step(args: Sequence[Any], options: Mapping[str, Any]) -> bool:
-    """Whether `training_step` logs a value with these arguments only by step, not for the epoch."""
-    return not (args[3] if len(args) > 3 else options.get("on_epoch"))
-
-
-def logged_in_pass(pl_trainer: L.Trainer) -> dict[str, float]:
-    """The values logged for the epoch in the pass that ends. If a value was also logged by step, Lightning has it by two names."""
-    results = current_results(pl_trainer)
-    found = results.metrics(on_step=False)["callback"] if results is not None else {}
-    twice = {f"{name}_epoch" for name in found}
-    values = {name: float(value) for name, value in found.items() if name not in twice}
-    return pl_trainer.strategy.broadcast(values)  # without sync_dist each process has its own
-
-
-def logged_apart(pl_trainer: L.Trainer) -> list[str]:
-    """The names logged for the epoch that each of several processes computes from its share of the data."""
-    results = current_results(pl_trainer) if pl_trainer.world_size > 1 else None
-    metrics = results.result_metrics if results is not None else []
-    alone = [metric.meta for metric in metrics if metric.is_tensor and metric.meta.on_epoch and not metric.meta.sync.should]
-    return [meta.name for meta in alone if not meta.sync.rank_zero_only]
+_HOOKS = {name for name in (*vars(ModelHooks), *vars(DataHooks)) if not name.startswith("_")}
+_PASSED_ON = _HOOKS - {*vars(PassModule), *vars(StepModule)}
+_PASSED_ON |= {"on_validation_model_zero_grad", "transfer_batch_to_device", "predict_step", "backward", "configure_gradient_clipping"}
+_PASSED_ON |= {"optimizer_step", "optimizer_zero_grad", "lr_scheduler_step"}
+_PASSED_ON |= {"automatic_optimization", "strict_loading", "example_input_array"}
 
 
 # %% ../../nbs/engine/wrapped_module.ipynb #6cbab7c6
@@ -96,21 +60,26 @@ def _own_last(name: str) -> Callable[..., Any]:
     return hook
 
 
-def _call_of(inner: L.LightningModule, name: str) -> Callable[..., Any]:
-    """A function that calls the method `name` of `inner` as it is then: it may be set in mid-epoch."""
-
-    @wraps(getattr(inner, name))
-    def call(*args: Any, **options: Any) -> Any:
-        return getattr(inner, name)(*args, **options)
-
-    return call
-
-
 def _part(name: str) -> property:
     def put(self: WrappedModule, value: Any) -> None:
         setattr(self.inner, name, value)
 
-    return property(lambda self: getattr(self.inner, name), put)
+    return property(attrgetter(f"inner.{name}"), put)
+
+
+def _step(name: str, mode: Mode) -> Any:
+    """The step `name` as the inner module has it now: counted, or Lightning's own, by which Lightning sees that there is none."""
+    none = getattr(L.LightningModule, name)
+
+    def counted(self: WrappedModule) -> Callable[..., Any]:
+        step = getattr(self.inner, name)
+        if getattr(step, "__func__", None) is none:
+            return step
+        call = partial(self.guarded, mode, name)
+        vars(call)["__wrapped__"] = step  # of which Lightning reads the signature; wraps() copies more, in each batch
+        return call
+
+    return property(counted)
 
 
 _PREFIX = "model."
@@ -133,11 +102,8 @@ class WrappedModule(StepModule):
         self._calls: str | None = None  # the step of the module that is called now
         self._own_names: dict[str, str] = {}  # by recorded name: the module's own name
         self._after_epoch: list[Callable[[], None]] = []
-        self._n_attributes = 0  # of the inner module, when `pass_on` looked
-        own = vars(self)
-        own |= hyperparameters_of(self.inner)
-        self.pass_on()
-        own |= {"_is_made": True}
+        vars(self).update(hyperparameters_of(self.inner))
+        self._is_made = True
 
     @property
     def inner(self) -> L.LightningModule:
@@ -159,10 +125,6 @@ class WrappedModule(StepModule):
         self.inner.on_fit_start()
         super().on_fit_start()
         self.maker.adopt(self.trainer)  # in Lightning, too, a restored state comes after this hook
-
-    def teardown(self, stage: str) -> None:
-        self.inner.teardown(stage)
-        super().teardown(stage)
 
     def close(self) -> None:
         """Restore the inner module to its original form, with the trained weights."""
@@ -187,27 +149,24 @@ class WrappedModule(StepModule):
         # A step by hand has changed weights when it raises, and what Lightning's check has changed is put back at its end
         if self.guard is None or self._sanity_check or not self.inner.automatic_optimization:
             return call()
-        loop: Any = self.trainer.fit_loop.epoch_loop if mode == "train" else evaluation_loop(self.trainer)
-        return self.guard.step(name, batch, results_of(loop), call)
+        return self.guard.step(name, batch, current_results(self.trainer), call)
 
     def count(self, mode: Mode, name: str, batch: Any, *args: Any, **options: Any) -> Any:
         """Call a step of the inner module, and record what it returns and logs. Returns the step's output."""
-        self._by_step = {}
-        self._pass_on_new()
-        if self.leaves_out:
-            vars(self)["leaves_out"] = False
+        own = vars(self)
+        own |= {"_by_step": {}, "leaves_out": False}
         if batch is None and "dataloader_iter" not in options:
             return self.leave_out(mode, batch)
-        vars(self)["_calls"] = name
+        own["_calls"] = name
         step = getattr(self.inner, name)  # its class may be redefined while the run waits
         if mode == "test" and self.loader_names:
             self.enter_loader(args[1] if len(args) > 1 else options.get("dataloader_idx", 0))
             self.names_loaders = not (self.loader_name or "").isdigit()  # of a list Lightning logs the index
         output = step(batch, *args, **options)
-        vars(self)["_calls"] = None
-        if output is None and mode == "train" and self.inner.automatic_optimization:
-            return self.leave_out("train", batch)
+        own["_calls"] = None
         if mode == "train" and self.inner.automatic_optimization:
+            if output is None:
+                return self.leave_out("train", batch)
             check_training_output(output, lambda: f"{self.owner.title}.training_step, {self.owner.recorder.place}")
         if self._sanity_check or (mode == "train" and self.is_repeated()):
             return output
@@ -221,13 +180,14 @@ class WrappedModule(StepModule):
         meter.add({}, count_samples(self.owner, batch))
         for name, value in row.items():
             meter.amend(name, value)
-        self.output = {name: value.detach() if isinstance(value, Tensor) else value for name, value in row.items()}
+        own["output"] = {name: value.detach() if isinstance(value, Tensor) else value for name, value in row.items()}
         return output
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Lightning's `log`. What `training_step` logs only by step is also recorded for the epoch's row."""
         super().log(name, value, *args, **options)
-        if self._calls == "training_step" and _is_by_step(args, options):
+        is_for_epoch = args[3] if len(args) > 3 else options.get("on_epoch")
+        if self._calls == "training_step" and not is_for_epoch:
             key = name.removeprefix("train_")
             self._own_names[f"train_{key}"] = name
             self._by_step |= named({key: value}, "")
@@ -251,11 +211,20 @@ class WrappedModule(StepModule):
             self._keep_logged()
 
     def _keep_logged(self) -> None:
-        """Keep what was logged for the pass that ends."""
-        self._keep(logged_in_pass(self.trainer))
-        for name in logged_apart(self.trainer):
-            text = f"{name} is the mean of rank 0 alone, over its share of the data: log it with sync_dist=True for the mean of all."
-            self.owner.recorder.note(text, once=True)
+        """Keep what was logged for the epoch in the pass that ends; in several processes that of rank 0."""
+        strategy, results = self.trainer.strategy, current_results(self.trainer)
+        assert results is not None
+        found = results.metrics(on_step=False)["callback"]
+        twice = {f"{name}_epoch" for name in found}  # what was also logged by step has two names
+        self._keep(strategy.broadcast({name: float(value) for name, value in found.items() if name not in twice}))
+        for metric in results.result_metrics if self.trainer.world_size > 1 else ():
+            meta = metric.meta
+            is_apart = metric.is_tensor and meta.on_epoch and not meta.sync.should and not meta.sync.rank_zero_only
+            if is_apart:
+                text = (
+                    f"{meta.name} is the mean of rank 0 alone, over its share of the data: log it with sync_dist=True for the mean of all."
+                )
+                self.owner.recorder.note(text, once=True)
 
     def _keep(self, metrics: Mapping[str, float]) -> None:
         self.epoch_metrics.update(metrics)
@@ -265,33 +234,10 @@ class WrappedModule(StepModule):
         """Do `call` after the module's own end of the epoch, in which it may log."""
         self._after_epoch.append(call)
 
-    def end_epoch(self) -> None:
-        """Called when the module has logged everything for the epoch."""
-        self._keep_logged()
-        calls, self._after_epoch = self._after_epoch, []
-        for call in calls:
-            call()
-
     def isolate_validation(self) -> None:
         """Do nothing: a validation changes the random state of the training, as with Lightning alone."""
 
     # -- hooks and attributes
-    def pass_on(self) -> None:
-        """Pass the hooks and steps on that the inner module has now: those of its class, and those that were set on it."""
-        inner, own = self.inner, vars(self)
-        for name in _PASSED_ON:
-            own.pop(name, None)
-        own |= {name: _call_of(inner, name) for name in _PASSED_ON if overrides(inner, name)}
-        for name, mode in _STEPS.items():
-            plain = MethodType(getattr(L.LightningModule, name), self)  # by which Lightning sees that there is none
-            own[name] = wraps(getattr(inner, name))(partial(self.guarded, mode, name)) if overrides(inner, name) else plain
-        own |= {"predict_step": inner.predict_step, "_n_attributes": len(vars(inner))}
-
-    def _pass_on_new(self) -> None:
-        """Pass on what was set on the inner module since."""
-        if len(vars(self.inner)) != self._n_attributes:
-            self.pass_on()
-
     @property
     def __class__(self) -> type:
         """The class of the inner module, for `isinstance(pl_module, MyModule)` in a callback; `type()` returns the outer class."""
@@ -299,44 +245,31 @@ class WrappedModule(StepModule):
         return WrappedModule if inner is None else type(inner)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {name: value for name, value in self.__getstate__().items() if name not in (*_PASSED_ON, *_STEPS)}
-        return object.__new__, (WrappedModule,), state  # what pickle does by itself looks at `__class__`
+        return object.__new__, (WrappedModule,), self.__getstate__()  # what pickle does by itself looks at `__class__`
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.pass_on()
-
-    automatic_optimization, strict_loading = _part("automatic_optimization"), _part("strict_loading")
-    example_input_array = _part("example_input_array")
+    training_step = _step("training_step", "train")
+    validation_step, test_step = _step("validation_step", "test"), _step("test_step", "test")
     on_train_epoch_start, on_validation_start = _own_first("on_train_epoch_start"), _own_first("on_validation_start")
     on_validation_end, on_test_end = _own_first("on_validation_end"), _own_first("on_test_end")
-    on_test_start = _own_first("on_test_start")
-    on_test_epoch_end = _own_last("on_test_epoch_end")
+    on_test_start, configure_model = _own_first("on_test_start"), _own_first("configure_model")
+    on_validation_epoch_end, on_test_epoch_end = _own_last("on_validation_epoch_end"), _own_last("on_test_epoch_end")
+    teardown = _own_last("teardown")
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        return self.inner.forward(*args, **options)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.inner.on_train_batch_end(outputs, batch, batch_idx)
         super().on_train_batch_end(outputs, batch, batch_idx)
         vars(self)["leaves_out"] = False  # Lightning does not call the step for a next batch of None
-        self._pass_on_new()
 
     def on_train_epoch_end(self) -> None:
         super().on_train_epoch_end()
         self.inner.on_train_epoch_end()
-        self.end_epoch()
-
-    def on_validation_epoch_end(self) -> None:
-        self.inner.on_validation_epoch_end()
-        super().on_validation_epoch_end()
-
-    def on_validation_model_zero_grad(self) -> None:
-        self.inner.on_validation_model_zero_grad()
-
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        return self.inner.transfer_batch_to_device(batch, device, dataloader_idx)
-
-    def configure_model(self) -> None:
-        super().configure_model()
-        self.inner.configure_model()
+        self._keep_logged()
+        calls, self._after_epoch = self._after_epoch, []
+        for call in calls:
+            call()
 
     def configure_callbacks(self) -> list[L.Callback]:
         found = self.inner.configure_callbacks()
@@ -362,3 +295,7 @@ class WrappedModule(StepModule):
             super().__setattr__(name, value)
         else:
             setattr(self.inner, name, value)
+
+
+for _name in _PASSED_ON:
+    setattr(WrappedModule, _name, _part(_name))

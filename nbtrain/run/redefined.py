@@ -214,9 +214,6 @@ def renew(trainer: TrainerBase, loaders: Iterable[Any], steps: type[Any] | None)
         is_read &= not _take_newest(trainer)
     is_read &= not adopt(models[1:] if trainer.configures_optimizers and (trainer.holds_steps or steps is not None) else models)
     is_read &= not adopt(_objects(trainer, loaders))
-    if trainer.configures_optimizers and trainer.module is not None:
-        module: Any = trainer.module
-        module.pass_on()
     trainer.code = before if is_read else read_code(trainer, loaders, before)
     return before
 

@@ -241,7 +241,7 @@ def _load_epoch_metrics(at: Moment, _: None) -> None:
     own = (at.state or {})["nbtrain"]
     if own["finished"] is not None:
         at.module.epoch_metrics = dict(own["metrics"]["epoch"])
-        at.trainer.recorder.resume_epoch(own["finished"])
+        at.trainer.recorder.pass_place.batch = own["finished"]
 
 
 def _logged(at: Moment) -> list[dict[str, Any]]:

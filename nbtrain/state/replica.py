@@ -123,7 +123,7 @@ def restore_trainer(trainer: StatefulTrainer, loaders: tuple[Any, Any], state: b
 def forward_event(trainer: TrainerProtocol, event: Event) -> None:
     """Emit an event of a replica of `trainer` again in this process."""
     if event.kind == "state":
-        trainer.control.follow(event.data["state"])
+        trainer.control.run_state.follow(event.data["state"])
     else:
         trainer.recorder.follow(event.progress)
         trainer.recorder.emit(event)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import lightning as L
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -17,7 +18,7 @@ from ..annotations import checked
 from ..data.several_loaders import Loaders
 from ..engine.step_module import StepModule
 from ..engine.step_output import as_output
-from ..engine.wrapped_module import WrappedModule, overrides
+from ..engine.wrapped_module import WrappedModule
 from ..errors import ConfigError, StepError
 from ..optim.joint_optimizer import single
 from ..optim.optimizer_state import load_optimizer
@@ -214,7 +215,7 @@ class LightningSteps(TrainerBase):
         return validate(self, loader)
 
     def _need(self, step: str, command: str) -> None:
-        if not overrides(self.lightning_module, step):
+        if not is_overridden(step, self.lightning_module):
             what = f"{type(self.model).__name__} has no {step}, and {command} calls it."
             raise ConfigError(what, remedy=f"Write {step}(self, batch, batch_idx), or use the trainer's history.")
 

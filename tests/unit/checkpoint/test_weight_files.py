@@ -27,7 +27,7 @@ from nbtrain.jobs.build import Job
 
 def notes(trainer: Any) -> list[str]:
     """The notes that the next run begins with."""
-    return [data["text"] for kind, data in trainer.recorder._notes._held if kind == "note"]
+    return [data["text"] for kind, data in trainer.recorder._held if kind == "note"]
 
 
 def applied(path: Any, model: nn.Module | None = None, **options: Any) -> Any:

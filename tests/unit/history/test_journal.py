@@ -49,7 +49,7 @@ def loaded(path: Path) -> Any:
 
 
 def notes(trainer: Any) -> list[str]:
-    return [data["text"] for kind, data in trainer.recorder._notes._held if kind == "note"]
+    return [data["text"] for kind, data in trainer.recorder._held if kind == "note"]
 
 
 def checkpoints(trainer: Any) -> Path:
