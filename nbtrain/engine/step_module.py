@@ -79,6 +79,7 @@ class StepModule(PassModule):
         self.owner.module = self
         lend_log(self, self.model)
         if stage == "fit":
+            self._batches = self.trainer.fit_loop.epoch_loop.batch_progress.total
             self._wrap()
             if not self.owner.automatic_optimization and self.owner.optimizer is not None:
                 self.watch = StepWatch(self.owner.optimizer, self._before_step)
@@ -141,8 +142,7 @@ class StepModule(PassModule):
     # -- steps
     def training_step(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
         """None for a batch that is left out: the loader or the step gave None, or it was skipped after an error."""
-        if self.leaves_out:
-            vars(self)["leaves_out"] = False
+        self.__dict__["leaves_out"] = False
         if self.watch is not None:
             vars(self)["has_stepped"] = False
             if batch is not None:
@@ -150,13 +150,14 @@ class StepModule(PassModule):
         if self.guard is None or batch is None:
             output = self._train(batch, batch_idx) if batch is not None else None
         else:
-            pl_trainer = trainer_of(self)
-            assert pl_trainer is not None
+            pl_trainer: Any = trainer_of(self)
             results = results_of(pl_trainer.fit_loop.epoch_loop)
             output = self.guard.step("train_step", batch, results, partial(self._train, batch, batch_idx))
         if output is None:
             output = self.leave_out("train", batch)
-        return self.opened(output)
+        if self.round is not None and self.automatic_optimization:
+            output = self.round.open(output)  # after which several ranks agree on their round of batches
+        return output
 
     def _train(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
         if self._wrapped_step is None:
@@ -242,8 +243,7 @@ class StepModule(PassModule):
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Mapping[str, Any] | None:
         """None for a batch that is left out: see `training_step`."""
-        if self.leaves_out:
-            vars(self)["leaves_out"] = False
+        self.__dict__["leaves_out"] = False
         if self.loader_names:
             self.enter_loader(dataloader_idx)
         if self.guard is None or batch is None:

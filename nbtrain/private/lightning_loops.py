@@ -42,7 +42,7 @@ NEEDED: dict[str, str] = {
     f"{_LOGGED}.logger_connector._LoggerConnector": "_callback_metrics _current_fx _first_loop_iter _logged_metrics _progress_bar_metrics",
     f"{_LOGGED}.result._ResultCollection": "_extract_batch_size",
     f"{_LOGGED}.result._ResultMetric": "",
-    "torchmetrics.metric.Metric": "_cache _computed _defaults _forward_cache _is_synced _update_count _wrap_compute _wrap_update",
+    "torchmetrics.metric.Metric": "_computed _forward_cache _update_count",
 }
 MISSING: tuple[str, ...] = tuple(missing(NEEDED))
 
