@@ -40,9 +40,10 @@ __all__ = [
 # %% ../../nbs/engine/logged.ipynb #09901c9f
 def current_results(pl_trainer: L.Trainer) -> ResultCollection | None:
     """Lightning's table of what is logged now: its `_results`, which takes 10 µs in a training."""
-    if pl_trainer.state.stage is RunningStage.TRAINING:
+    stage = pl_trainer.state.stage
+    if stage is RunningStage.TRAINING:
         return results_of(pl_trainer.fit_loop.epoch_loop)
-    if pl_trainer.state.stage in (None, RunningStage.PREDICTING):
+    if stage is None or stage is RunningStage.PREDICTING:
         return None
     return results_of(evaluation_loop(pl_trainer))
 
@@ -150,8 +151,6 @@ class KnownMetrics:
 
     def add(self, module: L.LightningModule, name: str, value: Any, options: dict[str, Any]) -> bool:
         """Add `value` to its metric if that is known; otherwise return False."""
-        if not self._known:
-            return False
         pl_trainer, known = module._trainer, self._known.get((module._current_fx_name, name))
         if known is None or pl_trainer is None or pl_trainer._logger_connector._first_loop_iter is not False:
             return False  # Lightning resets metrics in an epoch's first batch
@@ -166,12 +165,8 @@ class KnownMetrics:
         if not (value.is_cpu and metric.value.is_cpu) and value.device != metric.value.device:  # pyright: ignore[reportOptionalMemberAccess]
             return False
         n = results._extract_batch_size(metric, options.get("batch_size"), metric.meta) if metric.meta.on_epoch else 1  # unused in a step
-        self._update(metric, value.detach() if value.requires_grad else value, n)
-        return True
-
-    @staticmethod
-    def _update(metric: ResultMetric, value: Tensor, n: int) -> None:
-        """Do what `_ResultMetric.update` does for a mean; setting an attribute through torchmetrics and nn.Module costs 1 µs each."""
+        value = value.detach() if value.requires_grad else value
+        # What `_ResultMetric.update` does for a mean; to set an attribute through torchmetrics and nn.Module costs 1 µs each
         state: dict[str, Any] = vars(metric)
         if metric.meta.on_step:
             state["_forward_cache"] = value.clone()
@@ -181,6 +176,7 @@ class KnownMetrics:
         else:
             state["value"] = state["_forward_cache"]
         state.update(_computed=None, _update_count=state["_update_count"] + 1, has_reset=False)
+        return True
 
 
 # %% ../../nbs/engine/logged.ipynb #29f4605a

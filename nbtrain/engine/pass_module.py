@@ -68,8 +68,6 @@ class StepsProtocol(TrainerProtocol, Protocol):
     @property
     def _turn(self) -> Turn | None: ...  # the current step, if a batch has several
     @property
-    def _reads_tensors(self) -> bool: ...  # whether to keep tensors that are not scalars for metric_on_epoch_end
-    @property
     def active_addons(self) -> list[AddOnBase]: ...
 
     def train_step(self, batch: Any) -> dict[str, Any] | None: ...
@@ -335,8 +333,6 @@ class PassModule(L.LightningModule):
             vars(self)["_train_open"] = False
             self._note_no_step()
             self._end("train", "train")
-
-    on_train_epoch_end = end_train_pass
 
     # -- a validation or a test
     def on_validation_model_zero_grad(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 import torch
@@ -28,7 +28,7 @@ from .step_output import check_output, count_samples, leaves_out, named
 from ..errors import NbtrainError, StepError, add_note
 
 # %% auto #0
-__all__ = ["note_batch", "Restorable", "StepModule", "is_whole_epoch", "in_validation_of_run"]
+__all__ = ["note_batch", "StepModule", "is_whole_epoch", "in_validation_of_run"]
 
 
 # %% ../../nbs/engine/step_module.ipynb #4f7c21ab
@@ -41,12 +41,6 @@ def note_batch(error: Exception, place: str, batch: Any) -> None:
         add_note(error, "An evaluation computes no gradients: write @torch.enable_grad() above test_step.")
 
 
-class Restorable(Protocol):
-    """What was trained before a run: the `TrainedParts` of a model."""
-
-    def restore(self) -> list[str]: ...  # the names of parameters that were frozen meanwhile
-
-
 # %% ../../nbs/engine/step_module.ipynb #0b2ea9a4
 class StepModule(PassModule):
     """The LightningModule around the steps of a trainer, `owner`. `with_addons=False` leaves out its addons.
@@ -54,7 +48,7 @@ class StepModule(PassModule):
     `whole_epoch=False`: for a single batch, which counts as a step but not as an epoch.
     """
 
-    continued: Restorable | None = None  # what was trained before this run
+    continued: Callable[[], list[str]] | None = None  # trains what was trained before this run; returns what was frozen meanwhile
     _n_backward = 0  # calls of `backward_by_hand` for this batch
     _unscaled: torch.amp.GradScaler | None = None  # that has unscaled gradients since the newest loss
     predict: Callable[[Any], Any] | None = None
@@ -129,7 +123,7 @@ class StepModule(PassModule):
 
     def on_fit_start(self) -> None:
         """In a run that continues, what is trained is what was trained, also if a callback freezes it in each `setup`."""
-        if self.continued is not None and (frozen := self.continued.restore()):
+        if self.continued is not None and (frozen := self.continued()):
             more = ", …" if frozen[3:] else ""
             self.owner.recorder.note(f"Trained again, as before this run: {', '.join(frozen[:3])}{more}. A setup had frozen it.")
 
