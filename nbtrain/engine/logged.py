@@ -5,19 +5,15 @@
 # %% ../../nbs/engine/logged.ipynb #4f3af43b
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from copy import copy
-from dataclasses import replace
-from functools import cache
 from typing import Any
 from weakref import ReferenceType, ref
 
 import lightning as L
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor, nn
 
 from ..private.lightning_parts import evaluation_loop, results_of, trainer_of
@@ -26,10 +22,8 @@ from ..private.lightning_loops import MISSING, ResultCollection, ResultMetric
 # %% auto #0
 __all__ = [
     "current_results",
-    "reset_results",
     "publish",
     "Results",
-    "held",
     "log_means",
     "KnownMetrics",
     "ModuleLog",
@@ -46,39 +40,12 @@ __all__ = [
 # %% ../../nbs/engine/logged.ipynb #09901c9f
 def current_results(pl_trainer: L.Trainer) -> ResultCollection | None:
     """Lightning's table of what is logged now: its `_results`, which takes 10 µs in a training."""
-    state, loop = pl_trainer.state, pl_trainer.fit_loop.epoch_loop
-    if state.stage is RunningStage.TRAINING:
-        return results_of(loop)
-    if state.stage is RunningStage.VALIDATING and state.fn is TrainerFn.FITTING:
-        return results_of(loop.val_loop)
-    return results_of(evaluation_loop(pl_trainer)) if state.stage not in (None, RunningStage.PREDICTING) else None
-
-
-def reset_results(results: ResultCollection, hook: str | None = None) -> None:
-    """Reset Lightning's table; with `hook`, only the numbers logged in that hook."""
-    for metric in results.values():
-        if hook is not None and (not metric.is_tensor or metric.meta.fx != hook):
-            continue
-        if not metric.is_tensor:
-            metric.reset()
-        elif not metric.has_reset:
-            _reset(metric)
-
-
-def _reset(metric: ResultMetric) -> None:
-    """Do what `metric.reset()` does, which takes 20 µs."""
-    state: dict[str, Any] = vars(metric)
-    defaults: dict[str, Any] = metric._defaults  # pyright: ignore[reportAssignmentType]
-    if metric.meta.sync.should or not _is_beside(defaults["value"], state["value"]):
-        metric.reset()
-        return
-    state.update(defaults)  # without copies: Lightning replaces the sums, and changes only those in place that are synchronized
-    state.update(_update_count=0, _forward_cache=None, _computed=None, _cache=None, _is_synced=False, has_reset=True)
-
-
-def _is_beside(default: Any, value: torch.Tensor) -> bool:
-    """Whether `default` is a tensor on the device of `value`; reading `is_cpu` takes a third of the time of `device`."""
-    return type(default) is torch.Tensor and ((default.is_cpu and value.is_cpu) or default.device == value.device)
+    stage = pl_trainer.state.stage
+    if stage is RunningStage.TRAINING:
+        return results_of(pl_trainer.fit_loop.epoch_loop)
+    if stage is None or stage is RunningStage.PREDICTING:
+        return None
+    return results_of(evaluation_loop(pl_trainer))
 
 
 def publish(pl_trainer: L.Trainer, results: ResultCollection, *, on_step: bool = False) -> dict[str, Any]:
@@ -86,7 +53,7 @@ def publish(pl_trainer: L.Trainer, results: ResultCollection, *, on_step: bool =
 
     Lightning's connector does the same, but it looks up the running loop five times, which takes 25 µs.
     """
-    if not any(not metric.has_reset and (metric.meta.on_step or not on_step) for metric in results.values()):
+    if not results:
         return {}
     metrics, connector = results.metrics(on_step), pl_trainer._logger_connector
     connector._progress_bar_metrics.update(metrics["pbar"])
@@ -96,75 +63,67 @@ def publish(pl_trainer: L.Trainer, results: ResultCollection, *, on_step: bool =
 
 
 class Results(ResultCollection):
-    """Lightning's table of metrics, which is not copied at the end of a run if it is on the CPU already: that takes 200 µs per metric."""
+    """Lightning's table of metrics, in which the means of a pass are plain tensors until something else is logged.
 
-    def cpu(self) -> ResultCollection:
-        is_here = all(metric.is_tensor and all(vars(metric)[name].is_cpu for name in metric._defaults) for metric in self.values())
-        return self if is_here else super().cpu()
+    To make them entries like the others takes 2,000 calls of functions each, and an epoch may be one batch.
+    """
 
+    means: Mapping[str, Tensor] = {}  # of the pass that has ended, by name
+    _hook = ""  # that has logged them
+    _options: Mapping[str, Any] = {}
 
-# %% ../../nbs/engine/logged.ipynb #heldval1
-def held(value: float, dtype: torch.dtype) -> float:
-    """A number as Lightning's table can hold it: 1e300 is infinite in 32 bits, and 1e-300 is 0."""
-    limits = torch.finfo(dtype)
-    if not math.isfinite(value) or limits.tiny * limits.eps <= abs(value) <= limits.max:
-        return value
-    return math.copysign(math.inf, value) if abs(value) > limits.max else 0.0
+    def log_means(self, hook: str, means: Mapping[str, Tensor], **options: Any) -> None:
+        """Log the means of a whole pass in `hook`, with these `options` of `log`."""
+        self.means, self._hook, self._options = means, hook, options
+        if len(self):
+            self._enter_means()
+
+    def _enter_means(self) -> None:
+        means, self.means = self.means, {}
+        for name, mean in means.items():
+            key = f"{self._hook}.{name}"
+            is_alone = key not in self or self[key].has_reset
+            super().log(self._hook, name, mean, batch_size=1, **self._options)  # pyright: ignore[reportAttributeAccessIssue]
+            if is_alone:
+                self[key]._computed = mean  # where Lightning computes it, it advises several processes to use sync_dist
+
+    def __bool__(self) -> bool:
+        return len(self) > 0 or bool(self.means)
+
+    def metrics(self, on_step: bool) -> Any:
+        found = super().metrics(on_step)
+        if not on_step:
+            found["callback"].update(self.means)
+            if self._options.get("logger"):
+                found["log"].update(self.means)
+        return found
+
+    def log(self, fx: str, name: str, value: Any, **options: Any) -> None:
+        self._enter_means()
+        super().log(fx, name, value, **options)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
+        super().reset(metrics, fx)
+        if not metrics and fx in (None, self._hook):
+            self.means = {}
 
 
 # %% ../../nbs/engine/logged.ipynb #9d7d2f59
-@cache
-def _usual_metric(dtype: torch.dtype, device: torch.device) -> ResultMetric:
-    """A mean of one number as Lightning's `log` makes it, which takes it 2,000 calls of functions: the others are copies of it."""
-    table: Any = ResultCollection(training=True)
-    with torch.inference_mode(False):
-        table.log("", "", torch.zeros((), dtype=dtype, device=device), on_step=False, on_epoch=True, batch_size=1)
-    return table["."]
-
-
 def log_means(module: L.LightningModule, metrics: Mapping[str, float], *, logger: bool) -> None:
-    """Log `metrics`, means of a whole pass, as Lightning's `log_dict` does, to the same places of its table; `logger`: for loggers, too.
-
-    Lightning checks each name, copies its table to the device and takes 250 µs per metric; an epoch of one batch takes 400 µs.
-    """
-    pl_trainer, hook, options = module.trainer, module._current_fx_name, {"on_step": False, "on_epoch": True, "batch_size": 1}
-    options["add_dataloader_idx"] = False  # a metric of several sets belongs to none of them
+    """Log `metrics`, means of a whole pass, as Lightning's `log_dict` does; `logger`: for loggers, too."""
+    pl_trainer, hook = module.trainer, module._current_fx_name
     results = current_results(pl_trainer)
-    if MISSING or pl_trainer.barebones or results is None or hook is None:
+    if not isinstance(results, Results) or pl_trainer.barebones or hook is None:
+        options = {"on_step": False, "on_epoch": True, "batch_size": 1}
+        options["add_dataloader_idx"] = False  # a metric of several sets belongs to none of them
         module.log_dict(dict(metrics), logger=logger, **options)
         return
     connector, dtype, device = pl_trainer._logger_connector, torch.get_default_dtype(), module.device
     if connector.should_reset_tensors(hook):
-        reset_results(results, hook)
-    usual = _usual_metric(dtype, device)
-    one = usual.cumulated_batch_size  # Lightning does not change it in place
-    if new := [name for name in metrics if f"{hook}.{name}" not in results and "/dataloader_idx_" not in name]:
-        sync = replace(usual.meta.sync, fn=pl_trainer.strategy.reduce)
-        results |= {f"{hook}.{name}": _like(usual, hook, name, sync, logger=logger) for name in new}
-    for name, number in metrics.items():
-        metric = results.get(f"{hook}.{name}")
-        if metric is None or not metric.has_reset or not _is_usual(metric) or metric.meta.logger is not logger:
-            module.log(name, number, logger=logger, **options)
-            continue
-        value, state = torch.scalar_tensor(number, dtype=dtype, device=device), vars(metric)
-        state.update(value=value, cumulated_batch_size=one, _computed=value, has_reset=False)
-        state["_update_count"] += 1
+        results.reset(metrics=False, fx=hook)
+    means = {name: torch.tensor(number, dtype=dtype, device=device) for name, number in metrics.items()}
+    results.log_means(hook, means, logger=logger, sync_dist_fn=pl_trainer.strategy.reduce)
     connector._current_fx = hook
-
-
-def _like(metric: ResultMetric, hook: str, name: str, sync: Any, *, logger: bool) -> ResultMetric:
-    """An empty copy of `metric` with another name. `copy(metric)` looks at signatures again, which takes 60 µs."""
-    made, meta = object.__new__(type(metric)), copy(metric.meta)
-    meta.fx, meta.name, meta.logger, meta.sync = hook, name, logger, sync
-    state = {key: item for key, item in vars(metric).items() if key not in ("update", "compute")}  # which are bound to `metric`
-    vars(made).update(state, meta=meta, has_reset=True, _update_count=0)
-    vars(made).update(update=made._wrap_update(made.update), compute=made._wrap_compute(made.compute))
-    return made
-
-
-def _is_usual(metric: ResultMetric) -> bool:
-    """Whether `metric` is a mean of numbers that is not synchronized between processes."""
-    return metric.is_tensor and metric.meta.is_mean_reduction and not metric.meta.sync.should and not metric.meta.on_step
 
 
 # %% ../../nbs/engine/logged.ipynb #4fad86bb
@@ -175,31 +134,28 @@ class KnownMetrics:
     """The metrics of Lightning's result collection that a plain `log` can update directly: through Lightning it takes 200 µs."""
 
     def __init__(self) -> None:
-        # By hook and name: the metric, its collection and its key there, the options
-        self._known: dict[tuple[str | None, str], tuple[ResultMetric, ResultCollection, str, dict[str, Any]]] = {}
+        # By hook and name: the metric, its collection, the options
+        self._known: dict[tuple[str | None, str], tuple[ResultMetric, ResultCollection, dict[str, Any]]] = {}
 
     def learn(self, module: L.LightningModule, name: str, options: dict[str, Any]) -> None:
         """Remember the metric that Lightning made for a `log` call, if it can be updated directly."""
-        if MISSING:
+        if MISSING or module._trainer is None or module._trainer._results is None:
             return
-        results = module._trainer._results if module._trainer is not None else None
-        key = f"{module._current_fx_name}.{name}"
-        metric = results.get(key) if results is not None else None
-        if results is None or metric is None or not metric.is_tensor:
+        results = module._trainer._results
+        metric = results.get(f"{module._current_fx_name}.{name}")
+        if metric is None or not metric.is_tensor:
             return
         if metric.meta.is_mean_reduction and not metric.meta.sync.should and not metric.meta.enable_graph:
             usual_options = {k: v for k, v in options.items() if k != "batch_size"}
-            self._known[module._current_fx_name, name] = metric, results, key, usual_options
+            self._known[module._current_fx_name, name] = metric, results, usual_options
 
     def add(self, module: L.LightningModule, name: str, value: Any, options: dict[str, Any]) -> bool:
         """Add `value` to its metric if that is known; otherwise return False."""
-        if not self._known:
-            return False
         pl_trainer, known = module._trainer, self._known.get((module._current_fx_name, name))
         if known is None or pl_trainer is None or pl_trainer._logger_connector._first_loop_iter is not False:
             return False  # Lightning resets metrics in an epoch's first batch
-        metric, results, key, usual_options = known
-        if results.batch is None or results.get(key) is not metric:
+        metric, results, usual_options = known
+        if results.batch is None:
             return False  # another loop is at work: only that one's collection has a batch
         rest = {k: v for k, v in options.items() if k != "batch_size"} if "batch_size" in options else options
         if type(value) is float:
@@ -209,12 +165,8 @@ class KnownMetrics:
         if not (value.is_cpu and metric.value.is_cpu) and value.device != metric.value.device:  # pyright: ignore[reportOptionalMemberAccess]
             return False
         n = results._extract_batch_size(metric, options.get("batch_size"), metric.meta) if metric.meta.on_epoch else 1  # unused in a step
-        self._update(metric, value.detach() if value.requires_grad else value, n)
-        return True
-
-    @staticmethod
-    def _update(metric: ResultMetric, value: Tensor, n: int) -> None:
-        """Do what `_ResultMetric.update` does for a mean; setting an attribute through torchmetrics and nn.Module costs 1 µs each."""
+        value = value.detach() if value.requires_grad else value
+        # What `_ResultMetric.update` does for a mean; to set an attribute through torchmetrics and nn.Module costs 1 µs each
         state: dict[str, Any] = vars(metric)
         if metric.meta.on_step:
             state["_forward_cache"] = value.clone()
@@ -224,6 +176,7 @@ class KnownMetrics:
         else:
             state["value"] = state["_forward_cache"]
         state.update(_computed=None, _update_count=state["_update_count"] + 1, has_reset=False)
+        return True
 
 
 # %% ../../nbs/engine/logged.ipynb #29f4605a
@@ -237,9 +190,6 @@ class ModuleLog:
         module = self._module() if self._module is not None else None
         if module is not None:
             module.log(name, value, *args, **options)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleLog:
-        return ModuleLog()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ModuleLog, ()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
-from operator import itemgetter, mul
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from ..data.batch import to_device
 from ..errors import StepError
 
 # %% auto #0
-__all__ = ["Scalar", "NUMBERS", "N_SAMPLES", "is_scalar", "as_float", "snapshot", "PendingRows", "EpochLog", "Meter"]
+__all__ = ["Scalar", "NUMBERS", "N_SAMPLES", "is_scalar", "as_float", "snapshot", "Row", "EpochLog", "Meter"]
 
 # %% ../../nbs/engine/meter.ipynb #78fbd4fd
 Scalar = Tensor | Real | np.bool_ | float
@@ -61,91 +62,34 @@ def snapshot(value: Scalar) -> Scalar:
 
 # %% ../../nbs/engine/meter.ipynb #c3fe1ef1
 def _to_floats(columns: Mapping[Any, Sequence[Scalar]]) -> dict[Any, list[float]]:
-    """Every column as floats, with one copy from each device that has tensors in it."""
-    floats: dict[Any, list[float]] = {}
-    stacked: dict[torch.device, dict[Any, Tensor]] = {}
-    for name, column in columns.items():
-        if {float}.issuperset(map(type, column)):
-            floats[name] = column  # pyright: ignore[reportArgumentType]
-            continue
-        tensors = [value for value in column if isinstance(value, Tensor)]
-        if len({value.device for value in tensors}) != 1:
-            floats[name] = [as_float(value) for value in column]
-            continue
-        device = tensors[0].device
+    """Every column as floats, with one copy for all tensors of a device and a dtype."""
+    floats: dict[Any, Any] = {**columns}
+    others = {name: column for name, column in columns.items() if not {float}.issuperset(map(type, column))}
+    tensors = defaultdict[tuple[torch.device, torch.dtype], list[Tensor]](list)
+    for column in others.values():
+        for value in column:
+            if isinstance(value, Tensor):
+                tensors[value.device, value.dtype].append(value)
+    read: dict[tuple[torch.device, torch.dtype], Iterator[float]] = {}
+    for (device, dtype), values in tensors.items():
         wide = torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
-        stacked.setdefault(device, {})[name] = torch.stack(tensors).to(wide)
-    for by_name in stacked.values():
-        moved, start = torch.cat(list(by_name.values())).tolist(), 0
-        for name, tensors in by_name.items():
-            read, column = iter(moved[start:]), columns[name]
-            floats[name] = [next(read) if isinstance(value, Tensor) else as_float(value) for value in column]
-            start += len(tensors)
+        read[device, dtype] = iter(torch.stack(values).to(wide).tolist())
+    for name, column in others.items():
+        floats[name] = [next(read[value.device, value.dtype]) if isinstance(value, Tensor) else as_float(value) for value in column]
     return floats
 
 
 # %% ../../nbs/engine/meter.ipynb #1be0ee13
-@dataclass
-class PendingRows:
-    """The scalars of batches that have not been read yet: a row and a number of samples for each, and scalars of some rows only."""
+@dataclass(slots=True)
+class Row:
+    """A batch that has not been read yet: its scalars by name, its number of samples, and its tensors that are not scalars."""
 
-    rows: list[dict[str, Scalar]] = field(default_factory=list)
-    samples: list[Scalar] = field(default_factory=list)
-    extras: dict[str, list[tuple[int, Scalar, bool]]] = field(default_factory=dict)  # by name: (row, value, whether it counts in any case)
-    doubts: list[tuple[range, range, Scalar]] = field(default_factory=list)  # rows and tensors that are out where the scalar is not 0
-
-    def amend(self, name: str, value: Scalar) -> None:
-        """Add a scalar to the newest row, unless it has one of this name. It counts in any case if the row is settled."""
-        entries, row = self.extras.setdefault(name, []), len(self.rows) - 1
-        if not entries or entries[-1][0] < row:
-            entries.append((row, snapshot(value), bool(self.doubts) and row in self.doubts[-1][0]))
-
-    def split(self, n: int) -> PendingRows:
-        """Cut off the rows from `n` on, and return them."""
-        entries = self.extras.items()
-        later = {name: [(i - n, value, counts) for i, value, counts in found if i >= n] for name, found in entries}
-        rest = PendingRows(self.rows[n:], self.samples[n:], later)
-        self.extras = {name: [entry for entry in found if entry[0] < n] for name, found in entries}
-        for rows in (self, rest):
-            rows.extras = {name: found for name, found in rows.extras.items() if found}
-        del self.rows[n:], self.samples[n:]
-        return rest
-
-    def drop_newest(self) -> None:
-        self.rows.pop()
-        self.samples.pop()
-        for entries in self.extras.values():
-            if entries and entries[-1][0] == len(self.rows):
-                entries.pop()
-
-    def to_floats(self) -> tuple[dict[str, list[float]], dict[str, tuple[list[float], list[float]]], list[float], set[int]]:
-        """The values of each row by name, NaN where a row has none; the values that count, and their samples; the samples of each row; and
-        the places of the tensors that are out.
-        """
-        whole = {name: list(map(itemgetter(name), self.rows)) for name in self.rows[0]}
-        stated = {} if {int}.issuperset(map(type, self.samples)) else {N_SAMPLES: self.samples}  # by the steps, on their device
-        some = {name: [value for _, value, _ in entries] for name, entries in self.extras.items()}
-        floats = _to_floats({**whole, **some, **stated, None: [doubt for _, _, doubt in self.doubts]})
-        samples: list[Any] = list(map(_as_whole, floats[N_SAMPLES])) if stated else self.samples
-        bad = [doubt for doubt, is_bad in zip(self.doubts, floats[None]) if is_bad]
-        out, out_tensors = {i for rows, _, _ in bad for i in rows}, {i for _, tensors, _ in bad for i in tensors}
-        block = {name: floats[name] for name in whole}
-        counted = {name: _without(out, column, samples) if out else (column, samples) for name, column in block.items()}
-        for name, entries in self.extras.items():
-            block[name] = [math.nan] * len(self.rows)
-            for (i, _, _), value in zip(entries, floats[name]):
-                block[name][i] = value
-            those = {k for k, (i, _, counts) in enumerate(entries) if i in out and not counts}
-            counted[name] = _without(those, floats[name], [samples[i] for i, _, _ in entries])
-        return block, counted, samples, out_tensors
-
-
-def _without(out: set[int], *columns: list[float]) -> Any:
-    return tuple([value for i, value in enumerate(column) if i not in out] for column in columns)
-
-
-def _as_whole(number: float) -> float:
-    return int(number) if number.is_integer() else number
+    values: dict[str, Scalar]
+    n: Scalar
+    tensors: Sequence[tuple[str, Any]] = ()
+    is_settled: bool = False
+    is_out: Scalar = 0.0  # not 0: only what is `late` counts
+    late: Sequence[str] = ()  # the names of scalars that were added when it was settled
 
 
 # %% ../../nbs/engine/meter.ipynb #4b6850be
@@ -177,11 +121,6 @@ def _joined(blocks: Sequence[tuple[dict[str, list[float]], list[float]]]) -> tup
     return values, [n for _, samples in blocks for n in samples]
 
 
-def _other_names(names: Iterable[str]) -> StepError:
-    changed = f"the step's scalars changed between two batches: {', '.join(sorted(names))}."
-    return StepError(changed, remedy="Return the same names for every batch.")
-
-
 # %% ../../nbs/engine/meter.ipynb #354a5898
 class Meter:
     """Collects one pass: scalars stay on their device until `flush`, then are averaged in float64, weighted by samples."""
@@ -195,13 +134,12 @@ class Meter:
         self.n_left_out = 0  # batches beside these
         self.kept_bytes = 0  # of tensors in the log
         self.steps: list[int] = []  # of the training batches since the last `take_steps`, each the update that it belongs to
-        self._n_kept = 0  # tensors of the batches before the newest one that are not in the log yet
         self._keys: frozenset[str] | None = None
-        self._pending, self._tensors = PendingRows(), list[tuple[str, Any]]()
+        self._rows: list[Row] = []
         self._log, self._sums, self._weights = EpochLog(), dict[str, float](), dict[str, float]()
         self._flushed: list[tuple[dict[str, list[float]], list[float]]] = []
-        self._n_open = self._n_open_tensors = 0  # how many pending rows and tensors were there at the newest `settle`
-        self._before: tuple[dict[str, float], dict[str, float], dict[str, int]] | None = None  # sums, weights and lengths of the log then
+        self._before: tuple[dict[str, float], dict[str, float], dict[str, int]] | None = None
+        # If batches are in the log that are not settled: the sums, the weights and the lengths of the log before them
 
     def add(self, values: Mapping[str, Any], n: Scalar) -> None:
         """Add the values of one batch of `n` samples, a number or a tensor on any device.
@@ -209,21 +147,20 @@ class Meter:
         Raises StepError if the names of its scalars differ from those of the previous batch.
         """
         scalars: dict[str, Scalar] = {}
-        self._n_kept = len(self._tensors)
+        tensors: list[tuple[str, Any]] = []
         for name, value in values.items():
             if type(value) is Tensor and value.is_cpu and not value.ndim:
                 scalars[name] = value.item()  # as `snapshot` does, without a call
             elif isinstance(value, NUMBERS) or name == "loss" or (isinstance(value, Tensor) and value.ndim == 0):
                 scalars[name] = snapshot(value)
             elif self.keep_tensors:
-                self._tensors.append((name, apply_to_collection(value, Tensor, Tensor.detach)))
+                tensors.append((name, apply_to_collection(value, Tensor, Tensor.detach)))
         if self._keys is None:
             self._keys = frozenset(scalars)
         elif self._keys != scalars.keys():
-            del self._tensors[self._n_kept :]
-            raise _other_names(self._keys ^ scalars.keys())
-        self._pending.rows.append(scalars)
-        self._pending.samples.append(n if type(n) is int else snapshot(n))
+            changed = ", ".join(sorted(self._keys ^ scalars.keys()))
+            raise StepError(f"the step's scalars changed between two batches: {changed}.", remedy="Return the same names for every batch.")
+        self._rows.append(Row(scalars, n if type(n) is int else snapshot(n), tensors))
         self.n_batches += 1
 
     @property
@@ -234,17 +171,17 @@ class Meter:
     def drop_newest(self) -> None:
         """Remove the newest batch, which has failed after its step."""
         self.n_batches -= 1
-        if not self._pending.rows:  # the log was read in mid-batch, which flushed it
-            block, samples = self._flushed[-1]
-            n = samples.pop()
-            for name, column in block.items():
-                if not math.isnan(value := column.pop()) or name in (self._keys or ()):
-                    self._sums[name] -= value * n
-                    self._weights[name] -= n
-                    self._log[name].pop()
+        if self._rows:
+            self._rows.pop()
             return
-        self._pending.drop_newest()
-        del self._tensors[self._n_kept :]
+        block, samples = self._flushed[-1]  # the log was read in mid-batch, which flushed it
+        n = samples.pop()
+        for name, column in block.items():
+            value = column.pop()
+            if name in self.names or not math.isnan(value):
+                self._sums[name] -= value * n
+                self._weights[name] -= n
+                self._log[name].pop()
 
     def leave_out(self) -> None:
         """Count a batch that is left out: it has no part in the means and in the log."""
@@ -255,20 +192,18 @@ class Meter:
 
         A tensor is read when their values are. What is added to them later counts in any case.
         """
-        n_rows, n_tensors = len(self._pending.rows), len(self._tensors)
-        if self._before is None and (isinstance(is_out, Tensor) or is_out):
-            self._pending.doubts.append((range(self._n_open, n_rows), range(self._n_open_tensors, n_tensors), is_out))
-        elif self._before is not None and is_out:  # the log was read in mid-window
-            self._take_out(*self._before)
-            n_rows = n_tensors = 0
-        self._n_open, self._n_open_tensors, self._before = n_rows, n_tensors, None
-
-    def _take_out(self, sums: dict[str, float], weights: dict[str, float], lengths: dict[str, int]) -> None:
-        self._flush()
-        self._sums = {name: sums.get(name, 0.0) for name in self._sums}
-        self._weights = {name: weights.get(name, 0.0) for name in self._weights}
-        for name, column in self._log.items():
-            del column[lengths.get(name, 0) :]
+        if self._before is not None and is_out:  # the log was read in mid-window
+            self.flush()
+            sums, weights, lengths = self._before
+            self._sums = dict.fromkeys(self._sums, 0.0) | sums
+            self._weights = dict.fromkeys(self._weights, 0.0) | weights
+            for name, column in self._log.items():
+                del column[lengths.get(name, 0) :]
+        self._before = None
+        for row in reversed(self._rows):
+            if row.is_settled:
+                break
+            row.is_settled, row.is_out = True, is_out
 
     def expect_other_names(self) -> None:
         """Allow other names for the scalars of the next batch, because the step has changed."""
@@ -277,8 +212,13 @@ class Meter:
 
     def amend(self, name: str, value: Scalar) -> None:
         """Add a scalar to the newest batch; a second value of a name is ignored. Batches without it don't count in its mean."""
-        if self._pending.rows:
-            self._pending.amend(name, value)
+        if self._rows:
+            row = self._rows[-1]
+            if name in row.values:
+                return
+            row.values[name] = snapshot(value)
+            if row.is_settled:
+                row.late = [*row.late, name]
         elif self._flushed:  # the log was read in mid-batch, which flushed it; none is there if this batch was left out
             block, samples = self._flushed[-1]
             if math.isnan(block.setdefault(name, [math.nan] * len(samples))[-1]):
@@ -287,30 +227,37 @@ class Meter:
 
     def flush(self) -> None:
         """Convert pending values to floats."""
-        if self._before is None and len(self._pending.rows) > self._n_open:
-            if self._n_open:  # those before are settled
-                rest, tensors = self._pending.split(self._n_open), self._tensors[self._n_open_tensors :]
-                del self._tensors[self._n_open_tensors :]
-                self._flush()
-                self._pending, self._tensors = rest, tensors
+        rows, self._rows = self._rows, []
+        settled = [row for row in rows if row.is_settled]
+        unsettled = rows[len(settled) :]
+        if settled:
+            self._read(settled)
+        if unsettled and self._before is None:
             self._before = dict(self._sums), dict(self._weights), {name: len(column) for name, column in self._log.items()}
-        self._flush()
-        self._n_open = self._n_open_tensors = 0
+        if unsettled:
+            self._read(unsettled)
 
-    def _flush(self) -> None:
-        if not self._pending.rows:
-            return
-        pending, self._pending = self._pending, PendingRows()
-        block, counted, all_samples, out = pending.to_floats()
-        for name, (values, samples) in counted.items():
-            self._count(name, values, samples)
-        for i, (name, value) in enumerate(self._tensors):
-            if i in out:
-                continue
-            self._log.setdefault(name, []).append(to_device(value, torch.device("cpu")))
-            self.kept_bytes += value.nbytes if isinstance(value, Tensor) else 0
-        self._tensors = []
-        self._flushed.append((block, all_samples))
+    def _read(self, rows: Sequence[Row]) -> None:
+        missing = {name: math.nan for row in rows for name in row.values}
+        whole = [missing | row.values for row in rows]
+        columns: dict[Any, list[Scalar]] = {name: [row[name] for row in whole] for name in missing}
+        samples: list[Any] = [row.n for row in rows]
+        are_tensors = not {int}.issuperset(map(type, samples))  # by the steps, on their device
+        if are_tensors:
+            columns[N_SAMPLES] = samples
+        block = _to_floats(columns | {None: [row.is_out for row in rows]})
+        is_out = block.pop(None)
+        if are_tensors:
+            samples = [int(n) if n.is_integer() else n for n in block.pop(N_SAMPLES)]
+        counting = [row.late if out else row.values for row, out in zip(rows, is_out)]
+        for name, values in block.items():
+            these = [i for i, counted in enumerate(counting) if name in counted]
+            self._count(name, [values[i] for i in these], [samples[i] for i in these])
+        for row, out in zip(rows, is_out):
+            for name, value in () if out else row.tensors:
+                self._log.setdefault(name, []).append(to_device(value, torch.device("cpu")))
+                self.kept_bytes += value.nbytes if isinstance(value, Tensor) else 0
+        self._flushed.append((block, samples))
 
     def _count(self, name: str, values: list[float], samples: list[float]) -> None:
         self._log.setdefault(name, []).extend(values)

@@ -24,7 +24,7 @@ from ..data.loader import innermost
 from ..data.task_loader import Task
 from .addon import AddOnBase, Phase
 from .callback import notify
-from .logged import held, log_means
+from .logged import log_means
 from .meter import N_SAMPLES, Meter, Scalar, as_float, snapshot
 from .protocol import TrainerProtocol, Turn
 from .step_output import LeftOut, count_samples, doubt_of_count, named, split_count
@@ -67,8 +67,6 @@ class StepsProtocol(TrainerProtocol, Protocol):
     def module(self, module: PassModule | None) -> None: ...
     @property
     def _turn(self) -> Turn | None: ...  # the current step, if a batch has several
-    @property
-    def _reads_tensors(self) -> bool: ...  # whether to keep tensors that are not scalars for metric_on_epoch_end
     @property
     def active_addons(self) -> list[AddOnBase]: ...
 
@@ -293,15 +291,9 @@ class PassModule(L.LightningModule):
             remedy="Return a loss of zeros that the model has computed, or use strategy='ddp'.",
         )
 
-    def opened(self, output: Any) -> Any:
-        """The output of a training step, after which several ranks begin to agree on their round of batches."""
-        return self.round.open(output) if self.round is not None and self.automatic_optimization else output
-
     def is_repeated(self) -> bool:
         """Whether this batch was counted already. LBFGS and SAM call their closure several times; the first call makes the row."""
         turn, before = self.owner._turn, self._recorded
-        if self._batches is None:  # an epoch that Lightning restarts has no start
-            self._batches = self.trainer.fit_loop.epoch_loop.batch_progress.total
         here = self._batches.ready, "" if turn is None else turn.name
         self.__dict__["_recorded"] = here  # through nn.Module it costs 1 µs
         return here == before
@@ -320,9 +312,8 @@ class PassModule(L.LightningModule):
         if self.guard is not None:
             self.guard.begin_pass()
         self._begin("train")
-        batches = self.trainer.fit_loop.epoch_loop.batch_progress.total
         own = vars(self)  # through nn.Module it costs 2 µs each
-        own.update(_train_open=True, epoch_metrics={}, _batches=batches, _recorded=None, _n_by_hand=0)
+        own.update(_train_open=True, epoch_metrics={}, _recorded=None, _n_by_hand=0)
         if not getattr(self.trainer.fit_loop, "tells_epoch", False):  # Lightning's own, which notifies some samplers
             set_epoch(self.trainer.train_dataloader, self.trainer.current_epoch)
 
@@ -342,8 +333,6 @@ class PassModule(L.LightningModule):
             vars(self)["_train_open"] = False
             self._note_no_step()
             self._end("train", "train")
-
-    on_train_epoch_end = end_train_pass
 
     # -- a validation or a test
     def on_validation_model_zero_grad(self) -> None:
@@ -379,9 +368,6 @@ class PassModule(L.LightningModule):
         if progress.is_last_batch:
             self.end_evaluation_pass()
 
-    def on_validation_epoch_end(self) -> None:
-        self.end_evaluation_pass()
-
     def end_evaluation_pass(self) -> None:
         """End the pass of a validation or a test, unless that was done already."""
         if not self._evaluation_open:
@@ -396,13 +382,15 @@ class PassModule(L.LightningModule):
         else:
             self._end("test" if self.trainer.testing else "valid", "test")
 
+    on_validation_epoch_end = on_test_epoch_end = end_evaluation_pass
+
     def restore_training(self) -> None:
         """Restore what a validation has borrowed."""
         while self._borrowed:
             self._borrowed.pop()()
 
     on_validation_end = on_test_end = restore_training
-    on_test_start, on_test_epoch_end = on_validation_start, on_validation_epoch_end
+    on_test_start = on_validation_start
 
     # -- the metrics of a pass
     def _begin(self, mode: Mode) -> None:
@@ -417,12 +405,11 @@ class PassModule(L.LightningModule):
             metrics = numbers(metrics, "on_before_log_metrics left", f"epoch {self.owner.train_state.counts.epoch + 1}")
         self.epoch_metrics.update(metrics)
         self.metric_names.update(metrics)
-        dtype = torch.get_default_dtype()
-        in_table = {name: held(value, dtype) for name, value in metrics.items()}
-        log_means(self, in_table, logger=bool(self.trainer.loggers))
-        for name, value in metrics.items():
-            if in_table[name] != value and not math.isnan(value):
-                text = f"Callbacks and loggers get {name} as {in_table[name]:g}: Lightning holds metrics in {torch.finfo(dtype).bits} bits."
+        log_means(self, metrics, logger=bool(self.trainer.loggers))
+        in_table = torch.tensor(list(metrics.values()), dtype=torch.get_default_dtype())
+        for (name, value), kept in zip(metrics.items(), in_table.tolist()):
+            if kept != value and (kept == 0 or math.isinf(kept)):
+                text = f"Callbacks and loggers get {name} as {kept:g}: Lightning holds metrics in {torch.finfo(in_table.dtype).bits} bits."
                 self.owner.recorder.note(f"{text} The history has it.", once=True)
 
     def _close_pass(self, phase: Phase, mode: Mode) -> dict[str, float]:

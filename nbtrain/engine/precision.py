@@ -137,9 +137,6 @@ def _dtype(part: str, given: Any) -> torch.dtype | None:
 
 
 # %% ../../nbs/engine/precision.ipynb #29980d8c
-_TRUE = {"16-true": torch.float16, "bf16-true": torch.bfloat16, "64-true": torch.float64}
-
-
 def precision_plugin(precision: str | Precision | None, device: torch.device) -> Precision | None:
     """The Lightning plugin for a precision that `resolve_precision` returned; None for precisions of other libraries."""
     if isinstance(precision, Precision):
@@ -150,12 +147,11 @@ def precision_plugin(precision: str | Precision | None, device: torch.device) ->
         return DoublePrecision()
     if precision in ("16-mixed", "bf16-mixed"):
         return MixedPrecision(precision, device.type)  # pyright: ignore[reportArgumentType]
-    return HalfPrecision(precision) if precision in _TRUE else None  # pyright: ignore[reportArgumentType]
+    return HalfPrecision(precision) if precision in ("16-true", "bf16-true") else None  # pyright: ignore[reportArgumentType]
 
 
 def convert_model(model: nn.Module, precision: str | Precision | None) -> None:
     """Convert `model` to the dtypes of a run in this precision. The parameters stay the same objects."""
-    if isinstance(precision, (CastPrecision, HalfPrecision, DoublePrecision)):
-        precision.convert_module(model)
-    elif isinstance(precision, str) and precision in _TRUE:
-        model.to(_TRUE[precision])
+    plugin = precision_plugin(precision, torch.device("cpu"))
+    if isinstance(plugin, (CastPrecision, HalfPrecision, DoublePrecision)):
+        plugin.convert_module(model)

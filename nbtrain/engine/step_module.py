@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 import torch
@@ -28,7 +28,7 @@ from .step_output import check_output, count_samples, leaves_out, named
 from ..errors import NbtrainError, StepError, add_note
 
 # %% auto #0
-__all__ = ["note_batch", "Restorable", "StepModule", "is_whole_epoch", "in_validation_of_run"]
+__all__ = ["note_batch", "StepModule", "is_whole_epoch", "in_validation_of_run"]
 
 
 # %% ../../nbs/engine/step_module.ipynb #4f7c21ab
@@ -41,12 +41,6 @@ def note_batch(error: Exception, place: str, batch: Any) -> None:
         add_note(error, "An evaluation computes no gradients: write @torch.enable_grad() above test_step.")
 
 
-class Restorable(Protocol):
-    """What was trained before a run: the `TrainedParts` of a model."""
-
-    def restore(self) -> list[str]: ...  # the names of parameters that were frozen meanwhile
-
-
 # %% ../../nbs/engine/step_module.ipynb #0b2ea9a4
 class StepModule(PassModule):
     """The LightningModule around the steps of a trainer, `owner`. `with_addons=False` leaves out its addons.
@@ -54,7 +48,7 @@ class StepModule(PassModule):
     `whole_epoch=False`: for a single batch, which counts as a step but not as an epoch.
     """
 
-    continued: Restorable | None = None  # what was trained before this run
+    continued: Callable[[], list[str]] | None = None  # trains what was trained before this run; returns what was frozen meanwhile
     _n_backward = 0  # calls of `backward_by_hand` for this batch
     _unscaled: torch.amp.GradScaler | None = None  # that has unscaled gradients since the newest loss
     predict: Callable[[Any], Any] | None = None
@@ -79,6 +73,7 @@ class StepModule(PassModule):
         self.owner.module = self
         lend_log(self, self.model)
         if stage == "fit":
+            self._batches = self.trainer.fit_loop.epoch_loop.batch_progress.total
             self._wrap()
             if not self.owner.automatic_optimization and self.owner.optimizer is not None:
                 self.watch = StepWatch(self.owner.optimizer, self._before_step)
@@ -128,7 +123,7 @@ class StepModule(PassModule):
 
     def on_fit_start(self) -> None:
         """In a run that continues, what is trained is what was trained, also if a callback freezes it in each `setup`."""
-        if self.continued is not None and (frozen := self.continued.restore()):
+        if self.continued is not None and (frozen := self.continued()):
             more = ", …" if frozen[3:] else ""
             self.owner.recorder.note(f"Trained again, as before this run: {', '.join(frozen[:3])}{more}. A setup had frozen it.")
 
@@ -141,8 +136,7 @@ class StepModule(PassModule):
     # -- steps
     def training_step(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
         """None for a batch that is left out: the loader or the step gave None, or it was skipped after an error."""
-        if self.leaves_out:
-            vars(self)["leaves_out"] = False
+        self.__dict__["leaves_out"] = False
         if self.watch is not None:
             vars(self)["has_stepped"] = False
             if batch is not None:
@@ -150,13 +144,14 @@ class StepModule(PassModule):
         if self.guard is None or batch is None:
             output = self._train(batch, batch_idx) if batch is not None else None
         else:
-            pl_trainer = trainer_of(self)
-            assert pl_trainer is not None
+            pl_trainer: Any = trainer_of(self)
             results = results_of(pl_trainer.fit_loop.epoch_loop)
             output = self.guard.step("train_step", batch, results, partial(self._train, batch, batch_idx))
         if output is None:
             output = self.leave_out("train", batch)
-        return self.opened(output)
+        if self.round is not None and self.automatic_optimization:
+            output = self.round.open(output)  # after which several ranks agree on their round of batches
+        return output
 
     def _train(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
         if self._wrapped_step is None:
@@ -242,8 +237,7 @@ class StepModule(PassModule):
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Mapping[str, Any] | None:
         """None for a batch that is left out: see `training_step`."""
-        if self.leaves_out:
-            vars(self)["leaves_out"] = False
+        self.__dict__["leaves_out"] = False
         if self.loader_names:
             self.enter_loader(dataloader_idx)
         if self.guard is None or batch is None:

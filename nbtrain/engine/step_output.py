@@ -8,6 +8,7 @@ from __future__ import annotations
 import dis
 import math
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from numbers import Integral, Real
 from types import CodeType
 from typing import Any
@@ -132,18 +133,8 @@ class LeftOut(dict[str, Any]):
     """
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__(loss=_Zero.apply(*(parameter for parameter in module.parameters() if parameter.requires_grad)))
-
-
-class _Zero(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *parameters: Tensor) -> Tensor:
-        ctx.save_for_backward(*parameters)
-        return parameters[0].new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> Any:
-        return tuple(map(torch.zeros_like, ctx.saved_tensors))
+        ends = [parameter.flatten()[:1].sum() for parameter in module.parameters() if parameter.requires_grad]
+        super().__init__(loss=sum(ends) * 0.0)
 
 
 def leaves_out(output: Any, step: Callable[..., Any]) -> bool:
@@ -153,14 +144,12 @@ def leaves_out(output: Any, step: Callable[..., Any]) -> bool:
 
 
 def _returns_something(code: CodeType) -> bool:
-    before = None
-    for instruction in dis.get_instructions(code):
-        is_none = before is not None and before.opname == "LOAD_CONST" and before.argval is None and not instruction.is_jump_target
+    for before, instruction in pairwise(dis.get_instructions(code)):
+        is_none = (before.opname, before.argval) == ("LOAD_CONST", None) and not instruction.is_jump_target
         if instruction.opname == "RETURN_VALUE" and not is_none:
             return True
         if instruction.opname == "RETURN_CONST" and instruction.argval is not None:
             return True
-        before = instruction
     return False
 
 

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from ..data.epoch import with_epoch
 from ..engine.callback import BoundaryCallback, PassCallback, callbacks_of
-from ..engine.logged import publish, reset_results
+from ..engine.logged import publish
 from ..engine.step_module import StepModule
 from ..private.lightning_loops import FitLoop
 from .batch_ways import explain_errors
@@ -131,5 +131,5 @@ class OwnFitLoop(FitLoop):
             connector.update_train_epoch_metrics()
             loop._batches_that_stepped += 1
         else:
-            reset_results(loop._results)
+            loop._results.reset()
             connector._first_loop_iter = connector._current_fx = None

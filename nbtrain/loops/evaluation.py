@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from ..data.epoch import with_epoch
 from ..engine.callback import BoundaryCallback, callbacks_of
 from ..engine.control import Boundary, Control
-from ..engine.logged import Results, publish, reset_results
+from ..engine.logged import Results, publish
 from ..engine.pass_module import TrainingModes, is_sanity_check
 from ..engine.step_module import StepModule
 from ..private.lightning_loops import EvaluationLoop, PrefetchDataFetcher
@@ -206,7 +206,7 @@ class OwnEvaluationLoop(EvaluationLoop):
         if pl_trainer.loggers:
             connector.log_eval_end_metrics(dict(ChainMap(*logged)))
         self.listeners.notify(f"on_{stage}_end")
-        reset_results(results)
+        results.reset()
         connector._first_loop_iter = connector._current_fx = None
         if f"on_{stage}_model_train" in names:
             getattr(module, f"on_{stage}_model_train")()

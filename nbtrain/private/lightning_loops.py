@@ -34,7 +34,7 @@ NEEDED: dict[str, str] = {
     "lightning.pytorch.core.module.LightningModule": "_current_fx_name _on_before_batch_transfer _trainer",
     f"{_LOGGED}.logger_connector._LoggerConnector": "_callback_metrics _current_fx _first_loop_iter _logged_metrics _progress_bar_metrics",
     f"{_LOGGED}.result._ResultCollection": "_extract_batch_size",
-    "torchmetrics.metric.Metric": "_cache _computed _defaults _forward_cache _is_synced _update_count _wrap_compute _wrap_update",
+    "torchmetrics.metric.Metric": "_computed _forward_cache _update_count",
 }
 MISSING: tuple[str, ...] = tuple(missing(NEEDED))
 

@@ -167,7 +167,7 @@ class Execution:
         continue_counts(pl_trainer, trainer.train_state.counts)
         trainer.states.given = trainer.states.given or as_given(trainer)
         if trainer.train_state.counts.processed:
-            module.continued = TrainedParts(trainer.model, trainer.all_optimizers)
+            module.continued = TrainedParts(trainer.model, trainer.all_optimizers).restore
         with self._read(module, pl_trainer) as given:
             pl_trainer.fit(module, **given)
 

@@ -17,7 +17,7 @@ from torch import nn
 from traced import Memory, Trace
 
 from nbtrain.engine import pass_module
-from nbtrain.engine.logged import reset_results
+from nbtrain.engine.logged import Results
 from nbtrain.rng import random_state, set_random_state
 
 
@@ -138,27 +138,40 @@ def test_a_model_with_its_own_modes_is_asked_for_them_before_each_short_validati
     assert changes(lean=True).count(False) == changes(lean=False).count(False) >= 4
 
 
-def test_an_emptied_table_is_as_lightning_empties_it() -> None:
-    def table() -> _ResultCollection:
-        results = _ResultCollection(training=True)
-        for fx, name in (("on_train_epoch_end", "a"), ("training_step", "b")):
-            results.log(fx, name, torch.tensor(0.5), on_step=name == "b", on_epoch=True, batch_size=3)
-        results["on_train_epoch_end.a"].compute()
-        return results
+def _read(results: _ResultCollection) -> list[Any]:
+    """All that callbacks and loggers get of a table, by step and by epoch."""
+    found = [
+        {place: {name: float(value) for name, value in of.items()} for place, of in results.metrics(step).items()} for step in (True, False)
+    ]
+    return [bool(results), *found]
 
-    def state(results: _ResultCollection) -> str:
-        plain = {
-            key: sorted((name, repr(value)) for name, value in vars(metric).items() if "0x" not in repr(value))
-            for key, metric in results.items()
-        }
-        return str(plain)
 
-    for hook in (None, "training_step"):
-        ours, lightnings = table(), table()
-        assert state(ours) == state(lightnings)
-        reset_results(ours, hook)
-        lightnings.reset(metrics=None if hook is None else False, fx=hook)
-        assert state(ours) == state(lightnings)
+@pytest.mark.parametrize("logs_before", [(), ("training_step", "b"), ("on_train_batch_end", "b"), ("on_train_batch_end", "a")], ids=str)
+@pytest.mark.parametrize("logs_after", [(), ("on_train_epoch_end", "b"), ("on_train_epoch_end", "a"), ("on_train_batch_end", "a")], ids=str)
+@pytest.mark.parametrize("logger", [True, False])
+def test_means_of_a_pass_are_read_and_reset_as_in_lightnings_table(logs_before: Any, logs_after: Any, logger: bool) -> None:
+    hook, options = (
+        "on_train_batch_end",
+        {"logger": logger, "on_step": False, "on_epoch": True, "batch_size": 1},
+    )
+    ours, lightnings = Results(training=True), _ResultCollection(training=True)
+    for fx in (None, "on_train_epoch_end", hook):
+        for results in (ours, lightnings):
+            if logs_before:
+                results.log(*logs_before, torch.tensor(3.0), **options)
+        ours.log_means(hook, {"a": torch.tensor(0.5), "c": torch.tensor(0.25)}, logger=logger)
+        for name, value in (("a", 0.5), ("c", 0.25)):
+            lightnings.log(hook, name, torch.tensor(value), **options)
+        assert _read(ours) == _read(lightnings)
+        for results in (ours, lightnings):
+            if logs_after:
+                results.log(*logs_after, torch.tensor(2.0), **options)
+        assert _read(ours) == _read(lightnings)
+        for results in (ours, lightnings):
+            results.reset(metrics=None if fx is None else False, fx=fx)
+        assert _read(ours)[1:] == _read(lightnings)[1:]
+        ours.reset()
+        lightnings.reset()
 
 
 def test_history_is_that_of_the_epoch_in_each_callback() -> None:
