@@ -17,7 +17,7 @@ from enum import Enum, EnumMeta
 from functools import cache, partial
 from itertools import chain
 from pathlib import PurePath
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from .private.torch_parts import ITERATOR, buffers_of, transient_of
 from .source.user_code import is_kind, is_user, module_of, mro, own
-from .source.walk import MANY, MOST_ITEMS, Walk, attributes_of, base_of, function_of, method_of, slots_of, values_of
+from .source.walk import MANY, MOST_ITEMS, Walk, base_of, function_of, held, method_of, path_to, slots_of
 
 # %% auto #0
 __all__ = [
@@ -40,7 +40,6 @@ __all__ = [
     "Kind",
     "known_kind",
     "kind_of",
-    "is_end",
     "has_state",
     "outside_names",
     "used_by",
@@ -75,11 +74,13 @@ def generator_state(generator: Any) -> Any:
         return generator.get_state()
     if isinstance(generator, np.random.RandomState):
         return generator.get_state(legacy=False)
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    if isinstance(generator, np.random.BitGenerator):
-        return generator.state
+    if isinstance(generator, (np.random.Generator, np.random.BitGenerator)):
+        return _bits(generator).state
     return None if isinstance(generator, random.SystemRandom) else generator.getstate()
+
+
+def _bits(generator: np.random.Generator | np.random.BitGenerator) -> Any:
+    return generator.bit_generator if isinstance(generator, np.random.Generator) else generator
 
 
 def set_generator_state(generator: Any, state: Any) -> None:
@@ -87,11 +88,9 @@ def set_generator_state(generator: Any, state: Any) -> None:
     if state is None:
         return
     if isinstance(generator, (torch.Generator, np.random.RandomState)):
-        (generator.set_state)(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, np.random.BitGenerator):
-        generator.state = state
+        generator.set_state(state)
+    elif isinstance(generator, (np.random.Generator, np.random.BitGenerator)):
+        _bits(generator).state = state
     else:
         generator.setstate(state)
 
@@ -127,7 +126,8 @@ def is_known(module: str) -> bool:
 class Kind:
     """What a search needs to know about a class. `is_closed`: its objects hold far more than the state of a step, such as a trainer.
 
-    `is_known`: the class and its bases are of known libraries. `is_user`: you have written it. `is_own`: and its objects have attributes.
+    `is_end`: a search does not look into them. `is_known`: the class and its bases are of known libraries. `is_user`: you have written it.
+    `is_own`: and its objects have attributes. `is_filled`: they have attributes that your code fills, as those of a `UserDict` too.
     """
 
     is_plain: bool = False
@@ -140,17 +140,15 @@ class Kind:
     is_known: bool = False
     is_user: bool = False
     is_own: bool = False
+    is_filled: bool = False
     is_class: bool = False
-    is_function: bool = False
     is_module: bool = False
-    has_attributes: bool = False
-    is_container: bool = False
-    is_mapping: bool = False
 
     @classmethod
     def of(cls, kind: type) -> Kind:
         modules = list(map(module_of, mro(kind)))
         has_attributes = bool(slots_of(kind)) or kind.__dictoffset__ != 0
+        is_own = has_attributes and is_user(kind)
         return cls(
             is_plain=issubclass(kind, _PLAIN),
             is_generator=issubclass(kind, _GENERATORS),
@@ -161,14 +159,16 @@ class Kind:
             is_closed=any(name.startswith(_CLOSED) for name in modules),
             is_known=all(map(is_known, modules)),
             is_user=is_user(kind),
-            is_own=has_attributes and is_user(kind),
+            is_own=is_own,
+            is_filled=is_own or kind is SimpleNamespace or modules[0] == "collections",
             is_class=issubclass(kind, type),
-            is_function=issubclass(kind, FunctionType),
             is_module=issubclass(kind, nn.Module),
-            has_attributes=has_attributes,
-            is_container=issubclass(kind, (list, tuple, deque, set, frozenset)),
-            is_mapping=issubclass(kind, dict) or (issubclass(kind, Mapping) and modules[0] == "collections"),
         )
+
+    @property
+    def is_end(self) -> bool:
+        ends = self.is_plain, self.is_generator, self.is_iterator, self.is_enum, self.is_leaf, self.is_closed, self.is_class
+        return any(ends)
 
 
 _SEEN_KINDS: weakref.WeakKeyDictionary[type, Kind] = weakref.WeakKeyDictionary()  # a search is made in each pass, which may be one batch
@@ -187,12 +187,6 @@ def known_kind(kind: type) -> Kind:
 def kind_of(item: Any) -> Kind:
     """What is known about the class of `item`."""
     return known_kind(type(item))
-
-
-def is_end(item: Any) -> bool:
-    """Whether a search does not look into `item`."""
-    kind = kind_of(item)
-    return kind.is_plain or kind.is_generator or kind.is_iterator or kind.is_enum or kind.is_leaf or kind.is_closed or kind.is_class
 
 
 def has_state(item: Any) -> bool:
@@ -263,26 +257,18 @@ def module_attributes(module: nn.Module) -> dict[str, Any]:
     return found
 
 
-def items_of(item: Any) -> Mapping[Any, Any] | None:
-    """What a container or an instance holds, by key, index or name; None for anything else. Nothing of a container that is too long."""
+def items_of(item: Any) -> Mapping[Any, Any]:
+    """What a container or an instance holds, by key, index or name. Nothing of a container that is too long."""
     kind = kind_of(item)
-    if kind.is_container:
-        return dict(enumerate(values_of(item) or ()))
-    if kind.is_mapping:
-        if (dict.__len__(item) if is_kind(item, dict) else len(item)) > MOST_ITEMS:
-            return {}
-        if type(item) is dict or not is_kind(item, dict):
-            return item
-        return dict(dict.items(item))  # not by a `__getitem__` that makes something of a value, as transformers' ACT2FN has
     if kind.is_class:
         return {name: value for name, value in own(item).items() if not name.startswith("__")}
     if kind.is_module:
         return module_attributes(item) | buffers_of(item)
-    found = {name: value for name, value in attributes_of(item).items() if name not in PASSING}
-    return found if found or kind.has_attributes else None
+    found = held(item)
+    return found if base_of(item) is not None else {name: value for name, value in found.items() if name not in PASSING}
 
 
-def holds_data(items: Any) -> bool:
+def holds_data(items: Collection[Any]) -> bool:
     """Whether all items are numbers, text, or tuples of these, or there are many that are arrays too, as samples of a dataset are."""
     kinds = set(map(type, items))
     if tuple in kinds:
@@ -305,20 +291,15 @@ def _of_class(item: Any) -> Iterator[tuple[str, Any]]:
 
 def children(item: Any) -> Iterator[tuple[str, Any]]:
     """The objects that `item` holds or uses, each with what it adds to the path. Nothing of many samples, which are data."""
-    kind = kind_of(item)
-    if kind.is_function:
-        yield from ((f".{name}", value) for name, value in used_by(item).items())
-    elif is_kind(item, MethodType):
+    if is_kind(item, MethodType):
         yield from ((".self", item.__self__), ("", item.__func__))
-    elif is_kind(item, partial):
-        yield from ((".func", item.func), (".args", item.args), (".keywords", item.keywords))
-    else:
-        values = values_of(item)
-        if values is None or not holds_data(values):
-            beside = "[{!r}]" if kind.is_container or kind.is_mapping else ".{}"
-            yield from ((beside.format(key), value) for key, value in (items_of(item) or {}).items())
-        if kind.is_module:
-            yield from ((f".{name}", part) for name, part in item.named_children())
+        return
+    found = used_by(item) if is_kind(item, FunctionType) else items_of(item)
+    if base_of(item) is None or not holds_data(found.values()):
+        beside = path_to(item)
+        yield from ((beside.format("", name), value) for name, value in found.items())
+    if kind_of(item).is_module:
+        yield from ((f".{name}", part) for name, part in item.named_children())
 
 
 # %% ../nbs/objects.ipynb #objects13
@@ -336,20 +317,19 @@ class Search(Walk):
             self.add(item, path)
 
     def add(self, item: Any, path: str = "") -> None:
-        if not (kind_of(item).is_plain or (is_kind(item, tuple) and holds_data(values_of(item)))):
+        if not (kind_of(item).is_plain or (is_kind(item, tuple) and holds_data(held(item).values()))):
             super().add(item, path)
 
     def is_open(self, item: Any) -> bool:
         """Whether to look into `item`."""
-        kind = kind_of(item)
-        if is_end(item):
+        kind, base = kind_of(item), base_of(item)
+        if kind.is_end:
             return False
         if self.libraries:
-            base = base_of(item)
             return base is None or base.__len__(item) <= MANY
-        if kind.is_function:
+        if is_kind(item, FunctionType):
             return is_user(item)
-        return kind.is_own or kind.is_container or kind.is_mapping or kind.is_module or is_kind(item, (MethodType, partial))
+        return kind.is_filled or kind.is_module or base is not None or is_kind(item, (MethodType, partial))
 
     def visit(self, item: Any, path: str) -> None:
         if not self.is_open(item):
@@ -401,7 +381,7 @@ def plain_values(holder: Any, budget: list[int], most_items: int = MOST_ITEMS, m
 
 def holder_items(holder: Any) -> Mapping[Any, Any]:
     """What can be assigned in `holder`: items, attributes, or the names that a function assigns outside of it."""
-    return used_by(holder, all_names=False) if kind_of(holder).is_function else items_of(holder) or {}
+    return used_by(holder, all_names=False) if is_kind(holder, FunctionType) else items_of(holder)
 
 
 def is_array(value: Any) -> bool:
@@ -443,7 +423,7 @@ def set_value(holder: Any, key: Any, value: Any) -> None:
     if is_kind(value, (Tensor, np.ndarray)):
         value = _filled(holder_items(holder).get(key), value)
     if is_kind(holder, type):
-        setattr(holder, key, value)
+        type.__setattr__(holder, key, value)
     elif is_kind(holder, FunctionType):
         if key in _cells(holder):
             _cells(holder)[key].cell_contents = value
