@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dis
 import io
+import math
 import random
 import sys
 import weakref
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from .private.torch_parts import ITERATOR, buffers_of, transient_of
+from .source.source_code import closure, nested
 from .source.user_code import is_kind, is_user, module_of, mro, own
 from .source.walk import MANY, MOST_ITEMS, Walk, base_of, function_of, held, method_of, path_to, slots_of
 
@@ -126,23 +128,22 @@ def is_known(module: str) -> bool:
 class Kind:
     """What a search needs to know about a class. `is_closed`: its objects hold far more than the state of a step, such as a trainer.
 
-    `is_end`: a search does not look into them. `is_known`: the class and its bases are of known libraries. `is_user`: you have written it.
+    `is_end`: a search does not look into them. `is_user`: you have written it.
     `is_own`: and its objects have attributes. `is_filled`: they have attributes that your code fills, as those of a `UserDict` too.
     """
 
-    is_plain: bool = False
-    is_generator: bool = False
-    is_list: bool = False
-    is_iterator: bool = False
-    is_enum: bool = False
-    is_leaf: bool = True
-    is_closed: bool = False
-    is_known: bool = False
-    is_user: bool = False
-    is_own: bool = False
-    is_filled: bool = False
-    is_class: bool = False
-    is_module: bool = False
+    is_plain: bool
+    is_generator: bool
+    is_list: bool
+    is_iterator: bool
+    is_enum: bool
+    is_leaf: bool
+    is_closed: bool
+    is_user: bool
+    is_own: bool
+    is_filled: bool
+    is_class: bool
+    is_module: bool
 
     @classmethod
     def of(cls, kind: type) -> Kind:
@@ -157,7 +158,6 @@ class Kind:
             is_enum=issubclass(kind, (Enum, EnumMeta)),
             is_leaf=issubclass(kind, _LEAVES),
             is_closed=any(name.startswith(_CLOSED) for name in modules),
-            is_known=all(map(is_known, modules)),
             is_user=is_user(kind),
             is_own=is_own,
             is_filled=is_own or kind is SimpleNamespace or modules[0] == "collections",
@@ -181,7 +181,7 @@ def known_kind(kind: type) -> Kind:
             known = _SEEN_KINDS[kind] = Kind.of(kind)
         return known
     except Exception:  # of the code of a metaclass
-        return Kind()
+        return known_kind(ModuleType)
 
 
 def kind_of(item: Any) -> Kind:
@@ -195,13 +195,6 @@ def has_state(item: Any) -> bool:
 
 
 # %% ../nbs/objects.ipynb #objects11
-def _names_in(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names_in(constant)
-
-
 @cache
 def _set_in_module(code: CodeType) -> frozenset[str]:
     """The names that a function declares `global` and assigns."""
@@ -229,14 +222,10 @@ def used_by(function: FunctionType, *, all_names: bool = True) -> dict[str, Any]
 
     All names have the values that its parameters have by default, too: a list among them may be a counter.
     """
-    found = _by_default(function) if all_names else {}
-    for name, cell in _cells(function).items():
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
+    found = (_by_default(function) if all_names else {}) | closure(function)
     if not is_known(function.__module__ or ""):
-        names = _names_in(function.__code__) if all_names else _set_in_module(function.__code__)
+        assigned = _set_in_module(function.__code__)
+        names = [name for code in nested(function.__code__) for name in code.co_names] if all_names else assigned
         found |= {name: function.__globals__[name] for name in names if name in function.__globals__}
     return found
 
@@ -250,7 +239,8 @@ def module_attributes(module: nn.Module) -> dict[str, Any]:
     Private attributes of torch's modules are made again from their parameters, or say what was done to the module in this process.
     """
     is_of_torch = type(module).__module__.startswith("torch.")
-    found = {name: buffers_of(module)[name] for name in transient_of(module) if name in buffers_of(module)}
+    buffers = buffers_of(module)
+    found = {name: buffers[name] for name in transient_of(module) & buffers.keys()}
     for name, value in vars(module).items():
         if name not in _INTERNAL and not isinstance(value, CONSTANT) and not (is_of_torch and name.startswith("_")):
             found[name] = value
@@ -337,10 +327,10 @@ class Search(Walk):
         for name, child in children(item):
             self.add(child, path + name)
         kind = kind_of(item)
-        if type(item) not in self._classes and not kind.is_known and (kind.is_user or not kind.is_module):
+        if type(item) not in self._classes and (kind.is_user or not kind.is_module):
+            self._classes.add(type(item))
             for name, child in _of_class(item):
                 self.add(child, path + name)
-        self._classes.add(type(item))
 
 
 # %% ../nbs/objects.ipynb #objects16
@@ -373,7 +363,7 @@ def plain_values(holder: Any, budget: list[int], most_items: int = MOST_ITEMS, m
         if kind_of(value).is_plain:
             if _is_short(value):
                 found[key] = value
-        elif is_array(value) and (n := int(np.prod(value.shape))) <= min(most_numbers, budget[0]):
+        elif is_array(value) and (n := math.prod(value.shape)) <= min(most_numbers, budget[0]):
             budget[0] -= n
             found[key] = copied(value)
     return found
@@ -392,14 +382,12 @@ def is_array(value: Any) -> bool:
 
 
 def copied(value: Any) -> Any:
-    """`value`, copied if it is an array or tensor, so that later in-place changes don't affect it."""
-    return value.detach().clone() if is_kind(value, Tensor) else value.copy() if is_kind(value, np.ndarray) else value
+    """A copy of an array or a tensor, which later in-place changes don't affect."""
+    return value.detach().clone() if is_kind(value, Tensor) else value.copy()
 
 
 def is_equal(left: Any, right: Any) -> bool:
     """Whether two plain values are equal and of one type."""
-    if left is right:
-        return not is_kind(left, float) or left == left
     if type(left) is not type(right):
         return False
     if is_kind(left, Tensor):

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cached_property, wraps
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -116,18 +117,19 @@ class ErrorGuard:
 
     def __init__(self, module: StepModule, *, refuses_nonfinite: bool, may_pause: Callable[[], bool] = lambda: True) -> None:
         self.module, self.trainer, self.refuses_nonfinite, self.may_pause = module, module.owner, refuses_nonfinite, may_pause
-        self.snapshot: StepSnapshot | None = None
         self._final: Exception | None = None  # the error that ends the run
 
     def begin_pass(self) -> None:
-        """Find what the steps of this pass may change."""
-        self.snapshot = StepSnapshot(self.trainer, self.module.trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
+        """Find anew, with the next step, what the steps of this pass may change."""
+        vars(self).pop("snapshot", None)
+
+    @cached_property
+    def snapshot(self) -> StepSnapshot:
+        """What the steps of a pass may change."""
+        return StepSnapshot(self.trainer, self.module.trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
 
     def step(self, name: str, batch: Any, results: Any, call: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
         """Run the step `name` for `batch`; returns its output, or None if the batch is left out. `results`: Lightning's for this pass."""
-        if self.snapshot is None:
-            self.begin_pass()
-        assert self.snapshot is not None
         self.snapshot.take(results, connector_of(self.module))
         return self.call(name, call, self.snapshot.restore, batch)
 
@@ -163,8 +165,7 @@ class ErrorGuard:
 
     def repaired(self, error: Exception, what: str, batch: Any = None, lost: str = "") -> bool:
         """Restore the state before the batch, and wait for the fix. Returns False if the batch is skipped."""
-        found = [lost, self.snapshot.restore() if self.snapshot is not None else ""]
-        return self.wait(error, what, batch, "; ".join(filter(None, found)))
+        return self.wait(error, what, batch, "; ".join(filter(None, (lost, self.snapshot.restore()))))
 
     def wait(self, error: Exception, what: str, batch: Any = None, lost: str = "") -> bool:
         """Wait for the fix. Returns False if the failed call is skipped; raises `error` if the run ends with it."""
@@ -199,21 +200,14 @@ class ErrorGuard:
         """Whether `error` ends the run."""
         return error is self._final or not self.may_pause()
 
-    def guard_callbacks(self, pl_trainer: L.Trainer) -> Callable[[], None]:
-        """Call the methods of the user's callbacks through the guard. Returns a function that undoes this."""
-        guarded: list[tuple[L.Callback, str]] = []
+    def guard_callbacks(self, pl_trainer: L.Trainer, until: ExitStack) -> None:
+        """Call the methods of the user's callbacks through the guard, until `until` ends."""
         names = [name for name in dir(L.Callback) if name.startswith("on_") and name not in _STATE]
         for callback in pl_trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
             for name in names if is_user(type(callback)) else ():
                 if getattr(type(callback), name) is not getattr(L.Callback, name) and name not in vars(callback):
                     vars(callback)[name] = self._guarded(callback, name)
-                    guarded.append((callback, name))
-
-        def undo() -> None:
-            for callback, name in guarded:
-                vars(callback).pop(name, None)
-
-        return undo
+                    until.callback(vars(callback).pop, name, None)
 
     def _guarded(self, callback: L.Callback, name: str) -> Callable[..., Any]:
         kind = type(callback)

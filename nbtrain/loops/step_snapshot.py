@@ -9,7 +9,7 @@ import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Set
 from functools import partial
-from types import FunctionType, MappingProxyType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import lightning as L
@@ -28,16 +28,7 @@ from ..source.user_code import is_kind, is_user, module_of, state
 from ..source.walk import MOST_OBJECTS, Walk, attributes_of, base_of, held, path_to, slots_of
 
 # %% auto #0
-__all__ = [
-    "RandomSnapshot",
-    "restore_attributes",
-    "copy_back",
-    "Tensors",
-    "Contents",
-    "Snapshot",
-    "modules_beside",
-    "StepSnapshot",
-]
+__all__ = ["RandomSnapshot", "restore_attributes", "copy_back", "Contents", "Snapshot", "modules_beside", "StepSnapshot"]
 
 
 # %% ../../nbs/loops/step_snapshot.ipynb #0ba8799a
@@ -62,7 +53,7 @@ class RandomSnapshot:
 
 # %% ../../nbs/loops/step_snapshot.ipynb #134d8b90
 _COPIED_BYTES, _ALL_BYTES = 2**22, 2**26  # of a tensor or an array that is copied, and of all
-_ALWAYS_BYTES = 2**16
+_BUFFER_BYTES = 2**16
 
 
 def restore_attributes(attributes: MutableMapping[str, Any], kept: Mapping[str, Any], without: Set[str] = frozenset()) -> None:
@@ -82,63 +73,6 @@ def copy_back(tensor: Tensor, copy: Tensor) -> None:
         tensor.detach().copy_(copy)
 
 
-class Tensors:
-    """Copies of tensors, by id. `always`: up to how many bytes a tensor is copied each time, whatever its version."""
-
-    def __init__(self, always: int = 0) -> None:
-        self.copies: dict[int, tuple[Tensor, int, Tensor | None]] = {}  # the tensor, its version, its copy
-        self.always: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that are copied each time
-        self.most = always
-        self._before, self._n_bytes = self.copies, 0
-
-    def begin(self) -> None:
-        """Forget the tensors that are not kept again."""
-        self._before, self.copies, self._n_bytes = self.copies, {}, 0
-
-    def fits(self, n_bytes: int) -> bool:
-        """Whether so many bytes more may be copied."""
-        self._n_bytes += n_bytes
-        return n_bytes <= max(self.most, _COPIED_BYTES) and self._n_bytes <= _ALL_BYTES
-
-    def keep(self, tensor: Tensor, always: int = 0) -> None:
-        """Keep a tensor. Small buffers are `always` copied: the kernel of BatchNorm changes its statistics without their versions."""
-        if tensor.is_inference() or id(tensor) in self.always:
-            return
-        known, fits = self._before.get(id(tensor)), tensor.layout is torch.strided and not tensor.is_meta and self.fits(tensor.nbytes)
-        if fits and tensor.nbytes <= max(always, self.most):
-            self.always[id(tensor)] = tensor, tensor.detach().clone()
-            return
-        if known is None or known[1] != version_of(tensor):
-            known = tensor, version_of(tensor), tensor.detach().clone() if fits else None
-        self.copies[id(tensor)] = known
-
-    def take(self) -> None:
-        """Copy again what is always copied."""
-        self._before = {}
-        if self.always:
-            live, copies = zip(*self.always.values())
-            try:
-                copy_all(copies, live)
-            except RuntimeError:  # a buffer has grown
-                self.always = {id(tensor): (tensor, tensor.detach().clone()) for tensor in live}
-
-    def restore(self) -> list[Any]:
-        """Restore the tensors. Returns those that have changed and were not copied."""
-        lost = []
-        with torch.no_grad():
-            for tensor, copy in self.always.values():
-                copy_back(tensor, copy)
-            for tensor, version, copy in list(self.copies.values()):
-                if version_of(tensor) == version:
-                    continue
-                if copy is None:
-                    lost.append(tensor)
-                else:
-                    copy_back(tensor, copy)
-                    self.copies[id(tensor)] = tensor, version_of(tensor), copy
-        return lost
-
-
 # %% ../../nbs/loops/step_snapshot.ipynb #7e7769c6
 _MOST_COPIED, _MOST_COMPARED = 10_000, 1_000_000  # items of containers
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
@@ -148,11 +82,8 @@ _QUICK = frozenset((int, float, bool, str, bytes, type(None), torch.dtype, torch
 def _refill(item: Any, kept: Any) -> None:
     base: Any = OrderedDict if is_kind(item, OrderedDict) else base_of(item)  # which has a separate order
     base.clear(item)
-    if base in (dict, OrderedDict):
-        for key, value in kept.items():
-            base.__setitem__(item, key, value)
-    else:
-        (base.update if base is set else base.extend)(item, kept)
+    refill = base.extend if base in (list, deque) else base.update
+    refill(item, kept)
 
 
 def _restore_slots(item: Any, kept: dict[str, Any]) -> None:
@@ -199,22 +130,23 @@ def _is_gathered(item: Any) -> bool:
 
 
 class Contents(Walk):
-    """Copies of what objects hold, to restore it in place. Copies up to `n_items` of containers, and the arrays that fit to `tensors`.
+    """Copies of what objects hold, to restore it in place. Call `keep_always` when all is found.
 
-    `rest`: the objects that are not copied, each with a mark, by id; `before`: those of an earlier copy.
+    Copied are up to `n_items` of containers, arrays and tensors of up to 4 MB, and 64 MB of these in all. `before`: those of the batch
+    before; the copy of a tensor that has not changed since is used again. `always`: up to how many bytes a tensor is copied whatever its
+    version. `rest`: the objects that are not copied, each with a mark, by id.
     """
 
-    def __init__(
-        self,
-        tensors: Tensors,
-        known: Iterable[int] = (),
-        before: Mapping[int, tuple[Any, Any]] = MappingProxyType({}),
-        n_items: int = _MOST_COPIED,
-    ) -> None:
+    def __init__(self, known: Iterable[int] = (), before: Contents | None = None, n_items: int = _MOST_COPIED, always: int = 0) -> None:
         super().__init__(known)
-        self.tensors, self.before, self.n_items = tensors, before, n_items
+        self.n_items, self.n_bytes, self.n_always = n_items, 0, always
         self.ways: list[tuple[Any, Callable[[], None]]] = []
         self.rest: dict[int, tuple[Any, Any]] = {}
+        self.copies: dict[int, tuple[Tensor, int, Tensor | None]] = {}  # tensors, each with its version and its copy
+        self.always: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that are copied each time
+        self._known, self._marked = self.copies, self.rest
+        if before is not None:
+            self.always, self._known, self._marked = before.always, before.copies, before.rest
 
     def visit(self, item: Any, path: str) -> None:
         beside = path_to(item)
@@ -228,7 +160,7 @@ class Contents(Walk):
         if base is not None:
             return self._keep_container(item, base)
         if is_kind(item, Tensor):
-            self.tensors.keep(item)
+            self.keep_tensor(item)
         elif is_kind(item, np.ndarray):
             self._keep_array(item)
         elif kind.is_generator:
@@ -249,14 +181,42 @@ class Contents(Walk):
         self.ways.append((item, partial(way, item, *kept)))
 
     def _leave(self, item: Any) -> None:
-        self.rest[id(item)] = self.before.get(id(item)) or (item, _mark(item))
+        self.rest[id(item)] = self._marked.get(id(item)) or (item, _mark(item))
+
+    def _fits(self, n_bytes: int) -> bool:
+        """Whether so many bytes are copied, too."""
+        fits = n_bytes <= max(_COPIED_BYTES, self.n_always) and self.n_bytes + n_bytes <= _ALL_BYTES
+        if fits:
+            self.n_bytes += n_bytes
+        return fits
+
+    def keep_tensor(self, tensor: Tensor, always: int = 0) -> None:
+        """Keep a tensor. Small buffers are `always` copied: the kernel of BatchNorm changes its statistics without their versions."""
+        if tensor.is_inference() or id(tensor) in self.always:
+            return
+        fits = tensor.layout is torch.strided and not tensor.is_meta and self._fits(tensor.nbytes)
+        if fits and tensor.nbytes <= max(always, self.n_always):
+            self.always[id(tensor)] = tensor, tensor.detach().clone()
+            return
+        known = self._known.get(id(tensor))
+        if known is None or known[1] != version_of(tensor):
+            known = tensor, version_of(tensor), tensor.detach().clone() if fits else None
+        self.copies[id(tensor)] = known
+
+    def keep_always(self) -> None:
+        """Copy again what is always copied."""
+        self._known, self._marked = self.copies, self.rest  # nothing of an earlier batch is held any longer
+        if self.always:
+            live, copies = zip(*self.always.values())
+            try:
+                copy_all(copies, live)
+            except RuntimeError:  # a buffer has grown
+                self.always = {id(tensor): (tensor, tensor.detach().clone()) for tensor in live}
 
     def _keep_array(self, item: Any) -> None:
-        if not item.flags.writeable:
-            return
-        if self.tensors.fits(item.nbytes):
+        if item.flags.writeable and self._fits(item.nbytes):
             self.restore_by(np.ndarray.__setitem__, item, ..., item.copy())
-        else:
+        elif item.flags.writeable:
             self._leave(item)
 
     def _keep_container(self, item: Any, base: Any) -> Mapping[Any, Any]:
@@ -284,7 +244,7 @@ class Contents(Walk):
         if kind_of(item).is_module:
             for buffer in buffers_of(item).values():
                 if buffer is not None:
-                    self.tensors.keep(buffer, _ALWAYS_BYTES)
+                    self.keep_tensor(buffer, _BUFFER_BYTES)
             found |= children_of(item)
         elif slots_of(type(item)):
             found = attributes_of(item)
@@ -299,7 +259,15 @@ class Contents(Walk):
                 way()
             except Exception:  # of a class of the user, or an array that was resized
                 lost.append(item)
-        return lost + self.tensors.restore()
+        changed = [(tensor, copy) for tensor, version, copy in self.copies.values() if version_of(tensor) != version]
+        with torch.no_grad():
+            for tensor, copy in (*self.always.values(), *changed):
+                if copy is None:
+                    lost.append(tensor)
+                else:
+                    copy_back(tensor, copy)
+        self.copies |= {id(tensor): (tensor, version_of(tensor), copy) for tensor, copy in changed if copy is not None}
+        return lost
 
 
 # %% ../../nbs/loops/step_snapshot.ipynb #heldattr
@@ -309,20 +277,13 @@ class Snapshot:
     `roots`: attributes by their path, each with the names that are left out. `known`: objects that are not looked into.
     """
 
-    def __init__(
-        self, device: torch.device, roots: Iterable[tuple[str, Any, Set[str]]], known: Iterable[Any], buffers: Iterable[Tensor] = ()
-    ) -> None:
+    def __init__(self, device: torch.device, roots: Iterable[tuple[str, Any, Set[str]]], known: Iterable[Any]) -> None:
         self.random = RandomSnapshot(device)
-        self.roots, self.known, self.tensors = roots, list(map(id, known)), Tensors()
-        self.contents = Contents(self.tensors)
-        for buffer in buffers:
-            self.tensors.keep(buffer, _ALWAYS_BYTES)
+        self.roots, self.known, self.contents = roots, list(map(id, known)), Contents()
 
     def take(self) -> None:
         self.random.take()
-        self.tensors.begin()
-        self.contents = contents = Contents(self.tensors, self.known, self.contents.rest)
-        always = self.tensors.always
+        self.contents = contents = Contents(self.known, self.contents)
         for path, attributes, without in self.roots:
             if without and attributes.keys() <= without:
                 continue  # there is nothing else
@@ -333,12 +294,12 @@ class Snapshot:
                     continue
                 if type(value) is not Tensor:
                     contents.add(value, f"{path}.{name}")
-                elif id(value) not in always:
+                elif id(value) not in contents.always:
                     contents.seen[id(value)] = f"{path}.{name}", value
-                    self.tensors.keep(value)
+                    contents.keep_tensor(value)
         if contents.queue:
             deque(contents, maxlen=0)
-        self.tensors.take()
+        contents.keep_always()
 
     def restore(self) -> str:
         """Restore everything. Returns what could not be restored, or an empty string."""
@@ -354,13 +315,9 @@ class Snapshot:
 _IN_BATCH = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_train_batch_start")
 
 
-def _own_names(trainer: Any) -> Set[str]:
-    return vars(trainer).get("own_names", frozenset(vars(trainer)))
-
-
 def modules_beside(trainer: Any) -> dict[str, nn.Module]:
     """The modules in attributes that your class or steps have given to `trainer`: metrics, losses with weights, a teacher."""
-    names = vars(trainer).keys() - _own_names(trainer)
+    names = vars(trainer).keys() - trainer.own_names
     return {name: value for name, value in vars(trainer).items() if name in names and is_kind(value, nn.Module)}
 
 
@@ -372,15 +329,17 @@ class StepSnapshot(Snapshot):
     """
 
     def __init__(self, trainer: TrainerProtocol, callbacks: Iterable[L.Callback] = ()) -> None:
-        roots: list[tuple[str, Any, Set[str]]] = [("trainer", vars(trainer), _own_names(trainer))]
+        roots: list[tuple[str, Any, Set[str]]] = [("trainer", vars(trainer), vars(trainer)["own_names"])]
         modules, beside = set[nn.Module](), {f"trainer.{name}": module for name, module in modules_beside(trainer).items()}
         for at, root in {"model": trainer.model, **beside}.items():
             for path, module in root.named_modules(modules, at):
                 roots += [(path, *store) for store in _stores(module) if store[0]]
         taking_part = [c for c in callbacks if any(getattr(type(c), name) is not getattr(L.Callback, name) for name in _IN_BATCH)]
         roots += [(type(callback).__name__, vars(callback), frozenset()) for callback in taking_part]
-        buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
-        super().__init__(trainer.device, roots, (trainer, *taking_part, *modules), buffers)
+        super().__init__(trainer.device, roots, (trainer, *taking_part, *modules))
+        for module in modules:
+            for buffer in module.buffers(recurse=False):
+                self.contents.keep_tensor(buffer, _BUFFER_BYTES)
 
     def take(self, results: Mapping[str, Any] | None = None, connector: Any = None) -> None:
         """Keep everything. `results` and `connector`: Lightning's, for what is logged in the current pass."""

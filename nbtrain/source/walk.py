@@ -27,7 +27,6 @@ __all__ = [
     "base_of",
     "held",
     "path_to",
-    "few_of",
     "parts",
     "function_of",
     "method_of",
@@ -92,19 +91,12 @@ def path_to(item: Any) -> str:
     return "{}.{}" if base_of(item) is None else "{}[{!r}]"
 
 
-def few_of(items: Collection[Any]) -> Collection[Any]:
-    """All items, or of many one of each class, and all functions and classes: the others are alike."""
-    if len(items) <= MANY:
-        return items
-    return {id(one) if is_kind(one, (FunctionType, type, *WRAPPERS)) else type(one): one for one in items}.values()
-
-
 def parts(item: Any) -> Collection[Any]:
     """What a search for code looks into, of what `item` holds."""
     found = held(item)
-    if base_of(item) is not None:
-        return few_of(found.values())
-    if is_kind(item, _WRAPPERS) or is_user(type(item)):
+    if base_of(item) is not None and len(found) > MANY:  # one of each class, and all functions and classes: the others are alike
+        return {id(one) if is_kind(one, (FunctionType, type, *WRAPPERS)) else type(one): one for one in found.values()}.values()
+    if base_of(item) is not None or is_kind(item, _WRAPPERS) or is_user(type(item)):
         return found.values()
     # The private attributes of a library's objects lead everywhere; but a torch module keeps its layers in one
     named = module_dicts()[0], "__wrapped__"

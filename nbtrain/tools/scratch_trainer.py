@@ -49,10 +49,8 @@ class _Collections(Walk):
 
 def _loose_tensors(trainer: TrainerBase) -> dict[int, Any]:
     """The memo for deepcopy: copies of the tensors with a graph, which it refuses, and None or False for what must not be copied."""
-    loggers = trainer.lightning.get("logger")
-    memo: dict[int, Any] = {
-        id(found): False for found in (loggers if isinstance(loggers, list) else [loggers]) if isinstance(found, Logger)
-    }
+    loggers = as_list(trainer.lightning.get("logger"))
+    memo: dict[int, Any] = {id(found): False for found in loggers if isinstance(found, Logger)}
     memo |= {id(found): None for found in (trainer.module, trainer.last_traceback, trainer.result) if found is not None}  # belong to a run
     for module in trainer.model.modules():
         walk = _Collections()
