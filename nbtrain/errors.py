@@ -22,6 +22,8 @@ __all__ = [
     "RunStopped",
     "nearest",
     "listed",
+    "set_place",
+    "place_of",
     "add_note",
     "first_line",
 ]
@@ -188,6 +190,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def listed(names: Sequence[str]) -> str:
     """The first three of `names`, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def set_place(error: BaseException, place: str) -> None:
+    """Keep the place of the run that is the cause of `error`, where the run is somewhere else when it is raised or told."""
+    vars(error)["nbtrain_place"] = place
+
+
+def place_of(error: BaseException) -> str:
+    """What `set_place` has kept; an empty string if nothing."""
+    return vars(error).get("nbtrain_place", "")
 
 
 def add_note(error: BaseException, text: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dis
 import io
+import math
 import random
 import sys
 import weakref
@@ -17,7 +18,7 @@ from enum import Enum, EnumMeta
 from functools import cache, partial
 from itertools import chain
 from pathlib import PurePath
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from .private.torch_parts import ITERATOR, buffers_of, transient_of
+from .source.source_code import closure, nested
 from .source.user_code import is_kind, is_user, module_of, mro, own
-from .source.walk import MANY, MOST_ITEMS, Walk, attributes_of, base_of, function_of, method_of, slots_of, values_of
+from .source.walk import MANY, MOST_ITEMS, Walk, base_of, function_of, held, method_of, path_to, slots_of
 
 # %% auto #0
 __all__ = [
@@ -40,7 +42,6 @@ __all__ = [
     "Kind",
     "known_kind",
     "kind_of",
-    "is_end",
     "has_state",
     "outside_names",
     "used_by",
@@ -75,11 +76,13 @@ def generator_state(generator: Any) -> Any:
         return generator.get_state()
     if isinstance(generator, np.random.RandomState):
         return generator.get_state(legacy=False)
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    if isinstance(generator, np.random.BitGenerator):
-        return generator.state
+    if isinstance(generator, (np.random.Generator, np.random.BitGenerator)):
+        return _bits(generator).state
     return None if isinstance(generator, random.SystemRandom) else generator.getstate()
+
+
+def _bits(generator: np.random.Generator | np.random.BitGenerator) -> Any:
+    return generator.bit_generator if isinstance(generator, np.random.Generator) else generator
 
 
 def set_generator_state(generator: Any, state: Any) -> None:
@@ -87,11 +90,9 @@ def set_generator_state(generator: Any, state: Any) -> None:
     if state is None:
         return
     if isinstance(generator, (torch.Generator, np.random.RandomState)):
-        (generator.set_state)(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, np.random.BitGenerator):
-        generator.state = state
+        generator.set_state(state)
+    elif isinstance(generator, (np.random.Generator, np.random.BitGenerator)):
+        _bits(generator).state = state
     else:
         generator.setstate(state)
 
@@ -127,30 +128,28 @@ def is_known(module: str) -> bool:
 class Kind:
     """What a search needs to know about a class. `is_closed`: its objects hold far more than the state of a step, such as a trainer.
 
-    `is_known`: the class and its bases are of known libraries. `is_user`: you have written it. `is_own`: and its objects have attributes.
+    `is_end`: a search does not look into them. `is_user`: you have written it.
+    `is_own`: and its objects have attributes. `is_filled`: they have attributes that your code fills, as those of a `UserDict` too.
     """
 
-    is_plain: bool = False
-    is_generator: bool = False
-    is_list: bool = False
-    is_iterator: bool = False
-    is_enum: bool = False
-    is_leaf: bool = True
-    is_closed: bool = False
-    is_known: bool = False
-    is_user: bool = False
-    is_own: bool = False
-    is_class: bool = False
-    is_function: bool = False
-    is_module: bool = False
-    has_attributes: bool = False
-    is_container: bool = False
-    is_mapping: bool = False
+    is_plain: bool
+    is_generator: bool
+    is_list: bool
+    is_iterator: bool
+    is_enum: bool
+    is_leaf: bool
+    is_closed: bool
+    is_user: bool
+    is_own: bool
+    is_filled: bool
+    is_class: bool
+    is_module: bool
 
     @classmethod
     def of(cls, kind: type) -> Kind:
         modules = list(map(module_of, mro(kind)))
         has_attributes = bool(slots_of(kind)) or kind.__dictoffset__ != 0
+        is_own = has_attributes and is_user(kind)
         return cls(
             is_plain=issubclass(kind, _PLAIN),
             is_generator=issubclass(kind, _GENERATORS),
@@ -159,16 +158,17 @@ class Kind:
             is_enum=issubclass(kind, (Enum, EnumMeta)),
             is_leaf=issubclass(kind, _LEAVES),
             is_closed=any(name.startswith(_CLOSED) for name in modules),
-            is_known=all(map(is_known, modules)),
             is_user=is_user(kind),
-            is_own=has_attributes and is_user(kind),
+            is_own=is_own,
+            is_filled=is_own or kind is SimpleNamespace or modules[0] == "collections",
             is_class=issubclass(kind, type),
-            is_function=issubclass(kind, FunctionType),
             is_module=issubclass(kind, nn.Module),
-            has_attributes=has_attributes,
-            is_container=issubclass(kind, (list, tuple, deque, set, frozenset)),
-            is_mapping=issubclass(kind, dict) or (issubclass(kind, Mapping) and modules[0] == "collections"),
         )
+
+    @property
+    def is_end(self) -> bool:
+        ends = self.is_plain, self.is_generator, self.is_iterator, self.is_enum, self.is_leaf, self.is_closed, self.is_class
+        return any(ends)
 
 
 _SEEN_KINDS: weakref.WeakKeyDictionary[type, Kind] = weakref.WeakKeyDictionary()  # a search is made in each pass, which may be one batch
@@ -181,18 +181,12 @@ def known_kind(kind: type) -> Kind:
             known = _SEEN_KINDS[kind] = Kind.of(kind)
         return known
     except Exception:  # of the code of a metaclass
-        return Kind()
+        return known_kind(ModuleType)
 
 
 def kind_of(item: Any) -> Kind:
     """What is known about the class of `item`."""
     return known_kind(type(item))
-
-
-def is_end(item: Any) -> bool:
-    """Whether a search does not look into `item`."""
-    kind = kind_of(item)
-    return kind.is_plain or kind.is_generator or kind.is_iterator or kind.is_enum or kind.is_leaf or kind.is_closed or kind.is_class
 
 
 def has_state(item: Any) -> bool:
@@ -201,13 +195,6 @@ def has_state(item: Any) -> bool:
 
 
 # %% ../nbs/objects.ipynb #objects11
-def _names_in(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names_in(constant)
-
-
 @cache
 def _set_in_module(code: CodeType) -> frozenset[str]:
     """The names that a function declares `global` and assigns."""
@@ -235,14 +222,10 @@ def used_by(function: FunctionType, *, all_names: bool = True) -> dict[str, Any]
 
     All names have the values that its parameters have by default, too: a list among them may be a counter.
     """
-    found = _by_default(function) if all_names else {}
-    for name, cell in _cells(function).items():
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
+    found = (_by_default(function) if all_names else {}) | closure(function)
     if not is_known(function.__module__ or ""):
-        names = _names_in(function.__code__) if all_names else _set_in_module(function.__code__)
+        assigned = _set_in_module(function.__code__)
+        names = [name for code in nested(function.__code__) for name in code.co_names] if all_names else assigned
         found |= {name: function.__globals__[name] for name in names if name in function.__globals__}
     return found
 
@@ -256,33 +239,26 @@ def module_attributes(module: nn.Module) -> dict[str, Any]:
     Private attributes of torch's modules are made again from their parameters, or say what was done to the module in this process.
     """
     is_of_torch = type(module).__module__.startswith("torch.")
-    found = {name: buffers_of(module)[name] for name in transient_of(module) if name in buffers_of(module)}
+    buffers = buffers_of(module)
+    found = {name: buffers[name] for name in transient_of(module) & buffers.keys()}
     for name, value in vars(module).items():
         if name not in _INTERNAL and not isinstance(value, CONSTANT) and not (is_of_torch and name.startswith("_")):
             found[name] = value
     return found
 
 
-def items_of(item: Any) -> Mapping[Any, Any] | None:
-    """What a container or an instance holds, by key, index or name; None for anything else. Nothing of a container that is too long."""
+def items_of(item: Any) -> Mapping[Any, Any]:
+    """What a container or an instance holds, by key, index or name. Nothing of a container that is too long."""
     kind = kind_of(item)
-    if kind.is_container:
-        return dict(enumerate(values_of(item) or ()))
-    if kind.is_mapping:
-        if (dict.__len__(item) if is_kind(item, dict) else len(item)) > MOST_ITEMS:
-            return {}
-        if type(item) is dict or not is_kind(item, dict):
-            return item
-        return dict(dict.items(item))  # not by a `__getitem__` that makes something of a value, as transformers' ACT2FN has
     if kind.is_class:
         return {name: value for name, value in own(item).items() if not name.startswith("__")}
     if kind.is_module:
         return module_attributes(item) | buffers_of(item)
-    found = {name: value for name, value in attributes_of(item).items() if name not in PASSING}
-    return found if found or kind.has_attributes else None
+    found = held(item)
+    return found if base_of(item) is not None else {name: value for name, value in found.items() if name not in PASSING}
 
 
-def holds_data(items: Any) -> bool:
+def holds_data(items: Collection[Any]) -> bool:
     """Whether all items are numbers, text, or tuples of these, or there are many that are arrays too, as samples of a dataset are."""
     kinds = set(map(type, items))
     if tuple in kinds:
@@ -305,20 +281,15 @@ def _of_class(item: Any) -> Iterator[tuple[str, Any]]:
 
 def children(item: Any) -> Iterator[tuple[str, Any]]:
     """The objects that `item` holds or uses, each with what it adds to the path. Nothing of many samples, which are data."""
-    kind = kind_of(item)
-    if kind.is_function:
-        yield from ((f".{name}", value) for name, value in used_by(item).items())
-    elif is_kind(item, MethodType):
+    if is_kind(item, MethodType):
         yield from ((".self", item.__self__), ("", item.__func__))
-    elif is_kind(item, partial):
-        yield from ((".func", item.func), (".args", item.args), (".keywords", item.keywords))
-    else:
-        values = values_of(item)
-        if values is None or not holds_data(values):
-            beside = "[{!r}]" if kind.is_container or kind.is_mapping else ".{}"
-            yield from ((beside.format(key), value) for key, value in (items_of(item) or {}).items())
-        if kind.is_module:
-            yield from ((f".{name}", part) for name, part in item.named_children())
+        return
+    found = used_by(item) if is_kind(item, FunctionType) else items_of(item)
+    if base_of(item) is None or not holds_data(found.values()):
+        beside = path_to(item)
+        yield from ((beside.format("", name), value) for name, value in found.items())
+    if kind_of(item).is_module:
+        yield from ((f".{name}", part) for name, part in item.named_children())
 
 
 # %% ../nbs/objects.ipynb #objects13
@@ -336,20 +307,19 @@ class Search(Walk):
             self.add(item, path)
 
     def add(self, item: Any, path: str = "") -> None:
-        if not (kind_of(item).is_plain or (is_kind(item, tuple) and holds_data(values_of(item)))):
+        if not (kind_of(item).is_plain or (is_kind(item, tuple) and holds_data(held(item).values()))):
             super().add(item, path)
 
     def is_open(self, item: Any) -> bool:
         """Whether to look into `item`."""
-        kind = kind_of(item)
-        if is_end(item):
+        kind, base = kind_of(item), base_of(item)
+        if kind.is_end:
             return False
         if self.libraries:
-            base = base_of(item)
             return base is None or base.__len__(item) <= MANY
-        if kind.is_function:
+        if is_kind(item, FunctionType):
             return is_user(item)
-        return kind.is_own or kind.is_container or kind.is_mapping or kind.is_module or is_kind(item, (MethodType, partial))
+        return kind.is_filled or kind.is_module or base is not None or is_kind(item, (MethodType, partial))
 
     def visit(self, item: Any, path: str) -> None:
         if not self.is_open(item):
@@ -357,10 +327,10 @@ class Search(Walk):
         for name, child in children(item):
             self.add(child, path + name)
         kind = kind_of(item)
-        if type(item) not in self._classes and not kind.is_known and (kind.is_user or not kind.is_module):
+        if type(item) not in self._classes and (kind.is_user or not kind.is_module):
+            self._classes.add(type(item))
             for name, child in _of_class(item):
                 self.add(child, path + name)
-        self._classes.add(type(item))
 
 
 # %% ../nbs/objects.ipynb #objects16
@@ -393,7 +363,7 @@ def plain_values(holder: Any, budget: list[int], most_items: int = MOST_ITEMS, m
         if kind_of(value).is_plain:
             if _is_short(value):
                 found[key] = value
-        elif is_array(value) and (n := int(np.prod(value.shape))) <= min(most_numbers, budget[0]):
+        elif is_array(value) and (n := math.prod(value.shape)) <= min(most_numbers, budget[0]):
             budget[0] -= n
             found[key] = copied(value)
     return found
@@ -401,7 +371,7 @@ def plain_values(holder: Any, budget: list[int], most_items: int = MOST_ITEMS, m
 
 def holder_items(holder: Any) -> Mapping[Any, Any]:
     """What can be assigned in `holder`: items, attributes, or the names that a function assigns outside of it."""
-    return used_by(holder, all_names=False) if kind_of(holder).is_function else items_of(holder) or {}
+    return used_by(holder, all_names=False) if is_kind(holder, FunctionType) else items_of(holder)
 
 
 def is_array(value: Any) -> bool:
@@ -412,14 +382,12 @@ def is_array(value: Any) -> bool:
 
 
 def copied(value: Any) -> Any:
-    """`value`, copied if it is an array or tensor, so that later in-place changes don't affect it."""
-    return value.detach().clone() if is_kind(value, Tensor) else value.copy() if is_kind(value, np.ndarray) else value
+    """A copy of an array or a tensor, which later in-place changes don't affect."""
+    return value.detach().clone() if is_kind(value, Tensor) else value.copy()
 
 
 def is_equal(left: Any, right: Any) -> bool:
     """Whether two plain values are equal and of one type."""
-    if left is right:
-        return not is_kind(left, float) or left == left
     if type(left) is not type(right):
         return False
     if is_kind(left, Tensor):
@@ -443,7 +411,7 @@ def set_value(holder: Any, key: Any, value: Any) -> None:
     if is_kind(value, (Tensor, np.ndarray)):
         value = _filled(holder_items(holder).get(key), value)
     if is_kind(holder, type):
-        setattr(holder, key, value)
+        type.__setattr__(holder, key, value)
     elif is_kind(holder, FunctionType):
         if key in _cells(holder):
             _cells(holder)[key].cell_contents = value

@@ -22,7 +22,7 @@ from ..engine.addon import AddOnBase
 from ..engine.callback import Stopper, active_callbacks
 from ..engine.protocol import EventSink, TrainerProtocol
 from ..engine.step_module import StepModule
-from ..errors import ConfigError, StepError
+from ..errors import ConfigError, StepError, set_place
 from ..events import Event, steps_of
 from ..optim.joint_optimizer import single
 from ..private.torch_parts import flag_nonfinite
@@ -58,13 +58,15 @@ class _Watch:
     def update(self, event: Event) -> None:
         """Raise StepError if a loss in `event` is not finite."""
         if found := first_nonfinite(event):
-            step = found.rstrip(".").rpartition(" ")[2]
+            place, _, step = found.rstrip(".").partition(" at ")[2].rpartition(", step ")
             look = f"{self.replays}.replay(step={step}).debug() names what is the first that is not finite. " if self.replays else ""
-            raise StepError(
+            error = StepError(
                 found,
                 remedy=f"{look}Its update is applied, and nothing was saved since. Lower the learning rate, clip with gradient_clip=1.0, "
                 'skip such updates with nonfinite="skip", or turn the check off with nonfinite="ignore".',
             )
+            set_place(error, place)  # the batches since are finished
+            raise error
 
 
 class _Stop(Stopper):

@@ -94,7 +94,7 @@ class Operation:
         if self.trainer.device.type != "cpu":
             if moves_model and not self.trainer.operations and "cpu" in _device_types(self.trainer.model):
                 self.trainer.model.to(self.trainer.device)
-            for module in modules_beside(self.trainer):
+            for module in modules_beside(self.trainer).values():
                 if _device_types(module) == {"cpu"}:
                     module.to(self.trainer.device)
         if self not in self.trainer.operations:

@@ -25,7 +25,7 @@ from .worker_pool import pickled
 from ..source.source_code import modules_imported, names_read, nested
 from ..source.source_file import cell_texts, put_cells
 from ..source.user_code import is_kind, is_user, is_user_module, module_of, mro, own, state
-from ..source.walk import PLAIN, WRAPPERS, parts
+from ..source.walk import PLAIN, WRAPPERS, held
 
 # %% auto #0
 __all__ = ["Code", "known", "Redefined", "SentCode", "unpack", "OwnCopies"]
@@ -58,16 +58,12 @@ def _content(value: Any, depth: int = _DEPTH) -> Any:
         return _Same(value)
     if is_kind(value, FunctionType):
         return _Same(value.__code__), inner(value.__defaults__), inner(value.__kwdefaults__)
-    if is_kind(value, tuple(WRAPPERS)):
-        return type(value), [inner(part) for part in parts(value)]
     if is_kind(value, type):
         return {name: inner(item) for name, item in own(value).items() if name not in _MADE} if is_user(value) else _Same(value)
-    if type(value) is dict:
-        return [(inner(key), inner(item)) for key, item in list(value.items())]
-    if type(value) in (list, tuple):
-        return type(value), [inner(item) for item in value]
     if type(value) in (set, frozenset):
         return type(value), sorted(map(repr, value))
+    if type(value) in _CONTAINERS or is_kind(value, tuple(WRAPPERS)):
+        return type(value), [(inner(name), inner(item)) for name, item in held(value).items()]
     if is_user(type(value)) or type(value) is SimpleNamespace:
         return type(value), {name: _content(item, 0) for name, item in state(value).items()}
     return _Same(value)

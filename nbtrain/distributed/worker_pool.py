@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import codecs
 import errno
-import functools
 import os
 import pickle
 import select
@@ -38,6 +37,7 @@ from ..resources import n_cores
 from ..source.redaction import environment_variables
 from ..source.source_code import reach
 from ..source.source_file import cell_texts
+from ..source.walk import Walk, held, path_to
 from ..remote_errors import RemoteTraceback
 
 # %% auto #0
@@ -97,27 +97,24 @@ def _unpicklable(payload: Any, parts: Mapping[str, Any] | None = None) -> str:
     return ", ".join(dict.fromkeys(f"{name} ({type(value).__name__})" for name, value in named))
 
 
+class _Unpicklable(Walk):
+    """Walks to the innermost value that can't be pickled."""
+
+    leaves = ()
+
+    def visit(self, item: Any, path: str) -> None:
+        layers = dict(item.named_children()) if isinstance(item, torch.nn.Module) else {}
+        for name, value in (layers | held(item)).items():
+            if id(value) not in self.seen and not _can_pickle(value):
+                self.add(value, path_to(item).format(path, name))
+                return
+
+
 def _deepest(name: str, value: Any) -> tuple[str, Any]:
     """The innermost value in `value` that can't be pickled, and its path."""
-    for part, item in _named_parts(value):
-        if not _can_pickle(item):
-            return _deepest(f"{name}{part}", item)
-    return name, value
-
-
-def _named_parts(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", item) for key, item in value.items())
-    elif isinstance(value, (list, tuple)):
-        yield from ((f"[{i}]", item) for i, item in enumerate(value))
-    elif isinstance(value, functools.partial):
-        yield from ((f".{name}", item) for name, item in value.keywords.items())
-        yield from _named_parts(value.args)
-    elif isinstance(value, torch.nn.Module):
-        yield from ((f".{name}", item) for name, item in value.named_children())
-        yield from ((f".{name}", item) for name, item in vars(value).items())
-    else:
-        yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+    walk = _Unpicklable()
+    walk.add(value, name)
+    return list(walk)[-1]
 
 
 def _can_pickle(value: Any) -> bool:

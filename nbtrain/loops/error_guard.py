@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import wraps
-from types import TracebackType
+from functools import cached_property, wraps
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -18,7 +19,9 @@ import lightning as L
 from ..private.lightning_parts import connector_of
 from ..data.batch import describe, is_out_of_memory
 from ..engine.control import Boundary
-from .step_snapshot import CallSnapshot, StepSnapshot
+from ..engine.pass_module import is_sanity_check
+from ..engine.protocol import TrainerProtocol
+from .step_snapshot import Snapshot, StepSnapshot
 from ..errors import StepError, add_note, first_line
 from ..source.user_code import is_user, is_user_file
 from ..tracebacks import clear_frames, variable_name
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from nbtrain.engine.step_module import StepModule
 
 # %% auto #0
-__all__ = ["Failure", "ErrorGuard"]
+__all__ = ["Failure", "place_in", "ErrorGuard"]
 
 
 # %% ../../nbs/loops/error_guard.ipynb #df1de2dd
@@ -64,40 +67,44 @@ class Failure:
     @property
     def summary(self) -> str:
         """The error in one line, with the line of your code that raised it."""
-        spot = _spot(self.error)
-        return f"{type(self.error).__name__}: {first_line(self.error)} · {self.what} at {self.place}" + (f", {spot}" if spot else "")
+        found = _user_frame(self.error)
+        spot = f", line {found[1]} of {found[0].f_code.co_name}" if found is not None else ""
+        return f"{type(self.error).__name__}: {first_line(self.error)} · {self.what} at {self.place}{spot}"
 
     @property
     def choices(self) -> str:
         """Where the run is, and what can be done: a line for each call, to be copied."""
         lost = f" · {self.lost}" if self.lost else ""
-        calls = {"resume({})": "tries this batch again", "resume(skip=True)": "leaves this batch out", "stop()": "ends the run"}
-        named = {f"{self.name}.{call.format(self.title)}": words for call, words in calls.items()}
-        width = max(map(len, named))
-        lines = [f"  {call:{width}}  # {words}" for call, words in named.items()]
+        calls = {
+            f"{self.name}.resume({self.title})": "tries this batch again",
+            f"{self.name}.resume(skip=True)": "leaves this batch out",
+            f"{self.name}.stop()": "ends the run",
+        }
+        width = max(map(len, calls))
+        lines = [f"  {call:{width}}  # {words}" for call, words in calls.items()]
         return "\n".join([f"paused at {self.place}{lost}", "fix the cell and run it, then:", *lines])
 
     def __repr__(self) -> str:
-        text = f"{type(self.error).__name__}: {first_line(self.error)}"
-        parts = [f"{self.what} at {self.place}: {text}", f"batch: {describe(self.batch)}" if self.batch is not None else ""]
-        parts += [f"output: {describe(self.output)}" if self.output is not None else "", f"lost: {self.lost}" if self.lost else ""]
-        parts.append("variables: " + ", ".join(self.variables) if self.variables else "")
-        return "\n  ".join(part for part in parts if part)
+        lines = [f"{self.what} at {self.place}: {type(self.error).__name__}: {first_line(self.error)}"]
+        lines += [f"{name}: {describe(value)}" for name, value in (("batch", self.batch), ("output", self.output)) if value is not None]
+        lines += [f"{name}: {text}" for name, text in (("lost", self.lost), ("variables", ", ".join(self.variables))) if text]
+        return "\n  ".join(lines)
 
 
-def _variables(error: BaseException) -> dict[str, Any]:
-    """The variables of the user's innermost function in the traceback of `error`."""
-    found = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if is_user_file(frame.f_code.co_filename)]
-    return dict(found[-1].f_locals) if found else {}
-
-
-def _spot(error: BaseException) -> str:
-    """The line of the user's code that raised `error`: `line 12 of train_step`."""
-    found = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_user_file(frame.f_code.co_filename)]
-    return f"line {found[-1][1]} of {found[-1][0].f_code.co_name}" if found else ""
+def _user_frame(error: BaseException) -> tuple[FrameType, int] | None:
+    """The user's innermost function in the traceback of `error`, and its line."""
+    found = [place for place in traceback.walk_tb(error.__traceback__) if is_user_file(place[0].f_code.co_filename)]
+    return found[-1] if found else None
 
 
 # %% ../../nbs/loops/error_guard.ipynb #11d16738
+def place_in(trainer: TrainerProtocol, pl_trainer: L.Trainer) -> str:
+    """Where the run is: "epoch 3, batch 251", or in the check of a validation before the first epoch."""
+    if is_sanity_check(pl_trainer):
+        return f"a validation batch before epoch {trainer.train_state.counts.epoch + 1}"
+    return trainer.recorder.place
+
+
 _STATE = ("on_save_checkpoint", "on_load_checkpoint", "on_exception")
 
 
@@ -110,27 +117,21 @@ class ErrorGuard:
 
     def __init__(self, module: StepModule, *, refuses_nonfinite: bool, may_pause: Callable[[], bool] = lambda: True) -> None:
         self.module, self.trainer, self.refuses_nonfinite, self.may_pause = module, module.owner, refuses_nonfinite, may_pause
-        self.snapshot: StepSnapshot | None = None
         self._final: Exception | None = None  # the error that ends the run
 
     def begin_pass(self) -> None:
-        """Find what the steps of this pass may change."""
-        self.snapshot = StepSnapshot(self.trainer, self.module.trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
+        """Find anew, with the next step, what the steps of this pass may change."""
+        vars(self).pop("snapshot", None)
+
+    @cached_property
+    def snapshot(self) -> StepSnapshot:
+        """What the steps of a pass may change."""
+        return StepSnapshot(self.trainer, self.module.trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
 
     def step(self, name: str, batch: Any, results: Any, call: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
         """Run the step `name` for `batch`; returns its output, or None if the batch is left out. `results`: Lightning's for this pass."""
-        if self.snapshot is None:
-            self.begin_pass()
-        assert self.snapshot is not None
         self.snapshot.take(results, connector_of(self.module))
-        while True:
-            try:
-                return call()
-            except Exception as error:
-                if self.is_final(error):
-                    raise
-                if not self.repaired(error, name, batch):
-                    return None
+        return self.call(name, call, self.snapshot.restore, batch)
 
     def check_loss(self, output: Mapping[str, Any]) -> None:
         """Raise StepError for a loss that is not finite, if this is an error and the loss is on the CPU."""
@@ -148,7 +149,7 @@ class ErrorGuard:
             error.output = output
             raise error
 
-    def call(self, what: str, function: Callable[[], Any], restore: Callable[[], str] = str) -> Any:
+    def call(self, what: str, function: Callable[[], Any], restore: Callable[[], str] = str, batch: Any = None) -> Any:
         """Call the user's `function`, again after a fix; returns its result, or None if the call is skipped.
 
         `restore` undoes what a failed call may have changed, and returns what it could not.
@@ -159,38 +160,36 @@ class ErrorGuard:
             except Exception as error:
                 if self.is_final(error):
                     raise
-                if not self.wait(error, what, lost=restore()):
+                if not self.wait(error, what, batch, restore()):
                     return None
 
     def repaired(self, error: Exception, what: str, batch: Any = None, lost: str = "") -> bool:
         """Restore the state before the batch, and wait for the fix. Returns False if the batch is skipped."""
-        found = [lost, self.snapshot.restore() if self.snapshot is not None else ""]
-        return self.wait(error, what, batch, "; ".join(filter(None, found)))
+        return self.wait(error, what, batch, "; ".join(filter(None, (lost, self.snapshot.restore()))))
 
     def wait(self, error: Exception, what: str, batch: Any = None, lost: str = "") -> bool:
         """Wait for the fix. Returns False if the failed call is skipped; raises `error` if the run ends with it."""
-        control, pl_trainer = self.trainer.control, self.module.trainer
-        output = getattr(error, "output", None)
-        full = is_out_of_memory(error)
-        if full:
+        trainer, pl_trainer, variables = self.trainer, self.module.trainer, dict[str, Any]()
+        if is_out_of_memory(error):
             clear_frames(error)  # they hold what fills the memory
-        place = self.trainer.recorder.place
+        elif (found := _user_frame(error)) is not None:
+            variables |= found[0].f_locals
         failure = Failure(
             error,
             what,
-            place,
+            place_in(trainer, pl_trainer),
             batch,
-            output,
-            {} if full else _variables(error),
+            getattr(error, "output", None),
+            variables,
             lost,
-            self.trainer.title,
-            variable_name(self.trainer),
+            trainer.title,
+            variable_name(trainer),
             error.__traceback__,
         )
         add_note(error, failure.choices)
         phase = "train" if pl_trainer.training else "test" if pl_trainer.testing else "valid"
         try:
-            is_again = control.fail(failure, Boundary(pl_trainer, phase, may_leave=False))
+            is_again = trainer.control.fail(failure, Boundary(pl_trainer, phase, may_leave=False))
         except Exception:
             self._final = error
             raise
@@ -201,30 +200,22 @@ class ErrorGuard:
         """Whether `error` ends the run."""
         return error is self._final or not self.may_pause()
 
-    def guard_callbacks(self, pl_trainer: L.Trainer) -> Callable[[], None]:
-        """Call the methods of the user's callbacks through the guard. Returns a function that undoes this."""
-        guarded: list[tuple[L.Callback, str]] = []
+    def guard_callbacks(self, pl_trainer: L.Trainer, until: ExitStack) -> None:
+        """Call the methods of the user's callbacks through the guard, until `until` ends."""
+        names = [name for name in dir(L.Callback) if name.startswith("on_") and name not in _STATE]
         for callback in pl_trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
-            if not is_user(type(callback)):
-                continue
-            for name in (name for name in dir(L.Callback) if name.startswith("on_") and name not in _STATE):
+            for name in names if is_user(type(callback)) else ():
                 if getattr(type(callback), name) is not getattr(L.Callback, name) and name not in vars(callback):
                     vars(callback)[name] = self._guarded(callback, name)
-                    guarded.append((callback, name))
-
-        def undo() -> None:
-            for callback, name in guarded:
-                vars(callback).pop(name, None)
-
-        return undo
+                    until.callback(vars(callback).pop, name, None)
 
     def _guarded(self, callback: L.Callback, name: str) -> Callable[..., Any]:
-        snapshot = CallSnapshot(callback, self.trainer.device)
+        kind = type(callback)
+        snapshot = Snapshot(self.trainer.device, [(kind.__name__, vars(callback), frozenset())], [callback])
 
-        @wraps(getattr(type(callback), name))
+        @wraps(getattr(kind, name))
         def call(*args: Any, **options: Any) -> Any:
             snapshot.take()
-            what = f"{type(callback).__name__}.{name}"
-            return self.call(what, lambda: getattr(type(callback), name)(callback, *args, **options), snapshot.restore)
+            return self.call(f"{kind.__name__}.{name}", lambda: getattr(type(callback), name)(callback, *args, **options), snapshot.restore)
 
         return call

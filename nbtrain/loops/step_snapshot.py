@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Set
 from functools import partial
-from types import MappingProxyType, MethodType, SimpleNamespace
+from types import FunctionType, MethodType
 from typing import Any
 
 import lightning as L
@@ -22,33 +22,13 @@ from ..private.torch_parts import buffers_of, children_of, copy_all, version_of
 from ..engine.addon import AddOnBase
 from ..engine.protocol import TrainerProtocol
 from ..errors import listed
-from nbtrain.objects import (
-    Search,
-    children,
-    generator_state,
-    holder_items,
-    holds_data,
-    kind_of,
-    plain_values,
-    set_generator_state,
-    set_value,
-)
+from ..objects import generator_state, holds_data, kind_of, plain_values, set_generator_state, set_values
 from ..rng import device_generator, host_states, set_host_states
 from ..source.user_code import is_kind, is_user, module_of, state
-from ..source.walk import Walk, attributes_of, base_of, parts, slots_of
+from ..source.walk import MOST_OBJECTS, Walk, attributes_of, base_of, held, path_to, slots_of
 
 # %% auto #0
-__all__ = [
-    "RandomSnapshot",
-    "restore_attributes",
-    "copy_back",
-    "Tensors",
-    "Contents",
-    "Attributes",
-    "CallSnapshot",
-    "modules_beside",
-    "StepSnapshot",
-]
+__all__ = ["RandomSnapshot", "restore_attributes", "copy_back", "Contents", "Snapshot", "modules_beside", "StepSnapshot"]
 
 
 # %% ../../nbs/loops/step_snapshot.ipynb #0ba8799a
@@ -56,8 +36,7 @@ class RandomSnapshot:
     """The state of all global random generators, cheap enough to be taken before each batch."""
 
     def __init__(self, device: torch.device) -> None:
-        self.cpu = torch.default_generator
-        self.device = device_generator(device)
+        self.cpu, self.device = torch.default_generator, device_generator(device)
         self.take()
 
     def take(self) -> None:
@@ -67,23 +46,20 @@ class RandomSnapshot:
 
     def restore(self) -> None:
         self.cpu.set_state(self.of_cpu)
-        if self.device is not None and self.of_device is not None:
+        if self.device is not None:
             self.device.set_state(self.of_device)
         set_host_states(self.of_host)
 
 
 # %% ../../nbs/loops/step_snapshot.ipynb #134d8b90
 _COPIED_BYTES, _ALL_BYTES = 2**22, 2**26  # of a tensor or an array that is copied, and of all
-_ALWAYS_BYTES = 2**16
+_BUFFER_BYTES = 2**16
 
 
-def restore_attributes(attributes: MutableMapping[str, Any], kept: Mapping[str, Any]) -> None:
-    """Restore a dict in place, without emptying it in between, when Ctrl-C might interrupt."""
-    if isinstance(attributes, dict):
-        dict.update(attributes, kept)  # a Counter would add
-    else:
-        attributes.update(kept)
-    for name in attributes.keys() - kept.keys():
+def restore_attributes(attributes: MutableMapping[str, Any], kept: Mapping[str, Any], without: Set[str] = frozenset()) -> None:
+    """Restore a dict in place, except the names in `without`. It is never empty in between, when Ctrl-C might interrupt."""
+    attributes.update({name: value for name, value in kept.items() if name not in without})
+    for name in attributes.keys() - kept.keys() - without:
         del attributes[name]
 
 
@@ -97,78 +73,17 @@ def copy_back(tensor: Tensor, copy: Tensor) -> None:
         tensor.detach().copy_(copy)
 
 
-class Tensors:
-    """Copies of tensors, by id."""
-
-    def __init__(self) -> None:
-        self.copies: dict[int, tuple[Tensor, int, Tensor | None]] = {}  # the tensor, its version, its copy
-        self.always: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that are copied each time
-        self._before, self._n_bytes = self.copies, 0
-
-    def begin(self) -> None:
-        """Forget the tensors that are not kept again."""
-        self._before, self.copies, self._n_bytes = self.copies, {}, 0
-
-    def keep(self, tensor: Tensor) -> None:
-        if tensor.is_inference() or id(tensor) in self.always:
-            return
-        known, fits = self._before.get(id(tensor)), tensor.layout is torch.strided and not tensor.is_meta
-        self._n_bytes += tensor.nbytes if fits else 0
-        if known is None or known[0] is not tensor or known[1] != version_of(tensor):
-            fits = fits and tensor.nbytes <= _COPIED_BYTES and self._n_bytes <= _ALL_BYTES
-            known = tensor, version_of(tensor), tensor.detach().clone() if fits else None
-        self.copies[id(tensor)] = known
-
-    def keep_always(self, tensor: Tensor, most: int = _ALWAYS_BYTES) -> None:
-        """Keep a buffer. Small ones are always copied: the kernel of BatchNorm changes its statistics without their versions."""
-        if tensor.layout is not torch.strided or tensor.is_meta or tensor.nbytes > most:
-            self.keep(tensor)
-        elif self.always.get(id(tensor), (None,))[0] is not tensor:
-            self.always[id(tensor)] = tensor, tensor.detach().clone()
-
-    def take(self) -> None:
-        """Copy again what is always copied."""
-        self._before = {}
-        if self.always:
-            live, copies = zip(*self.always.values())
-            try:
-                copy_all(copies, live)
-            except RuntimeError:  # a buffer has grown
-                self.always = {id(tensor): (tensor, tensor.detach().clone()) for tensor in live}
-
-    def restore(self) -> list[Any]:
-        """Restore the tensors. Returns those that have changed and were not copied."""
-        with torch.no_grad():
-            for tensor, copy in self.always.values():
-                copy_back(tensor, copy)
-            changed = [known for known in self.copies.values() if version_of(known[0]) != known[1]]
-            for tensor, _, copy in changed:
-                if copy is not None:
-                    copy_back(tensor, copy)
-                    self.copies[id(tensor)] = tensor, version_of(tensor), copy
-        return [tensor for tensor, _, copy in changed if copy is None]
-
-
 # %% ../../nbs/loops/step_snapshot.ipynb #7e7769c6
 _MOST_COPIED, _MOST_COMPARED = 10_000, 1_000_000  # items of containers
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 _QUICK = frozenset((int, float, bool, str, bytes, type(None), torch.dtype, torch.device, np.float64, np.float32, np.int64, np.bool_))
 
 
-def _is_own(item: Any) -> bool:
-    """Whether the attributes of `item` are restored: of your classes, of a UserDict, and what an addon's callback gathers."""
-    of_addon = module_of(item).startswith("nbtrain.addons.") and not is_kind(item, (L.Callback, AddOnBase))
-    return kind_of(item).is_own or of_addon or type(item) is SimpleNamespace or module_of(item) == "collections"
-
-
 def _refill(item: Any, kept: Any) -> None:
     base: Any = OrderedDict if is_kind(item, OrderedDict) else base_of(item)  # which has a separate order
     base.clear(item)
-    if base in (dict, OrderedDict):
-        for key, value in kept.items():
-            base.__setitem__(item, key, value)
-    else:
-        (base.update if base is set else base.extend)(item, kept)
+    refill = base.extend if base in (list, deque) else base.update
+    refill(item, kept)
 
 
 def _restore_slots(item: Any, kept: dict[str, Any]) -> None:
@@ -179,16 +94,12 @@ def _restore_slots(item: Any, kept: dict[str, Any]) -> None:
             slot.__delete__(item)
 
 
-def _restore_some(attributes: Any, without: frozenset[str], kept: dict[str, Any]) -> None:
-    """Restore attributes, except those named in `without`."""
-    restore_attributes(attributes, kept | {name: attributes[name] for name in without & attributes.keys()})
-
-
-def _restore_outside(item: Any, kept: dict[Any, Any]) -> None:
-    now = holder_items(item)
-    for name, value in kept.items():
-        if now.get(name) is not value:
-            set_value(item, name, value)
+def _stores(item: Any) -> list[tuple[Any, Set[str]]]:
+    """The dicts with the attributes of an object, each with the names that are left out. Calls of torch's modules change only buffers."""
+    if not is_kind(item, nn.Module):
+        return [(state(item), frozenset())]
+    attributes = [] if module_of(item).startswith("torch.") else [(vars(item), _OF_MODULES)]
+    return [(buffers_of(item), frozenset()), *attributes]
 
 
 def _mark(item: Any) -> Any:
@@ -204,9 +115,8 @@ def _mark(item: Any) -> Any:
 
 def _named(path: str, item: Any) -> str:
     """An object, its kind and its size: `trainer.seen (a list of 100,000 items)`."""
-    name, base = type(item).__name__, base_of(item)
+    name, base, size = type(item).__name__, base_of(item), ""
     article = "an" if name[0] in "aeioAEIO" or name == "ndarray" else "a"
-    size = ""
     if base is not None:
         size = f" of {base.__len__(item):,} items"
     elif is_kind(item, (Tensor, np.ndarray)):
@@ -214,110 +124,132 @@ def _named(path: str, item: Any) -> str:
     return f"{path} ({article} {name}{size})"
 
 
-class Contents(Walk):
-    """Copies of what objects hold, to restore it in place. Copies up to `n_items` of containers, and `n_bytes` of arrays.
+def _is_gathered(item: Any) -> bool:
+    """Whether a callback of an addon gathers in `item`."""
+    return module_of(item).startswith("nbtrain.addons.") and not is_kind(item, (L.Callback, AddOnBase))
 
-    `rest`: the objects that are not copied, each with a mark, by id; `before`: those of an earlier copy. `always`: copy tensors whatever
-    their version.
+
+class Contents(Walk):
+    """Copies of what objects hold, to restore it in place. Call `keep_always` when all is found.
+
+    Copied are up to `n_items` of containers, arrays and tensors of up to 4 MB, and 64 MB of these in all. `before`: those of the batch
+    before; the copy of a tensor that has not changed since is used again. `always`: up to how many bytes a tensor is copied whatever its
+    version. `rest`: the objects that are not copied, each with a mark, by id.
     """
 
-    def __init__(
-        self,
-        tensors: Tensors,
-        known: Iterable[int] = (),
-        before: Mapping[int, tuple[Any, Any]] = MappingProxyType({}),
-        *,
-        n_items: int = _MOST_COPIED,
-        n_bytes: int = _ALL_BYTES,
-        always: bool = False,
-    ) -> None:
+    def __init__(self, known: Iterable[int] = (), before: Contents | None = None, n_items: int = _MOST_COPIED, always: int = 0) -> None:
         super().__init__(known)
-        self.tensors, self.before, self.n_items, self.n_bytes, self.always = tensors, before, n_items, n_bytes, always
+        self.n_items, self.n_bytes, self.n_always = n_items, 0, always
         self.ways: list[tuple[Any, Callable[[], None]]] = []
         self.rest: dict[int, tuple[Any, Any]] = {}
+        self.copies: dict[int, tuple[Tensor, int, Tensor | None]] = {}  # tensors, each with its version and its copy
+        self.always: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that are copied each time
+        self._known, self._marked = self.copies, self.rest
+        if before is not None:
+            self.always, self._known, self._marked = before.always, before.copies, before.rest
 
     def visit(self, item: Any, path: str) -> None:
-        for value in self.keep(item):
+        beside = path_to(item)
+        for name, value in self.keep(item).items():
             if type(value) not in _QUICK:
-                self.add(value)
+                self.add(value, beside.format(path, name))
 
-    def keep(self, item: Any) -> Iterable[Any]:
+    def keep(self, item: Any) -> Mapping[Any, Any]:
         """Copy what `item` holds. Returns the objects in it."""
         kind, base = kind_of(item), base_of(item)
         if base is not None:
             return self._keep_container(item, base)
         if is_kind(item, Tensor):
-            self._keep_tensor(item, 0)
+            self.keep_tensor(item)
         elif is_kind(item, np.ndarray):
             self._keep_array(item)
         elif kind.is_generator:
             self.restore_by(set_generator_state, item, generator_state(item))
         elif kind.is_iterator:
             self._leave(item)
-        elif kind.is_module:
-            return self._keep_module(item)
-        elif (kind.is_function or kind.is_class) and not kind.is_enum and is_user(item):
-            self.restore_by(_restore_outside, item, plain_values(item, [self.n_bytes // 8]))
+        elif is_kind(item, (FunctionType, type)):
+            if is_user(item) and not kind.is_enum:
+                self.restore_by(set_values, item, plain_values(item, [_ALL_BYTES // 8]))
         elif is_kind(item, (MethodType, partial)):
-            return parts(item)
-        elif _is_own(item):
+            return held(item)
+        elif kind.is_module or kind.is_filled or _is_gathered(item):
             return self._keep_attributes(item)
-        return ()
+        return {}
 
     def restore_by(self, way: Callable[..., None], item: Any, *kept: Any) -> None:
         """After an error, call `way` with `item` and what is `kept` of it."""
         self.ways.append((item, partial(way, item, *kept)))
 
     def _leave(self, item: Any) -> None:
-        known = self.before.get(id(item))
-        self.rest[id(item)] = known if known is not None and known[0] is item else (item, _mark(item))
+        self.rest[id(item)] = self._marked.get(id(item)) or (item, _mark(item))
 
-    def _keep_tensor(self, tensor: Tensor, always: int) -> None:
-        most = self.n_bytes if self.always else always
-        self.n_bytes -= tensor.nbytes if self.always and tensor.nbytes <= most else 0
-        self.tensors.keep_always(tensor, most)
+    def _fits(self, n_bytes: int) -> bool:
+        """Whether so many bytes are copied, too."""
+        fits = n_bytes <= max(_COPIED_BYTES, self.n_always) and self.n_bytes + n_bytes <= _ALL_BYTES
+        if fits:
+            self.n_bytes += n_bytes
+        return fits
+
+    def keep_tensor(self, tensor: Tensor, always: int = 0) -> None:
+        """Keep a tensor. Small buffers are `always` copied: the kernel of BatchNorm changes its statistics without their versions."""
+        if tensor.is_inference() or id(tensor) in self.always:
+            return
+        fits = tensor.layout is torch.strided and not tensor.is_meta and self._fits(tensor.nbytes)
+        if fits and tensor.nbytes <= max(always, self.n_always):
+            self.always[id(tensor)] = tensor, tensor.detach().clone()
+            return
+        known = self._known.get(id(tensor))
+        if known is None or known[1] != version_of(tensor):
+            known = tensor, version_of(tensor), tensor.detach().clone() if fits else None
+        self.copies[id(tensor)] = known
+
+    def keep_always(self) -> None:
+        """Copy again what is always copied."""
+        self._known, self._marked = self.copies, self.rest  # nothing of an earlier batch is held any longer
+        if self.always:
+            live, copies = zip(*self.always.values())
+            try:
+                copy_all(copies, live)
+            except RuntimeError:  # a buffer has grown
+                self.always = {id(tensor): (tensor, tensor.detach().clone()) for tensor in live}
 
     def _keep_array(self, item: Any) -> None:
-        if item.flags.writeable and item.nbytes <= (self.n_bytes if self.always else min(self.n_bytes, _COPIED_BYTES)):
-            self.n_bytes -= item.nbytes
+        if item.flags.writeable and self._fits(item.nbytes):
             self.restore_by(np.ndarray.__setitem__, item, ..., item.copy())
         elif item.flags.writeable:
             self._leave(item)
 
-    def _keep_container(self, item: Any, base: Any) -> Iterable[Any]:
+    def _keep_container(self, item: Any, base: Any) -> Mapping[Any, Any]:
         n = base.__len__(item)
         if n > self.n_items:
             self._leave(item)
             if base is list:
                 self.restore_by(list.__delitem__, item, slice(n, None))
-            return ()
+            return {}
         kept = dict(dict.items(item)) if base is dict else base(base.__iter__(item))
-        values = kept.values() if base is dict else kept
         if base not in (tuple, frozenset):
             self.n_items -= n
             self.restore_by(_refill, item, kept)
-        held = () if holds_data(values) else values
-        return [*held, *self._keep_attributes(item)] if kind_of(item).is_own else held
+        found: dict[Any, Any] = self._keep_attributes(item) if kind_of(item).is_own else {}
+        if not holds_data(kept.values() if base is dict else kept):
+            found |= kept if base is dict else dict(enumerate(kept))
+        return found
 
-    def _keep_attributes(self, item: Any) -> Iterable[Any]:
-        held, kept = state(item), attributes_of(item)
-        self.restore_by(restore_attributes, held, dict(held))
-        if len(kept) > len(held):
-            self.restore_by(_restore_slots, item, kept)
-        return kept.values()
-
-    def _keep_module(self, module: nn.Module) -> Iterable[Any]:
-        """The buffers of a module, and its attributes if its calls may change these: torch's modules change only buffers."""
-        buffers = buffers_of(module)
-        for value in buffers.values():
-            if value is not None:
-                self._keep_tensor(value, _ALWAYS_BYTES)
-        self.restore_by(restore_attributes, buffers, dict(buffers))
-        if module_of(module).startswith("torch."):
-            return children_of(module).values()
-        kept = {name: value for name, value in vars(module).items() if name not in _OF_MODULES}
-        self.restore_by(_restore_some, vars(module), _OF_MODULES, kept)
-        return [*children_of(module).values(), *kept.values()]
+    def _keep_attributes(self, item: Any) -> dict[str, Any]:
+        found = dict[str, Any]()
+        for store, without in _stores(item):
+            kept = {name: value for name, value in store.items() if name not in without}
+            self.restore_by(restore_attributes, store, kept, without)
+            found |= kept
+        if kind_of(item).is_module:
+            for buffer in buffers_of(item).values():
+                if buffer is not None:
+                    self.keep_tensor(buffer, _BUFFER_BYTES)
+            found |= children_of(item)
+        elif slots_of(type(item)):
+            found = attributes_of(item)
+            self.restore_by(_restore_slots, item, found)
+        return found
 
     def restore(self) -> list[Any]:
         """Restore the objects. Returns those that could not be restored."""
@@ -327,83 +259,55 @@ class Contents(Walk):
                 way()
             except Exception:  # of a class of the user, or an array that was resized
                 lost.append(item)
-        return lost + self.tensors.restore()
+        changed = [(tensor, copy) for tensor, version, copy in self.copies.values() if version_of(tensor) != version]
+        with torch.no_grad():
+            for tensor, copy in (*self.always.values(), *changed):
+                if copy is None:
+                    lost.append(tensor)
+                else:
+                    copy_back(tensor, copy)
+        self.copies |= {id(tensor): (tensor, version_of(tensor), copy) for tensor, copy in changed if copy is not None}
+        return lost
 
 
 # %% ../../nbs/loops/step_snapshot.ipynb #heldattr
-class _Held(Search):
-    """Finds the path of each object that `Contents` copies."""
+class Snapshot:
+    """The random state, attributes, and the objects that these hold. Call `take` before a call of your code, `restore` after an error.
 
-    def is_open(self, item: Any) -> bool:
-        return not kind_of(item).is_function and (_is_own(item) or super().is_open(item))
-
-    def visit(self, item: Any, path: str) -> None:
-        for name, child in children(item) if self.is_open(item) else ():
-            self.add(child, path + name)
-
-
-class Attributes:
-    """Attributes, and the objects that these hold.
-
-    `roots`: by their path, each with the names that are left out. `buffers`: those of modules. `known`: objects that are not looked into.
+    `roots`: attributes by their path, each with the names that are left out. `known`: objects that are not looked into.
     """
 
-    def __init__(
-        self, roots: Iterable[tuple[str, dict[str, Any], frozenset[str]]], buffers: Sequence[Any] = (), known: Iterable[Any] = ()
-    ) -> None:
-        self.roots = [(path, attributes, without, len(without & attributes.keys())) for path, attributes, without in roots]
-        self.buffers, self.known = buffers, list(map(id, known))
-        self.tensors = Tensors()
-        self.contents = Contents(self.tensors)
-        self._held: list[tuple[str, str, Any]] = []
+    def __init__(self, device: torch.device, roots: Iterable[tuple[str, Any, Set[str]]], known: Iterable[Any]) -> None:
+        self.random = RandomSnapshot(device)
+        self.roots, self.known, self.contents = roots, list(map(id, known)), Contents()
 
     def take(self) -> None:
-        self.tensors.begin()
-        self.contents, held = Contents(self.tensors, self.known, self.contents.rest), list[tuple[str, str, Any]]()
-        ways, always = self.contents.ways, self.tensors.always
-        for path, attributes, without, n in self.roots:
-            if n == len(attributes):
+        self.random.take()
+        self.contents = contents = Contents(self.known, self.contents)
+        for path, attributes, without in self.roots:
+            if without and attributes.keys() <= without:
                 continue  # there is nothing else
-            copy = attributes.copy()
-            ways.append((attributes, partial(_restore_some, attributes, without, copy)))
-            for name, value in copy.items():
-                if type(value) not in _QUICK and name not in without:
-                    held.append((path, name, value))
-        for buffers in self.buffers:
-            ways.append((buffers, partial(restore_attributes, buffers, dict(buffers))))
-            for tensor in buffers.values():
-                if id(tensor) not in always and tensor is not None:
-                    self.tensors.keep_always(tensor)
-        for _, _, value in held:
-            self.contents.add(value)
-        deque(self.contents, maxlen=0)
-        self.tensors.take()
-        self._held = held
+            kept = dict(attributes)
+            contents.ways.append((attributes, partial(restore_attributes, attributes, kept, without)))
+            for name, value in kept.items():
+                if type(value) in _QUICK or name in without:
+                    continue
+                if type(value) is not Tensor:
+                    contents.add(value, f"{path}.{name}")
+                elif id(value) not in contents.always:
+                    contents.seen[id(value)] = f"{path}.{name}", value
+                    contents.keep_tensor(value)
+        if contents.queue:
+            deque(contents, maxlen=0)
+        contents.keep_always()
 
     def restore(self) -> str:
         """Restore everything. Returns what could not be restored, or an empty string."""
-        lost = self.contents.restore()
-        if not lost:
-            return ""
-        paths = {id(item): path for path, item in _Held([(f"{path}.{name}", value) for path, name, value in self._held], self.known)}
-        return f"not restored: {listed([_named(paths.get(id(item), 'an object'), item) for item in lost])}"
-
-
-class CallSnapshot:
-    """What a method call may change in `item`, and the random state. Call `take` before the method, `restore` after an error."""
-
-    def __init__(self, item: Any, device: torch.device) -> None:
-        self._attributes = Attributes([(type(item).__name__, vars(item), frozenset())], known=[item])
-        self._random = RandomSnapshot(device)
-
-    def take(self) -> None:
-        self._attributes.take()
-        self._random.take()
-
-    def restore(self) -> str:
-        """Restore it. Returns what could not be restored, or an empty string."""
-        self._random.restore()
-        return self._attributes.restore()
+        named = [_named(*self.contents.seen.get(id(item), ("an object", item))) for item in self.contents.restore()]
+        if not self.contents.is_whole:
+            named.append(f"what is farther away than {MOST_OBJECTS:,} objects")
+        self.random.restore()
+        return f"not restored: {listed(named)}" if named else ""
 
 
 # %% ../../nbs/loops/step_snapshot.ipynb #db4d2c9e
@@ -411,17 +315,13 @@ class CallSnapshot:
 _IN_BATCH = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_train_batch_start")
 
 
-def _modules_beside(trainer: Any) -> dict[str, nn.Module]:
-    own: frozenset[str] = vars(trainer).get("own_names", frozenset(vars(trainer)))
-    return {name: value for name, value in vars(trainer).items() if is_kind(value, nn.Module) and name not in own}
-
-
-def modules_beside(trainer: Any) -> list[nn.Module]:
+def modules_beside(trainer: Any) -> dict[str, nn.Module]:
     """The modules in attributes that your class or steps have given to `trainer`: metrics, losses with weights, a teacher."""
-    return list(_modules_beside(trainer).values())
+    names = vars(trainer).keys() - trainer.own_names
+    return {name: value for name, value in vars(trainer).items() if name in names and is_kind(value, nn.Module)}
 
 
-class StepSnapshot:
+class StepSnapshot(Snapshot):
     """What a step of `trainer` may change before its batch is done: random state, buffers, attributes, metrics, sums of `self.log`.
 
     `callbacks`: those of the run; some count in the middle of a batch. Call `take` before a batch, `restore` after an error. Changes
@@ -429,35 +329,24 @@ class StepSnapshot:
     """
 
     def __init__(self, trainer: TrainerProtocol, callbacks: Iterable[L.Callback] = ()) -> None:
-        self.random = RandomSnapshot(trainer.device)
-        self._connector: Any = None  # Lightning's, of what is logged
-        self._hook: str | None = None  # the newest that has logged: where another one does, sums of the epoch before are emptied
-        self._sums: list[tuple[Any, dict[str, Any]]] = []
-        named = {"model": trainer.model} | {f"trainer.{name}": module for name, module in _modules_beside(trainer).items()}
-        modules = {id(module): (path, module) for at, root in named.items() for path, module in root.named_modules(prefix=at)}
-        roots = [("trainer", vars(trainer), vars(trainer).get("own_names", frozenset(vars(trainer))))]
-        written = [(path, module) for path, module in modules.values() if not module_of(module).startswith("torch.")]
-        roots += [(path, vars(module), _OF_MODULES) for path, module in written]
-        takes_part = [c for c in callbacks if any(getattr(type(c), name) is not getattr(L.Callback, name) for name in _IN_BATCH)]
-        roots += [(type(callback).__name__, vars(callback), frozenset()) for callback in takes_part]
-        buffers = [buffers_of(module) for _, module in modules.values() if buffers_of(module)]
-        self._attributes = Attributes(roots, buffers, (trainer, *takes_part, *(module for _, module in modules.values())))
+        roots: list[tuple[str, Any, Set[str]]] = [("trainer", vars(trainer), vars(trainer)["own_names"])]
+        modules, beside = set[nn.Module](), {f"trainer.{name}": module for name, module in modules_beside(trainer).items()}
+        for at, root in {"model": trainer.model, **beside}.items():
+            for path, module in root.named_modules(modules, at):
+                roots += [(path, *store) for store in _stores(module) if store[0]]
+        taking_part = [c for c in callbacks if any(getattr(type(c), name) is not getattr(L.Callback, name) for name in _IN_BATCH)]
+        roots += [(type(callback).__name__, vars(callback), frozenset()) for callback in taking_part]
+        super().__init__(trainer.device, roots, (trainer, *taking_part, *modules))
+        for module in modules:
+            for buffer in module.buffers(recurse=False):
+                self.contents.keep_tensor(buffer, _BUFFER_BYTES)
 
     def take(self, results: Mapping[str, Any] | None = None, connector: Any = None) -> None:
         """Keep everything. `results` and `connector`: Lightning's, for what is logged in the current pass."""
-        self.random.take()
-        self._attributes.take()
-        self._connector = connector
-        if connector is not None:
-            self._hook = hook_that_logged(connector)
-            self._sums = [(metric, sums_of(metric)) for metric in (results or {}).values()]
-
-    def restore(self) -> str:
-        """Restore everything. Returns what could not be restored, or an empty string."""
-        lost = self._attributes.restore()
-        for metric, sums in self._sums:
-            vars(metric).update(sums)
-        if self._connector is not None:
-            set_hook_that_logged(self._connector, self._hook)
-        self.random.restore()
-        return lost
+        super().take()
+        if connector is None:
+            return
+        ways, metrics = self.contents.ways, (results or {}).values()
+        # Where another hook logs than the newest that has logged, sums of the epoch before are emptied
+        ways.append((connector, partial(set_hook_that_logged, connector, hook_that_logged(connector))))
+        ways += [(metric, partial(metric.__dict__.update, sums_of(metric))) for metric in metrics]

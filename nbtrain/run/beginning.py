@@ -31,8 +31,9 @@ from ..engine.logged import known_names
 from ..engine.meter import N_SAMPLES, Meter
 from ..engine.pass_module import is_sanity_check
 from ..engine.step_module import StepModule
-from ..errors import ConfigError, add_note
+from ..errors import ConfigError, add_note, set_place
 from ..events import Event
+from ..loops.error_guard import place_in
 from ..loops.step_snapshot import StepSnapshot
 from ..base.operation import unchanged
 from ..base.trainer_base import TrainerBase
@@ -284,6 +285,7 @@ class SanityCheck(L.Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._kept.close()
         if is_sanity_check(trainer) and isinstance(exception, Exception):
+            set_place(exception, place_in(self.trainer, trainer))
             if self.trainer.configures_optimizers:
                 epoch = self.trainer.train_state.counts.epoch + 1
                 add_note(exception, f"{self.trainer.title}.validation_step, on a batch of valid_loader before epoch {epoch}.")

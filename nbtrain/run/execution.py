@@ -160,7 +160,7 @@ class Execution:
         strict = self.trainer[NonFiniteAddon].nonfinite == "raise"
         module.guard = guard = ErrorGuard(module, refuses_nonfinite=strict, may_pause=may_pause)
         guarded.callback(setattr, module, "guard", None)  # its snapshot holds all that the steps may change
-        guarded.callback(guard.guard_callbacks(pl_trainer))
+        guard.guard_callbacks(pl_trainer, guarded)
 
     def _fit(self, pl_trainer: L.Trainer, module: StepModule) -> None:
         trainer = self.trainer

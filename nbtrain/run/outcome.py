@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from ..checkpoint.atomic import written
 from ..checkpoint.weights import Weights, copy_weights
 from ..engine.control import State
-from ..errors import CheckpointError, ConfigError, NbtrainError, add_note, first_line
+from ..errors import CheckpointError, ConfigError, NbtrainError, add_note, first_line, place_of
 from ..events import Status
 from ..history.history import ResultMetrics, Row, RunResult
 from .beginning import Beginning
@@ -32,7 +32,7 @@ __all__ = ["name_place", "RunOutcome"]
 def name_place(error: BaseException, place: str) -> None:
     """Add the place in the run to an error that does not name it yet."""
     placed = error.where if isinstance(error, NbtrainError) else getattr(error, "__notes__", None)
-    if not placed and not isinstance(error, ConfigError):
+    if not placed and not place_of(error) and not isinstance(error, ConfigError):
         add_note(error, f"nbtrain: {place}")
 
 
@@ -47,7 +47,8 @@ class RunOutcome:
         """Follow the state of the run: when it pauses, make the result."""
         if state == "paused":
             self._note_failure()
-            self.conclude("paused", self.trainer.recorder.place)
+            failure = self.trainer.control.failure
+            self.conclude("paused", self.trainer.recorder.place if failure is None else failure.place)
         self.trainer.recorder.change(state)
 
     def _note_failure(self) -> None:
@@ -67,7 +68,7 @@ class RunOutcome:
         try:
             yield
         except BaseException as error:
-            place, text = self.trainer.recorder.place, first_line(error)
+            place, text = place_of(error) or self.trainer.recorder.place, first_line(error)
             if isinstance(error, KeyboardInterrupt):
                 self.finish("interrupted", place)
             else:

@@ -26,7 +26,7 @@ from ..private.torch_parts import version_of
 from ..loops.training import OwnEpochLoop
 from ..source.step_changes import StepCode, methods_of
 from ..source.user_code import is_kind, is_user, newest
-from ..source.walk import Walk, attributes_of, base_of, values_of
+from ..source.walk import Walk, attributes_of, base_of, held
 from ..state.best_weights import set_aside
 from ..views.text import format_value
 
@@ -120,9 +120,9 @@ class _Parts(Walk):
 
     def visit(self, item: Any, path: str) -> None:
         if is_kind(item, (DataLoader, LoaderWrapper, Dataset)) or is_user(type(item)):
-            held = attributes_of(item)
-            for inner in (held[name] for name in _INSIDE if name in held):
-                for part in (values_of(inner) or ()) if is_kind(inner, (list, tuple)) else [inner]:
+            found = attributes_of(item)
+            for inner in (found[name] for name in _INSIDE if name in found):
+                for part in held(inner).values() if is_kind(inner, (list, tuple)) else [inner]:
                     self.add(part)
 
 
@@ -130,7 +130,7 @@ def _parts(loaders: Iterable[Any]) -> Iterator[Any]:
     """The loaders, also those of a dict or a list, and what they wrap. Of a list of batches one of each kind: they are alike."""
     walk = _Parts()
     for loader in loaders:
-        items = values_of(loader) or [loader]
+        items = list(held(loader).values()) if base_of(loader) is not None else [loader]
         for item in {type(item) if base_of(item) or is_kind(item, Tensor) else id(item): item for item in items}.values():
             walk.add(item)
     yield from (item for _, item in walk)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from types import FunctionType, MemberDescriptorType, MethodType
 from typing import Any
@@ -25,8 +25,8 @@ __all__ = [
     "slots_of",
     "attributes_of",
     "base_of",
-    "values_of",
-    "few_of",
+    "held",
+    "path_to",
     "parts",
     "function_of",
     "method_of",
@@ -73,34 +73,34 @@ def base_of(item: Any) -> Any:
     return next(base for base in mro(kind) if base in _CONTAINERS)
 
 
-def values_of(item: Any) -> list[Any] | None:
-    """The values of a dict, or the items of another container, none of a very long one; None for anything else."""
+def held(item: Any) -> dict[Any, Any]:
+    """What an object holds: the items of a container by key or index, none of a very long one; the functions in a wrapper; attributes."""
     base = base_of(item)
-    if base is None:
-        return None
-    if base.__len__(item) > MOST_ITEMS:
-        return []
-    return list(dict.values(item) if base is dict else base.__iter__(item))
-
-
-def few_of(items: list[Any]) -> list[Any]:
-    """All items, or of many one of each class, and all functions and classes: the others are alike."""
-    if len(items) <= MANY:
-        return items
-    return [*{id(one) if is_kind(one, (FunctionType, type, *WRAPPERS)) else type(one): one for one in items}.values()]
-
-
-def parts(item: Any) -> list[Any]:
-    """The items of a container, the functions in a wrapper of functions, or the values that an object holds."""
-    values = values_of(item)
-    if values is not None:
-        return few_of(values)
+    if base is not None:
+        if base.__len__(item) > MOST_ITEMS:
+            return {}
+        return dict(dict.items(item)) if base is dict else dict(enumerate(base.__iter__(item)))
     for kind, names in WRAPPERS.items() if is_kind(item, _WRAPPERS) else ():
         if is_kind(item, kind):
-            return [object.__getattribute__(item, name) for name in names]
+            return {name: object.__getattribute__(item, name) for name in names}
+    return attributes_of(item)
+
+
+def path_to(item: Any) -> str:
+    """How what `item` holds is named, for `str.format` with the path of `item` and the name: `a[0]` of a container, `a.b` else."""
+    return "{}.{}" if base_of(item) is None else "{}[{!r}]"
+
+
+def parts(item: Any) -> Collection[Any]:
+    """What a search for code looks into, of what `item` holds."""
+    found = held(item)
+    if base_of(item) is not None and len(found) > MANY:  # one of each class, and all functions and classes: the others are alike
+        return {id(one) if is_kind(one, (FunctionType, type, *WRAPPERS)) else type(one): one for one in found.values()}.values()
+    if base_of(item) is not None or is_kind(item, _WRAPPERS) or is_user(type(item)):
+        return found.values()
     # The private attributes of a library's objects lead everywhere; but a torch module keeps its layers in one
-    private, named = is_user(type(item)), (module_dicts()[0], "__wrapped__")
-    return [value for name, value in attributes_of(item).items() if private or name[0] != "_" or name in named]
+    named = module_dicts()[0], "__wrapped__"
+    return [value for name, value in found.items() if name[0] != "_" or name in named]
 
 
 def function_of(item: Any) -> Any:
@@ -130,7 +130,7 @@ class Walk:
     leaves: tuple[type, ...] = PLAIN
 
     def __init__(self, known: Iterable[int] = ()) -> None:
-        self.seen: dict[int, Any] = dict.fromkeys(known)  # holds each object, so that no id is used again
+        self.seen: dict[int, Any] = dict.fromkeys(known)  # each path and object; an object that is held keeps its id
         self.queue: deque[tuple[str, Any]] = deque()
         self.unread: list[Any] = []
         self.is_whole, self._most = True, len(self.seen) + MOST_OBJECTS
@@ -141,13 +141,14 @@ class Walk:
             return
         self.is_whole = self.is_whole and len(self.seen) < self._most
         if self.is_whole:
-            self.seen[id(item)] = item
-            self.queue.append((path, item))
+            found = self.seen[id(item)] = path, item
+            self.queue.append(found)
 
     def visit(self, item: Any, path: str) -> None:
         """Add what `item` holds."""
-        for value in parts(item):
-            self.add(value, path)
+        beside = path_to(item)
+        for name, value in held(item).items():
+            self.add(value, beside.format(path, name))
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         while self.queue:

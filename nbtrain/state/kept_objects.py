@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from ..engine.control import uninterrupted
 from ..engine.protocol import TrainerProtocol
-from ..loops.step_snapshot import Contents, Tensors, restore_attributes
+from ..loops.step_snapshot import Contents, restore_attributes
 from ..objects import MOST_NUMBERS, Search
 from ..source.walk import MOST_ITEMS, MOST_OBJECTS
 from .attribute_state import objects_of
@@ -23,9 +23,9 @@ __all__ = ["kept_objects"]
 @contextmanager
 def kept_objects(trainer: TrainerProtocol) -> Iterator[None]:
     """A context that restores what a step changes: attributes of the trainer, and the objects that these, the model and the addons hold."""
-    own, tensors = dict(vars(trainer)), Tensors()
+    own = dict(vars(trainer))
     known = {id(part) for part in (trainer, trainer.model, *trainer.model.modules(), *trainer.model.buffers())}
-    contents = Contents(tensors, n_items=MOST_ITEMS * MOST_OBJECTS, n_bytes=8 * MOST_NUMBERS, always=True)
+    contents = Contents(n_items=MOST_ITEMS * MOST_OBJECTS, always=8 * MOST_NUMBERS)
     for _, item in Search(objects_of(trainer), known):
         contents.keep(item)
 

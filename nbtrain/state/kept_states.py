@@ -68,7 +68,6 @@ class KeptState:
 
 
 _NUMBERS = frozenset((int, float, bool))
-_SMALL = _NUMBERS | {type(None)}
 _FIELD = 60  # of a dict, with its key
 
 
@@ -77,16 +76,15 @@ def size_of(value: Any) -> int:
     total, queue, seen = 0, [value], set[int]()
     while queue:
         item = queue.pop()
-        kind = type(item)
-        if kind in _SMALL:
-            total += 32
-        elif isinstance(item, dict):
+        if isinstance(item, dict):
             total += 200 + _FIELD * len(item)
             queue += item.values()
         elif isinstance(item, (list, tuple)):
-            is_flat = _NUMBERS.issuperset(map(type, item))  # such as the 625 numbers of a random state
-            total += 60 + (32 * len(item) if is_flat else 0)
-            queue += () if is_flat else item
+            total += 60
+            if _NUMBERS.issuperset(map(type, item)):  # such as the 625 numbers of a random state
+                total += 32 * len(item)
+            else:
+                queue += item
         elif isinstance(item, Tensor):
             total += item.nbytes if id(item) not in seen else 0
             seen.add(id(item))

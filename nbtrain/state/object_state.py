@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import is_dataclass
 from functools import partial
@@ -70,7 +70,7 @@ def _pack_array(value: Any) -> Any:
 
 
 # %% ../../nbs/state/object_state.ipynb #f96a4f6e
-def pack(value: Any, known: Container[int] = (), depth: int = 0) -> Any:
+def pack(value: Any, known: Collection[int] = (), depth: int = 0) -> Any:
     """Convert `value` to plain data for a checkpoint. Raises Unsaved if it has no such form.
 
     `known`: the ids of objects that are saved elsewhere.
@@ -123,7 +123,7 @@ def _refuse(value: Any) -> Any:
     raise Unsaved(type(value).__name__)
 
 
-def _pack_object(value: Any, into: Callable[[Any], Any], known: Container[int]) -> Any:
+def _pack_object(value: Any, into: Callable[[Any], Any], known: Collection[int]) -> Any:
     if is_generator(value):
         state = generator_state(value)
         return {_AS: "generator", "state": state} if state is not None else _refuse(value)
@@ -243,9 +243,9 @@ class Unpacker:
 
 
 # %% ../../nbs/state/object_state.ipynb #33415c85
-def pack_module(module: nn.Module, known: Container[int] = ()) -> dict[str, Any]:
+def pack_module(module: nn.Module, known: Collection[int] = ()) -> dict[str, Any]:
     """The whole state of a module, except what has no plain form."""
-    own = _Union(known, {id(t) for t in (*module.parameters(), *module.buffers())})
+    own = {*known, *map(id, module.parameters()), *map(id, module.buffers())}
     packed: dict[str, dict[str, Any]] = {}
     for path, part in module.named_modules():
         for name, value in module_attributes(part).items():
@@ -255,14 +255,6 @@ def pack_module(module: nn.Module, known: Container[int] = ()) -> dict[str, Any]
                 continue
     state = {name: value.detach() for name, value in module.state_dict().items() if isinstance(value, Tensor)}
     return {"state_dict": state, "attributes": packed}
-
-
-class _Union:
-    def __init__(self, *containers: Container[int]) -> None:
-        self.containers = containers
-
-    def __contains__(self, item: Any) -> bool:
-        return any(item in container for container in self.containers)
 
 
 # %% ../../nbs/state/object_state.ipynb #910e55c9
@@ -277,7 +269,7 @@ class _TensorMark:
         return same and self._version is not None and self._version == other._version  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def fingerprint(value: Any, known: Container[int] = ()) -> Any:
+def fingerprint(value: Any, known: Collection[int] = ()) -> Any:
     """Equal to a later fingerprint of `value` if the value has not changed. Those of random generators are never equal.
 
     An object that is met again counts as the same one. Beyond 10,000 objects nothing is equal.

@@ -26,6 +26,7 @@ from ..addons.system_monitor import SystemMonitorAddon
 from ..engine.callback import as_list
 from ..errors import ConfigError, first_line
 from ..rng import keep_random
+from ..source.walk import Walk
 from ..base.trainer_base import TrainerBase
 from ..run.execution import Execution
 from ..state.kept_objects import kept_objects
@@ -38,20 +39,25 @@ __all__ = ["called_again", "copy_trainer", "scratch_trainer", "train_copy"]
 _SILENT = (LoggersAddon, WebLoggerAddon, StateManagerAddon, SystemMonitorAddon)  # addons that write
 
 
+class _Collections(Walk):
+    """Walks through lists, tuples and dicts, as the attributes of a module are, and into nothing else."""
+
+    def visit(self, item: Any, path: str) -> None:
+        if type(item) in (list, tuple, dict):
+            super().visit(item, path)
+
+
 def _loose_tensors(trainer: TrainerBase) -> dict[int, Any]:
     """The memo for deepcopy: copies of the tensors with a graph, which it refuses, and None or False for what must not be copied."""
-    loggers = trainer.lightning.get("logger")
-    memo: dict[int, Any] = {
-        id(found): False for found in (loggers if isinstance(loggers, list) else [loggers]) if isinstance(found, Logger)
-    }
+    loggers = as_list(trainer.lightning.get("logger"))
+    memo: dict[int, Any] = {id(found): False for found in loggers if isinstance(found, Logger)}
     memo |= {id(found): None for found in (trainer.module, trainer.last_traceback, trainer.result) if found is not None}  # belong to a run
-    queue: list[Any] = [part for module in trainer.model.modules() for part in vars(module).values()]
-    while queue:
-        item = queue.pop()
-        if isinstance(item, Tensor) and not item.is_leaf:
-            memo[id(item)] = item.detach().clone().requires_grad_(item.requires_grad)
-        elif type(item) in (list, tuple, dict):
-            queue += item.values() if isinstance(item, dict) else item
+    for module in trainer.model.modules():
+        walk = _Collections()
+        walk.add(vars(module))
+        for _, item in walk:
+            if isinstance(item, Tensor) and not item.is_leaf:
+                memo[id(item)] = item.detach().clone().requires_grad_(item.requires_grad)
     return memo
 
 

@@ -50,6 +50,17 @@ def test_first_bad_step_is_named_at_the_next_flush(every_s: float, value: float)
     assert trainer.counts.step == (14 if every_s == 0.0 else 16) and trainer.result.status == "failed"
 
 
+@pytest.mark.parametrize("every_s", [0.0, 3600.0])
+def test_head_of_the_error_has_the_batch_of_the_loss_and_not_the_next_one(every_s: float) -> None:
+    trainer = make()
+    trainer.recorder.every_s = every_s
+    with pytest.raises(StepError) as error:
+        trainer.run(1, make_batches(2), make_valid())
+    text = "The training loss is nan at epoch 1, batch 3, step 3."
+    assert trainer.result.reason == f"StepError at epoch 1, batch 3: {text}" and str(error.value).startswith(text)
+    assert not getattr(error.value, "__notes__", [])
+
+
 def test_every_trainer_raises_by_default_and_ignores_when_told() -> None:
     def make_plain(**options: Any) -> Any:
         return make_trainer(Linear, model=torch.nn.Linear(8, 1), **options)

@@ -266,10 +266,10 @@ def test_the_objects_of_earlier_batches_are_not_kept() -> None:
 
 
 def test_a_callback_that_fails_is_restored_with_what_it_holds() -> None:
-    from nbtrain.loops.step_snapshot import CallSnapshot
+    from nbtrain.loops.step_snapshot import Snapshot
 
     held = SimpleNamespace(counts={"a": Counter()}, seen=[0] * 20_000)
-    snapshot = CallSnapshot(held, torch.device("cpu"))
+    snapshot = Snapshot(torch.device("cpu"), [("SimpleNamespace", vars(held), frozenset())], [held])
     snapshot.take()
     before = random_state()
     held.counts["a"]["n"] += 1

@@ -740,6 +740,20 @@ def test_error_of_the_step_is_raised_before_epoch_1_with_its_place(tmp_path: Pat
     assert trainer.mode == "train" and trainer.model.training
 
 
+def test_error_of_the_check_is_said_to_be_of_a_validation_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError):
+        make_trainer(Transposed, log_bar=True).run(1, make_loader(), make_valid())
+    assert "not begun · RuntimeError at a validation batch before epoch 1: mat1 and mat2" in capsys.readouterr().out
+    trainer = make_trainer(Transposed, on_error="pause")
+    with pytest.raises(RuntimeError) as error:
+        trainer.run(1, make_loader(), make_valid())
+    place = "a validation batch before epoch 1"
+    assert (trainer.failure.place, trainer.result.reason) == (place, place)
+    assert error.value.__notes__[-1].startswith(f"paused at {place}\n") and f"test_step at {place}: " in repr(trainer.failure)
+    trainer.resume(Regress)
+    assert trainer.result.status == "completed" and trainer.counts.processed == 8
+
+
 def test_output_that_cannot_be_used_is_refused_before_epoch_1() -> None:
     class Broken(Regress):
         def test_step(self, batch: Any) -> Any:
