@@ -95,6 +95,8 @@ def _fitting(settings: dict[str, Any]) -> dict[str, Any]:
         settings |= {"none": False}
     if settings["who"] != "one optimizer":
         settings |= {"accumulate": 1}
+    if settings["who"] == "by hand" and settings["averages"] == "SWA":  # the package before counts its pass for batch norm backwards
+        settings |= {"averages": "EMA"}
     return settings | {"limits": limits}
 
 
