@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
-from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -20,7 +19,7 @@ from ..engine.logged import publish
 from ..engine.step_module import StepModule
 from ..private.lightning_loops import FitLoop
 from .batch_ways import explain_errors
-from .fetcher import LiveFetcher, limits_of, live, set_limits
+from .fetcher import LiveFetcher, length_of, limits_of, live, set_limits
 from .training import OwnEpochLoop
 
 # %% auto #0
@@ -90,7 +89,7 @@ class OwnFitLoop(FitLoop):
         limit = pl_trainer.limit_train_batches
         limits = limits_of(limit, combined)
         set_limits(combined, limits)
-        n = sized_len(combined)
+        n = length_of(combined)
         if isinstance(fetcher, LiveFetcher):
             fetcher.limit = limits[0] if len(limits) == 1 or type(limit) is int or limit == 1.0 else n or math.inf
         before, self.max_batches = self.max_batches, n or math.inf  # at 0 Lightning would end the run

@@ -27,7 +27,7 @@ from ..remote_errors import raise_own
 from ..rng import random_state
 
 # %% auto #0
-__all__ = ["only_iterator", "ends_at_length", "limits_of", "set_limits", "LiveFetcher", "live", "quiet_fetcher"]
+__all__ = ["only_iterator", "ends_at_length", "length_of", "limits_of", "set_limits", "LiveFetcher", "live", "quiet_fetcher"]
 
 
 # %% ../../nbs/loops/fetcher.ipynb #2cc92cc5
@@ -58,6 +58,17 @@ def ends_at_length(loader: Any) -> bool:
     samplers += [loader.batch_sampler.sampler] if isinstance(loader.batch_sampler, BatchSampler) else []
     known = all(sampler is None or type(sampler).__module__.startswith("torch.utils.data.") for sampler in samplers)
     return known and not isinstance(loader.dataset, IterableDataset)
+
+
+def length_of(combined: CombinedLoader) -> float | None:
+    """How many batches a pass has by the lengths of its loaders; None if they have none. For one loader with fewer calls than `len`."""
+    loaders, limits = combined.flattened, combined.limits
+    if len(loaders) != 1:
+        return sized_len(combined)
+    n: float | None = sized_len(loaders[0])
+    if limits is not None:
+        n = min(math.inf if n is None else n, limits[0])
+    return None if n == math.inf else n
 
 
 def limits_of(limit: int | float, combined: CombinedLoader) -> list[float]:
@@ -96,17 +107,17 @@ class LiveFetcher(_LIKE_LIGHTNINGS):
     _first, _checked_from = 0, 0.0  # the first batch of this pass, and that from which on the end may be near
     _error: Exception | None = None  # of the batch that was read ahead
 
-    def __init__(self, combined_loader: CombinedLoader, length: int) -> None:
+    def __init__(self, combined_loader: CombinedLoader, length: float) -> None:
         self.combined_loader = combined_loader
         self._reset(length)
 
     def __iter__(self) -> LiveFetcher:
         """Open a pass; Lightning calls it."""
         iter(self.combined_loader)
-        self._reset(sized_len(self.combined_loader))
+        self._reset(length_of(self.combined_loader))
         return self
 
-    def _reset(self, length: int | None) -> None:
+    def _reset(self, length: float | None) -> None:
         self.length, self.fetched = length, 0
         self.done = self._has_end = self._is_begun = False
         self._error, self._checked_from = None, 0
@@ -117,7 +128,7 @@ class LiveFetcher(_LIKE_LIGHTNINGS):
         """Read the length, once, before the first batch of a pass. `labelled`: a profiler may be on."""
         combined = self.combined_loader
         if not self._is_begun:
-            self._is_begun, length, self.length = True, self.length, sized_len(combined)
+            self._is_begun, length, self.length = True, self.length, length_of(combined)
             self._first = self.fetched
             self._is_sure = self.length == length and all(map(ends_at_length, combined.flattened))
             always = self.must_know is not None and not self._is_sure
@@ -184,12 +195,12 @@ class LiveFetcher(_LIKE_LIGHTNINGS):
         must_know = self.must_know is not None and self.must_know(n)
         if n < length:
             return must_know and not self._is_sure and self._ends_here()
-        if self._is_sure and sized_len(self.combined_loader) == length:
+        if self._is_sure and length_of(self.combined_loader) == length:
             self._has_end = True
             return True
         self._exceeds = self._exceeds or n > length
         may_draw = self._draws or (self._draws is None and self._first > 0)  # not seen yet in a pass that was resumed
-        changes = may_draw or self._exceeds or sized_len(self.combined_loader) != length
+        changes = may_draw or self._exceeds or length_of(self.combined_loader) != length
         return (must_know or not changes) and self._ends_here()
 
     def _ends_here(self) -> bool:

@@ -34,13 +34,13 @@ from torch.nn.functional import cross_entropy
 
 BOUNDS = {  # over the plain loop
     "a step": 30,
-    "a batch of an evaluation": 48,
-    "an epoch of one batch": 960,
-    "an epoch of one batch, with a validation": 2_000,
-    "predict(x)": 3_740,
+    "a batch of an evaluation": 42,
+    "an epoch of one batch": 615,
+    "an epoch of one batch, with a validation": 1_215,
+    "predict(x)": 3_760,
     "run_batch(batch)": 11_700,
     "evaluate([batch])": 12_450,
-    "run(1, [batch])": 22_450,
+    "run(1, [batch])": 22_800,
 }
 MODULE_BOUND = 0  # a step of a LightningModule, over Lightning's own
 TRAINER_BOUND = 750  # a `lightning.Trainer` as each run makes it
