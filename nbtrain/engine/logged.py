@@ -114,9 +114,8 @@ def log_means(module: L.LightningModule, metrics: Mapping[str, float], *, logger
     pl_trainer, hook = module.trainer, module._current_fx_name
     results = current_results(pl_trainer)
     if not isinstance(results, Results) or pl_trainer.barebones or hook is None:
-        options = {"on_step": False, "on_epoch": True, "batch_size": 1}
-        options["add_dataloader_idx"] = False  # a metric of several sets belongs to none of them
-        module.log_dict(dict(metrics), logger=logger, **options)
+        # A metric of several sets belongs to none of them
+        module.log_dict(dict(metrics), logger=logger, on_step=False, on_epoch=True, batch_size=1, add_dataloader_idx=False)
         return
     connector, dtype, device = pl_trainer._logger_connector, torch.get_default_dtype(), module.device
     if connector.should_reset_tensors(hook):

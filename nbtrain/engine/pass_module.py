@@ -311,9 +311,8 @@ class PassModule(L.LightningModule):
         """Begin the pass over an epoch, or over the rest of one that is resumed."""
         if self.guard is not None:
             self.guard.begin_pass()
-        self._begin("train")
-        own = vars(self)  # through nn.Module it costs 2 µs each
-        own.update(_train_open=True, epoch_metrics={}, _recorded=None, _n_by_hand=0)
+        self.owner.train_state.meters["train"].reset(keep_tensors=self.owner._reads_tensors)
+        vars(self).update(_train_open=True, epoch_metrics={}, _recorded=None, _n_by_hand=0)  # through nn.Module it costs 2 µs each
         if not getattr(self.trainer.fit_loop, "tells_epoch", False):  # Lightning's own, which notifies some samplers
             set_epoch(self.trainer.train_dataloader, self.trainer.current_epoch)
 
@@ -356,7 +355,7 @@ class PassModule(L.LightningModule):
             self._borrowed.append(partial(vars(self).update, _sanity_check=False))  # the training after it counts
             self._checked = {}
         else:
-            self._begin("test")
+            self.owner.train_state.meters["test"].reset(keep_tensors=self.owner._reads_tensors)
         vars(self)["_evaluation_open"] = True
         if not getattr(loop := evaluation_loop(self.trainer), "ends_pass", False) and self.logs_means:
             hook = "on_test_batch_end" if self.trainer.testing else "on_validation_batch_end"
@@ -393,9 +392,6 @@ class PassModule(L.LightningModule):
     on_test_start = on_validation_start
 
     # -- the metrics of a pass
-    def _begin(self, mode: Mode) -> None:
-        self.owner.train_state.meters[mode].reset(keep_tensors=self.owner._reads_tensors)
-
     def _end(self, phase: Phase, mode: Mode) -> None:
         self.enter_loader(None)
         if not self.whole_epoch:

@@ -73,7 +73,7 @@ class StepModule(PassModule):
         self.owner.module = self
         lend_log(self, self.model)
         if stage == "fit":
-            self._batches = self.trainer.fit_loop.epoch_loop.batch_progress.total
+            vars(self)["_batches"] = self.trainer.fit_loop.epoch_loop.batch_progress.total
             self._wrap()
             if not self.owner.automatic_optimization and self.owner.optimizer is not None:
                 self.watch = StepWatch(self.owner.optimizer, self._before_step)
