@@ -247,19 +247,16 @@ class Requests:
         Requests that come meanwhile wait for the next boundary: threads whose requests never end must not keep the run from its batches.
         """
         for _ in range(len(self)):
-            if (request := self._take()) is None:
+            with self._changed:
+                found = next((request for request in self._waiting if request.fits(self.at)), None)
+                self._waiting = [request for request in self._waiting if request is not found]
+            if found is None:
                 return
             try:
-                request.run(self.at)
+                found.run(self.at)
             finally:
                 with self._changed:
                     self._changed.notify_all()
-
-    def _take(self) -> Request | None:
-        with self._changed:
-            found = next((request for request in self._waiting if request.fits(self.at)), None)
-            self._waiting = [request for request in self._waiting if request is not found]
-        return found
 
     def _is_held(self) -> bool:
         """Whether the run is paused where no checkpoint can be saved."""

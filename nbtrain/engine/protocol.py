@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import lightning as L
 import torch
@@ -33,8 +33,6 @@ class EventSink(Protocol):
 
 class AddOnProtocol(Protocol):
     """The part of an addon that the state of a run and other addons use. Where they need a certain addon, they look for its class."""
-
-    commands: ClassVar[tuple[str, ...]]
 
     def weights(self, trainer: TrainerProtocol) -> dict[str, Tensor] | None: ...
     def load_weights(self, trainer: TrainerProtocol, weights: Mapping[str, Tensor]) -> None: ...
