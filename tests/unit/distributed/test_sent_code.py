@@ -17,6 +17,7 @@ from samples import DEVICE
 
 from nbtrain import WorkerError
 from nbtrain.distributed.sent_code import OwnCopies, Redefined, SentCode, unpack
+from nbtrain.distributed.worker_pool import pickled
 
 CELL = """
 SCALE, options, found, place = 2.0, {"p": [0.1], "names": {"a"}}, [], SimpleNamespace(lr=1.0)
@@ -207,3 +208,11 @@ def test_a_copy_in_this_process_has_the_same_functions_and_classes(notebook: Run
     assert first["views"][1][0] == 5.0 and second["views"][1][0] == weights[0] == 1.0
     with pytest.raises(WorkerError, match=r"^.*guard.* \(lock\) can't be sent to its copy in this process"):
         OwnCopies(SimpleNamespace(guard=Lock()))
+
+
+def test_what_cannot_be_sent_is_named_though_it_refers_to_what_holds_it() -> None:
+    held = SimpleNamespace(guard=Lock())
+    holder = SimpleNamespace(rows=[held])
+    vars(held)["holder"] = holder
+    with pytest.raises(WorkerError, match=r"^SimpleNamespace\.rows\[0\]\.guard \(lock\) can't be sent to the job"):
+        pickled(holder, "the job")

@@ -276,3 +276,10 @@ def test_a_callback_that_fails_is_restored_with_what_it_holds() -> None:
     held.seen[0] = torch.rand(()).item()
     assert snapshot.restore() == "not restored: SimpleNamespace.seen (a list of 20,000 items)"
     assert held.counts == {"a": Counter()} and repr(random_state()) == repr(before)
+
+
+def test_what_lies_beyond_the_limit_of_a_walk_is_named() -> None:
+    _, snapshot = snapshot_of(seen=[Seen() for _ in range(4_000)])
+    assert snapshot.restore() == ""
+    _, snapshot = snapshot_of(seen=[Seen() for _ in range(6_000)])  # each with a list
+    assert snapshot.restore() == "not restored: what is farther away than 10,000 objects"
