@@ -55,7 +55,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "distributed",
         "checkpoint",
     ),
-    "foreign": ("compat", "events", "best", "rng", "private", "views", "history", "data", "optim", "engine", "checkpoint", "state"),
+    "foreign": ("compat", "events", "best", "rng", "views", "history", "data", "optim", "engine", "checkpoint", "state"),
     "addons": (
         "compat",
         "events",

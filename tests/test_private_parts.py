@@ -42,7 +42,7 @@ from nbtrain.private.lightning_loops import NEEDED
 from nbtrain.private.lightning_parts import logged_step, stand_at
 from nbtrain.run.lightning_trainer import _bring_back
 
-N_PARTS = 60  # of two names or three
+N_PARTS = 42  # of two names
 OPTIONAL = {"_forward_redirection", "_last_val_time"}  # asked for with a default, and set for Lightning alone
 
 
