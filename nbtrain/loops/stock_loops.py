@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint, GradientAccumulationScheduler, StochasticWeightAveraging
+from lightning.pytorch.callbacks import Checkpoint, GradientAccumulationScheduler, LambdaCallback, StochasticWeightAveraging
 
 from ..engine.addon import Phase
 from ..engine.callback import BoundaryCallback, PassCallback, callbacks_of
 from ..engine.control import Boundary, Control
-from ..engine.step_module import StepModule
 from ..private.lightning_loops import MISSING
 from ..private.lightning_parts import call_before_fetch, data_fetcher, is_last_batch, is_validation_due, is_window_open, leave_idle
 from ..private.lightning_parts import skip_next_validation, validate_between
 
 # %% auto #0
-__all__ = ["why_stock", "StockLoops", "start_at"]
+__all__ = ["why_stock", "StockLoops"]
 
 
 # %% ../../nbs/loops/stock_loops.ipynb #51e14bac
@@ -37,9 +37,9 @@ _SETTING_UP = (PassCallback, GradientAccumulationScheduler, StochasticWeightAver
 @contextmanager
 def _as_in_checkpoint(pl_trainer: L.Trainer, *, is_over: bool) -> Iterator[None]:
     """A context in which Lightning's counters of epochs are those of a checkpoint, of an epoch that `is_over` or of one that is open."""
-    epochs: Any = pl_trainer.fit_loop.epoch_progress
-    before = [(counts, dict(vars(counts))) for counts in (epochs.current, epochs.total)]
-    for counts, _ in before:
+    fit_loop: Any = pl_trainer.fit_loop
+    before, fit_loop.epoch_progress = fit_loop.epoch_progress, deepcopy(fit_loop.epoch_progress)
+    for counts in (fit_loop.epoch_progress.current, fit_loop.epoch_progress.total):
         counts.ready = counts.started
         if is_over:
             counts.completed = counts.processed - 1
@@ -48,8 +48,7 @@ def _as_in_checkpoint(pl_trainer: L.Trainer, *, is_over: bool) -> Iterator[None]
     try:
         yield
     finally:
-        for counts, values in before:
-            vars(counts).update(values)
+        fit_loop.epoch_progress = before
 
 
 # %% ../../nbs/loops/stock_loops.ipynb #stoc0100
@@ -57,8 +56,8 @@ class StockLoops(Checkpoint):
     """Lets requests in between two batches of Lightning's own loops, lets callbacks take a state there, and resumes within an epoch.
 
     A batch is over when Lightning is about to read the next one: it then calls a method that labels the read for a profiler, and this
-    callback puts itself before the label. An epoch is over when the next one begins or the training ends: `_Before` is called first there.
-    It is a Checkpoint because Lightning calls those last.
+    callback puts itself before the label. An epoch is over when the next one begins or the training ends: `first` is called there, before
+    all other callbacks. It is itself a Checkpoint because Lightning calls those last.
 
     `boundary_due`: notify the boundary callbacks after this batch, once. `validate_next`: validate after this batch, once; `validate_last`:
     after the state that ends the run is taken.
@@ -72,16 +71,14 @@ class StockLoops(Checkpoint):
 
     def __init__(self, control: Control | None) -> None:
         self.control = control or Control()
-        self.run_state = self.control.run_state
+        self.first = LambdaCallback(on_train_epoch_start=self.end_epoch, on_train_epoch_end=self.end_rest, on_train_end=self.end_epoch)
 
-    def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, pl_trainer: Any, pl_module: L.LightningModule, stage: str) -> None:
         """Be the last of the callbacks, those of the module included; our own ones are not called where they do nothing."""
         self.pl_trainer = pl_trainer
-        callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-        found = [_Before(self), *(one for one in callbacks if one is not self and not isinstance(one, _Before)), self]
-        pl_trainer.callbacks = found  # pyright: ignore[reportAttributeAccessIssue]
-        for callback in found:
-            if type(callback).__module__.startswith("nbtrain."):
+        pl_trainer.callbacks = [self.first, *(one for one in pl_trainer.callbacks if one is not self and one is not self.first), self]
+        for callback in pl_trainer.callbacks:
+            if callback is self.first or type(callback).__module__.startswith("nbtrain."):
                 leave_idle(callback)
 
     # -- between two batches
@@ -95,8 +92,8 @@ class StockLoops(Checkpoint):
         """Lightning is about to read a batch, so the one before is over, with the validation and the schedules that follow it."""
         pl_trainer = self.pl_trainer
         if self.start_at is not None:
-            self._skip_finished(pl_trainer)
-        if self.boundary_due or self.run_state.requested or pl_trainer.should_stop:
+            self._skip_finished(pl_trainer, self.start_at)
+        if self.boundary_due or self.control.run_state.requested or pl_trainer.should_stop:
             batches = pl_trainer.fit_loop.epoch_loop.batch_progress.current
             if batches.ready > batches.completed:  # a step that reads its batches itself
                 vars(self)["on_train_batch_end"] = self._after_batch
@@ -133,8 +130,7 @@ class StockLoops(Checkpoint):
 
     def validate(self) -> None:
         """Validate now, between two batches."""
-        module = self.pl_trainer.lightning_module
-        assert isinstance(module, StepModule)
+        module: Any = self.pl_trainer.lightning_module
         module.isolate_validation()
         try:
             validate_between(self.pl_trainer)
@@ -143,66 +139,56 @@ class StockLoops(Checkpoint):
         self._end_batch(self.pl_trainer)
 
     # -- between two epochs
-    def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.is_epoch_over = True
-
-    def end_epoch(self, pl_trainer: L.Trainer) -> None:
+    def end_epoch(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """An epoch is over, with all that follows it: let callbacks take a state."""
         if not self.is_epoch_over:
             return
         self.is_epoch_over = False
         with _as_in_checkpoint(pl_trainer, is_over=True):
             for callback in callbacks_of(pl_trainer, BoundaryCallback):
-                callback.on_epoch_over(pl_trainer, pl_trainer.lightning_module)
+                callback.on_epoch_over(pl_trainer, pl_module)
 
     # -- resume
-    def _resume(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def _resume(self, pl_trainer: Any, pl_module: Any) -> None:
         """Let the epoch continue: of the callbacks, only those that prepare the process for an epoch are called at its start."""
-        fit_loop: Any = pl_trainer.fit_loop
+        fit_loop = pl_trainer.fit_loop
         fit_loop.epoch_progress.increment_ready()
         fit_loop.epoch_progress.increment_started()
         fit_loop.restarting = True
         fit_loop.update_restart_stage()  # then it calls no hook at the start of this epoch
         fit_loop.restarting = False  # and reads on, as in any epoch
-        callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-        for callback in callbacks:
+        for callback in pl_trainer.callbacks:
             if isinstance(callback, _SETTING_UP):
                 callback.on_train_epoch_start(pl_trainer, pl_module)
-        if isinstance(pl_module, StepModule):
-            pl_module.begin_train_pass()
+        pl_module.begin_train_pass()
 
-    def _skip_finished(self, pl_trainer: L.Trainer) -> None:
-        """Count the finished batches of the epoch that continues, which the loader does not give again."""
-        assert self.start_at is not None
-        n, self.start_at, current = self.start_at, None, pl_trainer.fit_loop.epoch_loop.batch_progress.current
+    def _skip_finished(self, pl_trainer: L.Trainer, n: int) -> None:
+        """Count the `n` finished batches of the epoch that continues, which the loader does not give again."""
+        current = pl_trainer.fit_loop.epoch_loop.batch_progress.current
         for unit in vars(current):  # ready, started, processed, completed
             setattr(current, unit, n)
         data_fetcher(pl_trainer).fetched += n
-        self.n_skipped = n
+        self.start_at, self.n_skipped = None, n
 
-    def end_rest(self, pl_trainer: L.Trainer) -> None:
+    def end_rest(self, pl_trainer: L.Trainer, pl_module: Any) -> None:
         """An epoch ends. If it was resumed after its last batch, it had no batch left."""
+        self.is_epoch_over = True
         if self.start_at is not None:
-            self._skip_finished(pl_trainer)
+            self._skip_finished(pl_trainer, self.start_at)
         n_skipped, self.n_skipped, progress = self.n_skipped, 0, pl_trainer.fit_loop.epoch_loop.batch_progress
         if 0 < n_skipped == progress.current.ready:
             progress.is_last_batch = True
             for callback in callbacks_of(pl_trainer, BoundaryCallback):
-                callback.on_no_rest(pl_trainer, pl_trainer.lightning_module)
+                callback.on_no_rest(pl_trainer, pl_module)
         elif not is_last_batch(pl_trainer) and data_fetcher(pl_trainer).done:
-            self._note_early_end(pl_trainer, progress.current.ready)
+            pl_module.owner.recorder.note(
+                f"The loader has ended after {progress.current.ready} batches, and its length is {pl_trainer.num_training_batches}: "
+                "Lightning neither validates after such an epoch nor steps a schedule by epoch. Give the loader its true length, or none.",
+                once=True,
+            )
         if self.boundary_due or self.validate_next or self.validate_last or pl_trainer.should_stop:
             with _as_in_checkpoint(pl_trainer, is_over=is_last_batch(pl_trainer)):
                 self._end_batch(pl_trainer)
-
-    def _note_early_end(self, pl_trainer: L.Trainer, n: int) -> None:
-        module: Any = pl_trainer.lightning_module
-        if isinstance(module, StepModule):
-            module.owner.recorder.note(
-                f"The loader has ended after {n} batches, and its length is {pl_trainer.num_training_batches}: Lightning neither validates "
-                "after such an epoch nor steps a schedule by epoch. Give the loader its true length, or none.",
-                once=True,
-            )
 
     # -- in an evaluation
     def on_validation_batch_end(self, pl_trainer: L.Trainer, *args: Any) -> None:
@@ -214,26 +200,3 @@ class StockLoops(Checkpoint):
     def _attend(self, pl_trainer: L.Trainer, phase: Phase, *, may_leave: bool) -> None:
         if self.control.requested and not pl_trainer.sanity_checking:
             self.control.attend(Boundary(pl_trainer, phase, may_leave))
-
-
-# %% ../../nbs/loops/stock_loops.ipynb #stoc0101
-class _Before(L.Callback):
-    """Is called before all other callbacks, where an epoch begins or ends."""
-
-    def __init__(self, loops: StockLoops) -> None:
-        self.loops = loops
-
-    def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.loops.end_epoch(pl_trainer)
-
-    def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.loops.end_rest(pl_trainer)
-
-    def on_train_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.loops.end_epoch(pl_trainer)
-
-
-def start_at(pl_trainer: L.Trainer, finished: int) -> None:
-    """Let the first epoch of a run on Lightning's own loops begin after its finished batches."""
-    for callback in callbacks_of(pl_trainer, StockLoops):
-        callback.start_at = finished

@@ -17,14 +17,14 @@ from ..compat.weight_names import bare_name, of_part
 from ..checkpoint.weights import Weights, load_weights
 from ..distributed.launcher import n_readers
 from ..distributed.parallelism import gather
-from ..engine.callback import Freezer, PassKeeper, active_callbacks
+from ..engine.callback import Freezer, PassKeeper, active_callbacks, callbacks_of
 from ..engine.logged import known_metrics, load_known_metrics, load_logged, logged_state
 from ..engine.precision import convert_model
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError
 from ..loops.epochs import OwnFitLoop
 from ..loops.training import OwnEpochLoop
-from ..loops.stock_loops import start_at
+from ..loops.stock_loops import StockLoops
 from ..optim.optimizer_state import inner_states, kept_gradients, load_gradients, load_inner_states, load_optimizer
 from ..optim.joint_optimizer import single
 from ..optim.param_groups import group_names, set_group_names, switch_off, switched_off
@@ -203,7 +203,8 @@ def _load_loop(at: Moment, _: None) -> None:
     if isinstance(loop, OwnEpochLoop) and isinstance(fit_loop, OwnFitLoop):
         loop.start_at, fit_loop.resumes_epoch = finished or 0, bool(finished) or _has_begun(at.state)
     elif finished or _has_begun(at.state):
-        start_at(at.pl_trainer, finished or 0)
+        for loops in callbacks_of(at.pl_trainer, StockLoops):
+            loops.start_at = finished or 0
 
 
 def _has_begun(state: Mapping[str, Any]) -> bool:
