@@ -134,6 +134,7 @@ class Meter:
         self.n_left_out = 0  # batches beside these
         self.kept_bytes = 0  # of tensors in the log
         self.steps: list[int] = []  # of the training batches since the last `take_steps`, each the update that it belongs to
+        self.has_steps = True  # an older nbtrain has saved the first batches of a pass without
         self._keys: frozenset[str] | None = None
         self._rows: list[Row] = []
         self._log, self._sums, self._weights = EpochLog(), dict[str, float](), dict[str, float]()
@@ -264,11 +265,19 @@ class Meter:
         self._sums[name] = self._sums.get(name, 0.0) + sum(map(mul, values, samples))
         self._weights[name] = self._weights.get(name, 0.0) + sum(samples)
 
-    def take(self) -> tuple[dict[str, list[float]], list[float]]:
-        """The values since the last `take`, by name (NaN where a batch had none), and the number of samples of each batch."""
+    def take(self, *, placed: bool = False) -> tuple[dict[str, list[float]], list[float]]:
+        """The values since the last `take`, by name (NaN where a batch had none), and the number of samples of each batch.
+
+        `placed`: without those of a batch that is not over, and has no step yet.
+        """
         self.flush()
         blocks, self._flushed = self._flushed, []
-        return blocks[0] if len(blocks) == 1 else _joined(blocks)
+        values, samples = blocks[0] if len(blocks) == 1 else _joined(blocks)
+        n = len(samples) - 1
+        if placed and n == len(self.steps) and self.has_steps:
+            self._flushed = [({name: column[n:] for name, column in values.items()}, samples[n:])]
+            values, samples = {name: column[:n] for name, column in values.items()}, samples[:n]
+        return values, samples
 
     def place(self, step: int) -> None:
         """The newest batch belongs to the update `step`."""
@@ -289,6 +298,7 @@ class Meter:
         """Restore a pass from the state that `state_dict` returned."""
         self.reset()
         vars(self).update({name: state[name] for name in _SAVED if name in state})
+        self.has_steps = "steps" in state
         self._keys = frozenset(state["_keys"]) or None
         self._log = EpochLog({name: array("d", c).tolist() if isinstance(c, bytes) else c for name, c in state["_log"].items()})
         self._flushed = [(block, samples) for block, samples in state["_flushed"]]

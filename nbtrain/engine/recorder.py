@@ -85,7 +85,7 @@ _MODE: dict[Phase, Mode] = {"train": "train", "valid": "test", "test": "test"}
 def _steps(phase: Phase, meters: Mapping[Mode, Meter], step: int) -> dict[str, Any]:
     """The data of a `steps` event after the update `step`; empty if there was no batch."""
     meter = meters[_MODE[phase]]
-    values, samples = meter.take()
+    values, samples = meter.take(placed=phase == "train")
     n, prefix = len(samples), "val" if phase == "valid" else phase
     if not n:
         return {}

@@ -335,6 +335,33 @@ def test_error_of_the_backward_pass_in_an_open_window_says_what_is_lost() -> Non
     assert len(trainer.history.epochs) == 1
 
 
+class Breaks(L.Callback):
+    """Raises at the end of the third batch, until it is `fixed`."""
+
+    fixed = False
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2 and not self.fixed:
+            raise RuntimeError("a bad plot")
+
+
+def test_steps_are_recorded_as_if_a_callback_had_not_failed() -> None:
+    found: list[Any] = []
+    for fixed in (True, False):
+        breaks = Breaks()
+        breaks.fixed = fixed
+        trainer = make(lightning={"callbacks": [breaks]})
+        whole = batches(1, 1, 1, 1, 1)
+        if fixed:
+            trainer.run(1, whole)
+        else:
+            fail(trainer, 1, whole)
+            breaks.fixed = True
+            trainer.resume()
+        found.append(trainer.history.steps["train"].state_dict())
+    assert found[0] == found[1]
+
+
 def test_batch_that_is_skipped_after_an_error_of_the_backward_pass_makes_no_update() -> None:
     trainer, whole = make(Refused), batches(1, 1, 1)
     fail(trainer, 1, whole)
