@@ -21,7 +21,7 @@ from ..data.batch import is_out_of_memory, out_of_memory
 from ..engine.precision import CastPrecision
 from ..engine.step_module import StepModule
 from ..errors import StepError
-from ..private.lightning_parts import OneStreamDDP, averages_models
+from ..private.lightning_parts import OneStreamDDP, compresses_gradients
 from .ddp_step import CONTEXTS, find_ddp_step
 
 Hook = Callable[..., Any]
@@ -149,7 +149,7 @@ def _is_as_made(part: Any, kinds: tuple[type[Any], ...]) -> bool:
 def is_plain(pl_trainer: L.Trainer) -> bool:
     """Whether strategy, precision and Lightning's clipping add nothing to `loss.backward(); optimizer.step()`: then these are called."""
     strategy, precision = pl_trainer.strategy, pl_trainer.precision_plugin
-    has_plain_strategy = _is_as_made(strategy, (SingleDeviceStrategy, DDPStrategy, OneStreamDDP)) and not averages_models(strategy)
+    has_plain_strategy = _is_as_made(strategy, (SingleDeviceStrategy, DDPStrategy, OneStreamDDP)) and not compresses_gradients(strategy)
     has_plain_precision = _is_as_made(precision, (Precision, MixedPrecision, HalfPrecision, CastPrecision))
     has_plain_precision = has_plain_precision and getattr(precision, "scaler", None) is None
     return has_plain_strategy and has_plain_precision and not pl_trainer.gradient_clip_val

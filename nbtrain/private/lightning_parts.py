@@ -27,7 +27,6 @@ from .names import find, names_of
 
 # %% auto #0
 __all__ = [
-    "averages_models",
     "trainer_of",
     "device_of",
     "hook_of",
@@ -351,9 +350,6 @@ def share_of(loader: DataLoader[Any], number: int, n_ranks: int, *, shuffle: boo
 def compresses_gradients(strategy: Strategy) -> bool:
     """Whether gradients are not averaged as they are: a communication hook may compress them, or leave them local and average models."""
     return isinstance(strategy, DDPStrategy) and getattr(strategy, "_ddp_comm_hook", "unknown") is not None
-
-
-averages_models = compresses_gradients  # which only such a hook does
 
 
 class OneStreamDDP(DDPStrategy):
