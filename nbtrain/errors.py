@@ -193,7 +193,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def set_place(error: BaseException, place: str) -> None:
-    """Keep the place of the run that is the cause of `error`, where the run is somewhere else when it is raised or told."""
+    """Keep the place of the run that is the cause of `error`, where the run is somewhere else when it is raised or shown."""
     vars(error)["nbtrain_place"] = place
 
 

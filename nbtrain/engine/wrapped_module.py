@@ -264,7 +264,6 @@ class WrappedModule(StepModule):
         vars(self)["leaves_out"] = False  # Lightning does not call the step for a next batch of None
 
     def on_train_epoch_end(self) -> None:
-        super().on_train_epoch_end()
         self.inner.on_train_epoch_end()
         self._keep_logged()
         calls, self._after_epoch = self._after_epoch, []
@@ -297,5 +296,6 @@ class WrappedModule(StepModule):
             setattr(self.inner, name, value)
 
 
-for _name in _PASSED_ON:
+# %% ../../nbs/engine/wrapped_module.ipynb #wrap0011
+for _name in _PASSED_ON - vars(WrappedModule).keys():
     setattr(WrappedModule, _name, _part(_name))

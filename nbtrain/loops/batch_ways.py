@@ -73,6 +73,10 @@ class Listeners:
         self.names: list[str] = []
         self._known: list[Any] | None = None  # what `_read` found when they were looked up
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy looks up the listeners in its trainer."""
+        return vars(Listeners(self.pl_trainer))
+
     def find(self, *names: str) -> None:
         """Look the listeners of `names` up, and of those that were named before if they have changed."""
         new = [name for name in names if name not in self.names]
@@ -90,7 +94,8 @@ class Listeners:
     def _look_up(self, names: list[str]) -> None:
         pl_trainer, callbacks = self.pl_trainer, self.pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
         module, strategy = pl_trainer.lightning_module, pl_trainer.strategy
-        self._attributes = [vars(item) for item in (*callbacks, module, strategy)]
+        self._items = *callbacks, module, strategy
+        self._attributes = [vars(item) for item in self._items]
         hiding = [(own, name) for own in self._attributes for name in self.names if name in own]
         self._hiding, self._hidden = [own for own, _ in hiding], [name for _, name in hiding]
         self._known, self._module = self._read(), vars(module)
@@ -111,7 +116,9 @@ class Listeners:
                 self.hooks[name] = before, own, after
 
     def _read(self) -> list[Any]:
-        return [*self.pl_trainer.callbacks, *map(len, self._attributes), *map(dict.get, self._hiding, self._hidden)]  # pyright: ignore
+        """What the listeners depend on: the callbacks, their classes, which a cell may define again, and what is set on them."""
+        callbacks = self.pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        return [*callbacks, *map(type, self._items), *map(len, self._attributes), *map(dict.get, self._hiding, self._hidden)]
 
     def call(self, name: str, *args: Any) -> Any:
         """Call the listeners of `name`, a key of `hooks`; returns what the module's hook returned."""

@@ -38,7 +38,7 @@ def is_validation_due(
 def are_loggers_due(n_updates: int, every_n_updates: int, *, is_stopping: bool) -> bool:
     """Whether loggers get the numbers of a batch with an update: each `every_n_updates` (0: never), and at a requested end.
 
-    Lightning's connector, which feeds them, asks its own `should_update_logs` again: here it is known before anything is computed.
+    Lightning's connector, which feeds them, computes its `should_update_logs` once more: here it is known before the metrics are read.
 
     Args:
         n_updates: The batches with an update that loggers count, before this one.

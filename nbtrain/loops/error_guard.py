@@ -120,7 +120,7 @@ class ErrorGuard:
         self._final: Exception | None = None  # the error that ends the run
 
     def begin_pass(self) -> None:
-        """Find anew, with the next step, what the steps of this pass may change."""
+        """Find again, with the next step, what the steps of this pass may change."""
         vars(self).pop("snapshot", None)
 
     @cached_property
