@@ -111,13 +111,14 @@ class Results(ResultCollection):
 # %% ../../nbs/engine/logged.ipynb #9d7d2f59
 def log_means(module: L.LightningModule, metrics: Mapping[str, float], *, logger: bool) -> None:
     """Log `metrics`, means of a whole pass, as Lightning's `log_dict` does; `logger`: for loggers, too."""
-    pl_trainer, hook = module.trainer, module._current_fx_name
+    pl_trainer = module.trainer
     results = current_results(pl_trainer)
-    if not isinstance(results, Results) or pl_trainer.barebones or hook is None:
+    if not isinstance(results, Results) or pl_trainer.barebones or module._current_fx_name is None:
         # A metric of several sets belongs to none of them
         module.log_dict(dict(metrics), logger=logger, on_step=False, on_epoch=True, batch_size=1, add_dataloader_idx=False)
         return
-    connector, dtype, device = pl_trainer._logger_connector, torch.get_default_dtype(), module.device
+    hook, connector = module._current_fx_name, pl_trainer._logger_connector
+    dtype, device = torch.get_default_dtype(), module.device
     if connector.should_reset_tensors(hook):
         results.reset(metrics=False, fx=hook)
     means = {name: torch.tensor(number, dtype=dtype, device=device) for name, number in metrics.items()}
@@ -133,28 +134,31 @@ class KnownMetrics:
     """The metrics of Lightning's result collection that a plain `log` can update directly: through Lightning it takes 200 µs."""
 
     def __init__(self) -> None:
-        # By hook and name: the metric, its collection, the options
-        self._known: dict[tuple[str | None, str], tuple[ResultMetric, ResultCollection, dict[str, Any]]] = {}
+        # By hook and name: the metric, its collection and its key there, the options
+        self._known: dict[tuple[str | None, str], tuple[ResultMetric, ResultCollection, str, dict[str, Any]]] = {}
 
     def learn(self, module: L.LightningModule, name: str, options: dict[str, Any]) -> None:
         """Remember the metric that Lightning made for a `log` call, if it can be updated directly."""
         if MISSING or module._trainer is None or module._trainer._results is None:
             return
         results = module._trainer._results
-        metric = results.get(f"{module._current_fx_name}.{name}")
+        key = f"{module._current_fx_name}.{name}"
+        metric = results.get(key)
         if metric is None or not metric.is_tensor:
             return
         if metric.meta.is_mean_reduction and not metric.meta.sync.should and not metric.meta.enable_graph:
             usual_options = {k: v for k, v in options.items() if k != "batch_size"}
-            self._known[module._current_fx_name, name] = metric, results, usual_options
+            self._known[module._current_fx_name, name] = metric, results, key, usual_options
 
     def add(self, module: L.LightningModule, name: str, value: Any, options: dict[str, Any]) -> bool:
         """Add `value` to its metric if that is known; otherwise return False."""
+        if not self._known:
+            return False
         pl_trainer, known = module._trainer, self._known.get((module._current_fx_name, name))
         if known is None or pl_trainer is None or pl_trainer._logger_connector._first_loop_iter is not False:
             return False  # Lightning resets metrics in an epoch's first batch
-        metric, results, usual_options = known
-        if results.batch is None:
+        metric, results, key, usual_options = known
+        if results.batch is None or results.get(key) is not metric:
             return False  # another loop is at work: only that one's collection has a batch
         rest = {k: v for k, v in options.items() if k != "batch_size"} if "batch_size" in options else options
         if type(value) is float:

@@ -160,7 +160,7 @@ def evaluation_loop(pl_trainer: L.Trainer) -> Any:
 
 def swap_loaders(loop: Any, loaders: list[Any]) -> list[Any]:
     """Let an evaluation loop whose data is set up read `loaders`, in place of as many others. Returns those."""
-    combined = loop._combined_loader
+    combined = next(value for value in vars(loop).values() if isinstance(value, CombinedLoader))
     before, combined.flattened = combined.flattened, loaders
     return before
 
@@ -211,8 +211,8 @@ def is_validation_due(pl_trainer: L.Trainer) -> bool:
 
 
 def data_fetcher(pl_trainer: L.Trainer) -> Any:
-    """What reads the batches of the training; None where it is not known."""
-    return getattr(pl_trainer.fit_loop, "_data_fetcher", None)
+    """What reads the batches of the training; None before the first epoch."""
+    return next((value for value in vars(pl_trainer.fit_loop).values() if hasattr(value, "fetched")), None)
 
 
 def call_before_fetch(pl_trainer: L.Trainer, call: Callable[[], None]) -> bool:
