@@ -230,8 +230,10 @@ class explain_errors:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        loop, pl_trainer = self.loop, self.loop.trainer
-        batch, loop._results.batch = loop._results.batch, None
+        loop, pl_trainer, batch = self.loop, self.loop.trainer, None
+        results = getattr(loop, "_results", None)
+        if results is not None:
+            batch, results.batch = results.batch, None
         if isinstance(error, StopIteration):
             raise StepError("next(...) ran out in a hook or a callback.", remedy="Give next(it, None), or itertools.cycle(...).") from error
         if isinstance(error, RuntimeError) and is_out_of_memory(error) and pl_trainer.callbacks:  # a trial of the finder has none
