@@ -11,13 +11,14 @@ from types import TracebackType
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, GradientAccumulationScheduler, StochasticWeightAveraging
 from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor
 
 from ..data.batch import is_out_of_memory, out_of_memory
+from ..engine.callback import PassCallback
 from ..engine.precision import CastPrecision
 from ..engine.step_module import StepModule
 from ..errors import StepError
@@ -28,7 +29,7 @@ Hook = Callable[..., Any]
 _MONITORING = (EarlyStopping, Checkpoint)  # at the end of an epoch they come after the module, which may log what they read
 
 # %% auto #0
-__all__ = ["Hook", "has_profiler", "labelled", "Listeners", "is_plain", "Ways", "explain_errors"]
+__all__ = ["Hook", "has_profiler", "labelled", "Listeners", "resume_epoch", "is_plain", "Ways", "explain_errors"]
 
 
 # %% ../../nbs/loops/batch_ways.ipynb #batc0004
@@ -139,6 +140,18 @@ class Listeners:
         self.find(name)
         if name in self.hooks:
             self.call(name)
+
+
+# Those that set up the process for an epoch, also for the rest of one; what the others begin was begun before the state was taken
+_SETTING_UP = (PassCallback, GradientAccumulationScheduler, StochasticWeightAveraging)
+
+
+def resume_epoch(pl_trainer: L.Trainer, module: StepModule) -> None:
+    """Begin the rest of an epoch: of the callbacks, only those that set up the process are called."""
+    for callback in pl_trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+        if isinstance(callback, _SETTING_UP):
+            callback.on_train_epoch_start(pl_trainer, module)
+    module.begin_train_pass()
 
 
 # %% ../../nbs/loops/batch_ways.ipynb #batc0008

@@ -9,27 +9,22 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import lightning as L
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from ..data.epoch import with_epoch
-from ..engine.callback import BoundaryCallback, PassCallback, callbacks_of
+from ..engine.callback import BoundaryCallback, callbacks_of
 from ..engine.logged import publish
 from ..engine.step_module import StepModule
 from ..private.lightning_loops import FitLoop
-from .batch_ways import explain_errors
+from .batch_ways import explain_errors, resume_epoch
 from .fetcher import LiveFetcher, length_of, limits_of, live, set_limits
 from .training import OwnEpochLoop
 
 # %% auto #0
 __all__ = ["OwnFitLoop"]
 
+
 # %% ../../nbs/loops/epochs.ipynb #epoc0004
-# Those that set up the process for an epoch, also for the rest of one; what the others begin was begun before the state was taken
-_SETTING_UP = (PassCallback, GradientAccumulationScheduler, StochasticWeightAveraging)
-
-
 class OwnFitLoop(FitLoop):
     """Lightning's loop over epochs; what it does around each of them is done here.
 
@@ -73,10 +68,7 @@ class OwnFitLoop(FitLoop):
         self.expect()
         progress.increment_ready()
         if self.resumes_epoch:
-            for callback in callbacks_of(pl_trainer, L.Callback):
-                if isinstance(callback, _SETTING_UP):
-                    callback.on_train_epoch_start(pl_trainer, module)
-            module.begin_train_pass()
+            resume_epoch(pl_trainer, module)
         else:
             self.epoch_loop.listeners.notify("on_train_epoch_start")
         self.resumes_epoch = False
@@ -109,10 +101,8 @@ class OwnFitLoop(FitLoop):
             self._end_epoch()
         for callback in callbacks_of(self.trainer, BoundaryCallback):
             callback.on_epoch_over(self.trainer, self.epoch_loop.module)
-        current.completed, total.completed = (
-            current.completed + 1,
-            total.completed + 1,
-        )  # later than Lightning: what it saves in the hooks is without
+        current.completed += 1  # here, as in Lightning, so that what it saves in the hooks is without
+        total.completed += 1
         if self.trainer.received_sigterm:
             raise SIGTERMException
 

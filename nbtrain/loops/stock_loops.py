@@ -11,14 +11,15 @@ from copy import deepcopy
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint, GradientAccumulationScheduler, LambdaCallback, StochasticWeightAveraging
+from lightning.pytorch.callbacks import Checkpoint, LambdaCallback
 
 from ..engine.addon import Phase
-from ..engine.callback import BoundaryCallback, PassCallback, callbacks_of
+from ..engine.callback import BoundaryCallback, callbacks_of
 from ..engine.control import Boundary, Control
 from ..private.lightning_loops import MISSING
 from ..private.lightning_parts import call_before_fetch, data_fetcher, is_last_batch, is_validation_due, is_window_open, leave_idle
 from ..private.lightning_parts import skip_next_validation, validate_between
+from .batch_ways import resume_epoch
 
 # %% auto #0
 __all__ = ["why_stock", "StockLoops"]
@@ -28,10 +29,6 @@ __all__ = ["why_stock", "StockLoops"]
 def why_stock() -> str:
     """The names that this Lightning lacks, if all runs take its own loops; else an empty text."""
     return ", ".join(MISSING)
-
-
-# Those that set up the process for an epoch, also for the rest of one; what the others begin was begun before the state was taken
-_SETTING_UP = (PassCallback, GradientAccumulationScheduler, StochasticWeightAveraging)
 
 
 @contextmanager
@@ -157,10 +154,7 @@ class StockLoops(Checkpoint):
         fit_loop.restarting = True
         fit_loop.update_restart_stage()  # then it calls no hook at the start of this epoch
         fit_loop.restarting = False  # and reads on, as in any epoch
-        for callback in pl_trainer.callbacks:
-            if isinstance(callback, _SETTING_UP):
-                callback.on_train_epoch_start(pl_trainer, pl_module)
-        pl_module.begin_train_pass()
+        resume_epoch(pl_trainer, pl_module)
 
     def _skip_finished(self, pl_trainer: L.Trainer, n: int) -> None:
         """Count the `n` finished batches of the epoch that continues, which the loader does not give again."""
