@@ -88,8 +88,6 @@ class StockLoops(Checkpoint):
     def _before_batch(self) -> None:
         """Lightning is about to read a batch, so the one before is over, with the validation and the schedules that follow it."""
         pl_trainer = self.pl_trainer
-        if self.start_at is not None:
-            self._skip_finished(pl_trainer, self.start_at)
         if self.boundary_due or self.control.run_state.requested or pl_trainer.should_stop:
             batches = pl_trainer.fit_loop.epoch_loop.batch_progress.current
             if batches.ready > batches.completed:  # a step that reads its batches itself
@@ -154,21 +152,22 @@ class StockLoops(Checkpoint):
         fit_loop.restarting = True
         fit_loop.update_restart_stage()  # then it calls no hook at the start of this epoch
         fit_loop.restarting = False  # and reads on, as in any epoch
+        fit_loop.epoch_loop.on_run_start = self._begin_rest
         resume_epoch(pl_trainer, pl_module)
 
-    def _skip_finished(self, pl_trainer: L.Trainer, n: int) -> None:
-        """Count the `n` finished batches of the epoch that continues, which the loader does not give again."""
-        current = pl_trainer.fit_loop.epoch_loop.batch_progress.current
-        for unit in vars(current):  # ready, started, processed, completed
-            setattr(current, unit, n)
-        data_fetcher(pl_trainer).fetched += n
-        self.start_at, self.n_skipped = None, n
+    def _begin_rest(self, fetcher: Any) -> None:
+        """In place of the hook of Lightning's loop at an epoch's start, once: count the finished batches, which the loader does not give
+        again."""
+        loop: Any = self.pl_trainer.fit_loop.epoch_loop
+        self.n_skipped, self.start_at = self.start_at or 0, None
+        for unit in vars(loop.batch_progress.current):  # ready, started, processed, completed
+            setattr(loop.batch_progress.current, unit, self.n_skipped)
+        del loop.on_run_start
+        loop.on_run_start(fetcher)
 
     def end_rest(self, pl_trainer: L.Trainer, pl_module: Any) -> None:
         """An epoch ends. If it was resumed after its last batch, it had no batch left."""
         self.is_epoch_over = True
-        if self.start_at is not None:
-            self._skip_finished(pl_trainer, self.start_at)
         n_skipped, self.n_skipped, progress = self.n_skipped, 0, pl_trainer.fit_loop.epoch_loop.batch_progress
         if 0 < n_skipped == progress.current.ready:
             progress.is_last_batch = True

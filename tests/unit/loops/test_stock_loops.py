@@ -37,6 +37,13 @@ def test_jobs_end_at_the_same_numbers_on_lightnings_own_loops(name: str, tmp_pat
     assert wide_job.JOBS[name](tmp_path / "stock") == expected
 
 
+@pytest.mark.usefixtures("stock")
+def test_an_epoch_is_resumed_where_lightning_does_not_call_before_it_reads_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = wide_job.saved(tmp_path / "called")
+    monkeypatch.setattr(stock_loops, "call_before_fetch", lambda *args: False)
+    assert wide_job.saved(tmp_path / "not called") == expected
+
+
 def notes_of(trainer: Any) -> list[str]:
     found: list[str] = []
     trainer.sinks.append(SimpleNamespace(update=lambda event: found.append(event.data["text"]) if event.kind == "note" else None))
