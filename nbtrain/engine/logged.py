@@ -80,21 +80,19 @@ class Results(ResultCollection):
 
     def _enter_means(self) -> None:
         means, self.means = self.means, {}
-        of_set, self.dataloader_idx = self.dataloader_idx, None  # a check of validation leaves that of its last set
         for name, mean in means.items():
             key = f"{self._hook}.{name}"
             is_alone = key not in self or self[key].has_reset
             super().log(self._hook, name, mean, batch_size=1, **self._options)  # pyright: ignore[reportAttributeAccessIssue]
             if is_alone:
                 self[key]._computed = mean  # where Lightning computes it, it advises several processes to use sync_dist
-        self.dataloader_idx = of_set
 
     def __bool__(self) -> bool:
         return len(self) > 0 or bool(self.means)
 
     def metrics(self, on_step: bool) -> Any:
         found = super().metrics(on_step)
-        if not on_step and self.dataloader_idx is None:
+        if not on_step:
             found["callback"].update(self.means)
             if self._options.get("logger"):
                 found["log"].update(self.means)

@@ -372,14 +372,11 @@ class PassModule(L.LightningModule):
         if not self._evaluation_open:
             return
         vars(self)["_evaluation_open"] = False
-        if self._sanity_check:  # its metrics are not recorded, but callbacks read them, as with Lightning
-            log_means(
-                self,
-                numbers({f"val_{name}": value for name, value in self._checked.items()}, "test_step returned", ""),
-                logger=bool(self.trainer.loggers),
-            )
-        else:
+        if not self._sanity_check:
             self._end("test" if self.trainer.testing else "valid", "test")
+        elif len(self.trainer.num_sanity_val_batches) == 1:  # not recorded, but callbacks read it, as with Lightning: not of several sets
+            checked = numbers({f"val_{name}": value for name, value in self._checked.items()}, "test_step returned", "")
+            log_means(self, checked, logger=bool(self.trainer.loggers))
 
     on_validation_epoch_end = on_test_epoch_end = end_evaluation_pass
 

@@ -187,24 +187,19 @@ class OwnEvaluationLoop(EvaluationLoop):
     def end_set(self) -> dict[str, Any]:
         """The batches of a set are over. Returns what was logged for it."""
         self.trainer._logger_connector.epoch_end_reached()
-        return self.publish()
-
-    def publish(self) -> dict[str, Any]:
-        """Let callbacks, the bar and loggers read what was logged. A check of validation shows nothing."""
         return {} if is_sanity_check(self.trainer) else publish(self.trainer, self._results)
 
     def end_pass(self, modes: TrainingModes, logged: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """What follows the last batch: the metrics, which all hooks see, and the training modes. Returns what was logged for each set."""
         pl_trainer, connector, results, module = self.trainer, self.trainer._logger_connector, self._results, self.module
         stage, names = self.stage, vars(module)
-        if not is_sanity_check(pl_trainer):
-            results.dataloader_idx = None
+        results.dataloader_idx = None
         names["_current_fx_name"] = f"on_{stage}_epoch_end"
         module.end_evaluation_pass()
         names["_current_fx_name"] = None
-        self.publish()
+        publish(pl_trainer, results)
         self.listeners.notify(f"on_{stage}_epoch_end")
-        of_pass = self.publish()
+        of_pass = publish(pl_trainer, results)
         connector._current_fx = None
         for of_set in logged:
             of_set.update(of_pass)

@@ -263,7 +263,7 @@ def after_batch(loop: OwnEpochLoop, *, is_late: bool = False) -> bool:
     is_log_due = False
     if window.has_stepped and pl_trainer.loggers:
         is_log_due = are_loggers_due(loop._batches_that_stepped, loop.log_every, is_stopping=pl_trainer.should_stop)
-    if is_last or validates or validates_after or is_log_due:
+    if is_last or validates or validates_after or is_log_due or pl_trainer.should_stop:
         publish(pl_trainer, loop._results, on_step=True)
     if is_log_due:
         pl_trainer._logger_connector.update_train_step_metrics()
