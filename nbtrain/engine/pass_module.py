@@ -374,8 +374,9 @@ class PassModule(L.LightningModule):
         vars(self)["_evaluation_open"] = False
         if not self._sanity_check:
             self._end("test" if self.trainer.testing else "valid", "test")
-        elif len(self.trainer.num_sanity_val_batches) == 1:  # not recorded, but callbacks read it, as with Lightning: not of several sets
-            checked = numbers({f"val_{name}": value for name, value in self._checked.items()}, "test_step returned", "")
+            return
+        checked = numbers({f"val_{name}": value for name, value in self._checked.items()}, "test_step returned", "")
+        if len(self.trainer.num_sanity_val_batches) == 1:  # not recorded, but callbacks read them; of several sets they don't, in Lightning
             log_means(self, checked, logger=bool(self.trainer.loggers))
 
     on_validation_epoch_end = on_test_epoch_end = end_evaluation_pass

@@ -18,7 +18,7 @@ from ..engine.callback import BoundaryCallback, callbacks_of
 from ..engine.control import Boundary, Control
 from ..private.lightning_loops import MISSING
 from ..private.lightning_parts import call_before_fetch, data_fetcher, is_last_batch, is_validation_due, is_window_open, leave_idle
-from ..private.lightning_parts import skip_next_validation, validate_between
+from ..private.lightning_parts import set_counts, skip_next_validation, validate_between
 from .batch_ways import resume_epoch
 
 # %% auto #0
@@ -160,8 +160,7 @@ class StockLoops(Checkpoint):
         again."""
         loop: Any = self.pl_trainer.fit_loop.epoch_loop
         self.n_skipped, self.start_at = self.start_at or 0, None
-        for unit in vars(loop.batch_progress.current):  # ready, started, processed, completed
-            setattr(loop.batch_progress.current, unit, self.n_skipped)
+        set_counts(loop.batch_progress.current, self.n_skipped)
         del loop.on_run_start
         loop.on_run_start(fetcher)
 

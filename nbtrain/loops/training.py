@@ -26,7 +26,7 @@ from ..engine.step_output import LeftOut, NoUpdate
 from ..errors import ConfigError
 from ..optim.param_groups import scale_gradients
 from ..private.lightning_loops import DataFetcher, TrainingEpochLoop, block_parallel_sync_behavior
-from ..private.lightning_parts import may_stop
+from ..private.lightning_parts import may_stop, set_counts
 from .batch_ways import Listeners, Ways, explain_errors, has_profiler, labelled
 from .due import are_loggers_due, is_validation_due
 from .fast_step import find_backward, find_step, find_zero_grad, gradients_first, has_hooks_before
@@ -448,8 +448,7 @@ class OwnEpochLoop(TrainingEpochLoop):
         super().reset()
         self.window, self.window_start = Window(), self.start_at
         if self.start_at:
-            for unit in vars(self.batch_progress.current):  # ready, started, processed, completed
-                setattr(self.batch_progress.current, unit, self.start_at)
+            set_counts(self.batch_progress.current, self.start_at)
             self.start_at = 0
 
     def on_run_start(self, data_fetcher: DataFetcher) -> None:

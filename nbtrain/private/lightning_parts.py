@@ -47,6 +47,7 @@ __all__ = [
     "skip_next_validation",
     "validate_between",
     "leave_idle",
+    "set_counts",
     "stand_at",
     "logged_step",
     "set_logged_step",
@@ -258,15 +259,20 @@ def leave_idle(callback: L.Callback) -> None:
             vars(callback)[name] = None  # what can't be called is not called
 
 
+def set_counts(counts: Any, n: int) -> None:
+    """Let each of the counts of a loop's progress be `n`: ready, started, processed, completed."""
+    for unit in vars(counts):
+        setattr(counts, unit, n)
+
+
 def stand_at(pl_trainer: L.Trainer, *, epoch: int, step: int) -> None:
     """Set the counters of a new trainer as if it had run the epochs and steps before.
 
     It is what a trainer does that loads a checkpoint: else its second epoch makes a second iterator, which draws a second seed.
     """
     loop: Any = pl_trainer.fit_loop
-    for progress in (loop.epoch_progress.current, loop.epoch_progress.total):
-        for unit in vars(progress):  # ready, started, processed, completed
-            setattr(progress, unit, epoch)
+    for counts in (loop.epoch_progress.current, loop.epoch_progress.total):
+        set_counts(counts, epoch)
     updates = loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
     by_hand = loop.epoch_loop.manual_optimization.optim_step_progress.total
     updates.ready = updates.completed = by_hand.ready = by_hand.completed = step

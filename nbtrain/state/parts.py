@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import lightning as L
 
-from ..private.lightning_parts import load_callbacks
+from ..private.lightning_parts import load_callbacks, set_counts
 from ..compat.weight_names import bare_name, of_part
 from ..checkpoint.weights import Weights, load_weights
 from ..distributed.launcher import n_readers
@@ -197,8 +197,7 @@ def _load_loop(at: Moment, _: None) -> None:
     assert at.pl_trainer is not None and at.state is not None
     loop = at.pl_trainer.fit_loop.epoch_loop
     total = at.state.get("loops", {}).get("fit_loop", {}).get("epoch_loop.batch_progress", {}).get("total", {})
-    for unit in vars(loop.batch_progress.total):
-        setattr(loop.batch_progress.total, unit, total.get("ready", 0))
+    set_counts(loop.batch_progress.total, total.get("ready", 0))
     finished, fit_loop = at.state["nbtrain"]["finished"], at.pl_trainer.fit_loop
     if isinstance(loop, OwnEpochLoop) and isinstance(fit_loop, OwnFitLoop):
         loop.start_at, fit_loop.resumes_epoch = finished or 0, bool(finished) or _has_begun(at.state)
