@@ -28,7 +28,6 @@ PUBLIC = {
     "Gallery": "tools.gallery",
     "GradientClipAddon": "addons.gradients",
     "GradientStatsAddon": "addons.gradients",
-    "HFCallback": "addons.hf_callback",
     "History": "history.history",
     "HooksAddon": "addons.hooks",
     "LimitsAddon": "addons.limits",
@@ -148,7 +147,6 @@ if TYPE_CHECKING:
     from nbtrain.tools.step_profile import Profile as Profile
     from nbtrain.tools.gallery import Gallery as Gallery
     from nbtrain.tools.gallery import Sample as Sample
-    from nbtrain.addons.hf_callback import HFCallback as HFCallback
     from nbtrain.history.history import History as History
     from nbtrain.history.history import RunResult as RunResult
     from nbtrain.history.run_folder import load_run as load_run

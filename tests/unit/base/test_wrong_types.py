@@ -38,7 +38,7 @@ MADE_BY_NBTRAIN = {
     "Shown",
     "Task",
 }
-CALLED_BY_NBTRAIN = {"Callback", "HFCallback", "TrainHook", "NbtrainError"}  # hooks and errors: users write them, nbtrain calls them
+CALLED_BY_NBTRAIN = {"Callback", "TrainHook", "NbtrainError"}  # hooks and errors: users write them, nbtrain calls them
 EXCEPTIONS = {
     "AggregatedOutputs.__init__": "made in each window by a user's function",
     "mixup": "called in each batch",
