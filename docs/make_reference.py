@@ -124,15 +124,13 @@ SHARED: dict[str, dict[str, str]] = {  # arguments that many functions take; "" 
         "batch_size": "The number of samples in a batch; for a dataset only. None: 32.",
     },
     "Callback": _HOOK,
-    "HFCallback": _HOOK,
     "AddOnBase": {"trainer": "The trainer that the addon belongs to.", "weights": "Tensors by the names of the model's `state_dict`."},
 }
-_STATEFUL = {"state_dict", "load_state_dict"}
 _OF_LAUNCHERS = {"home", "launch", "start", "use", "world", "backend", "is_elsewhere"}
 _OF_LAUNCHERS |= {"n_processes", "n_readers"}
 _PUBLIC = {name: getattr(nbtrain, name) for name in nbtrain.PUBLIC}
 LISTED = {name: kind._internal for name, kind in _PUBLIC.items() if isinstance(kind, type) and issubclass(kind, Listed)}
-# Members that nbtrain's own parts call, and whose names Lightning, transformers or many modules share: not for you
+# Members that nbtrain's own parts call, and whose names Lightning or many modules share: not for you
 INTERNAL: dict[str, Set[str]] = {
     **LISTED,
     "MultiGPUAddon": _OF_LAUNCHERS,
@@ -145,7 +143,6 @@ INTERNAL: dict[str, Set[str]] = {
     "SeededLoader": {"batch_sampler", "sampler", "settings"},
     "TaskLoader": {"batch_sampler", "sampler", "tells_epoch"},
     "TensorLoader": {"settings"},
-    "HFCallback": {"settings", "state_key", "stop_if", "reason"},
 }
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Changes", "Example")
 _SECTION = re.compile(rf"^({'|'.join(_SECTIONS)}):\n", re.M)
@@ -467,8 +464,6 @@ def _members(public: str, kind: type) -> Iterator[Entry]:
         inherited = set(dir(nbtrain.Trainer))
     elif kind is not nbtrain.AddOnBase and issubclass(kind, nbtrain.AddOnBase):
         inherited = set(dir(nbtrain.AddOnBase)) - set(kind.commands)
-    elif public == "HFCallback":
-        inherited = {name for name in dir(kind) if name.startswith("on_")} | _STATEFUL
     for name, member in inspect.getmembers_static(kind) if hasattr(inspect, "getmembers_static") else inspect.getmembers(kind):
         is_field = name in getattr(kind, "__dataclass_fields__", ())
         if name.startswith("_") or name in inherited or is_field or name in INTERNAL.get(public, ()):

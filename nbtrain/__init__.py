@@ -28,7 +28,6 @@ PUBLIC = {
     "Gallery": "tools.gallery",
     "GradientClipAddon": "addons.gradients",
     "GradientStatsAddon": "addons.gradients",
-    "HFCallback": "addons.hf_callback",
     "History": "history.history",
     "HooksAddon": "addons.hooks",
     "LimitsAddon": "addons.limits",
@@ -88,13 +87,11 @@ PUBLIC = {
     "Sweep": "cluster.ray_tune",
     "check_port": "tools.port_check",
     "compare": "history.compare",
-    "cutmix": "data.mixup",
     "get_combined_lr_scheduler": "optim.schedulers",
     "get_lr_scheduler": "optim.schedulers",
     "get_multi_step_lr_scheduler": "optim.schedulers",
     "load_run": "history.run_folder",
     "runs": "history.runs",
-    "mixup": "data.mixup",
     "param_groups": "optim.param_groups",
     "plot_schedule": "optim.schedulers",
     "plot_schedules": "optim.schedulers",
@@ -148,14 +145,11 @@ if TYPE_CHECKING:
     from nbtrain.tools.step_profile import Profile as Profile
     from nbtrain.tools.gallery import Gallery as Gallery
     from nbtrain.tools.gallery import Sample as Sample
-    from nbtrain.addons.hf_callback import HFCallback as HFCallback
     from nbtrain.history.history import History as History
     from nbtrain.history.history import RunResult as RunResult
     from nbtrain.history.run_folder import load_run as load_run
     from nbtrain.history.runs import Runs as Runs
     from nbtrain.history.runs import runs as runs
-    from nbtrain.data.mixup import cutmix as cutmix
-    from nbtrain.data.mixup import mixup as mixup
     from nbtrain.engine.callback import Callback as Callback
     from nbtrain.compat.hook_names import TrainHook as TrainHook
     from nbtrain.travel.replay import Replay as Replay

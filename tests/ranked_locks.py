@@ -18,7 +18,6 @@ ORDER = (
     "views.cell_runs",  # of several runs in one cell
     "views.notebook",
     "loggers.background",  # a queue of calls; the levels of `logging`
-    "loggers.hosted",
     "loggers.wandb",
     "loggers.local",
     "distributed.worker",  # a pipe

@@ -25,7 +25,6 @@ from nbtrain import (
     AccumulationAddon,
     EarlyStoppingAddon,
     EMAAddon,
-    HFCallback,
     MicroBatchAddon,
     MultiGPUAddon,
     MultiOptimizerTrainer,
@@ -210,12 +209,9 @@ def measured(folder: Path) -> Any:
 
 
 def tied(folder: Path) -> Any:
-    from transformers import EarlyStoppingCallback
-
-    callback = HFCallback(EarlyStoppingCallback(early_stopping_patience=3, early_stopping_threshold=100.0))
     model = Tied().bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=1 / 4)
-    options = {"ema_decay": 0.5, "save_format": "safetensor", "lightning": {"callbacks": [callback]}}
+    options = {"ema_decay": 0.5, "save_format": "safetensor"}
     return make(Rounded.add_on(EMAAddon), folder, model, optimizer=optimizer, scheduler=WarmUpScheduler(optimizer, 4), **options)
 
 

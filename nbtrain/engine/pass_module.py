@@ -432,7 +432,8 @@ class PassModule(L.LightningModule):
         if not meter.n_batches:
             raise StepError(
                 f"All {n} batches of the {what} pass of epoch {epoch} were left out: the loader or the step gave None for each of them.",
-                remedy='Return a dict such as {"loss": loss} for the batches that count.',
+                where=self.owner.title,
+                remedy='Let the step end with a return, such as: return {"loss": loss}',
             )
         if phase not in self._said_left_out:
             self._said_left_out.add(phase)

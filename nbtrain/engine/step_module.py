@@ -24,7 +24,7 @@ from .logged import KnownMetrics, current_results, lend_log, take_log_back
 from .pass_module import PassModule, StepsProtocol, is_sanity_check
 from .protocol import EventSink
 from ..optim.step_watch import StepWatch
-from .step_output import check_output, count_samples, leaves_out, named
+from .step_output import check_output, count_samples, named
 from ..errors import NbtrainError, StepError, add_note
 
 # %% auto #0
@@ -294,9 +294,9 @@ class StepModule(PassModule):
         except Exception as error:
             note_batch(error, self._place(name, batch_idx), batch)
             raise
-        by_hand = self.watch is not None and name == "train_step"
-        if output is None and (by_hand or leaves_out(output, getattr(owner, name))):
+        if output is None:
             return None
+        by_hand = self.watch is not None and name == "train_step"
         try:
             return check_output(output, name, partial(self._place, name, batch_idx), device_of(self), needs_loss=not by_hand)
         except StepError as error:

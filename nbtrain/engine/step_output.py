@@ -5,12 +5,9 @@
 # %% ../../nbs/engine/step_output.ipynb #stepout2
 from __future__ import annotations
 
-import dis
 import math
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from numbers import Integral, Real
-from types import CodeType
 from typing import Any
 
 import torch
@@ -28,7 +25,6 @@ __all__ = [
     "check_training_output",
     "NoUpdate",
     "LeftOut",
-    "leaves_out",
     "named",
     "count_samples",
     "doubt_of_count",
@@ -135,22 +131,6 @@ class LeftOut(dict[str, Any]):
     def __init__(self, module: nn.Module) -> None:
         ends = [parameter.flatten()[:1].sum() for parameter in module.parameters() if parameter.requires_grad]
         super().__init__(loss=sum(ends) * 0.0)
-
-
-def leaves_out(output: Any, step: Callable[..., Any]) -> bool:
-    """Whether `step` leaves its batch out: it returned None, and has a `return` with something else, which was not forgotten."""
-    code = getattr(step, "__code__", None)
-    return output is None and (code is None or _returns_something(code))
-
-
-def _returns_something(code: CodeType) -> bool:
-    for before, instruction in pairwise(dis.get_instructions(code)):
-        is_none = (before.opname, before.argval) == ("LOAD_CONST", None) and not instruction.is_jump_target
-        if instruction.opname == "RETURN_VALUE" and not is_none:
-            return True
-        if instruction.opname == "RETURN_CONST" and instruction.argval is not None:
-            return True
-    return False
 
 
 # %% ../../nbs/engine/step_output.ipynb #dd0cd5f4

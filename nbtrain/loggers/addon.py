@@ -26,7 +26,6 @@ from ..errors import AddOnError, ConfigError, OptionError, nearest
 from ..history.provenance import describe, record
 from ..history.run_files import kept_id, read_file
 from .background import Connect, Delivery
-from .hosted import HOSTED
 from .local import LOCAL
 from .neptune import connect_neptune
 from .step_points import StepPoints
@@ -224,7 +223,6 @@ def _same(logger: Logger, note: Callable[[str], None]) -> Logger:
 
 
 _TO_INSTALL = {
-    "comet_ml": "comet-ml",
     "mlflow": "mlflow-skinny sqlalchemy alembic",
     "neptune": "'neptune<2'",
 }  # of other names
@@ -292,16 +290,17 @@ class NeptuneLoggerAddon(WebLoggerAddon):
 
 
 # %% ../../nbs/loggers/addon.ipynb #44bd9c5e
-_PACKAGES = {name: package for name, (package, _) in (LOCAL | HOSTED).items()}
+_OTHERS = 'Other services: loggers=[...] and lightning={"logger": ...} take Lightning\'s loggers.'
+_PACKAGES = {name: package for name, (package, _) in LOCAL.items()}
 
 
 class LoggersAddon(_LoggingAddon):
     """Log runs to local trackers by name, and to any Lightning loggers.
 
     Args:
-        loggers: "csv" (`training_log.csv`), "tensorboard", "mlflow" (a SQLite file next to the run folders), "trackio", "comet" and
-            "clearml" (online if their client has a key, else offline), or instances of Lightning's loggers. Trackers by name write to the
-            run folder, so they need `save_path`; they also get the hyper-parameters.
+        loggers: "csv" (`training_log.csv`), "tensorboard", "mlflow" (a SQLite file next to the run folders), "trackio", or instances of
+            Lightning's loggers, such as CometLogger. Trackers by name write to the run folder, so they need `save_path`; they also get
+            the hyper-parameters.
 
     Raises:
         ConfigError: a name is unknown, a value has another type, or there is no folder to write to
@@ -321,7 +320,7 @@ class LoggersAddon(_LoggingAddon):
             self.loggers = [self.loggers]
         for given in self.loggers:
             if isinstance(given, str) and given not in _PACKAGES:
-                raise ConfigError(f"loggers=[{given!r}] is unknown.", remedy=nearest(given, _PACKAGES))
+                raise ConfigError(f"loggers=[{given!r}] is unknown.", remedy=f"{nearest(given, _PACKAGES)} {_OTHERS}")
             if isinstance(given, str) and (package := _PACKAGES[given]) is not None:
                 _check_installed(package, f"loggers=[{given!r}] needs")
         self._deliveries: list[Delivery] = []
@@ -348,9 +347,6 @@ class LoggersAddon(_LoggingAddon):
 def _begin(trainer: TrainerProtocol, name: str, note: Callable[[str], None]) -> Logger:
     """Make the tracker called `name`, in the run folder."""
     folder = trainer.open_run_dir()
-    if name in HOSTED:
-        logger = HOSTED[name][1](folder, trainer.title, note)
-    else:
-        logger = LOCAL[name][1](folder, trainer.title, trainer.train_state.counts.step)
+    logger = LOCAL[name][1](folder, trainer.title, trainer.train_state.counts.step)
     logger.log_hyperparams(hyper_parameters(trainer))
     return logger

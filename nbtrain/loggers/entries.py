@@ -68,8 +68,6 @@ LIMITS: dict[str, Limits] = {
     "wandb": Limits(web_name, taken=_WANDBS),
     # A series can't be a folder of others, so that only the prefix has a slash
     "neptune": Limits(web_name, "[\ud800-\udfff]|(?<!^train)(?<!^val)(?<!^test)/", _NEPTUNES, value=_finite),
-    "comet": Limits(web_name),
-    "clearml": Limits(web_name, value=_finite),
 }
 
 

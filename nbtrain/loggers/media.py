@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import CometLogger, CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from ..history.run_files import write_file
 from ..history.shown import ShownValue, file_name
 from .background import Delivery
-from .hosted import ClearMLTracker, CometTracker
 from .local import TrackioTracker
 from .neptune import NeptuneTracker
 
@@ -121,28 +120,6 @@ def _to_neptune(logger: Any, one: Logged) -> None:
         logger.experiment[str(Path(one.file).with_suffix(""))].upload(table, wait=True)
 
 
-def _to_comet(logger: Any, one: Logged) -> None:
-    if one.value.kind == "image":
-        logger.experiment.log_image(one.image, name=one.name, step=one.step)
-    elif one.value.kind == "text":
-        logger.experiment.log_text(one.value.text, step=one.step, metadata={"name": one.name})
-    else:
-        logger.experiment.log_table(Path(one.file).name, [*zip(one.value.edges, one.counts)], headers=["start", "count"])
-
-
-def _to_clearml(logger: Any, one: Logged) -> None:
-    import numpy as np
-
-    board = logger.run.get_logger()
-    if one.value.kind == "image":
-        board.report_image(one.name, one.name, iteration=one.step, image=np.asarray(one.image))
-    elif one.value.kind == "text":
-        board.report_text(f"{one.name}, step {one.step}: {one.value.text}", print_console=False)
-    else:
-        labels = [f"{edge:.3g}" for edge in one.value.edges[:-1]]
-        board.report_histogram(one.name, one.name, values=one.counts, iteration=one.step, xlabels=labels)
-
-
 def _to_files(logger: Any, one: Logged) -> None:
     write_file(Path(logger.log_dir), one.file, one.value.file)
 
@@ -154,9 +131,6 @@ _SENT = {
     MLFlowLogger: _to_mlflow,
     TrackioTracker: _to_trackio,
     NeptuneTracker: _to_neptune,
-    CometTracker: _to_comet,
-    CometLogger: _to_comet,
-    ClearMLTracker: _to_clearml,
     CSVLogger: _to_files,
 }
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..data.batch import batch_size, describe, tensors, to_device
 from ..data.loader import as_loader
 from ..data.resumable_loader import borrowed
-from ..engine.step_output import check_output, leaves_out
+from ..engine.step_output import check_output
 from ..errors import ConfigError, StepError
 from ..base.arguments import check_run
 from .evaluate import look_at
@@ -496,7 +496,7 @@ def single(batch: Any, i: int) -> Any:
 def _step(trainer: TrainerBase, batch: Any) -> Mapping[str, Any] | None:
     """What the step returns; None for a batch that it leaves out."""
     where, output = f"{trainer.title}.test_step", trainer.test_step(batch)
-    if leaves_out(output, trainer.test_step):
+    if output is None:
         return None
     output = check_output(output, "test_step", lambda: where)
     if "output" not in output:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import describe, to_device
-from ..engine.step_output import check_output, leaves_out
+from ..engine.step_output import check_output
 from ..base.operation import Operation, operate, unchanged
 from ..base.trainer_base import TrainerBase
 from ..engine.train_state import Mode
@@ -49,7 +49,7 @@ def _check_steps(trainer: TrainerBase, batch: Any, operation: Operation) -> str:
         with torch.set_grad_enabled(training):
             step = trainer.train_step if training else trainer.test_step
             place, found = f"{trainer.title}.{name}, one batch", step(batch)
-            output = {} if leaves_out(found, step) else check_output(found, name, place.format, trainer.device)
+            output = {} if found is None else check_output(found, name, place.format, trainer.device)
             if training and output:
                 output["loss"].backward()
         shown = ", ".join(f"{key} {_shown(value)}" for key, value in output.items())

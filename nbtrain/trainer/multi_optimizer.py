@@ -21,7 +21,7 @@ from ..annotations import checked
 from ..distributed.devices import Device
 from ..engine.protocol import Turn
 from ..engine.meter import N_SAMPLES
-from ..engine.step_output import NoUpdate, check_output, leaves_out, named
+from ..engine.step_output import NoUpdate, check_output, named
 from ..engine.train_state import Mode
 from ..errors import ConfigError
 from ..loops.fast_step import step_around
@@ -210,7 +210,7 @@ class MultiOptimizerTrainer(Trainer):
     def _step(self, name: str, batch: Any) -> Any:
         method = f"train_step_{name}"
         output = getattr(self, method)(batch)
-        if leaves_out(output, getattr(self, method)):
+        if output is None:
             return None
         return check_output(output, method, lambda: f"{self.title}.{method}, {self.recorder.place}", self.device)
 

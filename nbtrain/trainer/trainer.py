@@ -58,7 +58,6 @@ from ..distributed.devices import Device, device_args, resolve_device
 from ..distributed.launcher import Launcher
 from ..engine.meter import EpochLog, Meter
 from ..engine.precision import resolve_precision
-from ..engine.step_output import leaves_out
 from ..engine.train_state import Counts, Mode
 from ..errors import CheckpointError, ConfigError, StepError
 from ..events import MonitorMode, ShownKind
@@ -939,7 +938,7 @@ class Trainer(TrainerBase):
 
     def _test_output(self, batch: Any) -> Any:
         output = self.test_step(batch)
-        if leaves_out(output, self.test_step):
+        if output is None:
             return None
         if not isinstance(output, Mapping) or "output" not in output:
             raise self._without_output(output)

@@ -24,7 +24,6 @@ SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
-    "CLEARML_OFFLINE_MODE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
 _NEEDS = re.compile(r"^# dependencies = (\[.*?\])$", re.M)

@@ -108,7 +108,8 @@ def test_run_from_its_beginning_does_what_it_did_and_saves_under_the_same_names(
     kind.run(trainer)
     assert differences(kinds.finished(trainer), expected, kind.tolerance) == []
     old, new = (names(contents(path), depth=3) for path in (saved(name), next(Path("again").rglob(saved(name).name))))
-    assert old - new == {"/nbtrain/counts/update"}  # `step` now
+    without_adapter = {name for name in old if "HFCallback[" not in name}  # callbacks of transformers had an adapter
+    assert without_adapter - new == {"/nbtrain/counts/update"}  # `step` now
 
 
 def contents(path: Path) -> dict[str, Any]:

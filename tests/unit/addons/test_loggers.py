@@ -497,6 +497,13 @@ def test_a_test_is_logged_at_the_step_where_training_stands(tmp_path: Path) -> N
 
 
 # -- what can't work
+def test_an_unknown_logger_is_named_with_those_that_are_known_and_the_way_for_others() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_trainer(Local, loggers=["comet"])
+    others = 'Other services: loggers=[...] and lightning={"logger": ...} take Lightning\'s loggers.'
+    assert str(caught.value) == f"loggers=['comet'] is unknown.\n  Known are: csv, mlflow, tensorboard, trackio. {others}"
+
+
 def test_wrong_options_are_named() -> None:
     with pytest.raises(OptionError, match="is unknown.\n  Did you mean 'wandb'"):
         make_trainer(Web, web_logger={"wand": {}})

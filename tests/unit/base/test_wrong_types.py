@@ -38,11 +38,9 @@ MADE_BY_NBTRAIN = {
     "Shown",
     "Task",
 }
-CALLED_BY_NBTRAIN = {"Callback", "HFCallback", "TrainHook", "NbtrainError"}  # hooks and errors: users write them, nbtrain calls them
+CALLED_BY_NBTRAIN = {"Callback", "TrainHook", "NbtrainError"}  # hooks and errors: users write them, nbtrain calls them
 EXCEPTIONS = {
     "AggregatedOutputs.__init__": "made in each window by a user's function",
-    "mixup": "called in each batch",
-    "cutmix": "called in each batch",
     "TrainerBase.log": "called in each batch; Lightning checks it",
     "TrainerBase.backward": "called in each batch",
     "Composable.add_on": "raises AddOnError, which names what was given",

@@ -98,10 +98,10 @@ def test_a_link_is_neither_sent_to_a_service_nor_taken_for_its_id(whole: Path, t
     folder = tmp_path / "runs" / "run-001"
     (tmp_path / "mine.py").write_text("mine")
     (folder / "source" / "other.py").symlink_to(tmp_path / "mine.py")
-    (folder / "comet-key").symlink_to(tmp_path / "mine.py")
+    (folder / "tracker-id").symlink_to(tmp_path / "mine.py")
     trainer = build(tmp_path / "runs")
     trainer.run_dir = folder
     assert "source/steps.py" in source_files(trainer) and "source/other.py" not in source_files(trainer)
-    with pytest.raises(ConfigError, match="comet-key is not read"):
-        kept_id(folder, "comet-key", "new")
+    with pytest.raises(ConfigError, match="tracker-id is not read"):
+        kept_id(folder, "tracker-id", "new")
     assert kept_id(folder, "other-id", "new") == kept_id(folder, "other-id", "newer") == "new"

@@ -1,7 +1,7 @@
 """Monitors, loggers and views never end a run, and never merge what the history keeps apart: drawn models, names and values.
 
 `NBTRAIN_FAULT_CASES` says how many are drawn. Each tracker is read back: it has each series of the history once, with its own values.
-Left out: services, which need an account; `test_hosted.py` has Comet and ClearML.
+Left out: services, which need an account.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from resume_cases import MODELS, OPTIMIZERS, SETTINGS, STEPS, Case, differences,
 from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer, make_valid, some, without_times
 from torch import nn
 
-from nbtrain import AccumulationAddon, CheckpointError, EarlyStoppingAddon, HFCallback, LimitsAddon, StateManagerAddon, warmup_cosine
+from nbtrain import AccumulationAddon, CheckpointError, EarlyStoppingAddon, LimitsAddon, StateManagerAddon, warmup_cosine
 from nbtrain.checkpoint.files import ordered_names, read_checkpoint
 from nbtrain.checkpoint.weights import load_weights
 from nbtrain.optim.optimizer_state import load_optimizer
@@ -488,15 +488,3 @@ def test_another_threshold_continues_a_run_that_was_ended(tmp_path: Path) -> Non
     first = stopped(tmp_path, {"early": {"stopping_threshold": 100.0}, "n_epoch": 3})
     second = stopped(tmp_path, {"early": {"stopping_threshold": 0.0}, "n_epoch": 3})
     assert (first.counts.epoch, second.counts.epoch) == (1, 3)
-
-
-def test_a_run_that_a_callback_of_transformers_has_ended_is_finished(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-
-    def line(patience: int) -> Any:
-        callback = transformers.EarlyStoppingCallback(early_stopping_patience=patience, early_stopping_threshold=9.0)
-        return notebook(tmp_path, (9,), lightning={"callbacks": [HFCallback(callback)]})
-
-    first, again = line(2), line(2)
-    assert first.result.status == "stopped" and again.result.reason == "finished before" and again.counts == first.counts
-    assert line(4).counts.epoch > first.counts.epoch
