@@ -56,10 +56,13 @@ def _diff(arguments: argparse.Namespace) -> None:
 
 
 def _follow(arguments: argparse.Namespace) -> None:
-    from nbtrain.history.follow import follow, is_gone, looks_every_s, recorded_events
+    from nbtrain.history.follow import follow, recorded_events
+    from nbtrain.history.run_folder import find_run
+    from nbtrain.history.run_lock import SignOfLife
     from nbtrain.views.terminal import stream_view
 
-    follow(recorded_events(arguments.run), stream_view(sys.stdout), every_s=looks_every_s(arguments.run), gone=is_gone(arguments.run))
+    run_dir = find_run(arguments.run)
+    follow(recorded_events(run_dir), stream_view(sys.stdout), gone=SignOfLife(run_dir).gone)
 
 
 def _compare(arguments: argparse.Namespace) -> None:
@@ -485,7 +488,7 @@ def _add_records(commands: Any) -> None:
     diff.set_defaults(command=_diff)
 
     follow = commands.add_parser("follow", help="show a run of another process, live or finished")
-    follow.add_argument("run", help="a run folder, as for show, or its URL in a store: s3://bucket/runs")
+    follow.add_argument("run", help="a run folder, as for show")
     follow.set_defaults(command=_follow)
 
     compare = commands.add_parser("compare", help="print runs side by side, and plot their curves")

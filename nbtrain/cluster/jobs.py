@@ -29,16 +29,15 @@ from ..checkpoint.files import newest_valid
 from ..completion import completed_by_value
 from .command_file import FOLDER, Command, read_own, send, write_own
 from .kubernetes import delete_job, pods_state
-from .mirror import commands_of, is_mirrored
 from nbtrain.cluster.submit import (
     ENDED, FAILED, PODS, STARTED, JobInfo, Scheduler, check_trainer, log_file, open_folder, send_trainer, start,
 )  # fmt: skip
 from ..engine.control import refuse_while_on
 from ..errors import CheckpointError, ConfigError, RunPaused, WorkerError, first_line
 from ..events import Event, Progress
-from ..history.follow import follow, is_gone, looks_every_s, recorded_events, run_in_store
+from ..history.follow import follow, recorded_events
 from ..history.history import ResultMetrics, RunResult, short_path
-from ..history.run_folder import read_history, run_folders
+from ..history.run_folder import find_run, read_history, run_folders
 from ..history.run_lock import SignOfLife
 from ..remote_errors import RemoteTraceback
 from ..run.live_edits import check_options
@@ -146,38 +145,21 @@ def _show(events: Iterator[Event | None], controls: Controls, **options: Any) ->
 def _follow_on(events: Iterator[Event | None], view: View, **options: Any) -> None:
     try:
         follow(events, view, **options)
-    except ConfigError as error:  # a store that does not answer any more
+    except ConfigError as error:  # a disk that does not answer any more
         at = view.board.progress if isinstance(view, NotebookView) else Progress()
         view.update(Event("note", at, time.time(), {"text": first_line(error)}))
 
 
-def show_run(path: str | Path) -> None:
-    """Show the run in the folder `path`, or at the URL of one, live. If it is a job of yours, its buttons reach it.
+def show_run(path: Path) -> None:
+    """Show the run in the folder `path`, live. If it is a job of yours, its buttons reach it.
 
     Raises ConfigError if no run was recorded there.
     """
-    url = str(path) if "://" in str(path) else ""
-    folder = Path(url.partition("://")[2]) if url.startswith(("file://", "local://")) else None if url else Path(path)
-    if folder is not None and (job := next(iter(_handles([folder, *run_folders(folder)[:1]])), None)) is not None:
+    if (job := next(iter(_handles([path, *run_folders(path)[:1]])), None)) is not None:
         job.show()
         return
-    _show(recorded_events(path), Controls(_actions(url)), every_s=looks_every_s(path), gone=is_gone(path))
-
-
-def _actions(url: str) -> dict[str, Callable[[], Any]]:
-    """The buttons for a run in a store: those of one that takes commands from there."""
-    if not url:
-        return {}
-    try:
-        found = run_in_store(url)
-        if isinstance(found, Path) or not is_mirrored(*found):
-            return {}
-    except (ImportError, OSError, ValueError):
-        return {}  # `recorded_events` says what is wrong
-    commands: tuple[tuple[str, Command], ...] = (
-        ("pause", "pause"), ("continue", "resume"), ("stop", "stop"), ("save", "save_state"), ("validate", "validate_now"),
-    )  # fmt: skip
-    return {name: partial(commands_of(*found).send, command) for name, command in commands}
+    run_dir = find_run(path)
+    _show(recorded_events(run_dir), Controls({}), gone=SignOfLife(run_dir).gone)
 
 
 class _Record:

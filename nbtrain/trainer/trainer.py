@@ -730,8 +730,8 @@ class Trainer(TrainerBase):
         shows nothing. In a cell, `validate` and `run_batch` it is shown below the cell, and not recorded.
 
         Args:
-            name: Under which name; each name has its own slider. None: show the newest run. A path, as `Path("/shared/runs")`, or a URL,
-                as "s3://bucket/runs", shows the run that is recorded there, live, wherever it runs; that of a job of yours with buttons.
+            name: Under which name; each name has its own slider. None: show the newest run. A path, as `Path("/shared/runs")`, shows the
+                run that is recorded there, live, wherever it runs; that of a job of yours with buttons.
             value: A matplotlib figure; a PIL image; a tensor or an array of (C, H, W), (N, C, H, W), (H, W) or with the channels last, as
                 uint8 or as floats from 0 to 1; a list of these; or a text. Of a batch, the first 64.
             kind: "histogram" for the values of a tensor of any shape. None: what the value is.
@@ -739,7 +739,7 @@ class Trainer(TrainerBase):
 
         Raises:
             StepError: the value is not one of these, its floats are not from 0 to 1, or its shape could mean two things
-            ConfigError: there is a name and no value, or no run was recorded at the path or URL
+            ConfigError: there is a name and no value, or no run was recorded at the path
 
         Changes:
             Adds a Shown to `history.shown`, and a file to the folder `shown` of the run folder.
@@ -755,7 +755,7 @@ class Trainer(TrainerBase):
             >>> trainer.show()
             History(empty)
         """
-        if isinstance(name, Path) or (name is not None and value is None and "://" in name):
+        if isinstance(name, Path):
             show_run(name)
             return
         if name is not None and value is None:

@@ -17,7 +17,6 @@ from nbtrain import JobHandle
 from nbtrain.cluster.command_file import make_folder
 from nbtrain.cluster.ray_cluster import check_node, check_room, looker, own_versions
 from nbtrain.cluster.submit import JobInfo, check_environment, environment
-from nbtrain.history.follow import recorded_events
 
 INFO = JobInfo("slurm", "digits", 1, 1, {}, [], ".", id="7")
 NODES = [{"Alive": True, "Resources": {"CPU": 8.0}}] * 2
@@ -102,23 +101,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         "monitor='val_loss' needs a valid_loader.\n  Give valid_loader, or",
     ),
     "no trials": (sweep({"lr": 0.1}, make_loader(), make_valid(), n_trials=0), "n_trials=0 must be positive."),
-    "store": (
-        lambda folder: nbtrain.mirror(make_trainer(save_path=folder), "file:///proc/runs"),
-        "'file:///proc/runs' can't be written: [Errno 2] No such file or directory: '/proc/runs'\n  Look at the URL",
-    ),
-    "mirror": (
-        lambda folder: nbtrain.mirror(make_trainer(), "memory://a"),
-        "A mirrored run needs a folder on this machine.\n  Give",
-    ),
     "URL": (
         lambda folder: make_trainer(save_path="s3://bucket/runs"),
-        "save_path='s3://bucket/runs' is a URL, and a run folder must be on a file system.\n  Give a local path; nbtrain.mirror(trainer, 's3://",
+        "save_path='s3://bucket/runs' is a URL, and a run folder must be on a file system.\n  Give a path, such as that of a disk on",
     ),
-    "no run": (
-        lambda folder: nbtrain.command("memory://no-run", "stop"),
-        "No run was recorded in 'memory://no-run'.\n  Give",
-    ),
-    "follow": (lambda folder: next(recorded_events("s4://b/r")), "events.jsonl can't be read: Protocol not known: s4.\n  s4://b/r"),
 }
 
 
