@@ -32,7 +32,6 @@ MADE_BY_NBTRAIN = {
     "RunHandle",
     "RunResult",
     "Runs",
-    "Sweep",
     "Sample",
     "Session",
     "Shown",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples import make_loader, make_trainer, make_valid
+from samples import make_loader, make_trainer
 
 import nbtrain
 from nbtrain import JobHandle
@@ -44,10 +44,6 @@ def waiting(folder: Path) -> None:
 
 def versions(folder: Path) -> None:
     check_environment(replace(INFO, environment=environment() | {"torch": "1.0"}))
-
-
-def sweep(space: dict[str, Any], *loaders: Any, **options: Any) -> Callable[[Path], Any]:
-    return lambda folder: nbtrain.sweep(lambda lr: make_trainer(), space, 1, *loaders, **options)
 
 
 def node(**found: Any) -> Callable[[Path], Any]:
@@ -89,13 +85,6 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: check_node(looker()(str(folder), "seen"), str(folder), has_shards=True),
         f"The node {socket.gethostname()} can't use the run folder: each rank writes its shard",
     ),
-    "space": (sweep({"rate": 0.1}), "The names in space are not the arguments of make: missing a required argument: 'lr'."),
-    "empty grid": (sweep({"lr": []}), "space['lr'] is an empty list.\n  A list is a grid: give its values."),
-    "no validation": (
-        sweep({"lr": 0.1}, make_loader()),
-        "monitor='val_loss' needs a valid_loader.\n  Give valid_loader, or",
-    ),
-    "no trials": (sweep({"lr": 0.1}, make_loader(), make_valid(), n_trials=0), "n_trials=0 must be positive."),
     "URL": (
         lambda folder: make_trainer(save_path="s3://bucket/runs"),
         "save_path='s3://bucket/runs' is a URL, and a run folder must be on a file system.\n  Give a path, such as that of a disk on",
