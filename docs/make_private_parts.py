@@ -22,8 +22,8 @@ import nbtrain
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, TABLE = ROOT / "docs" / "private_parts.md", ROOT / "docs" / "private_parts.yaml"
-# Names with an underscore that are documented for everybody: those of Python, IPython and the client of Kubernetes
-DOCUMENTED = {"_exit", "_request_timeout", "_fields", "_name_", "_repr_html_", "_repr_mimebundle_", "_repr_png_"}
+# Names with an underscore that are documented for everybody: those of Python and IPython
+DOCUMENTED = {"_exit", "_fields", "_name_", "_repr_html_", "_repr_mimebundle_", "_repr_png_"}
 _HEAD = """# Private parts of other packages
 
 nbtrain uses {n_names} private names of other packages, in {n_uses} places. They may change in any release. They stand in one room,

@@ -60,7 +60,7 @@ TASKS = {  # the members of Trainer by what one wants, each on a page
     "write": ("Steps and metrics", ("train_step", "test_step", "metric_on_epoch_end", "log", "show", "backward", "automatic_optimization")),
     "run": ("Train", ("run", "run_epoch", "run_batch", "toggle", "mode", "result", "run_dir")),
     "session": ("Runs in a loop", ("session",)),
-    "submit": ("Submit to a cluster", ("submit", "to_job")),
+    "submit": ("Submit to a cluster", ("submit",)),
     "change": ("Pause and change a run", ("pause", "resume", "stop", "set", "use", "validate_now", "failure", "traceback", "free")),
     "evaluate": ("Evaluate and predict", ("evaluate", "validate", "predict", "inference", "show_results", "show_worst")),
     "inspect": ("Inspect before training", ("check", "summary", "lr_find", "profile")),

@@ -81,10 +81,6 @@ PUBLIC = {
     "Runs": "history.runs",
     "JobHandle": "cluster.jobs",
     "submitted_jobs": "cluster.jobs",
-    "mirror": "cluster.mirror",
-    "command": "cluster.mirror",
-    "sweep": "cluster.ray_tune",
-    "Sweep": "cluster.ray_tune",
     "check_port": "tools.port_check",
     "compare": "history.compare",
     "get_combined_lr_scheduler": "optim.schedulers",
@@ -157,10 +153,6 @@ if TYPE_CHECKING:
     from nbtrain.run.handle import RunHandle as RunHandle
     from nbtrain.cluster.jobs import JobHandle as JobHandle
     from nbtrain.cluster.jobs import submitted_jobs as submitted_jobs
-    from nbtrain.cluster.mirror import command as command
-    from nbtrain.cluster.mirror import mirror as mirror
-    from nbtrain.cluster.ray_tune import Sweep as Sweep
-    from nbtrain.cluster.ray_tune import sweep as sweep
     from nbtrain.run.session import Session as Session
     from nbtrain.trainer.model_trainer import ModelTrainer as ModelTrainer
     from nbtrain.trainer.multi_optimizer import MultiOptimizerTrainer as MultiOptimizerTrainer

@@ -56,10 +56,13 @@ def _diff(arguments: argparse.Namespace) -> None:
 
 
 def _follow(arguments: argparse.Namespace) -> None:
-    from nbtrain.history.follow import follow, is_gone, looks_every_s, recorded_events
+    from nbtrain.history.follow import follow, recorded_events
+    from nbtrain.history.run_folder import find_run
+    from nbtrain.history.run_lock import SignOfLife
     from nbtrain.views.terminal import stream_view
 
-    follow(recorded_events(arguments.run), stream_view(sys.stdout), every_s=looks_every_s(arguments.run), gone=is_gone(arguments.run))
+    run_dir = find_run(arguments.run)
+    follow(recorded_events(run_dir), stream_view(sys.stdout), gone=SignOfLife(run_dir).gone)
 
 
 def _compare(arguments: argparse.Namespace) -> None:
@@ -113,8 +116,6 @@ _JOB_OPTIONS = {  # of submit, and what they are read as
     "--constraint": str,
     "--cpus-per-task": int,
     "--mem-gb": float,
-    **dict.fromkeys(("--image", "--volume", "--mount", "--sub-path", "--namespace"), str),
-    **dict.fromkeys(("--cpus", "--memory-gb"), float),
 }
 _FILES = "-f FILE [-f FILE] [--FIELD VALUE] [--FIELD!] [--devices N] [--print-config] [--trust]"
 _USAGE = {
@@ -183,8 +184,7 @@ def _say(text: str) -> None:
 
 def _submit(line: CommandLine) -> int:
     """submit a configuration's run to SLURM: nbtrain submit run.yaml --nodes 2 --gpus-per-node 4 --time 4:00:00 --partition gpu"""
-    from nbtrain.cluster.kubernetes import Pods
-    from nbtrain.cluster.submit import PODS, Resources
+    from nbtrain.cluster.submit import Resources
     from nbtrain.history.history import short_path
     from nbtrain.jobs.trainer_args import submit_config
 
@@ -201,11 +201,8 @@ def _submit(line: CommandLine) -> int:
                 raise ConfigError(f"{option} must be a number; got {values[-1]}.", remedy="Give 1, 2, 3, …") from error
     name, n_gpus = given.pop("name", None), given.pop("gpus_per_node", 0)
     cluster, counts = given.pop("cluster", "slurm"), (given.pop("nodes", 1), n_gpus, given.pop("tasks_per_node", max(n_gpus, 1)))
-    if cluster in PODS:
-        scheduler = Pods.of_options(cluster, counts, given)
-    else:
-        scheduler = Resources(cluster, *counts, given.pop("time", None), given.pop("partition", None), given)
-    handle = submit_config(files, line.overrides, scheduler, name=name, trust="trust" in line.switches)
+    resources = Resources(cluster, *counts, given.pop("time", None), given.pop("partition", None), given)
+    handle = submit_config(files, line.overrides, resources, name=name, trust="trust" in line.switches)
     print(f"{handle}\nnbtrain follow {shlex.quote(short_path(handle.run_dir))} shows it; submitted_jobs() in a notebook has its handle.")
     return 0
 
@@ -485,7 +482,7 @@ def _add_records(commands: Any) -> None:
     diff.set_defaults(command=_diff)
 
     follow = commands.add_parser("follow", help="show a run of another process, live or finished")
-    follow.add_argument("run", help="a run folder, as for show, or its URL in a store: s3://bucket/runs")
+    follow.add_argument("run", help="a run folder, as for show")
     follow.set_defaults(command=_follow)
 
     compare = commands.add_parser("compare", help="print runs side by side, and plot their curves")

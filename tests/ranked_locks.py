@@ -11,7 +11,6 @@ from typing import Any
 # second is taken, never the other way round.
 ORDER = (
     "run.handle",  # of two interrupts
-    "cluster.mirror",  # a copy to a store, which notes what fails
     "run.lightning_trainer",  # a Lightning trainer is made; Lightning's messages
     "engine.control",  # a run: its state, its requests and its events
     "history.event_group",  # a run folder

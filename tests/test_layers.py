@@ -263,7 +263,6 @@ WRITES = {
     "engine.step_module": {"module", "mode"},
     "engine.pass_module": {"module", "mode"},
     "distributed.rank": {"device"},
-    "cluster.ray_tune": {"log_bar", "lightning"},  # of a trainer that was made for a trial, before its run
 }
 
 

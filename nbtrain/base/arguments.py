@@ -131,7 +131,7 @@ def check_save_path(save_path: str | Path | None) -> None:
     if re.match(r"[\w+.-]{2,}:/", str(save_path)):  # Path("s3://x") has only one slash
         raise OptionError(
             f"save_path={str(save_path)!r} is a URL, and a run folder must be on a file system.",
-            remedy=f"Give a local path; nbtrain.mirror(trainer, {str(save_path)!r}) keeps a copy in the store, and resumes from there.",
+            remedy="Give a path, such as that of a disk on which the store is mounted.",
         )
 
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import stat
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +19,7 @@ from ..errors import ConfigError, NbtrainError, first_line, nearest
 from ..run.live_edits import request_edit
 
 # %% auto #0
-__all__ = ["FOLDER", "Command", "make_folder", "read_own", "write_own", "send", "CommandFile", "CommandFolder", "obey", "CommandReader"]
+__all__ = ["FOLDER", "Command", "make_folder", "read_own", "write_own", "send", "CommandFile", "obey", "CommandReader"]
 
 # %% ../../nbs/cluster/command_file.ipynb #7c3e6610
 FOLDER = "job"  # in the run folder of a submitted run, for its owner alone
@@ -82,16 +80,12 @@ def write_own(run_dir: Path, name: str, content: str | bytes) -> None:
     part.replace(run_dir / FOLDER / name)
 
 
-def _line(command: Command, options: Mapping[str, Any]) -> bytes:
-    try:
-        return json.dumps({"do": command, "options": options}, allow_nan=False).encode() + b"\n"
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{command}: {error}.", remedy="Give numbers, texts, or lists and dicts of them.") from error
-
-
 def send(run_dir: Path, command: Command, **options: Any) -> None:
     """Append a command to the file of a run. Raises ConfigError if an option is not a plain value, or the folder is not yours."""
-    line = _line(command, options)
+    try:
+        line = json.dumps({"do": command, "options": options}, allow_nan=False).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{command}: {error}.", remedy="Give numbers, texts, or lists and dicts of them.") from error
     try:
         _check_own(os.lstat(run_dir / FOLDER), FOLDER, is_folder=True)
         file = os.open(run_dir / FOLDER / _FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -102,40 +96,15 @@ def send(run_dir: Path, command: Command, **options: Any) -> None:
 
 
 # %% ../../nbs/cluster/command_file.ipynb #8f2f339b
-class _Commands:
-    """Reads commands. What is not one is left out, and `note` gets a line about it."""
+class CommandFile:
+    """The commands for the run in `run_dir`, each returned once. What is not one is left out, and `note` gets a line about it.
 
-    def __init__(self, note: Callable[[str], Any]) -> None:
-        self.note = note
-        self._noted: set[str] = set()
-
-    def read(self, line: bytes) -> tuple[str, dict[str, Any]] | None:
-        """The command of a line, with its options."""
-        try:
-            content = json.loads(line)
-            name, options = content["do"], content["options"]
-            if not isinstance(options, dict) or (options and name != "set"):
-                raise ValueError
-        except (ValueError, TypeError, KeyError, RecursionError):
-            self.note_once("A line of commands.jsonl is not a command, and is left out.")
-            return None
-        if name not in _COMMANDS:
-            self.note_once(f"{str(name)[:40]!r} is not a command. {nearest(str(name)[:40], _COMMANDS)}")
-            return None
-        return name, options
-
-    def note_once(self, text: str) -> None:
-        if text not in self._noted:
-            self._noted.add(text)
-            self.note(text)
-
-
-class CommandFile(_Commands):
-    """The commands for the run in `run_dir`, each returned once. `start`: where to begin, in bytes."""
+    `start`: where to begin, in bytes.
+    """
 
     def __init__(self, run_dir: Path, note: Callable[[str], Any], start: int = 0) -> None:
-        super().__init__(note)
-        self.run_dir, self.place = run_dir, start
+        self.run_dir, self.note, self.place = run_dir, note, start
+        self._noted: set[str] = set()
 
     def new(self) -> list[tuple[str, dict[str, Any]]]:
         """The commands since the last call, with their options. None if the file is not there, or may not be read."""
@@ -144,37 +113,31 @@ class CommandFile(_Commands):
         except OSError:
             return []
         except ConfigError as error:
-            self.note_once(str(error).replace("\n  ", " "))
+            self._note_once(str(error).replace("\n  ", " "))
             return []
         whole = content.rpartition(b"\n")[0]
         self.place += len(whole) + 1 if whole else 0
-        return [command for line in whole.split(b"\n") if whole and (command := self.read(line)) is not None]
+        return [command for line in whole.split(b"\n") if whole and (command := self._read(line)) is not None]
 
-
-class CommandFolder(_Commands):
-    """The commands for a run in a store, whose folder for them is `folder`: a file each, which is removed when it is taken."""
-
-    def __init__(self, store: Any, folder: str, note: Callable[[str], Any]) -> None:
-        super().__init__(note)
-        self.store, self.folder = store, folder
-
-    def new(self) -> list[tuple[str, dict[str, Any]]]:
-        """The commands that have come, in the order in which they were sent. Raises what the store raises."""
-        self.store.invalidate_cache(self.folder)
-        found = []
-        for file in sorted(map(str, self.store.glob(f"{self.folder}/*.json"))):
-            found.append(self.read(self.store.cat_file(file, end=_MOST_BYTES)))
-            self.store.rm_file(file)
-        return [command for command in found if command is not None]
-
-    def send(self, command: Command, **options: Any) -> None:
-        """Write a command. Raises ConfigError if an option is not a plain value, or the store can't be written."""
-        line = _line(command, options)
+    def _read(self, line: bytes) -> tuple[str, dict[str, Any]] | None:
+        """The command of a line, with its options."""
         try:
-            self.store.makedirs(self.folder, exist_ok=True)
-            self.store.pipe_file(f"{self.folder}/{time.time_ns():020}-{secrets.token_hex(4)}.json", line)
-        except Exception as error:  # also those of a store's package
-            raise ConfigError(f"{command} can't be sent: {first_line(error)}", where=self.folder, remedy="May you write there?") from error
+            content = json.loads(line)
+            name, options = content["do"], content["options"]
+            if not isinstance(options, dict) or (options and name != "set"):
+                raise ValueError
+        except (ValueError, TypeError, KeyError, RecursionError):
+            self._note_once("A line of commands.jsonl is not a command, and is left out.")
+            return None
+        if name not in _COMMANDS:
+            self._note_once(f"{str(name)[:40]!r} is not a command. {nearest(str(name)[:40], _COMMANDS)}")
+            return None
+        return name, options
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self.note(text)
 
 
 def _as_request(name: str, options: Mapping[str, Any]) -> tuple[Any, ...]:

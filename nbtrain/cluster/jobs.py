@@ -27,18 +27,16 @@ from ..annotations import checked
 from ..base.trainer_base import TrainerBase
 from ..checkpoint.files import newest_valid
 from ..completion import completed_by_value
-from .command_file import FOLDER, Command, read_own, send, write_own
-from .kubernetes import delete_job, pods_state
-from .mirror import commands_of, is_mirrored
+from .command_file import FOLDER, Command, read_own, send
 from nbtrain.cluster.submit import (
-    ENDED, FAILED, PODS, STARTED, JobInfo, Scheduler, check_trainer, log_file, open_folder, send_trainer, start,
+    ENDED, FAILED, STARTED, JobInfo, Resources, check_trainer, log_file, open_folder, send_trainer, start,
 )  # fmt: skip
 from ..engine.control import refuse_while_on
 from ..errors import CheckpointError, ConfigError, RunPaused, WorkerError, first_line
 from ..events import Event, Progress
-from ..history.follow import follow, is_gone, looks_every_s, recorded_events, run_in_store
+from ..history.follow import follow, recorded_events
 from ..history.history import ResultMetrics, RunResult, short_path
-from ..history.run_folder import read_history, run_folders
+from ..history.run_folder import find_run, read_history, run_folders
 from ..history.run_lock import SignOfLife
 from ..remote_errors import RemoteTraceback
 from ..run.live_edits import check_options
@@ -108,16 +106,11 @@ def _local_state(info: JobInfo, run_dir: Path) -> JobState:
 
 def _state(info: JobInfo, run_dir: Path, gone: Callable[[], str]) -> JobState:
     """The state of a job. Where its scheduler does not answer, it is on as long as its process is not `gone`."""
-    if info.cluster in PODS:
-        state = JobState(*pods_state(info))
-    else:
-        state = _local_state(info, run_dir) if info.cluster == "local" else _slurm_state(info.id)
-    if state.name not in ("GONE", "UNKNOWN"):
+    state = _local_state(info, run_dir) if info.cluster == "local" else _slurm_state(info.id)
+    if state.name != "UNKNOWN":
         return state
-    if not (run_dir / FOLDER / STARTED).exists():  # it may be applied later
+    if not (run_dir / FOLDER / STARTED).exists():
         return JobState("PENDING", state.reason)
-    if state.name == "GONE":
-        return JobState("CANCELLED", state.reason)
     return JobState("LOST", why) if (why := gone()) else JobState("RUNNING", state.reason, state.node)
 
 
@@ -146,38 +139,21 @@ def _show(events: Iterator[Event | None], controls: Controls, **options: Any) ->
 def _follow_on(events: Iterator[Event | None], view: View, **options: Any) -> None:
     try:
         follow(events, view, **options)
-    except ConfigError as error:  # a store that does not answer any more
+    except ConfigError as error:  # a disk that does not answer any more
         at = view.board.progress if isinstance(view, NotebookView) else Progress()
         view.update(Event("note", at, time.time(), {"text": first_line(error)}))
 
 
-def show_run(path: str | Path) -> None:
-    """Show the run in the folder `path`, or at the URL of one, live. If it is a job of yours, its buttons reach it.
+def show_run(path: Path) -> None:
+    """Show the run in the folder `path`, live. If it is a job of yours, its buttons reach it.
 
     Raises ConfigError if no run was recorded there.
     """
-    url = str(path) if "://" in str(path) else ""
-    folder = Path(url.partition("://")[2]) if url.startswith(("file://", "local://")) else None if url else Path(path)
-    if folder is not None and (job := next(iter(_handles([folder, *run_folders(folder)[:1]])), None)) is not None:
+    if (job := next(iter(_handles([path, *run_folders(path)[:1]])), None)) is not None:
         job.show()
         return
-    _show(recorded_events(path), Controls(_actions(url)), every_s=looks_every_s(path), gone=is_gone(path))
-
-
-def _actions(url: str) -> dict[str, Callable[[], Any]]:
-    """The buttons for a run in a store: those of one that takes commands from there."""
-    if not url:
-        return {}
-    try:
-        found = run_in_store(url)
-        if isinstance(found, Path) or not is_mirrored(*found):
-            return {}
-    except (ImportError, OSError, ValueError):
-        return {}  # `recorded_events` says what is wrong
-    commands: tuple[tuple[str, Command], ...] = (
-        ("pause", "pause"), ("continue", "resume"), ("stop", "stop"), ("save", "save_state"), ("validate", "validate_now"),
-    )  # fmt: skip
-    return {name: partial(commands_of(*found).send, command) for name, command in commands}
+    run_dir = find_run(path)
+    _show(recorded_events(run_dir), Controls({}), gone=SignOfLife(run_dir).gone)
 
 
 class _Record:
@@ -258,8 +234,8 @@ class JobHandle:
     # -- what it is
     @property
     def name(self) -> str:
-        """The name of the job: as the scheduler shows it, or of one of Kubernetes, whose names have few letters, as it was given."""
-        return self.info.title or self.info.name
+        """The name of the job, as the scheduler shows it."""
+        return self.info.name
 
     @property
     def node(self) -> str:
@@ -467,11 +443,6 @@ class JobHandle:
             if _is_controller(int(self.info.id or 0), self.run_dir / FOLDER / "tasks"):
                 os.kill(int(self.info.id), signal.SIGTERM)  # it passes it on to the tasks
             return
-        if self.info.cluster in PODS:
-            delete_job(self.info)
-            if not (self.run_dir / FOLDER / STARTED).exists():
-                write_own(self.run_dir, ENDED, json.dumps({"status": "cancelled", "reason": ""}))
-            return
         answer = subprocess.run(["scancel", self.info.id], capture_output=True, text=True)
         if answer.returncode:
             raise ConfigError(f"The job was not cancelled: {answer.stderr.strip()}", where=f"job {self.info.id}")
@@ -630,22 +601,22 @@ def _register(run_dir: Path) -> None:
         warnings.warn(f"{file} can't be written: {error.strerror}. submitted_jobs({str(run_dir.parent)!r}) finds the job.", stacklevel=3)
 
 
-def submit(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any, scheduler: Scheduler, **given: Any) -> JobHandle:
+def submit(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any, resources: Resources, **given: Any) -> JobHandle:
     """Submit a run of `trainer`; see `Trainer.submit`. `given`: its `save_path` and `name`."""
-    scheduler.check()
-    n_tasks, counts = scheduler.nodes * scheduler.tasks_per_node, trainer.train_state.counts
+    resources.check()
+    n_tasks, counts = resources.nodes * resources.tasks_per_node, trainer.train_state.counts
     check_trainer(trainer, n_epoch, loader, valid_loader, n_tasks)
     payload = send_trainer(trainer, n_epoch, loader, valid_loader, n_tasks)
     run_dir = open_folder(trainer, given["save_path"])
     name = given["name"] or f"{trainer.title}-{run_dir.name}"
-    return submit_payload(run_dir, payload, scheduler, name, trainer, n_epoch, [counts.epoch, counts.step, counts.processed])
+    return submit_payload(run_dir, payload, resources, name, trainer, n_epoch, [counts.epoch, counts.step, counts.processed])
 
 
 def submit_payload(
-    run_dir: Path, payload: bytes, scheduler: Scheduler, name: str, trainer: TrainerBase | None = None, *more: Any
+    run_dir: Path, payload: bytes, resources: Resources, name: str, trainer: TrainerBase | None = None, *more: Any
 ) -> JobHandle:
     """Submit `payload`, and remember the job. `more`: the number of epochs, and the trainer's counts."""
-    start(run_dir, payload, scheduler, name, *more)
+    start(run_dir, payload, resources, name, *more)
     _register(run_dir)
     return JobHandle(run_dir, trainer)
 

@@ -61,23 +61,19 @@ def places_on(nodes: Sequence[dict[str, Any]], each: dict[str, float]) -> int:
     return sum(int(min(node.get(name, 0) / amount for name, amount in each.items())) for node in alive)
 
 
-def check_room(nodes: Sequence[dict[str, Any]], n: int, each: dict[str, float], what: str = "workers", remedy: str = "") -> None:
-    """Raise ConfigError if `nodes`, as `ray.nodes()` has them, have no place for `n` workers that need `each` of their resources.
-
-    `what`: what they are called. `remedy`: what to do; by default, what to give to a RayAddon.
-    """
+def check_room(nodes: Sequence[dict[str, Any]], n: int, each: dict[str, float]) -> None:
+    """Raise ConfigError if `nodes`, as `ray.nodes()` has them, have no place for `n` workers that need `each` of their resources."""
     if (room := places_on(nodes, each)) >= n:
         return
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     needs = " and ".join(f"{amount:g} {name}" for name, amount in each.items())
     has = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in alive)
     start = "start more nodes with `ray start --address=...`."
-    if not remedy:
-        remedy = f"Give workers={room}, or {start}" if room else f"Give less for each worker, or {start}"
-    if what == "workers" and "GPU" in each and not any(node.get("GPU") for node in alive):
+    remedy = f"Give workers={room}, or {start}" if room else f"Give less for each worker, or {start}"
+    if "GPU" in each and not any(node.get("GPU") for node in alive):
         remedy = "Give gpus_per_worker=0 to train on CPUs, or start nodes with GPUs."
     raise ConfigError(
-        f"The Ray cluster has room for {room} of {n} {what}: each needs {needs}.",
+        f"The Ray cluster has room for {room} of {n} workers: each needs {needs}.",
         where=f"Its nodes have {has}.",
         remedy=remedy,
     )

@@ -49,7 +49,6 @@ from ..source.source_file import cell_texts, put_cells
 # %% auto #0
 __all__ = [
     "Cluster",
-    "PODS",
     "STARTED",
     "ENDED",
     "FAILED",
@@ -60,7 +59,6 @@ __all__ = [
     "Payload",
     "SubmittedRun",
     "log_file",
-    "Scheduler",
     "Resources",
     "partitions",
     "open_folder",
@@ -71,8 +69,7 @@ __all__ = [
 ]
 
 # %% ../../nbs/cluster/submit.ipynb #12c93db2
-Cluster = Literal["slurm", "local", "k8s", "kubeflow"]
-PODS = ("k8s", "kubeflow")  # those whose tasks are started by torchrun in the pods of Kubernetes; submitit starts the others'
+Cluster = Literal["slurm", "local"]
 _INFO, _PAYLOAD, STARTED, ENDED, FAILED = "job.json", "payload.pkl", "started.json", "ended.json", "failed.json"
 _MOST_STARTS = 100  # after so many time limits a job is not put back into the queue
 _WITHOUT_LIMIT_MIN = 60 * 24 * 365  # of a local job
@@ -106,8 +103,6 @@ class JobInfo:
     submitted_s: float = 0.0
     host: str = ""
     id: str = ""
-    namespace: str = ""  # of Kubernetes
-    title: str = ""  # the name as it was given, where the scheduler takes fewer letters
 
     @property
     def n_tasks(self) -> int:
@@ -199,7 +194,7 @@ class SubmittedRun:
         rank = 0
         try:
             info = JobInfo.read(self.run_dir)
-            rank = _begin(info, self.run_dir)
+            rank = _begin(info)
             if not rank:
                 self._start(info)
             self._train(info, self._load(info), rank)
@@ -215,10 +210,10 @@ class SubmittedRun:
         write_own(self.run_dir, STARTED, json.dumps({"node": nodes, "since_s": time.time(), "pid": os.getpid()}))
 
     def _fail(self, error: BaseException, rank: int) -> None:
-        """Write what failed, unless another rank has failed before, or a pod was lost: Kubernetes starts another one."""
-        found = describe_failure(error, rank)
-        if (self.run_dir / FOLDER / FAILED).exists() or (found.lost_peer and JobInfo.read(self.run_dir).cluster in PODS):
+        """Write what failed, unless another rank has failed before."""
+        if (self.run_dir / FOLDER / FAILED).exists():
             return
+        found = describe_failure(error, rank)
         text = {"rank": rank, "kind": found.kind, "text": found.text, "frames": found.frames, "traceback": found.traceback}
         with suppress(OSError):
             write_own(self.run_dir, FAILED, json.dumps(text))
@@ -245,7 +240,7 @@ class SubmittedRun:
             if trainer.world.is_first:
                 (self.run_dir / "events.jsonl").unlink(missing_ok=True)  # of a start that saved nothing
         reader = CommandReader(trainer, self.run_dir)
-        with _signals(reader, info) as requeue, reader.reading():
+        with _signals(reader) as requeue, reader.reading():
             result = _run(reader, n_epoch, loader, valid_loader, checkpoint or resume)
         if result is None or result.status == "interrupted":
             requeue()
@@ -268,12 +263,8 @@ def _has(trainer: TrainerBase, kind: type[Any]) -> bool:
     return any(isinstance(addon, kind) for addon in trainer.active_addons)
 
 
-def _begin(info: JobInfo, run_dir: Path) -> int:
+def _begin(info: JobInfo) -> int:
     """Let the processes of a job find each other. Returns the rank of this one."""
-    if info.cluster in PODS:
-        rank = int(os.environ.get("RANK", "0"))  # as torchrun sets it
-        _copy_output(log_file(run_dir, info.id, rank))
-        return rank
     from submitit.helpers import TorchDistributedEnvironment
 
     if info.n_tasks == 1:
@@ -291,25 +282,12 @@ def log_file(run_dir: Path, id: str, task: int) -> Path:
     return run_dir / FOLDER / "tasks" / f"{id}_{task}_log.out"
 
 
-def _copy_output(file: Path) -> None:
-    """Write what this process prints to `file` too, after what is there."""
-    file.parent.mkdir(exist_ok=True)
-    copy = subprocess.Popen(["tee", "--append", "--ignore-interrupts", str(file)], stdin=subprocess.PIPE)
-    assert copy.stdin is not None
-    for number in (1, 2):
-        os.dup2(copy.stdin.fileno(), number)
-    copy.stdin.close()
-
-
 @contextmanager
-def _signals(reader: CommandReader, info: JobInfo) -> Iterator[Callable[[], None]]:
+def _signals(reader: CommandReader) -> Iterator[Callable[[], None]]:
     """A context in which submitit's signal ends the run after its batch. Yields what puts the job back into the queue afterwards.
 
-    SIGTERM is left to the run, which it ends too: of a job that it preempts, SLURM itself puts it back, and Kubernetes replaces the pod.
+    SIGTERM is left to the run, which it ends too: SLURM itself puts a job that it preempts back.
     """
-    if info.cluster in PODS:
-        yield lambda: sys.exit(128 + signal.SIGTERM)
-        return
     from submitit.core.job_environment import JobEnvironment
 
     signum, pid = getattr(signal, f"SIG{JobEnvironment.USR_SIG}"), os.getpid()
@@ -331,33 +309,16 @@ def _signals(reader: CommandReader, info: JobInfo) -> Iterator[Callable[[], None
 
 # %% ../../nbs/cluster/submit.ipynb #2f8332c6
 @dataclass(frozen=True)
-class Scheduler:
-    """Where a job runs: on `nodes`, with `tasks_per_node` processes and `gpus_per_node` GPUs each."""
+class Resources:
+    """A job of SLURM, or of this machine: on `nodes`, with `tasks_per_node` processes and `gpus_per_node` GPUs each.
+
+    `options`: more, of SLURM alone.
+    """
 
     cluster: Cluster
     nodes: int
     gpus_per_node: int
     tasks_per_node: int
-
-    def check(self) -> None:
-        """Raise ConfigError or OptionError for what can't be submitted here."""
-        for name, least in (("nodes", 1), ("tasks_per_node", 1), ("gpus_per_node", 0)):
-            if (value := getattr(self, name)) < least:
-                raise ConfigError(f"{name}={value!r} must {'be a positive integer' if least else 'not be negative'}.")
-
-    def place(self, save_path: Path, name: str) -> dict[str, Any]:
-        """The fields of a JobInfo that depend on the scheduler, for a run below `save_path`."""
-        raise NotImplementedError
-
-    def launch(self, run_dir: Path, info: JobInfo) -> str:
-        """Start SubmittedRun in the tasks of the job. Returns the scheduler's name of it."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Resources(Scheduler):
-    """A job of SLURM, or of this machine. `options`: more, of SLURM alone."""
-
     time: str | int | float | None
     partition: str | None
     options: Mapping[str, Any]
@@ -369,7 +330,9 @@ class Resources(Scheduler):
             raise OptionError(
                 f"submit takes no option {name!r}.", remedy=f"{nearest(name, known)} sbatch={{...}} takes any other of sbatch."
             )
-        super().check()
+        for name, least in (("nodes", 1), ("tasks_per_node", 1), ("gpus_per_node", 0)):
+            if (value := getattr(self, name)) < least:
+                raise ConfigError(f"{name}={value!r} must {'be a positive integer' if least else 'not be negative'}.")
         if self.time is not None:
             minutes(self.time)
         if find_spec("submitit") is None:
@@ -414,19 +377,14 @@ class Resources(Scheduler):
         )  # fmt: skip
         return executor
 
-    def place(self, save_path: Path, name: str) -> dict[str, Any]:
-        """The folders of this process, and a name without spaces."""
-        path = [str(Path(entry or ".").absolute()) for entry in sys.path if Path(entry or ".").exists()]
-        return {"path": path, "folder": str(Path.cwd()), "name": re.sub(r"[^\w.-]", "_", name)}
-
-    def launch(self, run_dir: Path, info: JobInfo) -> str:
-        """Let submitit start the tasks."""
+    def launch(self, run_dir: Path, name: str) -> str:
+        """Let submitit start SubmittedRun in the tasks of the job. Returns the scheduler's name of it."""
         from submitit.helpers import clean_env
 
         own = {name: value for name, value in os.environ.items() if name.startswith("SBATCH_") or name in _OF_CLIENT}
         with clean_env():  # a notebook may be in a job, or under torchrun
             os.environ.update(own)
-            job_id: str = self.executor(run_dir / FOLDER / "tasks", info.name).submit(SubmittedRun(run_dir)).job_id
+            job_id: str = self.executor(run_dir / FOLDER / "tasks", name).submit(SubmittedRun(run_dir)).job_id
         return job_id
 
 
@@ -497,15 +455,15 @@ def send_trainer(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: 
         return pack(sent({"precision": trainer.given.get("precision")}, random), "the job", parts)
 
 
-def start(run_dir: Path, payload: bytes, scheduler: Scheduler, name: str, n_epoch: int = 0, counts: Sequence[int] = ()) -> JobInfo:
+def start(run_dir: Path, payload: bytes, resources: Resources, name: str, n_epoch: int = 0, counts: Sequence[int] = ()) -> JobInfo:
     """Submit a job with `payload` in its run folder. Raises ConfigError with the scheduler's reason; then the folder is removed."""
     try:
-        info = new_info(scheduler, run_dir, name, n_epoch, counts)
+        info = new_info(resources, name, n_epoch, counts)
         make_folder(run_dir)
         write_own(run_dir, _PAYLOAD, payload)
         info.submitted_s, info.host = time.time(), socket.gethostname()
         info.write(run_dir)
-        info.id = scheduler.launch(run_dir, info)
+        info.id = resources.launch(run_dir, info.name)
         info.write(run_dir)
     except BaseException as error:
         shutil.rmtree(run_dir, ignore_errors=True)
@@ -523,8 +481,8 @@ def _reason(error: BaseException) -> str:
     return "; ".join(dict.fromkeys(filter(None, lines))) or first_line(error)
 
 
-def new_info(scheduler: Scheduler, run_dir: Path, name: str, n_epoch: int = 0, counts: Sequence[int] = ()) -> JobInfo:
-    """What is known of a job of this process, before it is submitted."""
-    shape = (scheduler.nodes, scheduler.tasks_per_node)
-    given = scheduler.place(run_dir.parent, name)
-    return JobInfo(scheduler.cluster, given.pop("name"), *shape, environment(), n_epoch=n_epoch, counts=list(counts), **given)
+def new_info(resources: Resources, name: str, n_epoch: int = 0, counts: Sequence[int] = ()) -> JobInfo:
+    """What is known of a job of this process, before it is submitted: its folders, and a name without spaces."""
+    path = [str(Path(entry or ".").absolute()) for entry in sys.path if Path(entry or ".").exists()]
+    name, folder, shape = re.sub(r"[^\w.-]", "_", name), str(Path.cwd()), (resources.nodes, resources.tasks_per_node)
+    return JobInfo(resources.cluster, name, *shape, environment(), path, folder, n_epoch=n_epoch, counts=list(counts))

@@ -41,19 +41,7 @@ from ..source.walk import Walk, held, path_to
 from ..remote_errors import RemoteTraceback
 
 # %% auto #0
-__all__ = [
-    "OnMessage",
-    "pickled",
-    "pack",
-    "same_libraries",
-    "Pool",
-    "raised",
-    "Outcome",
-    "Launched",
-    "held_interrupts",
-    "serve_store",
-    "Launch",
-]
+__all__ = ["OnMessage", "pickled", "pack", "same_libraries", "Pool", "Outcome", "Launched", "held_interrupts", "serve_store", "Launch"]
 
 # %% ../../nbs/distributed/worker_pool.ipynb #0904e6c3
 _LARGE_BYTES = 100 * 2**20  # a warning from here on
@@ -259,8 +247,9 @@ def _environment(n: int) -> dict[str, str]:
 
 
 # %% ../../nbs/distributed/worker_pool.ipynb #5a82e505
-def raised(failure: RankFailure, place: str) -> BaseException:
-    """The user's exception, with its traceback as the cause; a RemoteTraceback if it can't be sent. `place`: such as "rank 1"."""
+def _raised(failure: RankFailure) -> BaseException:
+    """The user's exception, with its traceback as the cause; a RemoteTraceback if it can't be sent."""
+    place = f"rank {failure.rank}"
     reported = RemoteTraceback(f"{place.capitalize()} raised {failure}", place, failure.traceback, failure.frames)
     if failure.error is None:
         return reported
@@ -307,7 +296,7 @@ class Outcome:
         cause = self.cause()
         if isinstance(cause, WorkerError):
             raise cause
-        raise raised(cause, f"rank {cause.rank}")
+        raise _raised(cause)
 
 
 def _death(rank: int, exit_code: int, output: str) -> WorkerError:

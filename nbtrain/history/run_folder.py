@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import RawIOBase
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from ..annotations import checked
@@ -39,7 +39,7 @@ __all__ = [
 
 
 # %% ../../nbs/history/run_folder.ipynb #e6829999
-def run_number(path: PurePath) -> int:
+def run_number(path: Path) -> int:
     """The number in the name of a run folder; 0 for another name."""
     number = path.name.removeprefix("run-")
     return int(number) if number.isdecimal() else 0

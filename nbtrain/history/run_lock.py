@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -25,7 +24,7 @@ from ..errors import ConfigError
 from .run_files import inside, write_file
 
 # %% auto #0
-__all__ = ["Signed", "RunLock", "SignOfLife"]
+__all__ = ["RunLock", "SignOfLife"]
 
 
 # %% ../../nbs/history/run_lock.ipynb #b0d6a3d2
@@ -153,32 +152,22 @@ class RunLock:
 
 # %% ../../nbs/history/run_lock.ipynb #life0002
 _SILENT_S, _CHECK_S = 600.0, 90.0
-Signed = tuple[str, float]  # what a writer has written about itself, and its newest sign of life in seconds since 1970
-
-
-def _signed(folder: Path) -> Signed:
-    writer = folder / ".writer"
-    return writer.read_text(encoding="utf-8"), writer.stat().st_mtime
 
 
 class SignOfLife:
     """Says whether the process that writes to a run folder is gone.
 
-    `folder`: the run folder, or a function that reads what is in `.writer` and when it was touched. `clock`: the time in seconds, `now`:
-    since 1970.
+    `clock`: the time in seconds, `now`: since 1970.
     """
 
-    def __init__(
-        self, folder: Path | Callable[[], Signed], clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
-    ) -> None:
-        self._read, self._clock, self._now = partial(_signed, folder) if isinstance(folder, Path) else folder, clock, now
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time) -> None:
+        self._writer, self._clock, self._now = folder / ".writer", clock, now
         self._seen: tuple[float, float] | None = None  # the newest sign: its time on the file, and when it was first looked at
 
     def gone(self) -> str:
         """Why the run has no process any more; empty if it has one, or if that is unknown."""
         try:
-            text, touched_s = self._read()
-            writer = json.loads(text)
+            writer, touched_s = json.loads(self._writer.read_text(encoding="utf-8")), self._writer.stat().st_mtime
             pid, host, space = int(writer["pid"]), str(writer["host"]), str(writer.get("space", ""))
         except (OSError, ValueError, KeyError, TypeError):
             return ""

@@ -17,7 +17,7 @@ import yaml
 from ..annotations import checked
 from ..cluster.command_file import FOLDER, make_folder, write_own
 from ..cluster.jobs import JobHandle, submit_payload
-from ..cluster.submit import Payload, Scheduler
+from ..cluster.submit import Payload, Resources
 from ..tracebacks import boundary
 from ..compat.config_fields import NnScalerComputeFields, NnScalerFields, described, drop_fields, translate_addons, translate_fields
 from ..config.compute_plan import accumulation, plan_compute
@@ -388,13 +388,13 @@ def _build_in_job(files: Sequence[Path], overrides: Sequence[Override], trust: b
 
 
 def submit_config(
-    paths: Sequence[str | Path], overrides: Sequence[Override], scheduler: Scheduler, *, name: str | None = None, trust: bool = False
+    paths: Sequence[str | Path], overrides: Sequence[Override], resources: Resources, *, name: str | None = None, trust: bool = False
 ) -> JobHandle:
     """Submit the run that YAML files and overrides describe. The job gets copies of the files.
 
     Raises ConfigError for an invalid configuration, and as `Trainer.submit` does.
     """
-    scheduler.check()
+    resources.check()
     args = TrainerArgs.from_files(paths, overrides, trust=trust)
     if args.compute_config.runtime_ngpus == 1:  # this machine may have fewer devices than a node
         args.check()
@@ -404,7 +404,7 @@ def submit_config(
     for path, file in zip(paths, files):
         write_own(run_dir, file.name, Path(path).read_bytes())
     payload = pack(Payload(partial(_build_in_job, files, list(overrides), trust)), "the job")
-    return submit_payload(run_dir, payload, scheduler, name or f"{Path(paths[-1]).stem}-{run_dir.name}")
+    return submit_payload(run_dir, payload, resources, name or f"{Path(paths[-1]).stem}-{run_dir.name}")
 
 
 def _word(name: Any) -> str:

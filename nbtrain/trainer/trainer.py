@@ -46,9 +46,7 @@ from ..base.written_steps import check_written_steps, uncalled_methods
 from ..completion import completed_by_value
 from ..checkpoint.sharded import merge_checkpoint
 from ..cluster.jobs import JobHandle, show_run, submit
-from ..cluster.command_file import FOLDER
-from ..cluster.kubernetes import MANIFEST, Pods
-from ..cluster.submit import Resources, Scheduler
+from ..cluster.submit import Resources
 from ..compat.foreign_names import translate_arguments
 from ..checkpoint.pretrained import open_pretrained
 from ..checkpoint.weights import Weights, load_weights, save_weights
@@ -332,7 +330,7 @@ class Trainer(TrainerBase):
         loader: Loaders | L.LightningDataModule | L.LightningModule,
         valid_loader: Loaders | None = None,
         *,
-        cluster: Literal["slurm", "local", "k8s", "kubeflow"] = "slurm",
+        cluster: Literal["slurm", "local"] = "slurm",
         nodes: int = 1,
         gpus_per_node: int | None = None,
         tasks_per_node: int | None = None,
@@ -342,21 +340,20 @@ class Trainer(TrainerBase):
         name: str | None = None,
         **options: Any,
     ) -> JobHandle:
-        """Submit a run of `n_epoch` MORE epochs to SLURM or Kubernetes, or start it in processes of this machine; returns at once.
+        """Submit a run of `n_epoch` MORE epochs to SLURM, or start it in processes of this machine; returns at once.
 
         Trainer and loaders are sent as they are now, so this trainer may train, or be submitted again, meanwhile. The run has a new run
         folder in `save_path`, on a disk that the nodes see, and one process for each GPU. Before the time limit and at a preemption, its
         state is saved, the job goes back into the queue, and it resumes with the same numbers. In the job an error ends the run.
 
         The job has the environment of this process: before it begins, it compares the versions of Python, torch, Lightning and nbtrain, and
-        looks for the folders of `sys.path`. It needs the package submitit, or kubernetes.
+        looks for the folders of `sys.path`. It needs the package submitit.
 
         Args:
             n_epoch: How many MORE epochs to train, from 1.
             loader: As for `run`; it must be picklable. `batch_size` is per process.
             valid_loader: As for `run`.
-            cluster: "slurm"; "local" for processes of this machine, without a queue; "k8s" for a Job of Kubernetes, or "kubeflow" for a
-                TrainJob of Kubeflow Trainer, with the options of `to_job`.
+            cluster: "slurm", or "local" for processes of this machine, without a queue.
             nodes: How many machines.
             gpus_per_node: How many GPUs of each; one process trains on each. None: one if this trainer is on a GPU.
             tasks_per_node: How many processes on each machine. None: as many as GPUs, or 1.
@@ -367,7 +364,7 @@ class Trainer(TrainerBase):
             name: The name of the job. None: the class and the run folder.
             options: More of SLURM: `account`, `qos`, `constraint`, `comment`, `mem_gb` (of a node), `cpus_per_task`, `signal_delay_s` (how
                 long before the time limit to save, 90), `setup` (lines of shell before the start), and `sbatch={"reservation": "x"}` for
-                any other. With cluster="local" only `setup` and `signal_delay_s` have an effect. For Kubernetes those of `to_job`.
+                any other. With cluster="local" only `setup` and `signal_delay_s` have an effect.
 
         Returns:
             A JobHandle: `show`, `pause`, `set`, `wait`, `log`, `cancel`.
@@ -387,81 +384,10 @@ class Trainer(TrainerBase):
             submit takes no option 'partion'.
               Did you mean 'partition'? sbatch={...} takes any other of sbatch.
         """
-        scheduler: Scheduler
-        counts = self._counts_of_job(nodes, gpus_per_node, tasks_per_node)
-        if cluster == "k8s" or cluster == "kubeflow":
-            given = {name: value for name, value in (("time", time), ("partition", partition)) if value is not None}
-            scheduler = Pods.of_options(cluster, counts, given | options)
-        else:
-            scheduler = Resources(cluster, *counts, time, partition, options)
-        return submit(self, n_epoch, loader, valid_loader, scheduler, save_path=save_path, name=name)
-
-    def _counts_of_job(self, nodes: int, gpus_per_node: int | None, tasks_per_node: int | None) -> tuple[int, int, int]:
-        """Nodes, and GPUs and processes of each: one GPU if this trainer is on one, and one process for each GPU."""
         n_gpus = (1 if self.device.type == "cuda" else 0) if gpus_per_node is None else gpus_per_node
-        return nodes, n_gpus, max(n_gpus, 1) if tasks_per_node is None else tasks_per_node
-
-    @checked
-    def to_job(
-        self,
-        kind: Literal["k8s", "kubeflow"],
-        n_epoch: int,
-        loader: Loaders | L.LightningDataModule | L.LightningModule,
-        valid_loader: Loaders | None = None,
-        *,
-        image: str,
-        volume: str,
-        mount: str | Path | None = None,
-        nodes: int = 1,
-        gpus_per_node: int | None = None,
-        tasks_per_node: int | None = None,
-        save_path: str | Path | None = None,
-        name: str | None = None,
-        **options: Any,
-    ) -> Path:
-        """Write the run of `n_epoch` MORE epochs as a manifest that Kubernetes takes: `kubectl apply -f PATH`. It needs no cluster.
-
-        The run folder is on a volume that this process and the pods see. A pod that is evicted saves its state, and the pod that replaces
-        it resumes with the same numbers. An error in your code ends the job.
-
-        Args:
-            kind: "k8s" for a Job, with a Service if there are several nodes; "kubeflow" for a TrainJob of Kubeflow Trainer.
-            n_epoch: How many MORE epochs to train, from 1.
-            loader: As for `run`; it must be picklable. `batch_size` is per process.
-            valid_loader: As for `run`.
-            image: The container image. It has the versions of Python, torch, Lightning and nbtrain that this process has.
-            volume: The name of the PersistentVolumeClaim.
-            mount: Where this process sees the volume, and the pods will. None: where the folder of the runs is mounted.
-            nodes: How many pods.
-            gpus_per_node: How many GPUs of each; one process trains on each. None: one if this trainer is on a GPU.
-            tasks_per_node: How many processes in each pod. None: as many as GPUs, or 1.
-            save_path: The folder for the run folder, on the volume. None: that of the trainer.
-            name: The name of the job, to which eight digits are added. None: the class and the run folder.
-            options: `namespace`; `sub_path`, the folder of the volume that is mounted; `cpus` and `memory_gb` of each pod; `env`, a dict of
-                variables; `pod={"nodeSelector": {...}}` for any other field of a pod; `runtime` of Kubeflow, "torch-distributed".
-
-        Returns:
-            The path of the manifest, in the folder `job` of the run folder. `submitted_jobs()` has the handle of the run.
-
-        Raises:
-            ConfigError: an argument is invalid, or the folder is on no volume
-            WorkerError: something can't be pickled; the message names it
-
-        Changes:
-            Makes a run folder.
-
-        Example:
-            >>> try:
-            ...     trainer.to_job("k8s", 2, loader, image="me/train:1", volume="runs", mount="/data", save_path="runs")
-            ... except ConfigError as error:
-            ...     print("is not below mount='/data'" in str(error))
-            True
-        """
-        counts = self._counts_of_job(nodes, gpus_per_node, tasks_per_node)
-        given = {"image": image, "volume": volume, "mount": None if mount is None else str(mount), **options}
-        pods = Pods.of_options(kind, counts, given, apply=False)
-        handle = submit(self, n_epoch, loader, valid_loader, pods, save_path=save_path, name=name)
-        return handle.run_dir / FOLDER / MANIFEST
+        n_tasks = max(n_gpus, 1) if tasks_per_node is None else tasks_per_node
+        resources = Resources(cluster, nodes, n_gpus, n_tasks, time, partition, options)
+        return submit(self, n_epoch, loader, valid_loader, resources, save_path=save_path, name=name)
 
     @checked
     def session(
@@ -729,8 +655,8 @@ class Trainer(TrainerBase):
         shows nothing. In a cell, `validate` and `run_batch` it is shown below the cell, and not recorded.
 
         Args:
-            name: Under which name; each name has its own slider. None: show the newest run. A path, as `Path("/shared/runs")`, or a URL,
-                as "s3://bucket/runs", shows the run that is recorded there, live, wherever it runs; that of a job of yours with buttons.
+            name: Under which name; each name has its own slider. None: show the newest run. A path, as `Path("/shared/runs")`, shows the
+                run that is recorded there, live, wherever it runs; that of a job of yours with buttons.
             value: A matplotlib figure; a PIL image; a tensor or an array of (C, H, W), (N, C, H, W), (H, W) or with the channels last, as
                 uint8 or as floats from 0 to 1; a list of these; or a text. Of a batch, the first 64.
             kind: "histogram" for the values of a tensor of any shape. None: what the value is.
@@ -738,7 +664,7 @@ class Trainer(TrainerBase):
 
         Raises:
             StepError: the value is not one of these, its floats are not from 0 to 1, or its shape could mean two things
-            ConfigError: there is a name and no value, or no run was recorded at the path or URL
+            ConfigError: there is a name and no value, or no run was recorded at the path
 
         Changes:
             Adds a Shown to `history.shown`, and a file to the folder `shown` of the run folder.
@@ -754,7 +680,7 @@ class Trainer(TrainerBase):
             >>> trainer.show()
             History(empty)
         """
-        if isinstance(name, Path) or (name is not None and value is None and "://" in name):
+        if isinstance(name, Path):
             show_run(name)
             return
         if name is not None and value is None:

@@ -1,4 +1,4 @@
-"""A program that trains and sweeps on a Ray cluster from outside of it, at "ray://HOST:PORT", as a notebook on a laptop does."""
+"""A program that trains on a Ray cluster from outside of it, at "ray://HOST:PORT", as a notebook on a laptop does."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import os
 import signal
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from samples import Regress, make_loader, make_model, make_trainer, make_valid
+from samples import Regress, make_loader, make_trainer, make_valid
 
-from nbtrain import RayAddon, StateManagerAddon, sweep
+from nbtrain import RayAddon, StateManagerAddon
 
 
 class Dying(Regress):
@@ -28,10 +27,6 @@ class Dying(Regress):
             self.died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().train_step(batch)
-
-
-def make(lr: float) -> Any:
-    return make_trainer(seed=1, model=make_model(), optimizer=partial(torch.optim.Adam, lr=lr))
 
 
 def main(address: str, folder: Path) -> None:
@@ -48,9 +43,8 @@ def main(address: str, folder: Path) -> None:
     trainer.resume(background=True)
     status = handle.wait().status
     torch.save(trainer.model.state_dict(), folder / "weights.pt")
-    found = sweep(make, {"lr": [0.1, 0.001]}, 2, make_loader(), make_valid(), address=address)
     marks = [text for _, text in trainer.history.marks]
-    (folder / "found.json").write_text(json.dumps([paused, status, marks, [entry.status for entry in found], found.best_values]))
+    (folder / "found.json").write_text(json.dumps([paused, status, marks]))
 
 
 if __name__ == "__main__":

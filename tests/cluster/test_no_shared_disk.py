@@ -18,7 +18,6 @@ import torch
 from ray.cluster_utils import Cluster
 from samples import Regress, make_loader, make_trainer, make_valid, same_weights, without_times
 
-import nbtrain
 from nbtrain import ConfigError, MultiGPUAddon, RayAddon, StateManagerAddon
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -101,20 +100,6 @@ def test_a_run_has_the_files_of_one_here_also_where_rank_0_was_lost(address: str
     assert links[0] == links[1] and links[0].keys() == {"best.ckpt", "last.ckpt"}
     there.load_state()
     assert same_weights(here.model, there.model)
-
-
-def test_a_mirrored_run_goes_on_elsewhere(address: str, runs: Path, tmp_path: Path) -> None:
-    trainer = make_trainer(
-        Regress.add_on(RayAddon, StateManagerAddon), workers=2, gpus_per_worker=0, address=address, save_path=runs / "first", seed=1
-    )
-    nbtrain.mirror(trainer, f"file://{tmp_path}/store")
-    fit(trainer)
-    newest = tmp_path / "store" / "run-001" / "checkpoints" / f"epoch=3-step={trainer.counts.step}.ckpt"
-    until(newest.exists)
-    other = make_trainer(Regress.add_on(StateManagerAddon), save_path=tmp_path / "other", seed=2)
-    nbtrain.mirror(other, f"file://{tmp_path}/store")
-    assert other.run(3, make_loader(batch_size=8), make_valid(), resume="auto").status == "completed"
-    assert same_weights(trainer.model, other.model) and other.counts.epoch == 3
 
 
 def test_shards_are_refused(address: str, runs: Path) -> None:

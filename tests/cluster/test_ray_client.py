@@ -44,12 +44,12 @@ def address() -> Iterator[str]:
         head.wait(60)
 
 
-def test_runs_and_sweeps_from_outside_of_the_cluster(address: str, tmp_path: Path) -> None:
+def test_runs_from_outside_of_the_cluster(address: str, tmp_path: Path) -> None:
     program = Path(__file__).with_name("client.py")
     done = subprocess.run([sys.executable, program, address, tmp_path], env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    paused, status, marks, trials, best = json.loads((tmp_path / "found.json").read_text())
-    assert (paused, status, trials, best) == ("paused", "completed", ["completed"] * 2, {"lr": 0.1})
+    paused, status, marks = json.loads((tmp_path / "found.json").read_text())
+    assert (paused, status) == ("paused", "completed")
     assert marks == ["Rank 1 was lost: its process or its node has ended. The run continues from epoch=1-step=6.ckpt."]
     here = make_trainer(Regress.add_on(MultiGPUAddon), device=["cpu", "cpu"], seed=1)
     torch.manual_seed(4)

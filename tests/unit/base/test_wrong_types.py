@@ -11,7 +11,7 @@ from samples import make_loader, make_trainer
 
 import nbtrain
 from nbtrain import AddOnBase, NbtrainError, OptionError
-from nbtrain.annotations import find_misfit, parameter_hints, read_hint
+from nbtrain.annotations import checked, find_misfit, parameter_hints, read_hint
 from nbtrain.engine.addon import options
 
 # What is not checked, and why
@@ -32,7 +32,6 @@ MADE_BY_NBTRAIN = {
     "RunHandle",
     "RunResult",
     "Runs",
-    "Sweep",
     "Sample",
     "Session",
     "Shown",
@@ -209,6 +208,11 @@ def test_unknown_argument_is_refused_with_the_nearest_known_one(name: str, funct
     assert kind is inspect.Parameter.VAR_POSITIONAL or str(error.value).endswith(f"Did you mean {wanted!r}?")
 
 
+@checked
+def place(n: int, *, where: str, cpus: int = 1) -> None:
+    """A function with an argument that is given by name alone."""
+
+
 CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "epochs": (lambda: make_trainer().run(epochs=3), "run takes no argument 'epochs'.\n  Did you mean 'n_epoch'?"),
     "max_epochs": (lambda: make_trainer().run(max_epochs=3), "run takes no argument 'max_epochs'.\n  Did you mean 'n_epoch'?"),
@@ -227,10 +231,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: make_trainer().run(5, [1], None, "auto"),
         "run: too many positional arguments.\n  Give resume=... and notify=... and background=... by name.",
     ),
-    "by name alone": (
-        lambda: make_trainer().to_job("k8s", 5, make_loader(), image="i", cpus=4),
-        "to_job needs 'volume'.\n  For example: to_job('k8s', 5, loader, image='i', volume=volume).",
-    ),
+    "by name alone": (lambda: place(5, cpus=4), "place needs 'where'.\n  For example: place(5, where=where)."),
     "constructor": (lambda: nbtrain.Trainer(), "Trainer needs 'model'.\n  For example: Trainer(model)."),
     "constructor, run's": (
         lambda: make_trainer(max_epochs=3),

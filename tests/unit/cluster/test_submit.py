@@ -125,7 +125,7 @@ def test_configuration_is_submitted_from_the_command_line(
     def start_here(run_dir: Path, payload: bytes, scheduler: Any, name: str) -> None:
         make_folder(run_dir)
         (run_dir / "job" / "payload.pkl").write_bytes(payload)
-        new_info(scheduler, run_dir, name).write(run_dir)
+        new_info(scheduler, name).write(run_dir)
         SubmittedRun(run_dir)()
 
     monkeypatch.setattr("nbtrain.cluster.jobs.start", start_here)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 from samples import make_loader, make_trainer, make_valid
 
@@ -92,45 +91,23 @@ def test_a_run_of_another_machine_is_given_up_after_ten_minutes_without_a_sign_o
     assert first.gone() == ""
 
 
-def test_a_run_in_a_store_is_followed_as_its_file_grows_and_begins_again(tmp_path: Path) -> None:
+def test_a_run_whose_file_grows_and_begins_again_is_followed(tmp_path: Path) -> None:
     make_trainer(save_path=tmp_path).run(2, make_loader())
-    whole = (tmp_path / "run-001" / "events.jsonl").read_bytes()
-    store, pieces = fsspec.filesystem("memory"), [whole[:700], whole[:300], whole[:-20], whole]
-    for name in ("run-001", "run-009", "run-010"):
-        store.pipe_file(f"/grows/{name}/events.jsonl", pieces[0] if name == "run-010" else b"")
-    view, n_waits = Kinds(), 0
-
-    def write(seconds: float) -> None:
-        nonlocal n_waits
-        n_waits += 1
-        store.pipe_file("/grows/run-010/events.jsonl", pieces[n_waits])
-
-    follow(recorded_events("memory://grows"), view, wait=write)
-    assert n_waits == 3 and [kind for kind in view.kinds if kind in ("epoch", "end")] == ["epoch", "epoch", "end"]
+    file = tmp_path / "run-001" / "events.jsonl"
+    whole = file.read_bytes()
+    pieces = [whole[:300], whole[:-20], whole]
+    file.write_bytes(whole[:700])
+    view = Kinds()
+    follow(recorded_events(tmp_path), view, wait=lambda seconds: file.write_bytes(pieces.pop(0)) and None)
+    assert pieces == [] and [kind for kind in view.kinds if kind in ("epoch", "end")] == ["epoch", "epoch", "end"]
 
 
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("memory://nowhere", "No run was recorded in 'memory://nowhere'.\n  Give the URL of a run folder"),
-        ("file:///nowhere", "No run was recorded in '/nowhere'."),
-        ("s4://bucket/runs", "events.jsonl can't be read: Protocol not known: s4"),
-    ],
-)
-def test_what_can_not_be_followed_is_named(url: str, words: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        next(recorded_events(url))
-    assert str(error.value).startswith(words)
-
-
-def test_a_run_elsewhere_is_shown_by_its_path_and_its_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_elsewhere_is_shown_by_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_trainer(save_path=tmp_path).run(1, make_loader())
-    fsspec.filesystem("memory").put(str(tmp_path / "run-001"), "/shown", recursive=True)
-    for place in (tmp_path, f"file://{tmp_path}", "memory://shown"):
-        make_trainer().show(place)
-        assert "✓ completed · 1 epoch" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="No run was recorded in 'memory://other'"):
-        make_trainer().show("memory://other")
+    make_trainer().show(tmp_path)
+    assert "✓ completed · 1 epoch" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="No run was recorded in '/nowhere'"):
+        make_trainer().show(Path("/nowhere"))
 
 
 def test_follow_shows_a_run_that_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
