@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..base.trainer_base import TrainerBase
 from ..errors import ConfigError, NbtrainError, first_line, nearest
@@ -26,7 +26,7 @@ FOLDER = "job"  # in the run folder of a submitted run, for its owner alone
 _FILE, _PLACE = "commands.jsonl", "commands.at"  # the latter: how far they were read, for a job that starts again
 _MOST_BYTES = 2**20
 Command = Literal["pause", "resume", "stop", "set", "save_state", "validate_now"]
-_COMMANDS: tuple[str, ...] = ("pause", "resume", "stop", "set", "save_state", "validate_now")
+_COMMANDS: tuple[str, ...] = get_args(Command)
 
 
 def make_folder(run_dir: Path) -> Path:

@@ -29,7 +29,7 @@ from ..checkpoint.files import newest_valid
 from ..completion import completed_by_value
 from .command_file import FOLDER, Command, read_own, send
 from nbtrain.cluster.submit import (
-    ENDED, FAILED, STARTED, JobInfo, Resources, check_trainer, log_file, open_folder, send_trainer, start,
+    ENDED, FAILED, STARTED, JobInfo, Resources, check_trainer, open_folder, send_trainer, start,
 )  # fmt: skip
 from ..engine.control import refuse_while_on
 from ..errors import CheckpointError, ConfigError, RunPaused, WorkerError, first_line
@@ -337,7 +337,8 @@ class JobHandle:
         if not 0 <= task < self.info.n_tasks:
             raise ConfigError(f"task={task}: the job has {self.info.n_tasks} tasks.", remedy=f"Give 0 to {self.info.n_tasks - 1}.")
         with suppress(OSError):
-            return log_file(self.run_dir, self.info.id, task).read_text(encoding="utf-8", errors="replace")
+            file = self.run_dir / FOLDER / "tasks" / f"{self.info.id}_{task}_log.out"
+            return file.read_text(encoding="utf-8", errors="replace")
         return ""
 
     # -- change it

@@ -27,7 +27,7 @@ import torch
 
 from ..addons.multi_gpu import Job, RanksAddon, Restarted
 from ..addons.state_manager import StateManagerAddon
-from .ray_cluster import check_installed, check_node, check_room, connect, looker, places_on
+from .ray_cluster import check_address, check_installed, check_node, check_room, connect, looker, places_on
 from .sent_folder import FolderReceiver, FolderSender
 from ..distributed.sent_code import OwnCopies
 from ..distributed.worker import RankFailure, WorkerTask, describe_failure, do_payload
@@ -156,21 +156,6 @@ _NOTE_S = 5.0  # until a note says what is waited for
 _THREADS = {"commands": 1, "messages": 1}  # of an actor, beside that which trains: one for the commands, so that they keep their order
 
 
-def _threaded(ray: Any) -> type[Member]:
-    """A Member whose methods have separate threads. A client of Ray ("ray://...") can't name these in each call."""
-
-    class Rank(Member):
-        @ray.method(concurrency_group="messages")
-        def take(self, timeout_s: float) -> list[bytes]:
-            return super().take(timeout_s)
-
-        @ray.method(concurrency_group="commands")
-        def command(self, value: Any) -> None:
-            super().command(value)
-
-    return Rank
-
-
 @dataclass(frozen=True)
 class _Room:
     """Where the ranks are: the `n` places of a placement group, with `each` of the resources."""
@@ -209,7 +194,7 @@ class RayLaunch:
     def send(self, command: Any) -> None:
         """Send `command` to all ranks, which find it in their channel's `commands`. Call it from any thread."""
         for member in self._members:
-            member.command.remote(command)
+            member.command.options(concurrency_group="commands").remote(command)
 
     def wait(self, on_message: OnMessage) -> list[Any]:
         """Wait for the end, and call `on_message(rank, message)` for each message. Returns the results of the job, by rank.
@@ -241,7 +226,7 @@ class RayLaunch:
             undo.enter_context(self._seen_file())
             self._check_nodes()
             undo.callback(self._kill)
-            make = self._remote(_threaded(self._ray), max_restarts=self._room.max_restarts, concurrency_groups=_THREADS)
+            make = self._remote(Member, max_restarts=self._room.max_restarts, concurrency_groups=_THREADS)
             self._members += [make(i).remote() for i in range(self._room.n)]
             self._begin(data)
             self._undo = undo.pop_all()
@@ -420,7 +405,7 @@ def _addon_of(trainer: Any) -> RayAddon:
 
 def _request(member: Any) -> Any:
     """Request the messages of an actor. Returns Ray's reference to them."""
-    return member.take.remote(_TAKE_S)
+    return member.take.options(concurrency_group="messages").remote(_TAKE_S)
 
 
 def _loss(rank: int, error: Exception) -> WorkerError:
@@ -449,8 +434,8 @@ class RayAddon(RanksAddon):
         workers: The number of workers, each a rank in a process.
         gpus_per_worker: 1 to train on GPUs, one for each worker; 0 to train on CPUs.
         cpus_per_worker: The CPU cores that Ray reserves for each worker, those of its loader's processes among them.
-        address: "auto" for the cluster that this machine belongs to; "ray://HOST:10001" or "HOST:6379" for another one; None starts Ray on
-            this machine if it is not running. A connection that `ray.init` has made in this process is used as it is.
+        address: "auto" or "HOST:6379" for the cluster that this machine belongs to; None starts Ray on this machine if it is not running.
+            A connection that `ray.init` has made in this process is used as it is.
         max_restarts: How often Ray starts each worker again. 0: a lost worker ends the run.
         min_workers: How many workers may continue after a node is lost. Default: as many as before.
         strategy: "ddp": each worker has the whole model. "fsdp2": the model is sharded over the workers. "tp": layers are split over the
@@ -490,6 +475,7 @@ class RayAddon(RanksAddon):
             raise ConfigError(f"gpus_per_worker={self.gpus_per_worker!r} is invalid.", remedy=remedy)
         if self.strategy == "auto" and self.memory_gb is None:
             raise ConfigError("strategy='auto' does not know the memory of the workers.", remedy="Give memory_gb=80, for example.")
+        check_address(self.address)
         check_installed()
         self._use_all()
 

@@ -10,6 +10,7 @@ import logging
 import platform
 import re
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -19,11 +20,12 @@ import nbtrain
 from ..errors import ConfigError, first_line
 
 # %% auto #0
-__all__ = ["check_installed", "connect", "places_on", "check_room", "own_versions", "looker", "check_node"]
+__all__ = ["check_installed", "check_address", "connect", "places_on", "check_room", "own_versions", "looker", "check_node"]
 
 # %% ../../nbs/cluster/ray_cluster.ipynb #bf08166a
 _START = "Start one with `ray start --head`, or give address=None: then Ray starts on this machine, for this process."
 _TOKEN = "If the cluster wants a token, set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to what `ray get-auth-token` prints on its head."
+_CLIENT = 'Run on a machine of the cluster, with address="auto" or "HOST:6379", or send a script to one with `ray job submit`.'
 _CONNECT_S = 5.0
 
 
@@ -33,12 +35,25 @@ def check_installed() -> None:
         raise ConfigError("RayAddon needs Ray, which is not installed.", remedy='pip install "ray[default]"')
 
 
+def check_address(address: str | None) -> None:
+    """Raise ConfigError for the address of a Ray client, which is outside of the cluster."""
+    if address is not None and address.startswith("ray://"):
+        raise ConfigError(f"address={address!r} is that of a Ray client, which can't start a run.", remedy=_CLIENT)
+
+
 def connect(address: str | None) -> Any:
     """Connect this process to the cluster at `address`, unless it is connected. Returns the package. Raises ConfigError."""
     ray = importlib.import_module("ray")
-    if ray.is_initialized():
-        return ray
-    place, is_open = re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address or ""), False
+    if not ray.is_initialized():
+        _connect(ray, address)
+    client = sys.modules.get("ray.util.client")  # Ray imports it when a client connects
+    if client is not None and client.ray.is_connected():
+        raise ConfigError("This process is connected as a Ray client, which can't start a run.", remedy=_CLIENT)
+    return ray
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    place, is_open = re.fullmatch(r"([^:/]+):(\d+)", address or ""), False
     try:
         if place is not None:  # Ray itself would try for half a minute
             socket.create_connection((place[1], int(place[2])), _CONNECT_S).close()
@@ -52,7 +67,6 @@ def connect(address: str | None) -> Any:
             remedy = "Install the same versions on each node." if other_version else _TOKEN
             raise ConfigError(f"The Ray cluster {where} can't be used: {said}", remedy=remedy) from error
         raise ConfigError(f"No Ray cluster answers {where}: {first_line(error)}", remedy=_START) from error
-    return ray
 
 
 def places_on(nodes: Sequence[dict[str, Any]], each: dict[str, float]) -> int:

@@ -58,7 +58,6 @@ __all__ = [
     "minutes",
     "Payload",
     "SubmittedRun",
-    "log_file",
     "Resources",
     "partitions",
     "open_folder",
@@ -196,14 +195,14 @@ class SubmittedRun:
             info = JobInfo.read(self.run_dir)
             rank = _begin(info)
             if not rank:
-                self._start(info)
+                self._start()
             self._train(info, self._load(info), rank)
         except BaseException as error:
             if not isinstance(error, (SystemExit, KeyboardInterrupt)):
                 self._fail(error, rank)
             raise
 
-    def _start(self, info: JobInfo) -> None:
+    def _start(self) -> None:
         for name in (ENDED, FAILED):
             (self.run_dir / FOLDER / name).unlink(missing_ok=True)
         nodes = os.environ.get("SLURM_JOB_NODELIST", socket.gethostname())
@@ -265,21 +264,16 @@ def _has(trainer: TrainerBase, kind: type[Any]) -> bool:
 
 def _begin(info: JobInfo) -> int:
     """Let the processes of a job find each other. Returns the rank of this one."""
-    from submitit.helpers import TorchDistributedEnvironment
-
     if info.n_tasks == 1:
         return 0
+    from submitit.helpers import TorchDistributedEnvironment
+
     found = TorchDistributedEnvironment()
     if info.cluster == "local":
         found.export(set_cuda_visible_devices=False, overwrite=True)
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, n_cores() // info.tasks_per_node))
     return found.rank
-
-
-def log_file(run_dir: Path, id: str, task: int) -> Path:
-    """The file of what a task of the job `id` prints."""
-    return run_dir / FOLDER / "tasks" / f"{id}_{task}_log.out"
 
 
 @contextmanager

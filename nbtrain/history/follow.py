@@ -65,14 +65,13 @@ def follow(
     events: Iterator[Event | None],
     view: View,
     *,
-    every_s: float = 0.2,
     wait: Callable[[float], None] = time.sleep,
     is_over: Callable[[bool], bool] = lambda has_ended: has_ended,
     gone: Callable[[], str] = str,
 ) -> None:
     """Pass `events`, as `recorded_events` has them, to `view`: existing ones, then new ones.
 
-    Returns when the run has ended; blocks until then, and looks every `every_s` seconds. `is_over` is called, where there is no new event,
+    Returns when the run has ended; blocks until then, and looks five times a second. `is_over` is called, where there is no new event,
     with whether the newest one is an end: a run that resumes has others after it. `gone` says why a run has no process any more, which then
     is the end.
     """
@@ -89,4 +88,4 @@ def follow(
         else:
             why = "" if has_ended else gone()
             if not (was_over := bool(why) or is_over(has_ended)):  # else its last events may just have been written
-                wait(every_s)
+                wait(0.2)

@@ -282,6 +282,5 @@ def test_what_a_cluster_has_not_is_said_before_the_first_batch(where: Where) -> 
     with pytest.raises(WorkerError, match=r"guard.* \(lock\) can't be sent to the worker processes"):
         make_trainer(Regress.add_on(RayAddon), model=model, **where()).run(1, data)
     ray.shutdown()
-    for address in ("127.0.0.1:9", "ray://127.0.0.1:9"):
-        with pytest.raises(ConfigError, match=f"No Ray cluster answers at {address}.*\n  Start one with `ray start --head`"):
-            make_trainer(Regress.add_on(RayAddon), **where(address=address)).run(1, data)
+    with pytest.raises(ConfigError, match="No Ray cluster answers at 127.0.0.1:9.*\n  Start one with `ray start --head`"):
+        make_trainer(Regress.add_on(RayAddon), **where(address="127.0.0.1:9")).run(1, data)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -12,7 +14,7 @@ from samples import Regress, make_trainer
 
 from nbtrain import AddOnError, ConfigError, MultiGPUAddon, RayAddon
 from nbtrain.cluster.ray import interface_of
-from nbtrain.cluster.ray_cluster import check_node, check_room, looker, own_versions
+from nbtrain.cluster.ray_cluster import check_node, check_room, connect, looker, own_versions
 
 
 def test_without_ray_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,12 +36,25 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"gpus_per_worker": 2}, "gpus_per_worker=2 is invalid.\n  A worker trains on one device"),
         ({"strategy": "auto"}, "strategy='auto' does not know the memory of the workers."),
         ({"strategy": "fsdp3"}, "strategy"),
+        (
+            {"address": "ray://head:10001"},
+            "address='ray://head:10001' is that of a Ray client, which can't start a run.\n"
+            '  Run on a machine of the cluster, with address="auto" or "HOST:6379", or send a script to one with `ray job submit`.',
+        ),
     ],
 )
 def test_invalid_options_are_refused(installed: None, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         RayAddon(**options)
     assert str(raised.value).startswith(said)
+
+
+def test_a_client_that_ray_init_has_connected_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = SimpleNamespace(is_connected=lambda: True, is_initialized=lambda: True)
+    monkeypatch.setitem(sys.modules, "ray", client)
+    monkeypatch.setitem(sys.modules, "ray.util.client", SimpleNamespace(ray=client))
+    with pytest.raises(ConfigError, match="^This process is connected as a Ray client, which can't start a run.\n  Run on a machine of"):
+        connect("auto")
 
 
 def test_it_is_a_launcher_of_as_many_readers_as_workers(installed: None) -> None:

@@ -49,7 +49,7 @@ def test_a_run_that_is_on_is_followed_to_its_end(tmp_path: Path) -> None:
     running = threading.Thread(target=trainer.run, args=(2, Waits()))
     running.start()
     assert begun.wait(20)
-    follow(recorded_events(tmp_path), view, every_s=0.01)
+    follow(recorded_events(tmp_path), view)
     running.join()
     assert [kind for kind in view.kinds if kind != "steps"] == ["start", "epoch", "epoch", "end"]
 
