@@ -491,7 +491,8 @@ class OwnEpochLoop(TrainingEpochLoop):
         return self.skips_backward or super()._should_accumulate()
 
     def _accumulated_batches_reached(self) -> bool:
-        return is_window_closed(self.trainer, self.batch_progress.current.ready)
+        is_manual = not self.module.automatic_optimization  # steps that make their updates have no windows
+        return is_manual or is_window_closed(self.trainer, self.batch_progress.current.ready)
 
     def _num_ready_batches_reached(self) -> bool:
         """Whether this was the last batch. Lightning compares with the length that the loader had when the run began."""

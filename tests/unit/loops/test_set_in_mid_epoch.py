@@ -8,10 +8,11 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from changes import CHANGES
-from random_configurations import USUAL, difference
+from changes import CHANGES, Sets
+from random_configurations import USUAL, difference, make
 from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights
 from torch.nn.functional import mse_loss
+from traced import Trace
 
 from nbtrain import Trainer
 
@@ -37,6 +38,14 @@ def test_what_is_set_in_mid_epoch_counts_from_the_next_batch_on(kind: str, when:
 def test_hooks_that_are_set_without_a_logger_count_from_the_next_batch_on() -> None:
     changes = {"module.on_validation_batch_start": 3, "module.on_before_zero_grad": 2}
     assert difference(USUAL | {"changes": changes, "trainer": {"max_epochs": 2, "val_check_interval": 0.25}})[0] == ""
+
+
+def test_steps_that_make_their_updates_have_no_windows_so_a_stop_ends_them_at_once() -> None:
+    steps = make(USUAL | {"steps": USUAL["steps"] | {"who": "by hand"}}, Trace())
+    accumulates, stops = Sets(Trace(), "accumulates", 2), Sets(Trace(), "stops", 3)
+    steps.lightning = {"callbacks": [accumulates, stops]}
+    steps.run(1, make_loader(96))
+    assert steps.counts.processed == 3
 
 
 class Adds(L.Callback):
