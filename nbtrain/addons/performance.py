@@ -354,6 +354,7 @@ class GraphedTraining:
             return None
         output = self.step.replay(batch)
         self.n_replays += 1
+        vars(self.module)["leaves_out"] = False  # as `training_step` says, which a replay does not call
         self.module.add_output("train", output, batch)
         return output
 

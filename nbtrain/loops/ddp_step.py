@@ -73,7 +73,7 @@ class DDPStep:
 
 # %% ../../nbs/loops/ddp_step.ipynb #4f0bdbc0
 def ddp_functions(strategy: Any, name: str) -> tuple[Any, ...]:
-    """The objects that decide what `find_ddp_step` finds: where one was replaced, look again."""
+    """The functions that a step goes through, by which `find_ddp_step` decides whether the fast one does the same."""
     model, module = strategy.model, strategy.lightning_module
     if model is module:
         return ()

@@ -13,7 +13,7 @@ __all__ = ["is_validation_due", "are_loggers_due"]
 
 # %% ../../nbs/loops/due.ipynb #due0004
 def is_validation_due(
-    *, n_in_epoch: int, n_in_run: int, is_last: bool, epoch: int, every_n_epochs: int | None, every_n_batches: float | None
+    *, n_in_epoch: int, n_in_run: int, is_last: bool, epoch: int, every_n_epochs: int | None, every_n_batches: float
 ) -> bool:
     """Whether a validation follows a batch, by Lightning's intervals.
 
@@ -23,10 +23,8 @@ def is_validation_due(
         is_last: Whether no batch of the epoch follows.
         epoch: The finished epochs.
         every_n_epochs: Lightning's `check_val_every_n_epoch`. None: batches are counted over epochs.
-        every_n_batches: Lightning's `val_check_batch`. inf: at the end of an epoch. None: by time, which is not decided here.
+        every_n_batches: Lightning's `val_check_batch`. inf: at the end of an epoch.
     """
-    if every_n_batches is None:
-        return False
     if every_n_epochs is not None and (epoch + 1) % every_n_epochs:
         return False
     if every_n_batches == math.inf:

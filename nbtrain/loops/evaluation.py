@@ -42,7 +42,8 @@ def evaluate(loop: OwnEvaluationLoop) -> list[dict[str, Any]]:
     listeners.find(start, end)
     ways = Ways(loop, f"{stage}_step")
     progress: Any = loop.batch_progress
-    total, current, hooks, guard = progress.total, progress.current, listeners.hooks, getattr(module, "guard", None)
+    guard: Any = module.guard
+    total, current, hooks = progress.total, progress.current, listeners.hooks
     batches, logged, of_set = quiet_fetcher(loop.fetcher, guard, labelled=has_profiler(pl_trainer)), list[dict[str, Any]](), 0
     while True:
         try:

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +21,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from torch.overrides import has_torch_function_unary
 
 from ..private.torch_parts import find_step_hooks, hooks_of_all_steps, marks, version_of
-from ..optim.joint_optimizer import JointOptimizer, single
+from ..optim.joint_optimizer import JointOptimizer
 
 # %% auto #0
 __all__ = [
@@ -37,7 +36,6 @@ __all__ = [
     "has_hooks_before",
     "gradients_first",
     "find_step",
-    "replaceable",
     "find_zero_grad",
 ]
 
@@ -250,12 +248,6 @@ def _find_joint_step(optimizer: JointOptimizer, *, gradients_first: bool) -> Cal
             one(computed)
 
     return step
-
-
-def replaceable(optimizer: Optimizer) -> tuple[Any, ...]:
-    """The functions that decide what `find_backward`, `find_step` and `find_zero_grad` find: where one was replaced, look again."""
-    of_each = [(vars(one).get(name), getattr(type(one), name)) for one in single([optimizer]) for name in ("step", "zero_grad")]
-    return *chain.from_iterable(of_each), vars(optimizer).get("step"), Tensor.backward, torch.autograd.backward
 
 
 def find_zero_grad(optimizer: Optimizer) -> Callable[[], Any]:

@@ -47,8 +47,11 @@ __all__ = [
     "OwnEpochLoop",
 ]
 
-
 # %% ../../nbs/loops/training.ipynb #trai0004
+_HOOKS = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+_HOOKS += ("on_train_batch_end",)
+
+
 def train_epoch(loop: OwnEpochLoop, fetcher: Any) -> None:
     """One epoch, or the rest of one: get a batch, move it to the device, train on it, and do what comes after it, such as a validation.
 
@@ -79,7 +82,7 @@ def train_epoch(loop: OwnEpochLoop, fetcher: Any) -> None:
             total.ready += 1
             current.ready += 1
             index = current.ready - 1
-            connector._first_loop_iter = connector._first_loop_iter is None
+            connector._first_loop_iter = connector._first_loop_iter is None  # True in the first batch; None: before it
             results.batch, results.batch_size, results.dataloader_idx = batch, None, None
 
             # Where another rank has a batch, this one takes part in what its callbacks exchange
@@ -103,24 +106,29 @@ def train_epoch(loop: OwnEpochLoop, fetcher: Any) -> None:
             is_over = after_batch(loop)
             listeners.refresh()
     except BaseException as error:
-        if pl_trainer.training and connector._first_loop_iter is not None:  # a batch of this epoch has begun
+        if pl_trainer.training and connector._first_loop_iter is not None:  # a batch of this epoch has begun: who looks sees what it logged
             publish(pl_trainer, results, on_step=True)
         if isinstance(error, LeaveAfterError) and current.ready > current.completed and pl_trainer.training:
-            batches.unread()
-        if batches is not fetcher or isinstance(batches, LiveFetcher):
+            batches.unread()  # a guard's fetcher: a resumed run reads the batch again
+        if batches is not fetcher or isinstance(batches, LiveFetcher):  # Lightning's own has nothing to release
             batches.release()
         raise
     finally:
         window.output = window.loss = None
-    if isinstance(fetcher, LiveFetcher) and fetcher.done and not progress.is_last_batch:
+    if fetcher.done and not progress.is_last_batch:
         end_unannounced(loop, ways)
 
 
 # %% ../../nbs/loops/training.ipynb #trai0006
 def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) -> None:
-    """Compute the gradients of a batch; where its window of accumulated gradients ends, update the weights. Sets `loop.window`."""
+    """Compute the gradients of a batch; where its window of accumulated gradients ends, update the weights. Sets `loop.window`.
+
+    Read it from `try` on. The usual way is update_weights, the optimizer, then `closure`, `compute_in_round`, `compute` and `ways.step`:
+    there your `train_step` runs, and its output becomes a row of the trainer's meter, before the backward pass.
+    """
     pl_trainer, module, window = loop.trainer, loop.module, loop.window
     progress, own, n_batches = loop.automatic_optimization.optim_progress.optimizer, vars(module), pl_trainer.accumulate_grad_batches
+    # Whether the window goes on after this batch; so does one without backward passes, in which SWA adapts the batch norm
     is_open = (n_batches > 1 or loop.skips_backward) and loop._should_accumulate()
     window.n_calls, window.is_left_out, window.has_stepped = 0, False, False
 
@@ -133,7 +141,7 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
         window.is_left_out = output is None or type(output) is LeftOut
         if window.is_left_out and module.round is None:
             return
-        if not window.n_accumulated and not loop.skips_backward:
+        if not window.n_accumulated and not loop.skips_backward:  # after the forward pass, as in Lightning
             ways.zero_gradients(progress.zero_grad)
         loss = None if output is None else output.get("loss")
         if loss is None or loop.skips_backward:
@@ -201,7 +209,7 @@ def update_weights(loop: OwnEpochLoop, ways: TrainingWays, closure: Callable[[],
     try:
         if loop.whole_step is None or loop.trainer.accumulate_grad_batches > 1:
             ways.step_optimizer(closure)
-        else:
+        else:  # a CUDA graph, which replays step, backward and update at once, and records its row
             whole = loop.whole_step(batch, lambda: ways.step_optimizer(closure))
     except NoUpdate:
         for counts in counted:
@@ -217,7 +225,7 @@ def update_weights(loop: OwnEpochLoop, ways: TrainingWays, closure: Callable[[],
             remedy="Begin its step(self, closure) with: loss = closure().",
         )
     window.has_stepped = not is_open
-    window.n_accumulated = window.n_accumulated + (not window.is_left_out) if is_open else 0
+    window.n_accumulated = (window.n_accumulated + (not window.is_left_out)) if is_open else 0
     for counts in counted:
         counts.completed += 1
 
@@ -259,15 +267,15 @@ def after_batch(loop: OwnEpochLoop, *, is_late: bool = False) -> bool:
     Returns whether the epoch is over. `is_late`: that the batch was the last is known only now, after the loader has ended.
     """
     pl_trainer, window, is_last = loop.trainer, loop.window, loop.is_last()
-    validates, validates_after = loop.find_validation(is_late=is_late)
+    validates_now, validates_after_state = loop.find_validation(is_late=is_late)
     is_log_due = False
     if window.has_stepped and pl_trainer.loggers:
         is_log_due = are_loggers_due(loop._batches_that_stepped, loop.log_every, is_stopping=pl_trainer.should_stop)
-    if is_last or validates or validates_after or is_log_due or pl_trainer.should_stop:
+    if is_last or validates_now or validates_after_state or is_log_due or pl_trainer.should_stop:
         publish(pl_trainer, loop._results, on_step=True)
     if is_log_due:
         pl_trainer._logger_connector.update_train_step_metrics()
-    if validates:
+    if validates_now:
         loop.run_validation()
     if window.has_stepped and loop.strategy.lr_scheduler_configs:
         loop._update_learning_rates("step", update_plateau_schedulers=True)
@@ -278,7 +286,7 @@ def after_batch(loop: OwnEpochLoop, *, is_late: bool = False) -> bool:
         logger.save()
     if loop.boundary_due or pl_trainer.should_stop:
         loop.notify_boundary()
-    if validates_after:
+    if validates_after_state:
         loop._batches_that_stepped -= window.has_stepped  # what is logged has the step of the last batch
         loop.run_validation()
         loop._batches_that_stepped += window.has_stepped
@@ -315,9 +323,6 @@ def end_unannounced(loop: OwnEpochLoop, ways: TrainingWays) -> None:
 
 
 # %% ../../nbs/loops/training.ipynb #trai0012
-_HOOKS = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
-_HOOKS += ("on_train_batch_end",)
-
 # Does forward, backward and the optimizer's step of a batch in one: given the batch and a function that does them in the usual way, it
 # returns what the step returned, its loss without a gradient, or None where it has called that function
 WholeStep = Callable[[Any, Callable[[], None]], dict[str, Any] | None]
@@ -354,7 +359,7 @@ class TrainingWays(Ways):
         optimizers = self.strategy.optimizers
         optimizer: Any = optimizers[0] if optimizers else None
         self.optimizer = optimizer
-        self.set_to_none = find_zero_grad(optimizer) if optimizer is not None else bool
+        self.set_to_none = find_zero_grad(optimizer) if optimizer is not None else bool  # which does nothing
         self._compute_gradients = find_backward()
         self.is_manual = not self.module.automatic_optimization  # the step makes its updates
         self.step_optimizer: Callable[[Callable[[], Any]], Any] = self._step_by_strategy
@@ -491,7 +496,7 @@ class OwnEpochLoop(TrainingEpochLoop):
         return self.skips_backward or super()._should_accumulate()
 
     def _accumulated_batches_reached(self) -> bool:
-        is_manual = not self.module.automatic_optimization  # steps that make their updates have no windows
+        is_manual = not self.trainer.lightning_module.automatic_optimization  # steps that make their updates have no windows
         return is_manual or is_window_closed(self.trainer, self.batch_progress.current.ready)
 
     def _num_ready_batches_reached(self) -> bool:

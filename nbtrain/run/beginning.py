@@ -247,7 +247,12 @@ class SanityCheck(L.Callback):
     def read(self, pl_trainer: L.Trainer, valid: Any) -> None:
         """Read a batch of each loader of `valid`; without one that can be read by itself, there is no check."""
         loaders = valid if isinstance(valid, list) else [valid]
-        found = [first_batch(loader) for loader in loaders]
+        try:
+            found = [first_batch(loader) for loader in loaders]
+        except Exception:
+            if self.trainer.on_error != "pause":
+                raise
+            found = [[]]  # the validation reads it again, where its error pauses the run
         self._batches = found if all(found) else []
         if not self._batches:
             pl_trainer.num_sanity_val_steps = 0

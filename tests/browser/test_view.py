@@ -389,5 +389,6 @@ def test_run_that_has_not_begun_has_no_buttons_and_is_under_350_px(lab: Any, lab
     lab.wait_text(r"✗ not begun · StepError")
     area = lab.page.locator(".jp-OutputArea").nth(1)
     record = area.locator(".jp-OutputArea-output:has(strong)").first
+    record.wait_for()
     assert record.bounding_box()["height"] < 350
     assert lab.page.evaluate(_SAMPLE)["button"] is None

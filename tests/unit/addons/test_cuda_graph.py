@@ -17,8 +17,10 @@ import torch
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 from samples import DEVICE, Regress, make_data, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
 from torch import nn
+from torch.nn.functional import mse_loss
+from torchmetrics.regression import MeanSquaredError
 
-from nbtrain import AddOnBase, ConfigError, OptionError, StateManagerAddon, StepError, Trainer
+from nbtrain import AddOnBase, ConfigError, MetricsAddon, OptionError, StateManagerAddon, StepError, Trainer
 from nbtrain.addons.performance import (
     CompileAddon,
     CudaGraphAddon,
@@ -451,6 +453,24 @@ def test_batches_of_other_kinds_and_rare_forms_run_eagerly() -> None:
         trainer.run(2, batches)
     rare = "no more than 3 batches had the same form (plain tensors, their shapes and dtypes)"
     assert calls == [] and notes == [f"No CUDA graph: {rare}. The steps run eagerly."] and same_weights(nested.model, theirs.model)
+
+
+def test_batches_after_one_that_is_left_out_are_in_the_metrics() -> None:
+    batches = [*make_loader(96)]
+    batches.insert(4, None)
+
+    class Answers(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            output = self.model(batch[0])
+            return {"loss": mse_loss(output, batch[1]), "output": output, "label": batch[1]}
+
+    kind, options = Answers.add_on(MetricsAddon), {"metrics": {"mse": MeanSquaredError()}, "metrics_in_training": True}
+    (ours, calls, _), theirs = graphed(kind, **options), plain(kind, **options)
+    for trainer in (theirs, ours):
+        torch.manual_seed(5)
+        trainer.run(1, batches)
+    assert calls.count("replay") == 3 and ours.counts == theirs.counts
+    assert without_times(ours.history.epochs) == without_times(theirs.history.epochs)
 
 
 def test_form_tells_shapes_dtypes_names_and_containers_apart() -> None:

@@ -12,7 +12,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from samples import DEVICE, same_weights, some
+from samples import DEVICE, same_weights, some, without_times
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
@@ -302,6 +302,40 @@ def test_loader_that_cannot_be_read_again_goes_on_with_the_next_epoch() -> None:
     assert "the loader can't be read on from here: the next epoch follows" in error.__notes__[-1]
     assert trainer.resume().status == "completed"
     assert len(trainer.history.epochs) == 2
+
+
+def test_an_epoch_that_a_broken_stream_ends_is_ended_with_all_that_comes_then() -> None:
+    """The gradients of an open window, a schedule and the validation."""
+
+    class Stream:
+        """Gives five batches in an epoch but the first one: in that it breaks behind the fourth, which was not given yet, or ends there."""
+
+        n = 0
+
+        def __init__(self, breaks: bool) -> None:
+            self.breaks = breaks
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            self.n += 1
+            if self.n > 1:
+                yield from batches(1, 1, 1, 1, 1)
+                return
+            yield from batches(1, 1, 1)
+            if self.breaks:
+                yield batches(1, 1, 1, 1)[3]
+                raise OSError("the connection is lost")
+
+    def make_accumulating() -> Any:
+        trainer = make(Mean.add_on(AccumulationAddon), accumulate=2)
+        trainer.scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1, 0.1)
+        return trainer
+
+    trainer, whole = make_accumulating(), make_accumulating()
+    fail(trainer, 2, Stream(breaks=True), batches(1))
+    assert trainer.resume().status == "completed"
+    whole.run(2, Stream(breaks=False), batches(1))
+    assert [p.tolist() for p in trainer.model.parameters()] == [p.tolist() for p in whole.model.parameters()]
+    assert without_times(trainer.history.epochs) == without_times(whole.history.epochs)
 
 
 class _Refuses(torch.autograd.Function):
