@@ -173,7 +173,7 @@ def run(seed: int, tmp_path: Path, kind: str = "", at: int = 0) -> tuple[Fit, in
     if kind == "valid loader":
         data.broken = tmp_path / "whole"
     if kind.endswith("loader"):
-        broken.write_text(str(at))
+        broken.write_text(str(at + 8 if kind == "valid loader" else at))  # behind the batch that the check reads
     n_failed = 0
     for begin in (lambda: trainer.run(1, loader, valid), lambda: trainer.run(2, loader, valid)):
         while True:
@@ -302,6 +302,18 @@ def test_loader_that_cannot_be_read_again_goes_on_with_the_next_epoch() -> None:
     assert "the loader can't be read on from here: the next epoch follows" in error.__notes__[-1]
     assert trainer.resume().status == "completed"
     assert len(trainer.history.epochs) == 2
+
+
+def test_an_error_in_the_batch_of_the_check_pauses_the_run_in_the_validation_that_reads_it_again(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("3")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 1))
+    trainer: Any = Fit(model, DEVICE, optimizer=torch.optim.SGD(model.parameters(), 0.01), log_bar=False, on_error="pause")
+    error = fail(trainer, 1, DataLoader(Points(tmp_path / "whole"), 4), DataLoader(Points(broken), 8))
+    assert isinstance(error, FileNotFoundError) and trainer.counts.processed == 7
+    broken.unlink()
+    assert trainer.resume().status == "completed" and "val_loss" in trainer.history.epochs[0]
 
 
 def test_an_epoch_that_a_broken_stream_ends_is_ended_with_all_that_comes_then() -> None:
