@@ -176,7 +176,7 @@ class _Steps(Checkpoint):
         raise Leave
 
     def enter(self, part: str) -> None:
-        """Close the label that is open, and open that of `part`; "" is none."""
+        """Close the label that is open, and open that of `part`, unless it is empty."""
         if self._is_profiled:
             self._now()
             self._label.close()
