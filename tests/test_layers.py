@@ -115,7 +115,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "tools": (
         "rng",
         "resources",
-        "private",
         "views",
         "source",
         "data",

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cache, partial
 from operator import attrgetter, methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -267,10 +267,3 @@ def end_workers(iterator: Any, *, also_persistent: bool = False) -> None:
         return
     if also_persistent or not getattr(iterator, "_persistent_workers", True):
         iterator.__del__()  # ends them, and does nothing when it is called again
-
-
-# %% ../../nbs/private/torch_parts.ipynb #1e1fc011
-if TYPE_CHECKING:
-    from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
-else:
-    DispatchMode = find("torch.utils._python_dispatch.TorchDispatchMode") or type("TorchDispatchMode", (), {})

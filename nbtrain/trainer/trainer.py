@@ -967,13 +967,14 @@ class Trainer(TrainerBase):
     def profile(self, loader: Loaders, *, steps: PositiveInt = 20, trace: str | Path | None = None) -> Profile:
         """Train a copy on `loader` for some steps, and say where their time goes: data, your step, backward pass, update, nbtrain.
 
-        It names the lines of your code that wait for a GPU, such as `loss.item()`. Where another loader may be faster, it is tried, and its
-        gain is measured. The copy needs the memory of a second model and optimizer.
+        `steps` updates are timed, and torch's profiler watches up to ten more. It finds the slowest operators, and calls that wait for a
+        GPU, such as `loss.item()`. Where another loader may be faster, it is tried, and its gain is measured. The copy needs the memory of
+        a second model and optimizer.
 
         Args:
             loader: What to train on; it is read again if it is shorter.
             steps: The number of updates that are timed; some more are made before and after.
-            trace: Where a trace of ten steps is written, a JSON file for ui.perfetto.dev; None: nowhere.
+            trace: Where the trace of the profiler is written, a JSON file for ui.perfetto.dev; None: nowhere.
 
         Returns:
             A Profile, which shows itself as bars.

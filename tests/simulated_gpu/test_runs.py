@@ -180,11 +180,11 @@ class Reads(Regress):
         return output
 
 
-def test_a_profile_names_the_line_that_waits_and_changes_nothing() -> None:
+def test_a_profile_counts_what_waits_and_changes_nothing() -> None:
     trainer, untouched = make(DEVICE, kind=Reads), make(DEVICE, kind=Reads)
     found = trainer.profile(make_loader(), steps=4)
-    if DEVICE == "cuda":
-        assert "waits for the GPU, 1 × a step" in str(found) and 0 <= found.idle_share <= 1
+    assert "train_step calls aten::item 1 × a step" in str(found) and found.share("copies") > 0
+    assert found.idle_share is None or 0 <= found.idle_share <= 1  # a simulated device has no kernels
     assert same_weights(trainer.model, untouched.model)
 
 
