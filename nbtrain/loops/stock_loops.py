@@ -119,7 +119,7 @@ class StockLoops(Checkpoint):
         if pl_trainer.should_stop and is_validation_due(pl_trainer):
             pl_trainer.should_stop = False
             if not is_validation_due(pl_trainer):
-                self.validate_last = True
+                self.validate_last = not self.validate_next
                 skip_next_validation(pl_trainer)
             pl_trainer.should_stop = True
 

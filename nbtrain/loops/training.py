@@ -427,6 +427,7 @@ class OwnEpochLoop(TrainingEpochLoop):
     control = Control()  # of no run
     start_at = window_start = 0
     validate_next = validate_last = boundary_due = validates = skips_backward = False
+    is_manual = False  # the steps make their updates, so they have no windows
     validate_steps: int | None = None
     validate_epochs: int | None = None
     n_updates_before = 0  # before this batch
@@ -462,6 +463,7 @@ class OwnEpochLoop(TrainingEpochLoop):
         self.strategy, self.window.updates = pl_trainer.strategy, updates_of(pl_trainer)  # Lightning's take 1 µs
         self.n_updates_before, self.validates = self.window.updates.completed, pl_trainer.enable_validation
         self.skips_backward = fit_loop._skip_backward  # SWA's pass for batch norm
+        self.is_manual = not pl_trainer.lightning_module.automatic_optimization
         if self.control.requested:
             self.attend()
         if isinstance(data_fetcher, LiveFetcher):
@@ -496,8 +498,7 @@ class OwnEpochLoop(TrainingEpochLoop):
         return self.skips_backward or super()._should_accumulate()
 
     def _accumulated_batches_reached(self) -> bool:
-        is_manual = not self.trainer.lightning_module.automatic_optimization  # steps that make their updates have no windows
-        return is_manual or is_window_closed(self.trainer, self.batch_progress.current.ready)
+        return self.is_manual or is_window_closed(self.trainer, self.batch_progress.current.ready)
 
     def _num_ready_batches_reached(self) -> bool:
         """Whether this was the last batch. Lightning compares with the length that the loader had when the run began."""
