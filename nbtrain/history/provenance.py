@@ -27,7 +27,6 @@ from typing import Any
 
 import nbtrain
 from ..errors import ConfigError, first_line
-from .history import History
 from ..source.redaction import HIDDEN, blot_diff, blot_out, environment_variables, held_environment, is_from_environment, is_secret
 from .run_files import read_file, write_file
 from .run_folder import find_run, read_events
@@ -36,7 +35,7 @@ from ..source.source_code import Reached, reach
 from ..source.source_file import is_cell, lambda_text
 from ..source.user_code import is_kind, mro, name_of, signature_of, state
 from ..source.walk import PLAIN
-from ..views.text import Board, note_line, record_text, summary_line, table_text, visible
+from ..views.text import Board, note_line, record_text, summary_line, visible
 
 # %% auto #0
 __all__ = ["FROM_ENVIRONMENT", "describe", "git_state", "record", "describe_run", "read_record", "show", "diff"]
@@ -375,19 +374,17 @@ def _steps(folder: Path, content: Mapping[str, Any]) -> str:
         return first_line(error)
 
 
-def _recorded(folder: Path, history: History) -> tuple[Board, dict[str, Any], list[str]]:
-    """The board and the record of a run, and notes on what can't be read; its events are also added to `history`."""
+def _recorded(folder: Path) -> tuple[Board, dict[str, Any], list[str]]:
+    """The board and the record of a run, and notes on what can't be read."""
     board, notes = Board(), list[str]()
     for event in read_events(folder, notes.append):
         board.update(event)
-        history.update(event)
     try:
         content = read_record(folder)
-        if content is None:
-            notes.append("Its source was not kept.")
     except ConfigError as error:
-        content = None
-        notes.append(first_line(error))
+        return board, {}, [*notes, first_line(error)]
+    if content is None:
+        notes.append("Its source was not kept.")
     return board, content or {}, notes
 
 
@@ -397,7 +394,7 @@ def show(path: str | Path) -> str:
     Raises ConfigError if there is no run.
     """
     folder = find_run(path)
-    board, content, notes = _recorded(folder, History())
+    board, content, notes = _recorded(folder)
     parts = ["\n".join([str(folder), record_text(board), *map(note_line, notes)])]
     if runs := family(folder):
         parts.append("\n".join(["Tree", *tree_lines(runs)]))
@@ -411,16 +408,6 @@ def show(path: str | Path) -> str:
 
 
 # %% ../../nbs/history/provenance.ipynb #517f0d0a
-def _metrics(histories: Iterable[History]) -> str:
-    """The best and the last epoch of two runs as a table."""
-    rows = []
-    for name, history in zip("ab", histories):
-        for which, row in (("best", history.best), ("last", history.last)):
-            if row:
-                rows.append({"run": f"{name} {which}", "epoch": row.get("epoch"), **row.metrics})
-    return table_text(rows) if rows else ""
-
-
 def _changes(title: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     """The rows that differ, as text; "" if all are equal."""
     lines = [title]
@@ -432,19 +419,20 @@ def _changes(title: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
 
 
 def diff(a: str | Path, b: str | Path) -> str:
-    """Show the differences of two run folders in arguments, versions, git and source, and their best and last epochs side by side.
+    """Show the differences of two run folders in arguments, versions, git and source; `compare` shows their metrics.
 
     Raises ConfigError if one of them has no run.
     """
     folders = [find_run(a), find_run(b)]
-    histories = [History(), History()]
-    boards, contents, notes = zip(*(_recorded(folder, history) for folder, history in zip(folders, histories)))
+    boards, contents, notes = zip(*map(_recorded, folders))
     lines = [f"{name} {folder} · {summary_line(board)}" for name, folder, board in zip("ab", folders, boards)]
     lines += [note_line(f"{name}: {text}") for name, texts in zip("ab", notes) for text in texts]
-    parts = ["\n".join(lines), _metrics(histories)]
+    parts = ["\n".join(lines)]
     if all(contents):
         parts += _differences(folders, *contents) or ["Nothing else differs."]
-    return visible("\n\n".join(filter(None, parts)), lines=True)
+    else:
+        parts.append("Only runs whose source was kept can be compared.")
+    return visible("\n\n".join(parts), lines=True)
 
 
 def _differences(folders: list[Path], old: dict[str, Any], new: dict[str, Any]) -> list[str]:

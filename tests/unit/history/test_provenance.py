@@ -504,12 +504,6 @@ DIFFERENT = """\
 a run-001 · ✓ completed · 1 epoch · 00:02 · best val_loss 0.25 at epoch 1
 b run-002 · ✓ completed · 1 epoch · 00:02 · best val_loss 0.125 at epoch 1
 
-epoch  train_loss  val_loss     run
-    1         0.5     0.250  a best
-    1         0.5     0.250  a last
-    1         0.5     0.125  b best
-    1         0.5     0.125  b last
-
 Arguments
   gradient_clip  1.0 → 0.5
   width  – → 8
