@@ -31,7 +31,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "views": ("events", "best", "private"),
     "source": ("private",),
     "objects": ("private", "source"),
-    "history": ("compat", "events", "best", "private", "views", "source"),
+    "history": ("compat", "events", "best", "views", "source"),
     "data": ("rng", "private", "source", "objects"),
     "optim": ("compat", "events", "rng", "private", "views"),
     "engine": ("compat", "events", "rng", "private", "source", "history", "data", "optim"),

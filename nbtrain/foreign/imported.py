@@ -113,7 +113,7 @@ def _record(run: ForeignRun) -> dict[str, Any]:
     return {
         "command": ["nbtrain", "import", str(run.path)], "python": platform.python_version(), "platform": platform.platform(),
         "imported": run.system, "versions": {}, "seed": None, "device": "?", "git": None, "arguments": settings,
-        "sources": {"source": {"values": {}, "definitions": [], "no_source": []}},
+        "sources": {"source": {"values": {}, "no_source": []}},
         "runs": [{"began": began, "source": "source", "parent": str(run.path)}],
     }  # fmt: skip
 

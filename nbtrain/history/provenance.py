@@ -16,29 +16,26 @@ import platform
 import re
 import subprocess
 import sys
-import tempfile
-import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from enum import Enum
 from importlib import metadata
 from pathlib import Path, PurePath
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import nbtrain
-from ..private.held_modules import module_dicts
 from ..errors import ConfigError, first_line
-from .history import History, Row
 from ..source.redaction import HIDDEN, blot_diff, blot_out, environment_variables, held_environment, is_from_environment, is_secret
 from .run_files import read_file, write_file
 from .run_folder import find_run, read_events
 from .run_tree import family, tree_lines
 from ..source.source_code import Reached, reach
 from ..source.source_file import is_cell, lambda_text
-from ..source.user_code import is_kind, mro, name_of, own, signature_of, state
+from ..source.user_code import is_kind, mro, name_of, signature_of, state
 from ..source.walk import PLAIN
-from ..views.text import Board, format_value, note_line, record_text, summary_line, titles, visible
+from ..views.text import Board, note_line, record_text, summary_line, visible
 
 # %% auto #0
 __all__ = ["FROM_ENVIRONMENT", "describe", "git_state", "record", "describe_run", "read_record", "show", "diff"]
@@ -63,60 +60,57 @@ def _assigned_from_environment(reached: Reached) -> set[str]:
 # %% ../../nbs/history/provenance.ipynb #9799da30
 def _settings(value: Any) -> dict[str, Any]:
     """The constructor's arguments that an object keeps under their names and that are not the defaults; always its learning rate."""
-    init: Any = next((own(kind)["__init__"] for kind in mro(type(value)) if "__init__" in own(kind)), None)
+    init: Any = type(value).__init__
     if not is_kind(init, FunctionType):
         return {}
     held = state(value)
-    if isinstance(held.get("param_groups"), list) and held["param_groups"]:  # an optimizer
+    if held.get("param_groups"):  # an optimizer
         held = held["param_groups"][0]
-    if "batch_sampler" in held:  # a DataLoader keeps its sampler only
-        held = {**held, "shuffle": True if type(held.get("sampler")).__name__ == "RandomSampler" else None}
     found = {}
     for name, parameter in signature_of(init).parameters.items():
-        if name in held and _is_small(held[name]) and (name == "lr" or not _same(held[name], parameter.default)):
+        if name in held and _is_small(held[name]) and (name == "lr" or repr(held[name]) != repr(parameter.default)):
             found[name] = held[name]
+    if type(held.get("sampler")).__name__ == "RandomSampler":  # a DataLoader keeps no shuffle
+        found["shuffle"] = True
     return found
 
 
 def _is_small(value: Any) -> bool:
-    return is_kind(value, PLAIN) or (is_kind(value, (tuple, list)) and len(value) <= 4 and all(is_kind(item, PLAIN) for item in value))
+    items = value if is_kind(value, (tuple, list)) and len(value) <= 4 else [value]
+    return all(is_kind(item, PLAIN) for item in items)
 
 
-def _same(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and repr(a) == repr(b)
-
-
-def _sizes(value: Any) -> list[str]:
+def _size(value: Any, library: set[str]) -> list[str]:
     """The number of batches of a loader, or of parameters of a model, as text."""
-    held = state(value)
-    if "batch_sampler" in held:
-        try:
+    if "torch.nn.modules.module.Module" in library:
+        return [f"{sum(p.numel() for p in value.parameters()):,} params"]
+    if "torch.utils.data.dataloader.DataLoader" in library:
+        with suppress(TypeError):  # its dataset has no length
             return [f"{len(value)} batches"]
-        except TypeError:  # its dataset has no length
-            return []
-    parameters: dict[int, Any] = {}
-    children, named = module_dicts()
-    modules = [value] if children in held else []
-    for module in modules:
-        modules.extend(child for child in state(module).get(children, {}).values() if child is not None)
-        parameters.update((id(p), p) for p in state(module).get(named, {}).values() if p is not None)
-    return [f"{sum(p.numel() for p in parameters.values()):,} params"] if modules else []
+    return []
 
 
 # %% ../../nbs/history/provenance.ipynb #986fcb06
 def describe(value: Any, name: str = "", depth: int = 3) -> Any:
     """Describe `value`, named `name`, as plain JSON: plain values as they are, any other object as a short text, without secrets."""
-    if value is None or is_secret(name):
-        return None if value is None else HIDDEN
-    value = str(value) if is_kind(value, PurePath) else value
+    if value is None:
+        return None
+    if is_secret(name):
+        return HIDDEN
+    if is_kind(value, PurePath):
+        value = str(value)
     if is_from_environment(value) or name in os.environ:
         return FROM_ENVIRONMENT
-    if is_kind(value, (str, int, float)) and not is_kind(value, Enum):
-        return blot_out(value[:2000]) if is_kind(value, str) else value if is_kind(value, int) or math.isfinite(value) else str(value)
+    if is_kind(value, Enum):
+        return f"{type(value).__name__}.{state(value)['_name_']}"
+    if is_kind(value, str):
+        return blot_out(value[:2000])
+    if is_kind(value, (int, float)):
+        return value if is_kind(value, int) or math.isfinite(value) else str(value)
     if depth and is_kind(value, dict) and dict.__len__(value) <= 50:
         return {str(describe(key)): describe(item, key if type(key) is str else "", depth - 1) for key, item in dict.items(value)}
     for kind in (list, tuple):
-        if is_kind(value, kind) and depth and kind.__len__(value) <= 20:
+        if depth and is_kind(value, kind) and kind.__len__(value) <= 20:
             return [describe(item, "", depth - 1) for item in kind.__iter__(value)]
     try:
         return _short_text(value)
@@ -125,64 +119,46 @@ def describe(value: Any, name: str = "", depth: int = 3) -> Any:
 
 
 def _short_text(value: Any) -> str:
-    if is_kind(value, FunctionType):
-        return (blot_out(lambda_text(value), code=True) if value.__name__ == "<lambda>" else "") or name_of(value)
-    if is_kind(value, (type, ModuleType)):
-        return name_of(value) if is_kind(value, type) else str(state(value).get("__name__"))
+    if is_kind(value, FunctionType) and value.__name__ == "<lambda>":
+        return blot_out(lambda_text(value), code=True) or name_of(value)
+    if is_kind(value, (FunctionType, type)):
+        return name_of(value)
     if is_kind(value, (MethodType, BuiltinFunctionType)):
         return value.__qualname__
-    if is_kind(value, Enum):
-        return f"{type(value).__name__}.{state(value)['_name_']}"
     if is_kind(value, (dict, list, tuple, set, frozenset)):
         return f"{type(value).__name__} of {len(value)}"
+    if is_kind(value, functools.partial):
+        given = [describe(item, "", 1) for item in (value.func, *value.args)]
+        return f"partial({', '.join(map(str, [*given, *_inline(value.keywords)]))})"
     library = {f"{kind.__module__}.{kind.__name__}" for kind in mro(type(value))}
     if library & {"torch.device", "torch.dtype"}:
         return str(value)
     if library & {"torch.Tensor", "numpy.ndarray"}:
         return f"{type(value).__name__}({', '.join(map(str, value.shape))})"
-    if "functools.partial" in library:
-        given = [describe(value.func), *map(_inline, value.args), *(f"{n}={_inline(v, n)}" for n, v in value.keywords.items())]
-        return f"partial({', '.join(map(str, given))})"
-    settings = [f"{name}={_inline(setting, name)}" for name, setting in _settings(value).items()]
-    return f"{type(value).__name__}({', '.join([*settings, *_sizes(value)])})"
+    return f"{type(value).__name__}({', '.join([*_inline(_settings(value)), *_size(value, library)])})"
 
 
-def _inline(value: Any, name: str = "") -> str:
-    described = describe(value, name, 1)
-    return repr(described) if is_kind(value, str) or not isinstance(described, str) else described
+def _inline(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as `name=value`."""
+    described = {name: describe(value, name, 1) for name, value in settings.items()}
+    return [f"{name}={repr(described[name]) if is_kind(value, str) else described[name]}" for name, value in settings.items()]
 
 
 # %% ../../nbs/history/provenance.ipynb #8bddd6f6
 _GIT_TIMEOUT_S = 5.0
-_MAX_DIFF = 200_000  # bytes; a notebook with pictures in it has a diff of megabytes
+_MAX_DIFF = 200_000  # characters; a notebook with pictures in it has a diff of megabytes
 _DIFF = ("-c", "core.quotePath=false", "diff", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/", "HEAD")
 
 
-def _git(folder: Path, arguments: list[str], out: Any) -> bool:
-    """Write the output of a git command to the file `out`. Returns False if it failed."""
+def _git(folder: Path, *arguments: str) -> str | None:
+    """The output of a git command; None if it failed."""
+    command = ["git", "-C", str(folder), *arguments]
+    environment = environment_variables() | {"GIT_OPTIONAL_LOCKS": "0"}
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.DEVNULL,
-            timeout=_GIT_TIMEOUT_S,
-            env=environment_variables() | {"GIT_OPTIONAL_LOCKS": "0"},
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GIT_TIMEOUT_S, env=environment, check=True)
     except (OSError, subprocess.SubprocessError):
-        return False
-    return done.returncode == 0
-
-
-def _git_text(folder: Path, *arguments: str) -> str | None:
-    """The output of a git command, cut off after `_MAX_DIFF` bytes; None if it failed."""
-    with tempfile.TemporaryFile() as file:
-        if not _git(folder, list(arguments), file):
-            return None
-        size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        text = file.read(_MAX_DIFF).decode("utf-8", errors="replace")
-    return text if size <= _MAX_DIFF else f"{text.rpartition(chr(10))[0]}\n(cut off: {size:,} bytes in all)\n"
+        return None
+    return done.stdout.decode("utf-8", errors="replace")
 
 
 def git_state(folder: Path) -> tuple[dict[str, Any], str] | None:
@@ -190,15 +166,20 @@ def git_state(folder: Path) -> tuple[dict[str, Any], str] | None:
 
     The diff contains no secrets, and no files that git ignores or that have the name of a secret.
     """
-    status = _git_text(folder, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
-    if status is None:
+    branch = _git(folder, "branch", "--show-current")
+    if branch is None:
         return None
-    heads = dict(re.findall(r"^# branch\.(oid|head) (.+)$", status, re.MULTILINE))
-    dirty = re.search(r"^[^#]", status, re.MULTILINE) is not None
-    commit = None if heads.get("oid") == "(initial)" else heads.get("oid")
-    diff = _git_text(folder, *_DIFF) if dirty and commit else ""
-    ignored = _git_text(folder, "ls-files", "-z", "--cached", "--ignored", "--exclude-standard", "--full-name", ":/") if diff else ""
-    return {"commit": commit, "branch": heads.get("head"), "dirty": dirty}, blot_diff(diff or "", frozenset((ignored or "").split("\0")))
+    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    if commit is None:
+        return {"commit": None, "branch": branch.strip(), "dirty": False}, ""
+    diff = _git(folder, *_DIFF)
+    state = {"commit": commit.strip(), "branch": branch.strip(), "dirty": diff != ""}
+    if not diff:
+        return state, ""
+    if len(diff) > _MAX_DIFF:
+        diff = f"{diff[:_MAX_DIFF].rpartition(chr(10))[0]}\n(cut off: {len(diff):,} characters in all)\n"
+    ignored = _git(folder, "ls-files", "-z", "--cached", "--ignored", "--exclude-standard", "--full-name", ":/") or ""
+    return state, blot_diff(diff, frozenset(ignored.split("\0")))
 
 
 # %% ../../nbs/history/provenance.ipynb #facc51c3
@@ -206,88 +187,83 @@ _ALWAYS = ("torch", "lightning", "torchmetrics", "numpy")
 
 
 def _versions(packages: Iterable[str]) -> dict[str, str]:
-    found = {"nbtrain": nbtrain.__version__}
-    for name in dict.fromkeys((*_ALWAYS, *packages)):
-        if name in found:
-            continue
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:  # sklearn is the module, scikit-learn the package
-            version = state(sys.modules[name]).get("__version__") if name in sys.modules else None
-            if isinstance(version, str):
-                found[name] = version
-    return {name: found[name] for name in sorted(found)}
+    found = {name: _version(name) for name in sorted({*_ALWAYS, *packages})}
+    return {"nbtrain": nbtrain.__version__} | {name: version for name, version in found.items() if version}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:  # sklearn is the module, scikit-learn the package
+        version = state(sys.modules[name]).get("__version__") if name in sys.modules else None
+        return version if isinstance(version, str) else None
 
 
 def _command() -> list[str]:
     """The command line without secrets; empty in a kernel, whose command line only names its connection file."""
     if Path(sys.argv[0]).name == "ipykernel_launcher.py":
         return []
-    hidden, words = False, []
-    for word in sys.argv:
+    words = list(sys.argv)
+    for i, word in enumerate(words):
         flag, equals, _ = word.partition("=")
-        secret = (word.startswith("-") or bool(equals)) and is_secret(flag)
-        words.append(HIDDEN if hidden else f"{flag}={HIDDEN}" if secret and equals else str(describe(word)))
-        hidden = secret and not equals
-    return words
+        if equals and is_secret(flag):
+            words[i] = f"{flag}={HIDDEN}"
+        elif word.startswith("-") and is_secret(word) and i + 1 < len(words):
+            words[i + 1] = HIDDEN
+    return [str(describe(word)) for word in words]
 
 
 # %% ../../nbs/history/provenance.ipynb #2d57a998
-def _labels(reached: Reached) -> dict[str, str]:
-    """The names of the files and cells in the record."""
-    numbers = {file: number for number, file in enumerate(filter(is_cell, reached.files), start=1)}
-    return {file: f"cells/cell-{numbers[file]:02}.py" if file in numbers else Path(file).name for file in reached.files}
-
-
 def _values(reached: Reached) -> dict[str, Any]:
-    hidden = _assigned_from_environment(reached)
-    return {
-        name: FROM_ENVIRONMENT if name.rpartition(".")[2] in hidden else describe(value, name.rpartition(".")[2])
-        for name, value in reached.values.items()
-    }
+    hidden, found = _assigned_from_environment(reached), {}
+    for path, value in reached.values.items():
+        name = path.rpartition(".")[2]
+        found[path] = FROM_ENVIRONMENT if name in hidden else describe(value, name)
+    return found
 
 
 def _hash(text: str) -> str:
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def _steps_text(reached: Reached, labels: Mapping[str, str], names_only: bool) -> str:
-    texts = ((d, f"# {_hash(d.text)}\n" if names_only else blot_out(d.text, code=True)) for d in reached.definitions)
-    return "\n\n".join(f"# ==== {d.name} · {labels[d.file]}\n{text}" for d, text in texts)
+def _steps_text(reached: Reached, names_only: bool) -> str:
+    texts = []
+    for definition in reached.definitions:
+        place = "cell" if is_cell(definition.file) else Path(definition.file).name
+        text = f"# {_hash(definition.text)}\n" if names_only else blot_out(definition.text, code=True)
+        texts.append(f"# ==== {definition.name} · {place}\n{text}")
+    return "\n\n".join(texts)
 
 
 def _keep_source(folder: Path, content: dict[str, Any], reached: Reached, names_only: bool = False) -> str:
     """Write the source into `folder`, unless it is there from the run before. Returns the name of the subfolder that has the source."""
-    labels = _labels(reached)
-    steps, values = _steps_text(reached, labels, names_only), _values(reached)
-    found = {
-        "values": {name: _hash(_text(value)) for name, value in values.items()} if names_only else values,
-        "definitions": [{"name": d.name, "from": labels[d.file], "line": d.first} for d in reached.definitions],
-        "no_source": reached.no_source,
-    }
-    last = next(reversed(content["sources"]), None)
-    if last and content["sources"][last] == found and read_file(folder, f"{last}/steps.py") == steps.encode():
+    steps, values, sources = _steps_text(reached, names_only), _values(reached), content["sources"]
+    if names_only:
+        values = {name: _hash(_text(value)) for name, value in values.items()}
+    found = {"values": values, "no_source": reached.no_source}
+    last = next(reversed(sources), None)
+    if last and sources[last] == found and read_file(folder, f"{last}/steps.py") == steps.encode():
         return last
     name = f"source-{len(content['runs']) + 1}" if last else "source"
-    texts = {"steps.py": steps} | {
-        label: blot_out(reached.files[file], code=True) for file, label in labels.items() if is_cell(file) and not names_only
-    }
-    for file, text in texts.items():
-        write_file(folder, f"{name}/{file}", text)
-    content["sources"][name] = found
+    write_file(folder, f"{name}/steps.py", steps)
+    sources[name] = found
     return name
 
 
 # %% ../../nbs/history/provenance.ipynb #5b58db49
+def _described(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: describe(value, name) for name, value in values.items()}
+
+
 def _begin(
     folder: Path, arguments: Mapping[str, Any], packages: list[str], seed: int | None, device: str, names_only: bool
 ) -> dict[str, Any]:
     """The part of the record that applies to all runs of a trainer. Writes `git.diff`, or keeps its hash."""
-    git = git_state(Path.cwd())
-    if git is not None and git[1] and names_only:
-        git = git[0] | {"diff": _hash(git[1])}, ""
-    if git is not None and git[1]:
-        write_file(folder, "git.diff", git[1])
+    git, changes = git_state(Path.cwd()) or (None, "")
+    if git is not None and changes and names_only:
+        git["diff"] = _hash(changes)
+    elif changes:
+        write_file(folder, "git.diff", changes)
     return {
         "command": _command(),
         "python": platform.python_version(),
@@ -295,8 +271,8 @@ def _begin(
         "versions": _versions(packages),
         "seed": seed,
         "device": device,
-        "git": None if git is None else git[0],
-        "arguments": {name: describe(value, name) for name, value in arguments.items()},
+        "git": git,
+        "arguments": _described(arguments),
         "sources": {},
         "runs": [],
     }
@@ -321,12 +297,8 @@ def record(
     """
     reached = reach(roots)
     content = read_record(folder) or _begin(folder, arguments, reached.packages, seed, device, names_only)
-    entry = {
-        "began": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
-        "source": _keep_source(folder, content, reached, names_only),
-        **{name: describe(value, name) for name, value in run.items()},
-    }
-    content["runs"].append(entry)
+    began = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    content["runs"].append({"began": began, "source": _keep_source(folder, content, reached, names_only), **_described(run)})
     write_file(folder, "provenance.json", json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -336,10 +308,10 @@ def describe_run(roots: Iterable[Any], arguments: Mapping[str, Any], run: Mappin
     reached = reach(roots)
     return {
         "seed": seed,
-        "arguments": {name: describe(value, name) for name, value in arguments.items()},
+        "arguments": _described(arguments),
         "sources": {"source": {"values": _values(reached)}},
-        "runs": [{name: describe(value, name) for name, value in run.items()}],
-        "steps": _steps_text(reached, _labels(reached), names_only=False),
+        "runs": [_described(run)],
+        "steps": _steps_text(reached, names_only=False),
     }
 
 
@@ -358,110 +330,62 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     return content
 
 
-# %% ../../nbs/history/provenance.ipynb #a6aa0c64
-def _is_dict_of(kind: type | tuple[type, ...]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(isinstance(item, kind) for item in value.values())
-
-
-def _is_list_of(kind: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(isinstance(item, kind) for item in value)
-
-
-def _is_git(value: Any) -> bool:
-    return value is None or (_is_dict_of((str, bool, type(None)))(value) and {"commit", "branch", "dirty"} <= value.keys())
-
-
-def _are_sources(value: Any) -> bool:
-    sources = value.values() if _is_dict_of(dict)(value) else [{}]
-    return all(isinstance(source.get("values"), dict) and _is_list_of(str)(source.get("no_source")) for source in sources)
-
-
-_FIELDS: dict[str, tuple[Callable[[Any], bool], Any]] = {  # a check for each field, and a default for a damaged one
-    "command": (_is_list_of(str), []),
-    "python": (lambda value: isinstance(value, str), "?"),
-    "platform": (lambda value: isinstance(value, str), "?"),
-    "versions": (_is_dict_of(str), {}),
-    "seed": (lambda value: value is None or isinstance(value, int), None),
-    "device": (lambda value: isinstance(value, str), "?"),
-    "git": (_is_git, None),
-    "arguments": (lambda value: isinstance(value, dict), {}),
-    "sources": (lambda value: _are_sources(value) and bool(value), {"source": {"values": {}, "no_source": []}}),
-    "runs": (_is_list_of(dict), []),
-}
-
-
-def _known_record(folder: Path, notes: list[str]) -> dict[str, Any] | None:
-    """The record of a run folder, with damaged fields empty; None if there is none. `notes` gets a line about the damage."""
-    try:
-        content = read_record(folder)
-    except ConfigError as error:
-        notes.append(first_line(error))
-        return None
-    if content is None:
-        return None
-    damaged = [name for name, (is_whole, _) in _FIELDS.items() if name not in content or not is_whole(content[name])]
-    if damaged:
-        notes.append(f"provenance.json is damaged: its {', '.join(damaged)} can't be read.")
-    return {**content, **{name: _FIELDS[name][1] for name in damaged}}
-
-
 # %% ../../nbs/history/provenance.ipynb #f1e1be5b
-_WIDTH = 100
-
-
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _section(title: str, rows: Mapping[str, Any]) -> str:
-    """A title, and below it names and values; long values are wrapped. "" without rows."""
-    width = max(map(len, rows), default=0)
-    lines = [title]
-    for name, value in rows.items():
-        wrapped = textwrap.wrap(_text(value), max(_WIDTH - width - 4, 40), break_long_words=False, break_on_hyphens=False) or [""]
-        lines += [f"  {label:{width}}  {part}" for label, part in zip([name, *[""] * len(wrapped)], wrapped)]
-    return "\n".join(lines) if rows else ""
+def _rows(value: Any) -> dict[str, Any]:
+    """The rows of a table; what is none is shown as it is."""
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else {"damaged": value}
 
 
-def _git_words(git: Mapping[str, Any] | None) -> str | None:
-    if git is None:
-        return None
-    commit = git["commit"][:10] if git["commit"] else "no commit yet"
-    return f"{commit} on {git['branch']}" + (", with changes: git.diff" if git["dirty"] else "")
-
-
-def _origin(content: Mapping[str, Any]) -> dict[str, Any]:
-    rows = {
-        "command": " ".join(content["command"]) or "a notebook",
-        "seed": "none" if content["seed"] is None else content["seed"],
-        "device": content["device"],
-        "python": f"{content['python']} · {content['platform']}",
-        "packages": " · ".join(f"{name} {version}" for name, version in content["versions"].items()),
-        "git": _git_words(content["git"]),
+def _tables(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What was recorded, as tables by their titles: names and values."""
+    command, runs = content.get("command"), content.get("runs", [])
+    if isinstance(command, list):
+        command = " ".join(map(str, command)) or "a notebook"
+    origin = {name: content[name] for name in ("imported", "seed", "device", "python", "platform") if name in content}
+    tables = {
+        "Origin": {"command": command} | origin,
+        "Git": content.get("git"),
+        "Packages": content.get("versions"),
+        "Arguments": content.get("arguments"),
     }
-    return {name: value for name, value in rows.items() if value is not None}
+    for number, run in enumerate(runs if isinstance(runs, list) else [runs], start=1):
+        tables[f"Run {number}"] = run
+    source = _rows(_rows(content.get("sources")).get(_newest_source(content)))
+    tables["Values that the code reads"] = source.get("values")
+    tables["Without source"] = {"names": source["no_source"]} if source.get("no_source") else None
+    return {title: _rows(value) for title, value in tables.items()}
 
 
-def _recorded(folder: Path, *, history: History | None = None) -> tuple[Board, dict[str, Any] | None, list[str]]:
-    """The board and the record of a run, and notes on what can't be read; its events are also added to a `history`."""
+def _newest_source(content: Mapping[str, Any]) -> str:
+    return next(reversed(_rows(content.get("sources"))), "source")
+
+
+def _steps(folder: Path, content: Mapping[str, Any]) -> str:
+    """The newest source in a run folder, or a line on why it can't be read."""
+    try:
+        return read_file(folder, f"{_newest_source(content)}/steps.py").decode(errors="replace")
+    except ConfigError as error:
+        return first_line(error)
+
+
+def _recorded(folder: Path) -> tuple[Board, dict[str, Any], list[str]]:
+    """The board and the record of a run, and notes on what can't be read."""
     board, notes = Board(), list[str]()
     for event in read_events(folder, notes.append):
         board.update(event)
-        if history is not None:
-            history.update(event)
-    return board, _known_record(folder, notes), notes
-
-
-def _newest_source(content: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    return list(content["sources"].items())[-1]
-
-
-def _steps(folder: Path, source: str) -> str:
-    """The source in a run folder, or a line on why it can't be read."""
     try:
-        return read_file(folder, f"{source}/steps.py").decode(errors="replace")
+        content = read_record(folder)
     except ConfigError as error:
-        return first_line(error)
+        return board, {}, [*notes, first_line(error)]
+    if content is None:
+        notes.append("Its source was not kept.")
+    return board, content or {}, notes
 
 
 def show(path: str | Path) -> str:
@@ -472,82 +396,49 @@ def show(path: str | Path) -> str:
     folder = find_run(path)
     board, content, notes = _recorded(folder)
     parts = ["\n".join([str(folder), record_text(board), *map(note_line, notes)])]
-    parts += ["\n".join(["Tree", *tree_lines(runs)])] if (runs := family(folder)) else []
-    if content is None:
-        return visible("\n\n".join([*parts, "Its source was not kept."] if not notes else parts), lines=True)
-    parts += [_section("Origin", _origin(content)), _section("Arguments", content["arguments"])]
-    quiet = ("source",) if len(content["sources"]) == 1 else ()
-    for number, run in enumerate(content["runs"], start=1):
-        parts.append(_section(f"Run {number}", {name: value for name, value in run.items() if name not in quiet}))
-    name, found = _newest_source(content)
-    parts += [_section("Values that the code reads", found["values"])]
-    parts += [_section("Without source", dict.fromkeys(found["no_source"], ""))]
-    parts.append(f"Source ({name}/steps.py)\n\n{_steps(folder, name)}")
-    return visible("\n\n".join(part.rstrip() for part in parts if part), lines=True)
-
-
-# %% ../../nbs/history/provenance.ipynb #d7c2f888
-def _changes(title: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """The entries that differ, as text; "" if all are equal."""
-    lines = []
-    for name in dict.fromkeys((*a, *b)):
-        old, new = (_text(side[name]) if name in side else "–" for side in (a, b))
-        if old != new:
-            one_line = f"  {name}  {old} → {new}"
-            lines += [one_line] if len(one_line) <= _WIDTH else [f"  {name}", f"    a {old}", f"    b {new}"]
-    return "\n".join([title, *lines]) if lines else ""
+    if runs := family(folder):
+        parts.append("\n".join(["Tree", *tree_lines(runs)]))
+    if content:
+        for title, rows in _tables(content).items():
+            width = max(map(len, rows), default=0)
+            if rows:
+                parts.append("\n".join([title, *(f"  {name:{width}}  {_text(value)}".rstrip() for name, value in rows.items())]))
+        parts.append(f"Source ({_newest_source(content)}/steps.py)\n\n{_steps(folder, content)}".rstrip())
+    return visible("\n\n".join(parts), lines=True)
 
 
 # %% ../../nbs/history/provenance.ipynb #517f0d0a
-def _metrics(histories: Iterable[History]) -> str:
-    """The best and the last epoch of two runs, side by side."""
-    rows = [row or Row() for history in histories for row in (history.best, history.last)]
-    rows = [rows[0], rows[2], rows[1], rows[3]]
-    names = list(dict.fromkeys(name for row in rows for name in ("epoch", *row.metrics) if name in row))
-    lines = [["Metrics", "best a", "best b", "last a", "last b"]]
-    lines += [[f"  {title}", *(format_value(row.get(name)) for row in rows)] for name, title in zip(names, titles(names))]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    table = ["  ".join([line[0].ljust(widths[0]), *(text.rjust(w) for text, w in zip(line[1:], widths[1:]))]) for line in lines]
-    return "\n".join(table) if names else ""
-
-
-def _source_changes(folders: Sequence[Path], a: str, b: str) -> str:
-    texts = [_steps(folder, name).splitlines() for folder, name in zip(folders, (a, b))]
-    return "\n".join(difflib.unified_diff(texts[0], texts[1], f"a/{a}/steps.py", f"b/{b}/steps.py", lineterm=""))
-
-
-def _run_arguments(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        f"run {i}": {name: value for name, value in run.items() if name not in ("began", "source")} for i, run in enumerate(runs, start=1)
-    }
+def _changes(title: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    """The rows that differ, as text; "" if all are equal."""
+    lines = [title]
+    for name in dict.fromkeys((*a, *b)):
+        old, new = (_text(side[name]) if name in side else "–" for side in (a, b))
+        if old != new and name not in ("began", "source"):
+            lines.append(f"  {name}  {old} → {new}")
+    return "\n".join(lines) if len(lines) > 1 else ""
 
 
 def diff(a: str | Path, b: str | Path) -> str:
-    """Show the differences of two run folders in arguments, versions, git and source, and their best and last epochs side by side.
+    """Show the differences of two run folders in arguments, versions, git and source; `compare` shows their metrics.
 
     Raises ConfigError if one of them has no run.
     """
     folders = [find_run(a), find_run(b)]
-    histories = [History(), History()]
-    boards, (old, new), notes = zip(*(_recorded(folder, history=history) for folder, history in zip(folders, histories)))
+    boards, contents, notes = zip(*map(_recorded, folders))
     lines = [f"{name} {folder} · {summary_line(board)}" for name, folder, board in zip("ab", folders, boards)]
     lines += [note_line(f"{name}: {text}") for name, texts in zip("ab", notes) for text in texts]
-    parts = list(filter(None, ["\n".join(lines), _metrics(histories)]))
-    return visible("\n\n".join([*parts, *_differences(folders, old, new)]), lines=True)
+    parts = ["\n".join(lines)]
+    if all(contents):
+        parts += _differences(folders, *contents) or ["Nothing else differs."]
+    else:
+        parts.append("Only runs whose source was kept can be compared.")
+    return visible("\n\n".join(parts), lines=True)
 
 
-def _differences(folders: Sequence[Path], old: dict[str, Any] | None, new: dict[str, Any] | None) -> list[str]:
+def _differences(folders: list[Path], old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The differences between the records of two runs."""
-    if old is None or new is None:
-        missing = " and ".join(name for name, content in (("a", old), ("b", new)) if content is None)
-        return [f"The source of {missing} was not kept, or can't be read."]
-    (a_name, a_found), (b_name, b_found) = _newest_source(old), _newest_source(new)
-    changes = [
-        _changes("Origin", _origin({**old, "versions": {}}), _origin({**new, "versions": {}})),
-        _changes("Packages", old["versions"], new["versions"]),
-        _changes("Arguments", old["arguments"], new["arguments"]),
-        _changes("Runs", _run_arguments(old["runs"]), _run_arguments(new["runs"])),
-        _changes("Values that the code reads", a_found["values"], b_found["values"]),
-        _source_changes(folders, a_name, b_name),
-    ]
-    return list(filter(None, changes)) or ["Nothing else differs."]
+    tables = _tables(old), _tables(new)
+    found = [_changes(title, tables[0].get(title, {}), tables[1].get(title, {})) for title in dict.fromkeys((*tables[0], *tables[1]))]
+    steps = _steps(folders[0], old).splitlines(), _steps(folders[1], new).splitlines()
+    found.append("\n".join(difflib.unified_diff(*steps, "a/steps.py", "b/steps.py", lineterm="")))
+    return list(filter(None, found))

@@ -9,7 +9,6 @@ import __future__
 import ast
 import dis
 import functools
-import linecache
 import os
 import sys
 from collections import deque
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from .source_file import Definition, SourceFile, cells, execution_number, is_cell, read_source
+from .source_file import Definition, cells, execution_number, is_cell, read_source
 from .user_code import is_kind, is_user, is_user_module, module_of, mro, name_of, own, state, written_methods
 from .walk import MOST_OBJECTS, PLAIN, Walk, parts
 
@@ -142,40 +141,27 @@ def chains_read(code: CodeType, namespace: dict[str, Any]) -> Iterator[tuple[str
 
 
 # %% ../../nbs/source/source_code.ipynb #e3a4ebd0
-class _Sources:
-    """The files and cells that were read, and the definitions in them."""
+def _find_function(function: FunctionType) -> tuple[ast.AST, Definition] | None:
+    """The node of a function, and the statement that it is in; None without its text."""
+    code = function.__code__
+    file = read_source(code.co_filename, function.__globals__)
+    found = file.functions.get((code.co_firstlineno, code.co_name)) if file else None
+    if file is None or not found:
+        return None
+    node, statement = found[-1]
+    return node, file.definition(name_of(function), statement)
 
-    def __init__(self) -> None:
-        self._files: dict[str, SourceFile | None] = {}
 
-    def file(self, name: str, namespace: dict[str, Any] | None = None) -> SourceFile | None:
-        """A file or cell; None where its text can't be found."""
-        if name not in self._files:
-            self._files[name] = read_source(name, namespace)
-        return self._files[name]
-
-    def find_function(self, function: FunctionType) -> tuple[ast.AST | None, Definition | None]:
-        """The node of a function, and the statement that it is in."""
-        code = function.__code__
-        file = self.file(code.co_filename, function.__globals__)
-        found = file.functions.get((code.co_firstlineno, code.co_name)) if file else None
-        if not file or not found:
-            return None, None
-        node, statement = found[-1]
-        return node, file.definition(name_of(function), statement)
-
-    def find_class(self, kind: type) -> tuple[ast.ClassDef | None, Definition | None]:
-        """The node of a class, and its definition."""
-        name = type.__getattribute__(kind, "__qualname__")
-        for method in filter(is_user, written_methods(kind)):
-            file = self.file(method.__code__.co_filename, method.__globals__)
-            if file and (node := file.find_class(name, method.__code__.co_firstlineno)):
-                return node, file.definition(name_of(kind), node)
-        for place in _places(kind):
-            known = f"class {name.rpartition('.')[2]}" in "".join(linecache.getlines(place))
-            if known and (file := self.file(place, _namespace(kind))) and (node := file.find_class(name, None)):
-                return node, file.definition(name_of(kind), node)
-        return None, None
+def _find_class(kind: type) -> tuple[ast.AST, Definition] | None:
+    """The node of a class, and its definition; None without its text."""
+    name = type.__getattribute__(kind, "__qualname__")
+    places = [(method.__code__.co_filename, method.__code__.co_firstlineno) for method in written_methods(kind) if is_user(method)]
+    for place, line in [*places, *((place, None) for place in _places(kind))]:
+        file = read_source(place, _namespace(kind))
+        node = file.find_class(name, line) if file else None
+        if file and node:
+            return node, file.definition(name_of(kind), node)
+    return None
 
 
 def _namespace(kind: type) -> dict[str, Any]:
@@ -203,7 +189,6 @@ class _Search(Walk):
 
     def __init__(self) -> None:
         super().__init__([id(os.environ)])
-        self.sources = _Sources()
         self.definitions: list[Definition] = []
         self.values: dict[str, Any] = {}
         self.no_source: set[str] = set()
@@ -232,10 +217,9 @@ class _Search(Walk):
         for name, value in variables.items():
             self._follow(f"{name_of(function)}.{name}".replace("<locals>.", ""), value)
         self.add_all(function.__defaults__, function.__kwdefaults__)
-        node, definition = self.sources.find_function(function)
-        if node and definition:
-            self.definitions.append(definition)
-            self._read(_evaluated(node), function.__globals__)
+        if found := _find_function(function):
+            self.definitions.append(found[1])
+            self._read(_evaluated(found[0]), function.__globals__)
         elif not function.__name__.startswith("__"):  # a dataclass's __init__ has no source, and needs none
             self.no_source.add(name_of(function))
         self._read(function.__code__, function.__globals__)
@@ -245,10 +229,9 @@ class _Search(Walk):
             return
         self.add_all(type(kind), *mro(kind)[1:])
         self.add_all(*(item for name, item in own(kind).items() if is_kind(item, FunctionType) or not name.startswith("__")))
-        node, definition = self.sources.find_class(kind)
-        if node and definition:
-            self.definitions.append(definition)
-            self._read(_evaluated(node), _namespace(kind))
+        if found := _find_class(kind):
+            self.definitions.append(found[1])
+            self._read(_evaluated(found[0]), _namespace(kind))
         elif type.__getattribute__(kind, "__name__").isidentifier():  # or else `add_on` composed it: its bases are what was written
             self.no_source.add(name_of(kind))
 
@@ -281,41 +264,32 @@ class _Search(Walk):
 class Reached:
     """What `reach` found.
 
-    `definitions` are in the order of reading: files first, then cells in order of execution. `files`: the text of each of these by name.
-    `values`: the globals and closure variables that the code reads, apart from functions, classes and modules. `no_source`: names of
-    functions and classes whose text was not found. `packages`: the installed ones that the code names. `places`: files and cells that may
-    have set the values.
+    `definitions` are in the order of reading: files first, then cells in order of execution. `values`: the globals and
+    closure variables that the code reads, apart from functions, classes and modules. `no_source`: names of functions and classes whose
+    text was not found. `packages`: the installed ones that the code names. `places`: files and cells that may have set the values.
     """
 
     definitions: list[Definition]
-    files: dict[str, str]
     values: dict[str, Any]
     no_source: list[str]
     packages: list[str]
     places: list[str]
 
 
-def _searched(roots: Iterable[Any]) -> _Search:
-    search = _Search()
-    search.add_all(*roots)
-    deque(search, maxlen=0)
-    search.no_source.update(map(name_of, search.unread))
-    if not search.is_whole:
-        search.no_source.add(f"(all that is farther away than {MOST_OBJECTS:,} objects)")
-    return search
-
-
 def reach(roots: Iterable[Any]) -> Reached:
     """Find all user code that `roots` (functions, classes, objects) can reach. Runs none of it, and never raises."""
-    walk = _searched(roots)
+    walk = _Search()
+    walk.add_all(*roots)
+    deque(walk, maxlen=0)
+    walk.no_source.update(map(name_of, walk.unread))
+    if not walk.is_whole:
+        walk.no_source.add(f"(all that is farther away than {MOST_OBJECTS:,} objects)")
     lambdas_first = sorted(walk.definitions, key=lambda d: not d.name.endswith("<lambda>"))  # as a default it has the text of its function
     found = list({(d.file, d.first, d.last): d for d in lambdas_first}.values())
     outer = [d for d in found if not any(_is_inside(d, other) for other in found)]
-    first_reached = dict.fromkeys(d.file for d in walk.definitions)
-    files = sorted(first_reached, key=lambda file: (is_cell(file), execution_number(file)))
-    texts = {file: "".join(source.lines) for file in files if (source := walk.sources.file(file))}
-    outer.sort(key=lambda d: (files.index(d.file), d.first))
-    return Reached(outer, texts, dict(sorted(walk.values.items())), sorted(walk.no_source), sorted(walk.packages), sorted(walk.places))
+    files = list(dict.fromkeys(d.file for d in walk.definitions))
+    outer.sort(key=lambda d: (is_cell(d.file), execution_number(d.file), files.index(d.file), d.first))
+    return Reached(outer, dict(sorted(walk.values.items())), sorted(walk.no_source), sorted(walk.packages), sorted(walk.places))
 
 
 def _is_inside(inner: Definition, outer: Definition) -> bool:

@@ -118,7 +118,7 @@ def put_cells(texts: Mapping[str, list[str]]) -> None:
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
 
 
-@functools.lru_cache(32)
+@functools.lru_cache(128)
 def _parsed(file: str, lines: tuple[str, ...]) -> SourceFile:
     """A file or cell, which each run reads again, though seldom with another text."""
     return SourceFile(file, list(lines))

@@ -5,11 +5,11 @@
 # %% ../../nbs/tools/gallery.ipynb #a0ea4a72
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from itertools import takewhile
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from ..data.batch import batch_size, describe, tensors, to_device
+from ..data.batch import describe, split, tensors, to_device
 from ..data.loader import as_loader
 from ..data.resumable_loader import borrowed
 from ..engine.step_output import check_output
@@ -34,31 +34,12 @@ from ..views.text import format_value, table_text, visible
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.text import Text
 
 # %% auto #0
-__all__ = [
-    "Draw",
-    "Sample",
-    "is_mask",
-    "is_image",
-    "rgb",
-    "masks_of",
-    "class_colour",
-    "overlaid",
-    "draw_sample",
-    "Gallery",
-    "fit_titles",
-    "first_samples",
-    "worst_samples",
-    "samples_of",
-    "single",
-]
+__all__ = ["Draw", "Sample", "is_image", "rgb", "masks_of", "draw_sample", "Gallery", "show_samples", "samples_of"]
+
 
 # %% ../../nbs/tools/gallery.ipynb #101d120d
-_CPU = torch.device("cpu")
-
-
 @dataclass(frozen=True)
 class Sample:
     """A sample on the CPU, with what the step returned for it.
@@ -91,187 +72,137 @@ class Sample:
     @property
     def prediction(self) -> Any:
         """The class with the highest score if the label is a class, or a class for each pixel; else a number, or the output."""
-        output = self.output
+        output = _plain(self.output)
         if not isinstance(output, Tensor):
             return output
-        if output.ndim == 1 and len(output) > 1 and (self.label is None or _is_class(self.label)):
+        if output.ndim == 1 and (self.label is None or _is_class(self.label)):
             return int(output.argmax())
-        if output.ndim == 3 and len(output) > 1 and is_mask(self.label) and output.shape[1:] == self.label.shape[-2:]:
+        if output.ndim == 3 and len(output) > 1 and _mask(self.label) is not None:
             return output.argmax(0)
-        return output.item() if output.numel() == 1 else output
+        return output
 
     @property
     def is_wrong(self) -> bool:
         """Whether the predicted class differs from the label."""
-        return self.label is not None and _is_class(self.label) and _is_class(self.prediction) and self.prediction != _plain(self.label)
+        return self._compares_classes and self.prediction != _plain(self.label)
+
+    @property
+    def _compares_classes(self) -> bool:
+        return _is_class(self.label) and _is_class(self.prediction)
 
     @property
     def words(self) -> str:
-        """Prediction, label and loss in one line: `predicted 8, is 4 · loss 5.95`; a correct class gets a ✓."""
-        prediction, label = self.prediction, _plain(self.label)
-        if self.output is None:
-            text = "" if self.label is None else f"is {self._name(label)}"
-        elif is_mask(label) and is_mask(prediction) and prediction.shape == label.shape[-2:]:
-            text = f"{_share_right(self):.0%} of the pixels right"
-        elif self.label is None:
-            text = f"predicted {self._name(prediction)}"
-        elif _is_class(self.label) and not self.is_wrong and _is_class(prediction):
-            text = f"predicted {self._name(prediction)} ✓"
-        else:
-            text = f"predicted {self._name(prediction)}, is {self._name(label)}"
-        return " · ".join(filter(None, [text, "" if self.loss is None else f"loss {format_value(self.loss)}"]))
+        """Prediction, label and loss in one line: `predicted 8, is 4 · loss 5.95`; a correct class gets a ✓. Masks have no words."""
+        said = []
+        if self.output is not None:
+            said.append(f"predicted {self._name(self.prediction)}")
+        if self._compares_classes and not self.is_wrong:
+            said[0] += " ✓"
+        elif self.label is not None:
+            said.append(f"is {self._name(self.label)}")
+        parts = [", ".join(said)] if said and _mask(self.label) is None else []
+        if self.loss is not None:
+            parts.append(f"loss {format_value(self.loss)}")
+        return " · ".join(parts)
 
     @property
     def row(self) -> dict[str, Any]:
         """The values as a row of a table."""
-        prediction = {} if self.output is None else {"prediction": _words(self.prediction)}
-        return {"sample": self.index, **prediction, "label": _words(_plain(self.label)), "loss": self.loss}
+        return {"sample": self.index, "prediction": _words(self.prediction), "label": _words(self.label), "loss": self.loss}
 
     def _name(self, value: Any) -> str:
         """The name of a class in `classes`; other values as text."""
-        is_named = self.classes is not None and _is_class(value) and 0 <= int(value) < len(self.classes)
-        return visible(self.classes[int(value)]) if self.classes is not None and is_named else _words(value)
-
-
-def _is_class(label: Any) -> bool:
-    if isinstance(label, Tensor):
-        return label.numel() == 1 and not label.is_floating_point()
-    return isinstance(label, int)
-
-
-def is_mask(value: Any) -> bool:
-    """Whether `value` has a class for each pixel: integers (H, W) or (1, H, W)."""
-    if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
-        return False
-    return value.ndim == 2 or (value.ndim == 3 and len(value) == 1)
-
-
-def _share_right(sample: Sample) -> float:
-    """The fraction of pixels predicted correctly; labels below 0 and above the output's classes are ignored."""
-    label, n_classes = sample.label.reshape(sample.label.shape[-2:]), len(sample.output) if sample.output.ndim == 3 else 2**62
-    counts = (label >= 0) & (label < n_classes)
-    return float((sample.prediction == label)[counts].float().mean())
+        if self.classes is not None and _is_class(value) and 0 <= int(value) < len(self.classes):
+            return visible(self.classes[int(value)])
+        return _words(value)
 
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
+def _is_class(value: Any) -> bool:
+    return isinstance(_plain(value), int)
+
+
 def _words(value: Any) -> str:
+    value = _plain(value)
     return describe(value) if isinstance(value, (Tensor, tuple, list, dict)) else format_value(value)
 
 
-# %% ../../nbs/tools/gallery.ipynb #9d54c96c
 def is_image(value: Any) -> bool:
-    """Whether `value` is a tensor (H, W), (C, H, W) or (H, W, C), with 1, 3 or 4 channels."""
-    if not isinstance(value, Tensor) or value.ndim not in (2, 3):
+    """Whether `value` is a tensor (H, W), (1, H, W) or (3, H, W)."""
+    if not isinstance(value, Tensor):
         return False
-    return value.ndim == 2 or len(value) in (1, 3, 4) or value.shape[2] in (3, 4)
+    return value.ndim == 2 or (value.ndim == 3 and len(value) in (1, 3))
 
 
-def _is_bytes(image: Tensor) -> bool:
-    return image.dtype is torch.uint8
+def _mask(value: Any) -> Tensor | None:
+    """A class for each pixel as (H, W), if `value` has integers (H, W) or (1, H, W)."""
+    if not is_image(value) or value.is_floating_point() or value.shape[:-2] == (3,):
+        return None
+    return value.reshape(value.shape[-2:]).long()
 
 
+# %% ../../nbs/tools/gallery.ipynb #9d54c96c
 def rgb(image: Tensor) -> Tensor:
-    """An image as (H, W, 3) or (H, W, 4) in [0, 1]: bytes are divided by 255, normalized values scaled by their range."""
-    value = image.float() / 255 if _is_bytes(image) else image.float()
-    if value.ndim == 2 or len(value) == 1:
-        value = value.reshape(1, *value.shape[-2:]).expand(3, -1, -1)
-        low, high = float(value.min()), float(value.max())
-        value = value if _is_bytes(image) else (value - low) / ((high - low) or 1)
-    if len(value) in (3, 4):
-        value = value.movedim(0, -1)
+    """An image as (H, W, 3) in [0, 1]: bytes are divided by 255, and other values beyond 0 and 1 are scaled by their range."""
+    value = image.float()
+    if image.dtype is torch.uint8:
+        value = value / 255
+    value = value.reshape(-1, *image.shape[-2:]).expand(3, -1, -1).movedim(0, -1)
     low, high = float(value.min()), float(value.max())
-    return (value - low) / ((high - low) or 1) if low < 0 or high > 1 else value
+    if low < 0 or high > 1:
+        value = (value - low) / ((high - low) or 1)
+    return value
 
 
 def masks_of(sample: Sample) -> dict[str, Tensor]:
     """The masks (H, W) of a sample whose input is an image of their size, by name: "predicted" and "is", if present."""
     if not is_image(sample.input):
         return {}
-    size = rgb(sample.input).shape[:2]
-    found = {"predicted": sample.prediction, "is": sample.label}
-    masks = {name: mask.reshape(mask.shape[-2:]) for name, mask in found.items() if is_mask(mask)}
-    return {name: mask for name, mask in masks.items() if mask.shape == size}
-
-
-_OPACITY = 0.5
-
-
-def class_colour(number: int) -> tuple[float, float, float]:
-    """The colour of a class of a mask, from 1; there are ten, which repeat."""
-    from matplotlib import colormaps
-
-    red, green, blue, _ = colormaps["tab10"]((number - 1) % 10)
-    return red, green, blue
-
-
-def overlaid(image: Tensor, mask: Tensor) -> Tensor:
-    """Overlay an image (H, W, 3) with the colours of a mask (H, W) of classes: none for class 0, grey for negative values."""
-    colours = torch.tensor([class_colour(number) for number in range(1, 11)])
-    tints = colours[(mask.long().clamp(min=1) - 1) % len(colours)]
-    tints = torch.where((mask < 0)[..., None], torch.tensor(0.5), tints)
-    mixed = (1 - _OPACITY) * image[..., :3] + _OPACITY * tints
-    return torch.where((mask == 0)[..., None], image[..., :3], mixed)
-
-
-def _draw_masks(axes: Axes, image: Tensor, masks: Mapping[str, Tensor]) -> None:
-    """Draw the image with each mask over it, side by side, with their names below."""
-    height, width = image.shape[:2]
-    gap = torch.ones(height, max(1, width // 20), 3)
-    pictures = [part for mask in masks.values() for part in (gap, overlaid(image, mask))][1:]
-    axes.imshow(torch.cat(pictures, 1).numpy())
-    for i, name in enumerate(masks):
-        middle = i * (width + gap.shape[1]) + width / 2 - 0.5
-        axes.text(middle, height, name, ha="center", va="top", fontsize=8)
-    axes.set_axis_off()
+    found = {"predicted": _mask(sample.prediction), "is": _mask(sample.label)}
+    return {name: mask for name, mask in found.items() if mask is not None and mask.shape == sample.input.shape[-2:]}
 
 
 # %% ../../nbs/tools/gallery.ipynb #9d447781
 Draw = Callable[["Axes", Sample], object]
 _LONG = 24  # values; a curve from this length on, bars below
+_OPACITY = 0.5  # of a mask
 
 
 def draw_sample(axes: Axes, sample: Sample) -> None:
     """Draw a sample with its prediction as the title: an image, bars or a curve, or else text.
 
-    Images are (C, H, W), (H, W) or (H, W, C). Masks, the prediction next to the target, are drawn half opaque over the image; class 0
+    Images are (1, H, W), (3, H, W) or (H, W). Masks, the prediction next to the target, are drawn half opaque over the image; class 0
     has no colour.
     """
     value = sample.input
+    title = "\n".join(fill(part, 22) for part in sample.words.split(" · "))
+    axes.set_title(title, fontsize=8, color="C3" if sample.is_wrong else "black", parse_math=False)
     if masks := masks_of(sample):
         _draw_masks(axes, rgb(value), masks)
     elif is_image(value):
-        _draw_image(axes, value)
-    elif isinstance(value, Tensor) and value.ndim == 1 and len(value) > 1:
-        _draw_row(axes, value)
-    else:
-        axes.text(0.5, 0.5, _words(_plain(value)), ha="center", va="center", wrap=True, fontsize=8, transform=axes.transAxes)
+        axes.imshow(rgb(value).numpy())
         axes.set_axis_off()
-    axes.set_title(sample.words.replace("$", r"\$"), fontsize=9, color="C3" if sample.is_wrong else "black")
-
-
-def _draw_image(axes: Axes, image: Tensor) -> None:
-    if len(image) == 1 or image.ndim == 2:
-        axes.imshow(
-            image.reshape(image.shape[-2:]).float().numpy(),
-            cmap="gray",
-            vmin=0 if _is_bytes(image) else None,
-            vmax=255 if _is_bytes(image) else None,
-        )
+    elif isinstance(value, Tensor) and value.ndim == 1 and len(value) >= _LONG:
+        axes.plot(value.float().numpy(), linewidth=1)
+    elif isinstance(value, Tensor) and value.ndim == 1:
+        axes.bar(range(len(value)), value.float().numpy(), color="0.6")
     else:
-        axes.imshow(rgb(image).numpy())
-    axes.set_axis_off()
+        axes.text(0.5, 0.5, _words(value), ha="center", va="center", wrap=True, fontsize=8, parse_math=False)
+        axes.set_axis_off()
 
 
-def _draw_row(axes: Axes, row: Tensor) -> None:
-    if len(row) >= _LONG:
-        axes.plot(row.float().numpy(), linewidth=1)
-    else:
-        axes.bar(range(len(row)), row.float().numpy(), color="0.6")
-    axes.tick_params(labelsize=7)
-    axes.spines[["top", "right"]].set_visible(False)
+def _draw_masks(axes: Axes, image: Tensor, masks: Mapping[str, Tensor]) -> None:
+    """Draw the image with each mask over it, side by side, with their names below."""
+    width = image.shape[1]
+    numbers = torch.cat(list(masks.values()), 1)
+    axes.imshow(torch.cat([image] * len(masks), 1).numpy())
+    colours = (numbers - 1) % 10  # of those of matplotlib, which repeat
+    axes.imshow(colours.numpy(), cmap="tab10", vmin=0, vmax=9, alpha=_OPACITY * (numbers > 0).float().numpy())
+    axes.set_xticks([(i + 0.5) * width for i in range(len(masks))], list(masks), fontsize=8)
+    axes.set_yticks([])
 
 
 # %% ../../nbs/tools/gallery.ipynb #ada84925
@@ -308,15 +239,13 @@ class Gallery:
             2
         """
         masks = [masks_of(sample) for sample in self.samples] if self.draw is draw_sample else []
-        n_columns, width = min(4, len(self.samples)), 1.9
-        if any(len(found) == 2 for found in masks):
-            n_columns, width = min(2, len(self.samples)), 3.8
-        n_rows = -(-len(self.samples) // n_columns)
+        width = 3.8 if any(len(found) == 2 for found in masks) else 1.9
+        n_columns = min(int(7.6 / width), len(self.samples))
+        n_rows = math.ceil(len(self.samples) / n_columns)
         figure = blank(width * n_columns, 2.1 * n_rows)
         for place, sample in enumerate(self.samples, 1):
             self.draw(figure.add_subplot(n_rows, n_columns, place), sample)
-        _add_legend(figure, [mask for found in masks for mask in found.values()], self.samples[0].classes)
-        fit_titles(figure, width)
+        _add_legend(figure, [mask for found in masks for mask in found.values()], self.samples[0])
         return figure
 
     def __repr__(self) -> str:
@@ -327,170 +256,113 @@ class Gallery:
         return f"<div>{escape(self.title)}</div>{image_html(png(self.plot()), alt)}"
 
 
-def _add_legend(figure: Figure, masks: Sequence[Tensor], classes: Sequence[str] | None) -> None:
+def _add_legend(figure: Figure, masks: Sequence[Tensor], sample: Sample) -> None:
     """Add a legend with the classes of the masks and their colours."""
     from matplotlib.patches import Patch
 
-    numbers = sorted({int(n) for mask in masks for n in mask.unique() if n > 0})[:20]
-    names = [visible(classes[n]).replace("$", r"\$") if classes is not None and n < len(classes) else str(n) for n in numbers]
-    patches = [Patch(color=class_colour(n), alpha=_OPACITY, label=name) for n, name in zip(numbers, names)]
-    if patches:
-        figure.legend(handles=patches, loc="outside lower center", ncols=min(len(patches), 5), fontsize=8, frameon=False)
-
-
-_SMALLER = (8, 7, 6, 5)
-
-
-def fit_titles(figure: Figure, width: float) -> None:
-    """Wrap titles that are wider than `width` inches, and shrink those that would need more than three lines."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    renderer: Any = FigureCanvasAgg(figure).get_renderer()
-    room = (width - 0.1) * figure.dpi
-    for axes in figure.axes:
-        title = axes.title
-        if title.get_window_extent(renderer).width <= room:
-            continue
-        text = title.get_text()
-        title.set_text(_filled(text, title, renderer, room))
-        for size in _SMALLER:
-            if title.get_text().count("\n") < 3:
-                break
-            title.set_fontsize(size)
-            title.set_text(_filled(text, title, renderer, room))
-
-
-def _filled(text: str, title: Text, renderer: Any, room: float) -> str:
-    """Wrap `text` into as few lines as the font of `title` allows in `room` pixels."""
-    for n in range(len(text), 5, -1):
-        title.set_text(fill(text, n))
-        if title.get_window_extent(renderer).width <= room:
-            break
-    return title.get_text()
+    numbers = sorted({int(number) for mask in masks for number in mask.unique() if number > 0})[:20]
+    if numbers:
+        patches = [Patch(color=f"C{(number - 1) % 10}", alpha=_OPACITY, label=sample._name(number)) for number in numbers]
+        legend = figure.legend(handles=patches, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
 
 
 # %% ../../nbs/tools/gallery.ipynb #c2502895
-def first_samples(
-    trainer: TrainerBase, loader: Iterable[Any], n: int, draw: Draw | None = None, classes: Sequence[str] | None = None
+def show_samples(
+    trainer: TrainerBase, loader: Iterable[Any], n: int, draw: Draw | None, classes: Sequence[str] | None, *, by_loss: bool
 ) -> Gallery:
-    """The first `n` samples of `loader`. Changes nothing. Raises ConfigError for n < 1, and StepError if the step returns no "output"."""
-    _check(n, loader)
-    found: list[Sample] = []
+    """The first `n` samples of `loader`; `by_loss`, those with the highest loss, the worst first. Changes nothing.
 
-    def look(batch: Any, output: Mapping[str, Any]) -> bool:
-        found.extend(samples_of(trainer, batch, output, len(found))[: n - len(found)])
-        return len(found) < n
-
-    _go_through(trainer, "show_results", loader, look)
-    return Gallery(_named(found, classes), f"The first {len(found)} samples", draw or draw_sample)
-
-
-def worst_samples(
-    trainer: TrainerBase, loader: Iterable[Any], n: int, draw: Draw | None = None, classes: Sequence[str] | None = None
-) -> Gallery:
-    """The `n` samples of `loader` with the highest loss, the worst first. Changes nothing. NaN is worse than any number."""
-    _check(n, loader)
-    worst: list[Sample] = []
-    n_seen = 0
-
-    def look(batch: Any, output: Mapping[str, Any]) -> bool:
-        nonlocal n_seen
-        samples = samples_of(trainer, batch, output, n_seen, _losses(trainer, batch, output))
-        n_seen += len(samples)
-        worst[:] = heapq.nsmallest(n, [*worst, *samples], key=_rank)
-        return True
-
-    _go_through(trainer, "show_worst", loader, look)
-    return Gallery(_named(worst, classes), f"The worst {len(worst)} of {n_seen} samples, by loss", draw or draw_sample)
-
-
-def _named(samples: Sequence[Sample], classes: Sequence[str] | None) -> list[Sample]:
-    """The samples with the class names. Raises ConfigError if there are fewer names than scores in an output."""
-    if classes is None:
-        return list(samples)
-    scores = [len(s.output) for s in samples if isinstance(s.output, Tensor) and s.output.ndim in (1, 3) and s.output.numel() > 1]
-    if max(scores, default=0) > len(classes):
-        raise ConfigError(f"classes has {len(classes)} names, and the output {max(scores)} scores.", remedy="Give a name for each class.")
-    return [replace(sample, classes=classes) for sample in samples]
-
-
-def _check(n: int, loader: Iterable[Any]) -> None:
+    NaN is worse than any number. Raises ConfigError for n < 1, and StepError if the step returns no "output", or `by_loss` no loss.
+    """
     if n < 1:
         raise ConfigError(f"n={n!r} must be a positive integer.", remedy="Give an integer from 1.")
     check_run(1, loader, None)
+    found: list[Sample] = []
+    n_seen = 0
 
+    def look(batch: Any) -> None:
+        nonlocal n_seen
+        if not wants_more(batch):  # Lightning reads a batch ahead
+            return
+        output = _step(trainer, batch)
+        if output is not None:
+            losses = _losses(trainer, batch, output) if by_loss else None
+            samples = samples_of(trainer, batch, output, n_seen, losses, classes)
+            n_seen += len(samples)
+            found.extend(samples)
+            if by_loss:
+                found.sort(key=_rank)
+            del found[n:]
 
-def _rank(sample: Sample) -> tuple[bool, float, int]:
-    """A sort key that puts the worst first: NaN, then the highest loss, then the earlier sample."""
-    loss = sample.loss or 0.0
-    return loss == loss, -loss if loss == loss else 0.0, sample.index
-
-
-def _go_through(trainer: TrainerBase, name: str, loader: Iterable[Any], look: Callable[[Any, Mapping[str, Any]], bool]) -> None:
-    """As the operation `name`, call `look` on the batches and what the step returns until it returns False; the loader is restored."""
-    wants_more, is_empty = True, True
-
-    def batches(source: Iterable[Any]) -> Iterator[Any]:
-        for batch in source:
-            yield batch
-            if not wants_more:
-                return
-
-    def call(batch: Any) -> bool:
-        nonlocal wants_more, is_empty
-        if wants_more and (output := _step(trainer, batch)) is not None:  # Lightning reads a batch ahead
-            wants_more, is_empty = look(batch, output), False
-        return wants_more
+    def wants_more(batch: Any) -> bool:
+        return by_loss or n_seen < n
 
     def work(operation: Operation) -> None:
         spare = operation.keep(borrowed(as_loader(loader)))
-        look_at(trainer, batches(spare), call, sized_len(spare))
+        look_at(trainer, takewhile(wants_more, spare), look, sized_len(spare))
 
-    operate(trainer, name, work)
-    if is_empty:
+    operate(trainer, "show_worst" if by_loss else "show_results", work)
+    if not found:
         raise StepError("The loader gave no batch.", remedy="Look at the dataset's length, and at drop_last=True.")
+    title = f"The worst {len(found)} of {n_seen} samples, by loss" if by_loss else f"The first {len(found)} samples"
+    return Gallery(found, title, draw or draw_sample)
+
+
+def _rank(sample: Sample) -> tuple[bool, float]:
+    """A sort key that puts the worst first: NaN, then the highest loss."""
+    loss = sample.loss or 0.0
+    return not math.isnan(loss), -loss
 
 
 # %% ../../nbs/tools/gallery.ipynb #b8d85c0e
 def samples_of(
-    trainer: TrainerBase, batch: Any, output: Mapping[str, Any], n_before: int, losses: Sequence[float] | None = None
+    trainer: TrainerBase,
+    batch: Any,
+    output: Mapping[str, Any],
+    n_before: int,
+    losses: Sequence[float] | None = None,
+    classes: Sequence[str] | None = None,
 ) -> list[Sample]:
     """The samples of a batch, on the CPU. Without an "output" they have none; raises StepError if it has another number of rows."""
-    batch, output = to_device(batch, _CPU), to_device(dict(output), _CPU)
-    n = batch_size(batch)
-    for name in ("output", "label"):
-        if isinstance(found := output.get(name), Tensor) and (found.ndim == 0 or len(found) != n):
+    cpu = torch.device("cpu")
+    singles, output = split(to_device(batch, cpu), 1), to_device(dict(output), cpu)
+    _check_rows(trainer, output, len(singles))
+    label = output.get("label")
+    if label is None and isinstance(batch, (list, tuple)) and len(batch) > 1:
+        label = to_device(batch[1], cpu)
+    samples = []
+    for i, single in enumerate(singles):
+        first = next(tensors(single), None)
+        loss = None if losses is None else losses[i]
+        samples.append(
+            Sample(
+                index=n_before + i,
+                input=single if first is None else first[0],
+                output=_row(output.get("output"), i),
+                label=_row(label, i),
+                loss=loss,
+                batch=single,
+                classes=classes,
+            )
+        )
+    return samples
+
+
+def _check_rows(trainer: TrainerBase, output: Mapping[str, Any], n: int) -> None:
+    for name in ("output", "label", "losses"):
+        found = output.get(name)
+        if isinstance(found, Tensor) and (found.shape[:1] != (n,) or (name == "losses" and found.ndim > 1)):
             raise StepError(
                 f"test_step returned {name!r} of shape {tuple(found.shape)} for a batch of {n}.",
                 where=f"{trainer.title}.test_step",
-                remedy=f"Return a row for each sample: {name} of shape ({n}, ...).",
+                remedy=f"Return a row of {name!r} for each sample; of 'losses', a number.",
             )
-    second = batch[1:2] if isinstance(batch, (list, tuple)) else ()
-    label = output.get("label", second[0] if second else None)
-    first = next(tensors(batch), batch)
-    return [
-        Sample(n_before + i, _row(first, i), _row(output.get("output"), i), _row(label, i), losses[i] if losses else None, single(batch, i))
-        for i in range(n)
-    ]
 
 
 def _row(value: Any, i: int) -> Any:
     return apply_to_collection(value, Tensor, lambda tensor: tensor[i])
-
-
-def single(batch: Any, i: int) -> Any:
-    """Sample `i` of `batch` as a batch of one, cut from all tensors and lists that have an item for each sample."""
-    n = batch_size(batch)
-
-    def cut(part: Any) -> Any:
-        if isinstance(part, Tensor):
-            return part[i : i + 1] if part.ndim and len(part) == n else part
-        if len(part) == n and next(tensors(part), None) is None:  # such as texts or file names
-            return part[i : i + 1]
-        items = [apply_to_collection(item, (Tensor, list, tuple), cut) for item in part]
-        return type(part)(*items) if hasattr(part, "_fields") else type(part)(items)
-
-    return apply_to_collection(batch, (Tensor, list, tuple), cut)
 
 
 def _step(trainer: TrainerBase, batch: Any) -> Mapping[str, Any] | None:
@@ -507,16 +379,13 @@ def _step(trainer: TrainerBase, batch: Any) -> Mapping[str, Any] | None:
 
 def _losses(trainer: TrainerBase, batch: Any, output: Mapping[str, Any]) -> list[float]:
     """The loss of each sample of `batch`; `output` is what the step returned for the batch."""
-    n, where = batch_size(batch), f"{trainer.title}.test_step"
-    if (losses := output.get("losses")) is not None:
-        if not isinstance(losses, Tensor) or tuple(losses.shape) != (n,):
-            raise StepError(f"test_step returned 'losses' as {describe(losses)}.", where=where, remedy=f"Return a tensor of shape ({n},).")
-        return losses.tolist()
+    if "losses" in output:
+        return torch.as_tensor(output["losses"]).tolist()
     if "loss" not in output:
         raise StepError(
             f"test_step returned {', '.join(map(repr, output))}, and no loss.",
-            where=where,
+            where=f"{trainer.title}.test_step",
             remedy='Return {"loss": ...}, or {"losses": ...} with one for each sample.',
         )
-    outputs = [output] if n == 1 else [_step(trainer, single(batch, i)) for i in range(n)]
-    return [float(output["loss"]) if output is not None else math.nan for output in outputs]
+    outputs = [_step(trainer, single) for single in split(batch, 1)]
+    return [math.nan if output is None else float(output["loss"]) for output in outputs]

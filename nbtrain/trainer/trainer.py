@@ -79,7 +79,7 @@ from ..run.run import Run
 from ..run.session import Session
 from ..run.sinks import RunSinks
 from ..tools.evaluate import batches_of, collect, evaluate, predict_directly, run_batch, validate
-from ..tools.gallery import Draw, Gallery, first_samples, worst_samples
+from ..tools.gallery import Draw, Gallery, show_samples
 from ..tools.lr_finder import RangeTest, find_lr, update_args
 from ..tools.step_profile import Profile, profile_steps
 from ..tools.summary import Summary, check_steps, summarize
@@ -1019,7 +1019,7 @@ class Trainer(TrainerBase):
             >>> len(trainer.show_results(loader, n=4).samples)
             4
         """
-        return first_samples(self, loader, n, draw, classes)
+        return show_samples(self, loader, n, draw, classes, by_loss=False)
 
     @checked
     @with_newest
@@ -1048,7 +1048,7 @@ class Trainer(TrainerBase):
             >>> worst[0].loss >= worst[1].loss
             True
         """
-        return worst_samples(self, loader, n, draw, classes)
+        return show_samples(self, loader, n, draw, classes, by_loss=True)
 
     @checked
     def to_config(self, path: str | Path | None = None, **fields: Any) -> str:

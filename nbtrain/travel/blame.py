@@ -13,13 +13,13 @@ from typing import Any
 import lightning as L
 import torch
 
-from ..data.batch import batch_size
+from ..data.batch import split
 from ..engine.step_output import check_output
 from ..errors import ConfigError
 from ..rng import keep_random
 from ..base.operation import operate
 from ..base.trainer_base import TrainerBase
-from ..tools.gallery import Draw, Gallery, Sample, draw_sample, samples_of, single
+from ..tools.gallery import Draw, Gallery, Sample, draw_sample, samples_of
 from .replay import watched_step
 from ..views.text import format_value
 
@@ -77,7 +77,7 @@ def _blame(trainer: TrainerBase, step: int, n: int, draw: Draw | None, classes: 
         owner, name = copy._step_method
         vars(owner).pop(name, None)
         copy.model.eval()
-        alone = [single(batch, i) for batch in seen.batches for i in range(batch_size(batch))]
+        alone = [sample for batch in seen.batches for sample in split(batch, 1)]
         samples = [_sample(copy, sample, i, step, seen.pl_trainer, classes) for i, sample in enumerate(alone)]
     worst = sorted(samples, key=_rank)[:n]
     title = f"The worst {len(worst)} of {len(samples)} samples of step {step}, by gradient"

@@ -187,31 +187,29 @@ def test_run_continues_from_one_cell_to_the_next(execute: Any) -> None:
     assert notebook.cells[3].outputs[0].text == "2\n"
 
 
-def test_run_folder_keeps_the_cells_and_the_newer_class(tmp_path: Path, execute: Any) -> None:
+def test_run_folder_keeps_the_source_in_cells_of_the_newer_class(tmp_path: Path, execute: Any) -> None:
     head = "import torch\nfrom torch import nn\nfrom nbtrain import Trainer\n"
     loss = "# a note above\nGAMMA = 2\n\ndef loss(x):\n    return (x**GAMMA).mean()\n\ndef unused(x):\n    return x\n"
     kind = "class Mine(Trainer):\n    def train_step(self, batch):\n        return {'loss': loss(self.model(batch)) * %d}\n"
     config = "class Config:\n    lr = 0.1\n"
+    trainer = (
+        f"trainer = Mine(nn.Linear(4, 1), device='cpu', save_path={str(tmp_path)!r},\n"
+        "               optimizer=lambda params: torch.optim.SGD(params, lr=Config.lr))\n"
+    )
     notebook = execute(
         head,
         kind % 1,
         loss,
         config,
         "%time unrelated = 1\n" + kind % 2,
-        f"trainer = Mine(nn.Linear(4, 1), device='cpu', save_path={str(tmp_path)!r},\n"
-        "               optimizer=lambda params: torch.optim.SGD(params, lr=Config.lr))",
+        trainer,
         "trainer.run(1, [torch.randn(8, 4)] * 5);",
     )
     assert notebook.cells[6].outputs[0].get("ename") is None, notebook.cells[6].outputs
-    folder = tmp_path / "run-001" / "source"
-    cells = {file.name: file.read_text() for file in sorted((folder / "cells").iterdir())}
-    assert list(cells) == ["cell-01.py", "cell-02.py", "cell-03.py", "cell-04.py"]
-    assert cells["cell-01.py"] == loss and cells["cell-02.py"] == config
-    assert cells["cell-03.py"] == "get_ipython().run_line_magic('time', 'unrelated = 1')\n" + kind % 2
-    assert (folder / "steps.py").read_text() == (
-        "# ==== loss · cells/cell-01.py\ndef loss(x):\n    return (x**GAMMA).mean()\n"
-        "\n\n# ==== Config · cells/cell-02.py\n" + config + "\n\n# ==== Mine · cells/cell-03.py\n" + kind % 2 + "\n\n"
-        f"# ==== <lambda> · cells/cell-04.py\n{cells['cell-04.py']}"
+    assert (tmp_path / "run-001" / "source" / "steps.py").read_text() == (
+        "# ==== loss · cell\ndef loss(x):\n    return (x**GAMMA).mean()\n"
+        "\n\n# ==== Config · cell\n" + config + "\n\n# ==== Mine · cell\n" + kind % 2 + "\n\n"
+        "# ==== <lambda> · cell\n" + trainer
     )
     kept = json.loads((tmp_path / "run-001" / "provenance.json").read_text())
     assert kept["sources"]["source"]["values"] == {"Config.lr": 0.1, "GAMMA": 2} and kept["command"] == []

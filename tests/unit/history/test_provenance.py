@@ -308,7 +308,7 @@ def test_long_diff_is_cut_off_and_says_so(repository: Path) -> None:
     (repository / "train.py").write_text("x = 1234567\n" * 40_000)
     found = git_state(repository)
     assert found is not None and 199_000 < len(found[1]) < 201_000
-    assert re.search(r"\n\+x = 1234567\n\(cut off: 52\d,\d{3} bytes in all\)\n$", found[1])
+    assert re.search(r"\n\+x = 1234567\n\(cut off: 52\d,\d{3} characters in all\)\n$", found[1])
 
 
 def test_no_repository_and_no_git_are_left_out(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +392,7 @@ def test_keep_source_false_keeps_nothing(tmp_path: Path) -> None:
         "history.csv",
         "last.safetensors",
     ]
-    assert show(tmp_path).endswith("\n\nIts source was not kept.")
+    assert show(tmp_path).endswith("\nnote: Its source was not kept.")
 
 
 def test_failure_to_record_is_noted_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,9 +461,17 @@ Origin
   command   train.py --width 8 --api-key <redacted> --token=<redacted>
   seed      0
   device    cpu
-  python    3.11.7 · Linux
-  packages  nbtrain 0.1.0 · torch 2.13.0
-  git       1234567890 on main
+  python    3.11.7
+  platform  Linux
+
+Git
+  commit  1234567890abcdef
+  branch  main
+  dirty   false
+
+Packages
+  nbtrain  0.1.0
+  torch    2.13.0
 
 Arguments
   model          Linear(in_features=4, out_features=2, 10 params)
@@ -471,6 +479,7 @@ Arguments
 
 Run 1
   began    TIME
+  source   source
   n_epoch  1
 
 Values that the code reads
@@ -495,11 +504,6 @@ DIFFERENT = """\
 a run-001 · ✓ completed · 1 epoch · 00:02 · best val_loss 0.25 at epoch 1
 b run-002 · ✓ completed · 1 epoch · 00:02 · best val_loss 0.125 at epoch 1
 
-Metrics       best a  best b  last a  last b
-  epoch            1       1       1       1
-  train_loss     0.5     0.5     0.5     0.5
-  val_loss      0.25   0.125    0.25   0.125
-
 Arguments
   gradient_clip  1.0 → 0.5
   width  – → 8
@@ -507,8 +511,8 @@ Arguments
 Values that the code reads
   HIDDEN  64 → 32
 
---- a/source/steps.py
-+++ b/source/steps.py
+--- a/steps.py
++++ b/steps.py
 @@ -1,3 +1,3 @@
  # ==== mine.step · mine.py
  def step(x):
@@ -531,6 +535,23 @@ def test_diff_prints_only_what_differs(module: Write, capsys: pytest.CaptureFixt
 def test_diff_of_a_run_with_itself_says_so(module: Write) -> None:
     make_run(Path("run-001"), module(STEP.format("abs")).step)
     assert diff("run-001", ".").endswith("\n\nNothing else differs.")
+
+
+@pytest.mark.usefixtures("steady")
+def test_a_record_of_another_version_is_shown_compared_and_continued(module: Write) -> None:
+    mine = module(STEP.format("abs"))
+    folder = make_run(Path("run-001"), mine.step)
+    kept = read_record(folder)
+    assert kept is not None
+    kept["sources"]["source"]["definitions"] = [{"name": "step", "from": "mine.py", "line": 3}]
+    kept["later"] = {"field": 1}
+    del kept["versions"], kept["git"]
+    (folder / "provenance.json").write_text(json.dumps(kept))
+    assert "\nPackages\n" not in show(folder) and "  HIDDEN  64" in show(folder)
+    make_run(Path("run-002"), mine.step)
+    assert "\nPackages\n  nbtrain  – → 0.1.0\n  torch  – → 2.13.0" in diff("run-001", "run-002")
+    record(folder, [mine.step], arguments={}, run={"n_epoch": 2}, seed=0, device="cpu")
+    assert "Run 2\n" in show(folder)
 
 
 def test_folder_without_a_run_is_an_error_of_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
