@@ -158,7 +158,7 @@ class Stops(L.Callback):
 ENDS: dict[str, dict[str, Any]] = {"should_stop": {"callbacks": [Stops()]}, "max_steps": {"max_steps": 7}}
 
 
-@pytest.mark.parametrize("options", [{}, {"every_n_steps": 2}, {"every_n_steps": 2, "validate_on_save": True}])
+@pytest.mark.parametrize("options", [{}, *({"every_n_steps": n} | more for n in (1, 2) for more in ({}, {"validate_on_save": True}))])
 @pytest.mark.parametrize("end", ENDS)
 def test_a_run_that_ended_within_an_epoch_goes_on_as_if_it_had_not(end: str, options: dict[str, Any], tmp_path: Path) -> None:
     def run(folder: str, seed: int, **lightning: Any) -> Any:
