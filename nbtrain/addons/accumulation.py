@@ -516,6 +516,7 @@ class AccumulationAddon(AddOnBase):
     aggregate_outputs_fn: AggregateOutputs | None = None
 
     after = (MicroBatchAddon,)  # a window counts whole batches, not their parts
+    excludes = frozenset({"by_hand", "several_optimizers"})
 
     def __post_init__(self) -> None:
         ways = [name for name in ("accumulate", "global_batch_size", "total_batch_size") if getattr(self, name) is not None]

@@ -449,6 +449,7 @@ class CudaGraphAddon(AddOnBase):
     graph_warmup: int = 3
 
     after = (FreezeAddon,)  # the trained parameters of an epoch are part of the graph
+    excludes = frozenset({"by_hand", "several_optimizers"})
 
     def __post_init__(self) -> None:
         if self.graph_warmup < 1:

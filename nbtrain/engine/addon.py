@@ -39,6 +39,7 @@ __all__ = [
 
 # %% ../../nbs/engine/addon.ipynb #a958d0ac
 Phase = Literal["train", "valid", "test"]
+Excluded = Literal["by_hand", "several_optimizers"]
 # A batch on the device -> the checked output of `train_step`, with its graph; None if it leaves the batch out
 TrainStep = Callable[[Any], Mapping[str, Any] | None]
 _definitions = count()
@@ -93,6 +94,10 @@ class AddOnBase:
         after: The addons that must come before this one, if both are used.
         commands: The names of methods that the trainer gets, too.
         decides_where_runs_execute: True for an addon that executes runs in other processes; a trainer has at most one.
+        excludes: What the addon does not work with, which is refused when a trainer is made: "by_hand", steps that make their own updates
+            (`automatic_optimization = False`); "several_optimizers", a MultiOptimizerTrainer. One addon is enough for a refusal.
+        shapes_updates: True for an addon whose callbacks change the gradients of an update, as clipping does. `lr_find` uses the callbacks
+            of all these addons, and of no others.
 
     Raises:
         AddOnError: an option has the name of a method, or a class defines `apply(cls, base)`
@@ -111,6 +116,8 @@ class AddOnBase:
     after: ClassVar[tuple[type[AddOnBase], ...]] = ()
     decides_where_runs_execute: ClassVar[bool] = False  # True for a `Launcher`; a trainer has at most one
     commands: ClassVar[tuple[str, ...]] = ()
+    excludes: ClassVar[frozenset[Excluded]] = frozenset()
+    shapes_updates: ClassVar[bool] = False
     _definition: ClassVar[int] = -1  # the order of definition of addon classes in this process
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from typing_extensions import Unpack
 
-from ..addons.gradients import GradientClipAddon
 from ..addons.hooks import Hooks, HooksAddon
 from ..addons.metrics import save_metrics
 from ..addons.non_finite import NonFinite
@@ -958,8 +957,8 @@ class Trainer(TrainerBase):
         """
         self._need_automatic("lr_find", "Try rates in short runs, with set(lr=...).")
         arguments = device_args(self.device) | update_args(self.precision, self.device, self.lightning)
-        clips = [addon for addon in self.active_addons if isinstance(addon, GradientClipAddon)]
-        arguments["callbacks"] = [callback for addon in clips for callback in addon.callbacks(self)]
+        shaping = [addon for addon in self.active_addons if addon.shapes_updates]
+        arguments["callbacks"] = [callback for addon in shaping for callback in addon.callbacks(self)]
         return find_lr(self, loader, arguments, start, end, n_batches)
 
     @checked
