@@ -577,6 +577,10 @@ class AccumulationAddon(AddOnBase):
             self._refuse_for_module()
         return {"accumulate_grad_batches": self.accumulate} if isinstance(self.accumulate, int) else {}
 
+    def facts(self, trainer: TrainerProtocol) -> dict[str, Any]:
+        varies = isinstance(self.accumulate, Mapping) or self.global_batch_size or self.total_batch_size
+        return {"accumulate": None} if varies else {}
+
     def resume_settings(self, trainer: TrainerProtocol) -> dict[str, dict[str, Any]]:
         names = ("accumulate", "global_batch_size", "micro_batch_size", "total_batch_size", "tokens_per_batch", "grad_reduction")
         given = {name: getattr(self, name) for name in names if name != "accumulate" or self.accumulate is not None}

@@ -242,6 +242,9 @@ class NonFiniteAddon(AddOnBase):
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Stop()] if self.nonfinite == "stop" else [_Skip(self)] if self.nonfinite == "skip" else []
 
+    def refuses_nonfinite(self, trainer: TrainerProtocol) -> bool:
+        return self.nonfinite == "raise"
+
     def sink(self, trainer: TrainerProtocol) -> EventSink | None:
         if self.nonfinite == "raise":
             return _Watch(variable_name(trainer) if trainer.keeps_states else "")
