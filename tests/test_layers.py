@@ -122,7 +122,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "optim",
         "engine",
         "loops",
-        "loggers",
         "distributed",
         "state",
         "addons",

@@ -287,6 +287,15 @@ class AddOnBase:
         """
         return {}
 
+    def in_scratch(self) -> AddOnBase | None:
+        """Return the addon for a copy of the trainer that trains without showing or saving anything, as `replay` and `profile` make it.
+
+        Returns:
+            The addon itself, which is the default; another one in its place; or None if it only shows or saves. Each addon answers for
+            itself.
+        """
+        return self
+
 
 # %% ../../nbs/engine/addon.ipynb #c3bca42e
 def _check_options(addons: Iterable[type[AddOnBase]]) -> None:

@@ -13,6 +13,7 @@ from samples import DEVICE, Regress, make_loader, make_model, make_trainer, make
 
 from nbtrain import AddOnBase, ConfigError, MultiOptimizerTrainer, StateManagerAddon, StepError
 from nbtrain.events import Event
+from nbtrain.tools.scratch_trainer import scratch_trainer
 
 
 class Manual(Regress):
@@ -196,3 +197,24 @@ def test_header_has_the_facts_of_all_addons() -> None:
     trainer.sinks.append(seen)
     trainer.run(1, make_loader())
     assert (seen.header["compiled"], seen.header["sampler"], seen.header["accumulate"]) == (True, "second", 1)
+
+
+class PostAddon(AddOnBase):
+    """Posts what a run reaches somewhere."""
+
+    def in_scratch(self) -> None:
+        return None
+
+
+class LoudAddon(AddOnBase):
+    loud: bool = True
+
+    def in_scratch(self) -> LoudAddon:
+        return LoudAddon(loud=False)
+
+
+def test_copy_that_shows_nothing_has_what_addons_give_it() -> None:
+    trainer = make_trainer(Regress.add_on(PostAddon, LoudAddon, ZeroAddon))
+    with scratch_trainer(trainer) as copy:
+        assert PostAddon not in map(type, copy.active_addons) and isinstance(copy[ZeroAddon], ZeroAddon)
+        assert (copy[LoudAddon].loud, trainer[LoudAddon].loud) == (False, True)
