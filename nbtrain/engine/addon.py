@@ -225,7 +225,7 @@ class AddOnBase:
         """Return arguments for `lightning.Trainer`. If two addons give the same argument, the later addon wins."""
         return {}
 
-    # -- questions: nbtrain asks all addons of a trainer, and joins their answers
+    # -- questions: nbtrain reads the answers of all addons of a trainer, and joins them
     def check(self, trainer: TrainerProtocol) -> None:
         """Raise ConfigError for options that do not fit this trainer. Called when a trainer is made; the first error counts."""
 
