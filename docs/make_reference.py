@@ -136,7 +136,6 @@ INTERNAL: dict[str, Set[str]] = {
     "MultiGPUAddon": _OF_LAUNCHERS,
     "RayAddon": _OF_LAUNCHERS,
     "StateManagerAddon": {"find", "folder", "restore"},
-    "EarlyStoppingAddon": {"end"},
     "WandBLoggerAddon": {"connect", "options", "service"},
     "NeptuneLoggerAddon": {"connect", "options", "service"},
     "Shown": {"n_bytes", "processed", "read"},
@@ -521,7 +520,7 @@ def howtos(entry: Entry) -> list[str]:
     name = entry.name
     used = re.compile(rf"\.{name}\b" if entry.owner is not None else rf"\b{name}\b")
     found = [(0 if f"[`{name}`](../../docs/reference/" in text else 1, path, text) for path, text in _howtos().items() if used.search(text)]
-    if entry.owner is not None and entry.public not in ("Trainer", "AddOnBase"):
+    if entry.owner is not None and entry.public != "Trainer":
         found = [one for one in found if re.search(rf"\b{entry.public}\b", one[2]) or entry.public == "History"]
     return [f"[{text.partition(chr(10))[0].removeprefix('# ')}](../../nbs/howto/{path.name})" for _, path, text in sorted(found)[:3]]
 
@@ -566,8 +565,9 @@ def body(entry: Entry) -> str:
     """What is said of a name below its title."""
     signed = entry.is_callable and not (entry.is_class and entry._has_no_constructor) or entry.is_property
     parts = [entry.said.sentence, f"```text\n{signature(entry)}\n```" if signed else "", entry.said.more]
-    if entry.arguments:
-        parts.append("\n".join(["**Arguments**", "", *(_bullet(a.name, a.said, a.type, a.default) for a in entry.arguments)]))
+    arguments = [a for a in entry.arguments if (entry.public, a.name) != ("AddOnBase", "trainer")]  # the class explains it
+    if arguments:
+        parts.append("\n".join(["**Arguments**", "", *(_bullet(a.name, a.said, a.type, a.default) for a in arguments)]))
     if entry.attributes:
         parts.append("\n".join(["**Attributes**", "", *(_bullet(name, said) for name, said in entry.attributes.items())]))
     if entry.returns:
@@ -599,7 +599,10 @@ def page(name: str) -> str:
         parts += ["## Methods and properties", "\n".join(lines)]
         parts += ["## Other names of this topic", _list(other for other in _names("trainer") if other != "Trainer")]
     else:
-        parts += [f"## {name}.{member.name}\n\n{body(member)}" for member in entry.members]
+        members = entry.members
+        if name == "AddOnBase":  # in the order of its code: what most addons write comes first
+            members = sorted(members, key=lambda member: list(vars(entry.thing)).index(member.name))
+        parts += [f"## {name}.{member.name}\n\n{body(member)}" for member in members]
     return "\n\n".join([*parts, _foot(name)]) + "\n"
 
 

@@ -121,7 +121,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "optim",
         "engine",
         "loops",
-        "loggers",
         "distributed",
         "state",
         "addons",

@@ -46,7 +46,8 @@ def test_every_attribute_is_explained() -> None:
 
 def _of_base(kind: type) -> set[str]:
     """What every addon has."""
-    return {"after", "commands", "decides_where_runs_execute"} if issubclass(kind, NAMES["AddOnBase"].thing) else set()
+    base = NAMES["AddOnBase"]
+    return set(base.attributes) if issubclass(kind, base.thing) else set()
 
 
 def test_every_member_of_the_trainer_has_its_task() -> None:

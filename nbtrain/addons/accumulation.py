@@ -516,6 +516,7 @@ class AccumulationAddon(AddOnBase):
     aggregate_outputs_fn: AggregateOutputs | None = None
 
     after = (MicroBatchAddon,)  # a window counts whole batches, not their parts
+    excludes = frozenset({"by_hand", "several_optimizers"})
 
     def __post_init__(self) -> None:
         ways = [name for name in ("accumulate", "global_batch_size", "total_batch_size") if getattr(self, name) is not None]
@@ -575,6 +576,10 @@ class AccumulationAddon(AddOnBase):
         if trainer.configures_optimizers:
             self._refuse_for_module()
         return {"accumulate_grad_batches": self.accumulate} if isinstance(self.accumulate, int) else {}
+
+    def facts(self, trainer: TrainerProtocol) -> dict[str, Any]:
+        varies = isinstance(self.accumulate, Mapping) or self.global_batch_size or self.total_batch_size
+        return {"accumulate": None} if varies else {}
 
     def resume_settings(self, trainer: TrainerProtocol) -> dict[str, dict[str, Any]]:
         names = ("accumulate", "global_batch_size", "micro_batch_size", "total_batch_size", "tokens_per_batch", "grad_reduction")

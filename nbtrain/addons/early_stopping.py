@@ -72,7 +72,7 @@ class _EarlyStop(Stopper):
 
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
-            self.addon.end(self.trainer)
+            self.addon.end_run(self.trainer)
 
     def state_dict(self) -> dict[str, Any]:
         return {"n_waited": self.n_waited, "best_value": self.addon.best_value, "restarts": list(map(list, self.addon.restarts))}
@@ -123,8 +123,7 @@ class EarlyStoppingAddon(AddOnBase):
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_EarlyStop(self, trainer)]
 
-    def end(self, trainer: TrainerProtocol) -> None:
-        """Restore the best weights at the end of a run, with `restore_best`."""
+    def end_run(self, trainer: TrainerProtocol) -> None:
         if self.restore_best and trainer.train_state.best_weights is not None:
             load_weights(trainer.model, trainer.train_state.best_weights)
 

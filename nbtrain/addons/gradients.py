@@ -146,6 +146,7 @@ class GradientClipAddon(AddOnBase):
     gradient_clip_algorithm: Literal["norm", "value"] = "norm"
 
     after = (AccumulationAddon,)  # which scales the gradient of a window
+    shapes_updates = True
 
     def __post_init__(self) -> None:
         bounds = self.gradient_clip.values() if isinstance(self.gradient_clip, dict) else [self.gradient_clip]

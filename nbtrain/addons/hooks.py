@@ -358,6 +358,12 @@ class HooksAddon(AddOnBase):
 
         return keeping
 
+    def check(self, trainer: TrainerProtocol) -> None:
+        self._gather(trainer)
+
+    def adds_metrics(self, trainer: TrainerProtocol) -> bool:
+        return super().adds_metrics(trainer) or any("metrics" in name for name in self._gather(trainer))
+
     def _gather(self, trainer: TrainerProtocol | None) -> dict[str, list[_Bound]]:
         """The hooks of a trainer by name, in the order of their calls. Raises ConfigError for an invalid name or signature."""
         parts = [getattr(trainer, name, None) for name in ("model", "optimizer", "scheduler")]

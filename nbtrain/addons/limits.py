@@ -135,6 +135,12 @@ class LimitsAddon(AddOnBase):
             found.append(ValidateSteps(self.val_every_n_steps, self.val_every_n_epochs))
         return found
 
+    def continues_streams(self, trainer: TrainerProtocol) -> bool:
+        return self.steps_per_epoch is not None
+
+    def max_updates(self, trainer: TrainerProtocol) -> int | None:
+        return self.max_steps
+
     def lightning_args(self, trainer: TrainerProtocol) -> dict[str, Any]:
         limits = {
             "max_steps": self.max_steps,

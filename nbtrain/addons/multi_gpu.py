@@ -108,6 +108,7 @@ class RanksAddon(Launcher):
     memory_gb: float | None = None
 
     after = (AccumulationAddon,)  # which sees the loader before it is divided among the ranks
+    excludes = frozenset({"by_hand", "several_optimizers"})
 
     def use(self, devices: list[torch.device]) -> None:
         """Set the device of each rank, and how the model is distributed over them."""

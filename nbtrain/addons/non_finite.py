@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from typing import Any, Literal
 
 import lightning as L
@@ -241,6 +242,16 @@ class NonFiniteAddon(AddOnBase):
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Stop()] if self.nonfinite == "stop" else [_Skip(self)] if self.nonfinite == "skip" else []
+
+    def refuses_nonfinite(self, trainer: TrainerProtocol) -> bool:
+        return self.nonfinite == "raise"
+
+    def in_scratch(self) -> NonFiniteAddon:
+        if self.nonfinite == "skip":
+            return self
+        silent = copy(self)
+        silent.nonfinite = "ignore"
+        return silent
 
     def sink(self, trainer: TrainerProtocol) -> EventSink | None:
         if self.nonfinite == "raise":

@@ -168,6 +168,9 @@ class CompileAddon(AddOnBase):
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Compile(compile_keywords(self.compile))] if self.compile is not False else []
 
+    def facts(self, trainer: TrainerProtocol) -> dict[str, Any]:
+        return {"compiled": True} if self.compile is not False else {}
+
 
 # %% ../../nbs/addons/performance.ipynb #fc5b33a7
 class Graphs(Protocol):
@@ -450,6 +453,7 @@ class CudaGraphAddon(AddOnBase):
     graph_warmup: int = 3
 
     after = (FreezeAddon,)  # the trained parameters of an epoch are part of the graph
+    excludes = frozenset({"by_hand", "several_optimizers"})
 
     def __post_init__(self) -> None:
         if self.graph_warmup < 1:

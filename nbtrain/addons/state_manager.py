@@ -140,6 +140,9 @@ class StateManagerAddon(AddOnBase):
         """The folder of this run's checkpoints. It is created if it does not exist."""
         return open_folder(trainer.open_run_dir())
 
+    def in_scratch(self) -> AddOnBase | None:
+        return None
+
     def loader(self, trainer: StatefulTrainer, loader: Any, *, training: bool) -> Any:
         states = trainer.states
         if not training:

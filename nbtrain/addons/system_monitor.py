@@ -203,6 +203,9 @@ class SystemMonitorAddon(AddOnBase):
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Monitor(self, trainer)] if self.monitor_system or self.throughput else []
 
+    def in_scratch(self) -> AddOnBase | None:
+        return None
+
     def pass_metrics(self, trainer: TrainerProtocol, phase: Phase) -> dict[str, float]:
         found = active_callbacks(trainer, _Monitor) if self.throughput and phase == "train" else []
         if not found or not isinstance(trainer.module, StepModule):

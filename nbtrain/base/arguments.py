@@ -21,9 +21,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 from torch.optim import Optimizer
 
-from ..addons.accumulation import AccumulationAddon
-from ..addons.performance import CudaGraphAddon
-from ..distributed.launcher import Launcher
 from ..engine.addon import AddOnBase
 from ..engine.protocol import TrainerProtocol
 from ..addons.limits import Duration
@@ -198,9 +195,9 @@ def check_by_hand(trainer: TrainerProtocol, addons: Iterable[AddOnBase], options
         'nonfinite="skip"': (options["nonfinite"] == "skip", "Look at the gradients in train_step, and step only where they are finite."),
         'on_error="pause"': (options["on_error"] == "pause", "Leave it out: a step that has failed may have changed the weights."),
     }
+    remedy = "Leave it out; or return the loss, without automatic_optimization = False."
     for addon in addons:
-        is_refused = isinstance(addon, (AccumulationAddon, CudaGraphAddon, Launcher))
-        refused[type(addon).__name__] = is_refused, "Leave it out; or return the loss, without automatic_optimization = False."
+        refused[type(addon).__name__] = "by_hand" in addon.excludes, remedy
     for what, (is_refused, remedy) in refused.items():
         if is_refused:
             raise ConfigError(f"{own}, which does not work with {what}.", remedy=remedy)

@@ -295,9 +295,9 @@ class Composable(AddonCommands):
         finally:
             self._addons = before
 
-    def _drop_addons(self, kinds: tuple[type[AddOnBase], ...]) -> None:
-        """Remove the addons of these classes."""
-        self._addons = {kind: addon for kind, addon in self._addons.items() if not isinstance(addon, kinds)}
+    def _use_scratch_addons(self) -> None:
+        """Replace each addon by what a scratch copy uses in its place."""
+        self._addons = {kind: used for kind, addon in self._addons.items() if (used := addon.in_scratch()) is not None}
 
 
 def new_instance(base: type[Composable], addons: tuple[type[AddOnBase] | AddOnBase, ...]) -> Composable:

@@ -25,7 +25,6 @@ from torchmetrics import Metric
 from ..annotations import checked
 from ..compat.foreign_names import remedy_of_member
 from ..completion import Listed, completed_by_value
-from ..addons.limits import LimitsAddon
 from ..addons.multi_gpu import MultiGPUAddon, move_trainer
 from ..addons.scheduler import scale_schedules
 from ..addons.state_manager import StateManagerAddon
@@ -702,7 +701,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
 
     def _read_loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         """Return `loader` as a run reads it, wrapped by the addons."""
-        if training and any(addon.steps_per_epoch for addon in self.active_addons if isinstance(addon, LimitsAddon)):
+        if training and any(addon.continues_streams(self) for addon in self.active_addons):
             loader = self.stream = continued(loader, self.stream)
         for addon in self.active_addons:
             loader = addon.loader(self, loader, training=training)

@@ -28,6 +28,7 @@ class Launcher(AddOnBase):
     """
 
     decides_where_runs_execute = True
+    excludes = frozenset({"by_hand"})
     world = World()
 
     @property

@@ -25,6 +25,7 @@ from ..tracebacks import shorten
 # %% auto #0
 __all__ = [
     "Phase",
+    "Excluded",
     "TrainStep",
     "options",
     "AddOnBase",
@@ -39,6 +40,7 @@ __all__ = [
 
 # %% ../../nbs/engine/addon.ipynb #a958d0ac
 Phase = Literal["train", "valid", "test"]
+Excluded = Literal["by_hand", "several_optimizers"]
 # A batch on the device -> the checked output of `train_step`, with its graph; None if it leaves the batch out
 TrainStep = Callable[[Any], Mapping[str, Any] | None]
 _definitions = count()
@@ -93,6 +95,10 @@ class AddOnBase:
         after: The addons that must come before this one, if both are used.
         commands: The names of methods that the trainer gets, too.
         decides_where_runs_execute: True for an addon that executes runs in other processes; a trainer has at most one.
+        excludes: What the addon does not work with, which is refused when a trainer is made: "by_hand", steps that make their own updates
+            (`automatic_optimization = False`); "several_optimizers", a MultiOptimizerTrainer. One addon is enough for a refusal.
+        shapes_updates: True for an addon whose callbacks change the gradients of an update, as clipping does. `lr_find` uses the callbacks
+            of all these addons, and of no others.
 
     Raises:
         AddOnError: an option has the name of a method, or a class defines `apply(cls, base)`
@@ -111,6 +117,8 @@ class AddOnBase:
     after: ClassVar[tuple[type[AddOnBase], ...]] = ()
     decides_where_runs_execute: ClassVar[bool] = False  # True for a `Launcher`; a trainer has at most one
     commands: ClassVar[tuple[str, ...]] = ()
+    excludes: ClassVar[frozenset[Excluded]] = frozenset()
+    shapes_updates: ClassVar[bool] = False
     _definition: ClassVar[int] = -1  # the order of definition of addon classes in this process
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -130,6 +138,7 @@ class AddOnBase:
         if not has_constructor:
             cls.__init__ = _with_known_options(cls)
 
+    # -- what most addons write
     def callbacks(self, trainer: TrainerProtocol) -> Sequence[L.Callback]:
         """Return new callbacks for one use of Lightning: a run, a single batch, an evaluation. Batch hooks cost time in each batch."""
         return []
@@ -153,6 +162,18 @@ class AddOnBase:
         """
         return {}
 
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return what a resumed run needs of the addon; None: the attributes of your addons are saved, as a trainer's are."""
+        return None
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Args:
+            state: What `state_dict` returned.
+        """
+
+    # -- what else an addon may contribute
     def sink(self, trainer: TrainerProtocol) -> EventSink | None:
         """Return an object that gets the events of a run while its batches are computed: steps a few times a second, epochs, notes,
         marks.
@@ -196,28 +217,6 @@ class AddOnBase:
         """
         return {}
 
-    def has_ended(self, state: Mapping[str, Any]) -> bool:
-        """Whether this addon had ended the run when the checkpoint `state` was saved, and would end it with its current options.
-
-        Args:
-            state: What `state_dict` returned when the checkpoint was saved.
-
-        Returns:
-            True or False; the default is False.
-        """
-        return False
-
-    def state_dict(self) -> dict[str, Any] | None:
-        """Return what a resumed run needs of the addon; None: the attributes of your addons are saved, as a trainer's are."""
-        return None
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Args:
-            state: What `state_dict` returned.
-        """
-
     def lightning_loggers(self, trainer: TrainerProtocol) -> Sequence[Logger]:
         """Return Lightning loggers for each run."""
         return []
@@ -225,6 +224,77 @@ class AddOnBase:
     def lightning_args(self, trainer: TrainerProtocol) -> dict[str, Any]:
         """Return arguments for `lightning.Trainer`. If two addons give the same argument, the later addon wins."""
         return {}
+
+    # -- questions: nbtrain reads the answers of all addons of a trainer, and joins them
+    def check(self, trainer: TrainerProtocol) -> None:
+        """Raise ConfigError for options that do not fit this trainer. Called when a trainer is made; the first error counts."""
+
+    def adds_metrics(self, trainer: TrainerProtocol) -> bool:
+        """Whether the addon may add metrics to those that the steps return. If none may, a wrong `monitor` is refused before epoch 1.
+
+        Returns:
+            True or False; one True is enough. The default is True for each addon that you write.
+        """
+        return type(self).pass_metrics is not AddOnBase.pass_metrics or not type(self).__module__.startswith("nbtrain.")
+
+    def continues_streams(self, trainer: TrainerProtocol) -> bool:
+        """Whether an epoch may end before its loader does: a loader without a length then continues in the next epoch.
+
+        Returns:
+            True or False; one True is enough. The default is False.
+        """
+        return False
+
+    def max_updates(self, trainer: TrainerProtocol) -> int | None:
+        """Return after how many updates, over all runs, the addon ends a run: a resumed run that has as many is over.
+
+        Returns:
+            The number of updates; the least counts. The default is None: it does not end a run in this way.
+        """
+        return None
+
+    def has_ended(self, state: Mapping[str, Any]) -> bool:
+        """Whether this addon had ended the run when the checkpoint `state` was saved, and would end it with its current options.
+
+        Args:
+            state: What `state_dict` returned when the checkpoint was saved.
+
+        Returns:
+            True or False; one True is enough. The default is False.
+        """
+        return False
+
+    def end_run(self, trainer: TrainerProtocol) -> None:
+        """Leave the trainer as your callbacks leave it at the end of a run: a resumed run is over already, and no callback is called.
+
+        Called for all addons, in their order.
+        """
+
+    def refuses_nonfinite(self, trainer: TrainerProtocol) -> bool:
+        """Whether a run that pauses on errors pauses before the update of a training loss that is NaN or infinite, on the CPU.
+
+        Returns:
+            True or False; one True is enough. The default is False.
+        """
+        return False
+
+    def facts(self, trainer: TrainerProtocol) -> dict[str, Any]:
+        """Return facts for the header of a run, which views read and which is saved: numbers, strings, lists.
+
+        Returns:
+            Facts by name, such as `{"compiled": True}`, or `{"accumulate": None}` where updates have different numbers of batches. The
+            facts of all addons are merged; of one name, that of the later addon counts.
+        """
+        return {}
+
+    def in_scratch(self) -> AddOnBase | None:
+        """Return the addon for a copy of the trainer that trains without showing or saving anything, as `replay` and `profile` make it.
+
+        Returns:
+            The addon itself, which is the default; another one in its place; or None if it only shows or saves. Each addon answers for
+            itself.
+        """
+        return self
 
 
 # %% ../../nbs/engine/addon.ipynb #c3bca42e

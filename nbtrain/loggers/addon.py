@@ -135,6 +135,9 @@ class _LoggingAddon(AddOnBase):
         ours = self.lightning_loggers(trainer)
         return next((callback for callback in active_callbacks(trainer, StepPoints) if list(callback.loggers) == ours), None)
 
+    def in_scratch(self) -> AddOnBase | None:
+        return None
+
 
 class WebLoggerAddon(_LoggingAddon):
     """Base class of the addons for web services.

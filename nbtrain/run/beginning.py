@@ -17,15 +17,12 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor, nn
 
 from ..private.lightning_parts import swap_loaders
-from ..addons.hooks import HooksAddon
-from ..addons.limits import LimitsAddon
 from ..data.batch import batch_size
 from ..data.first_batch import first_batch
 from ..data.resumable_loader import loader_place, restore_loader
 from ..data.several_loaders import Loaders
 from ..data.stream import is_torchdata
 from ..data.task_loader import Task
-from ..engine.addon import AddOnBase
 from ..engine.callback import as_list
 from ..engine.logged import known_names
 from ..engine.meter import N_SAMPLES, Meter
@@ -47,8 +44,7 @@ __all__ = ["check_steps", "is_untrained", "Beginning", "MonitorCheck", "FirstSte
 
 # %% ../../nbs/run/beginning.ipynb #d2cbe888
 def _validates(trainer: TrainerBase, n_epoch: int, valid_loader: Loaders | None) -> bool:
-    limits = [addon.max_val_steps for addon in trainer.active_addons if isinstance(addon, LimitsAddon)]
-    return n_epoch > 0 and valid_loader is not None and 0 not in (*limits, trainer.lightning.get("limit_val_batches"))
+    return n_epoch > 0 and valid_loader is not None and trainer.lightning.get("limit_val_batches") != 0
 
 
 def check_steps(trainer: TrainerBase, n_epoch: int, valid_loader: Loaders | None) -> None:
@@ -165,12 +161,9 @@ class MonitorCheck:
         trainer = self.trainer
         if getattr(trainer.metric_on_epoch_end, "__func__", None) is not TrainerBase.metric_on_epoch_end:
             return True
-        if any(not type(part).__module__.startswith(_KNOWN) for part in (*self.callbacks, *trainer.active_addons)):
+        if any(not type(callback).__module__.startswith(_KNOWN) for callback in self.callbacks):
             return True
-        if any(type(addon).pass_metrics is not AddOnBase.pass_metrics for addon in trainer.active_addons):
-            return True
-        found = [addon for addon in trainer.active_addons if isinstance(addon, HooksAddon)]
-        return any("metrics" in name for addon in found for name in addon._gather(trainer))
+        return any(addon.adds_metrics(trainer) for addon in trainer.active_addons)
 
     def check(self, phase: _Phase, names: set[str], logged: set[str], place: str) -> None:
         """Check the monitors of `phase`: the step has returned `names`, and logged the names `logged`."""

@@ -16,7 +16,6 @@ from lightning.pytorch.callbacks import BatchSizeFinder, Timer
 from torch.utils.data import DataLoader
 
 from ..private.lightning_parts import call_callback_hooks, call_lightning_hook, trainer_of
-from ..addons.non_finite import NonFiniteAddon
 from ..data.loader import LoaderWrapper, as_loader, with_batch_size
 from ..data.several_loaders import Loaders
 from ..data.several_loaders import is_several
@@ -157,7 +156,7 @@ class Execution:
     def _guard(self, module: StepModule, pl_trainer: L.Trainer, guarded: ExitStack) -> None:
         """Let errors of the user's code pause the run, until `guarded` ends."""
         may_pause = (lambda: True) if self.beginning is None else self.beginning.has_begun
-        strict = self.trainer[NonFiniteAddon].nonfinite == "raise"
+        strict = any(addon.refuses_nonfinite(self.trainer) for addon in self.trainer.active_addons)
         module.guard = guard = ErrorGuard(module, refuses_nonfinite=strict, may_pause=may_pause)
         guarded.callback(setattr, module, "guard", None)  # its snapshot holds all that the steps may change
         guard.guard_callbacks(pl_trainer, guarded)

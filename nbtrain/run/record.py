@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import lightning as L
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ..addons.accumulation import AccumulationAddon
-from ..addons.performance import CompileAddon
 from ..data.loader import innermost
 from ..data.several_loaders import named_loaders
 from ..data.several_loaders import n_batches
@@ -62,6 +60,7 @@ def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any
         **_first_loss(trainer),
         **({"round": session["round"] + 1, "n_rounds": session["n_rounds"]} if session is not None else {}),
         **({"variable": name} if name != "trainer" else {}),  # for lines to be copied
+        **{name: value for addon in trainer.active_addons for name, value in addon.facts(trainer).items()},
     }
 
 
@@ -73,18 +72,15 @@ def _first_loss(trainer: TrainerBase) -> dict[str, float]:
 
 def _batches_per_update(trainer: TrainerBase, arguments: dict[str, Any]) -> int | None:
     """The number of batches that make an update; None if only the run shows it."""
-    addons = [addon for addon in trainer.active_addons if isinstance(addon, AccumulationAddon)]
-    varies = any(isinstance(addon.accumulate, Mapping) or addon.global_batch_size or addon.total_batch_size for addon in addons)
     steps_by_hand = not trainer.automatic_optimization or getattr(trainer.model, "automatic_optimization", True) is False
-    return None if varies or steps_by_hand else arguments.get("accumulate_grad_batches", 1)
+    return None if steps_by_hand else arguments.get("accumulate_grad_batches", 1)
 
 
 def _facts(trainer: TrainerBase, loader: Iterable[Any]) -> dict[str, Any]:
     """Facts that a view needs to give advice: the loader's workers (None if it is not a DataLoader), cores, and `torch.compile`."""
     loader = innermost(loader)
     n_workers = loader.num_workers if isinstance(loader, DataLoader) else None
-    compiled = any(isinstance(addon, CompileAddon) and addon.compile is not False for addon in trainer.active_addons)
-    compiled = compiled or type(trainer.model).__name__ == "OptimizedModule"  # what torch.compile returns
+    compiled = type(trainer.model).__name__ == "OptimizedModule"  # what torch.compile returns
     return {"num_workers": n_workers, "n_cores": n_cores(), "compiled": compiled}
 
 

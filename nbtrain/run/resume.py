@@ -12,8 +12,6 @@ from typing import Any
 
 from ..state.disk import has_stopped
 from ..state.restore import restore_end
-from ..addons.early_stopping import EarlyStoppingAddon
-from ..addons.limits import LimitsAddon
 from ..addons.state_manager import StateManagerAddon
 from ..checkpoint.files import ends_epoch, newest_valid, read_counts
 from ..checkpoint.store import FOLDER
@@ -60,8 +58,7 @@ def continue_from(trainer: TrainerBase, path: str | Path, n_epoch: int, number: 
         trainer.finished_phase = number
         restore_end(trainer)  # the trainer is as the finished run left it
         for addon in trainer.active_addons:
-            if isinstance(addon, EarlyStoppingAddon):
-                addon.end(trainer)
+            addon.end_run(trainer)
     return left
 
 
@@ -85,8 +82,8 @@ def _has_waited(trainer: TrainerBase, saved: Mapping[str, Any]) -> bool:
 
 def _max_steps(trainer: TrainerBase) -> float:
     """The maximum number of updates over all runs."""
-    limits = next((addon.max_steps for addon in trainer.active_addons if isinstance(addon, LimitsAddon)), None)
-    given = trainer.lightning.get("max_steps", limits)
+    limits = [n for addon in trainer.active_addons if (n := addon.max_updates(trainer)) is not None]
+    given = trainer.lightning.get("max_steps", min(limits, default=None))
     return math.inf if given is None or given < 0 else given
 
 

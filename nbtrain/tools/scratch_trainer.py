@@ -18,11 +18,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
-from ..loggers.addon import LoggersAddon, WebLoggerAddon
 from ..addons.hooks import HooksAddon
-from ..addons.non_finite import NonFiniteAddon
-from ..addons.state_manager import StateManagerAddon
-from ..addons.system_monitor import SystemMonitorAddon
 from ..engine.callback import as_list
 from ..errors import ConfigError, first_line
 from ..rng import keep_random
@@ -35,10 +31,8 @@ from ..state.states import States
 # %% auto #0
 __all__ = ["called_again", "copy_trainer", "scratch_trainer", "train_copy"]
 
+
 # %% ../../nbs/tools/scratch_trainer.ipynb #3e370c5e
-_SILENT = (LoggersAddon, WebLoggerAddon, StateManagerAddon, SystemMonitorAddon)  # addons that write
-
-
 class _Collections(Walk):
     """Walks through lists, tuples and dicts, as the attributes of a module are, and into nothing else."""
 
@@ -106,13 +100,11 @@ def scratch_trainer(trainer: TrainerBase) -> Iterator[TrainerBase]:
     """Yield a copy of `trainer` that shows, records and saves nothing. Objects that both share are restored afterwards."""
     with keep_random(), kept_objects(trainer):
         made = copy_trainer(trainer)
-        made._drop_addons(_SILENT)
+        made._use_scratch_addons()
         made.operations = trainer.operations  # it is in these
         made.run_dir, made.save_path, made.log_bar, made.seed, made.on_error = None, None, False, None, "raise"
         made.lightning.pop("logger", None)
         made.lightning["callbacks"] = [_Observer(c) if isinstance(c, _OBSERVERS) else c for c in as_list(made.lightning.get("callbacks"))]
-        non_finite = made[NonFiniteAddon]
-        non_finite.nonfinite = "skip" if non_finite.nonfinite == "skip" else "ignore"
         yield made
 
 

@@ -14,9 +14,6 @@ from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
-from ..addons.accumulation import AccumulationAddon
-from ..addons.performance import CudaGraphAddon
-from ..addons.multi_gpu import RanksAddon
 from ..annotations import checked
 from ..distributed.devices import Device
 from ..engine.protocol import Turn
@@ -91,7 +88,7 @@ def _check_class(kind: type[Trainer], mode: str, optimizers: Mapping[str, Any], 
     if not kind.automatic_optimization:
         what = f"{kind.__name__} is a MultiOptimizerTrainer, which steps its optimizers in turn."
         raise ConfigError(what, remedy="Subclass Trainer, with optimizer={...} by name, to step by hand.")
-    if refused := next((own for own in kind.addons if issubclass(own, (AccumulationAddon, CudaGraphAddon, RanksAddon))), None):
+    if refused := next((own for own in kind.addons if "several_optimizers" in own.excludes), None):
         raise ConfigError(f"Several optimizers can't train with {refused.__name__}.", remedy="Leave it out.")
     if "optimizer" in options or (mode == "train" and not optimizers):
         example = 'optimizers={"generator": lambda params: torch.optim.Adam(params)}'

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from typing_extensions import Unpack
 
-from ..addons.gradients import GradientClipAddon
-from ..addons.hooks import Hooks, HooksAddon
+from ..addons.hooks import Hooks
 from ..addons.metrics import save_metrics
 from ..addons.non_finite import NonFinite
 from ..annotations import Batch, Must, PositiveInt, checked
@@ -202,7 +201,8 @@ class Trainer(TrainerBase):
             {name: given[name] for name in _SHARED if given[name] is not None},
             accumulates=accumulates(self.lightning) and not self.configures_optimizers,
         )
-        self[HooksAddon]._gather(self)  # for its errors
+        for addon in self._addons.values():
+            addon.check(self)
         check_by_hand(self, self._addons.values(), {"nonfinite": nonfinite, "on_error": on_error})
         self._begin_state(notes)
         self.own_names = (frozenset(vars(self)) | {"own_names"}) - of_user
@@ -958,8 +958,8 @@ class Trainer(TrainerBase):
         """
         self._need_automatic("lr_find", "Try rates in short runs, with set(lr=...).")
         arguments = device_args(self.device) | update_args(self.precision, self.device, self.lightning)
-        clips = [addon for addon in self.active_addons if isinstance(addon, GradientClipAddon)]
-        arguments["callbacks"] = [callback for addon in clips for callback in addon.callbacks(self)]
+        shaping = [addon for addon in self.active_addons if addon.shapes_updates]
+        arguments["callbacks"] = [callback for addon in shaping for callback in addon.callbacks(self)]
         return find_lr(self, loader, arguments, start, end, n_batches)
 
     @checked
