@@ -187,8 +187,12 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
         is_best = triggers.is_best(history, history.epochs[-1] if history.epochs else None)
         if self._cut:
             self.disk.adopt(pl_trainer)
-        elif due or is_best or triggers.after_epochs(self.trainer.train_state.counts.epoch):
+        elif not self._lost_window(pl_trainer) and (due or is_best or triggers.after_epochs(self.trainer.train_state.counts.epoch)):
             self.disk.save(capture, owed)
+
+    def _lost_window(self, pl_trainer: L.Trainer) -> bool:
+        """Whether Lightning's loop has stopped within a window, which it drops: a resumed run trains it again, from the state before."""
+        return _stops(pl_trainer) and not self._cut and not is_last_batch(pl_trainer)
 
     def on_leave(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         capture = self._capture(pl_trainer, n_finished(pl_trainer))
@@ -206,7 +210,8 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
     def on_train_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.disk is None:
             return
-        if is_whole_epoch(pl_module) and not self.disk.is_saved and self.trainer.train_state.history.epochs:
+        is_due = not self.disk.is_saved and self.trainer.train_state.history.epochs and not self._lost_window(pl_trainer)
+        if is_due and is_whole_epoch(pl_module):
             self.disk.save(self._capture(pl_trainer, None))
         self.disk.close()
 

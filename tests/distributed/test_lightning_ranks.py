@@ -83,8 +83,8 @@ def test_run_that_was_stopped_in_an_epoch_resumes_exactly(name: str, tmp_path: P
             pl_trainer.should_stop = pl_trainer.current_epoch == 1 and batch_idx == 0
 
     def make(folder: str, *callbacks: Any) -> Any:
-        options = {"save_path": tmp_path / folder, "lightning": {"callbacks": list(callbacks)}}
-        return make_lit(make_kind(name)(), StateManagerAddon, **options, **OPTIONS[name])
+        lightning = OPTIONS[name].get("lightning", {}) | {"callbacks": list(callbacks)}
+        return make_lit(make_kind(name)(), StateManagerAddon, **OPTIONS[name] | {"save_path": tmp_path / folder, "lightning": lightning})
 
     whole = make("whole")
     whole.run(3, make_loader(), make_valid())

@@ -175,6 +175,24 @@ def test_a_run_that_ended_within_an_epoch_goes_on_as_if_it_had_not(end: str, opt
     assert without_times(again.history.validations) == without_times(whole.history.validations)
 
 
+def test_a_window_that_a_stop_drops_is_trained_again(tmp_path: Path) -> None:
+    class StopsInWindow(L.Callback):
+        def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+            pl_trainer.should_stop = pl_trainer.current_epoch == 1 and batch_idx == 2
+
+    def run(folder: str, *callbacks: L.Callback) -> Any:
+        lightning = {"callbacks": list(callbacks), "accumulate_grad_batches": 2}
+        trainer = make(Validates(1), StateManagerAddon, save_path=tmp_path / folder, lightning=lightning)
+        torch.manual_seed(1)
+        trainer.run(3, make_loader(), make_valid(), resume="auto")
+        return trainer
+
+    whole, cut = run("whole"), run("cut", StopsInWindow())
+    assert cut.result.status == "stopped" and cut.counts.step == 4
+    again = run("cut")
+    assert same_weights(whole.model, again.model) and without_times(again.history.epochs) == without_times(whole.history.epochs)
+
+
 def test_a_run_is_validated_between_two_batches() -> None:
     class Asks(L.Callback):
         def on_train_batch_end(self, pl_trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
