@@ -256,6 +256,97 @@ def test_no_package_has_more_than_15_modules() -> None:
     assert not {package: n for package, n in sizes.items() if n > 15}
 
 
+# The core, which a person reads in a day. What is not in it is an extra, and hangs on it
+CORE = {
+    "errors", "remote_errors", "tracebacks", "annotations", "deferred_imports", "completion", "events", "best", "rng", "resources",
+    "private", "objects", "history", "data", "optim", "engine", "loops", "base", "run", "trainer",
+}  # fmt: skip
+# By how many imports each module of the core knows an extra today. Nothing is added: what is gone from the code goes from here
+KNOWS_EXTRAS: dict[str, int] = {
+    "annotations": 1,
+    "base.addon_options": 17,
+    "base.arguments": 3,
+    "base.compose": 7,
+    "base.interrupts": 1,
+    "base.notify": 2,
+    "base.operation": 2,
+    "base.show": 2,
+    "base.trainer_base": 18,
+    "base.written_steps": 3,
+    "data.epoch": 2,
+    "data.loader_state": 2,
+    "data.order_check": 1,
+    "data.stream": 1,
+    "engine.callback": 1,
+    "engine.step_module": 1,
+    "history.compare": 3,
+    "history.follow": 1,
+    "history.history": 5,
+    "history.provenance": 6,
+    "history.run_folder": 1,
+    "history.run_tree": 1,
+    "history.runs": 2,
+    "history.shown": 1,
+    "loops.error_guard": 1,
+    "loops.step_snapshot": 2,
+    "objects": 3,
+    "optim.param_groups": 1,
+    "optim.schedulers": 1,
+    "run.data_module": 1,
+    "run.execution": 1,
+    "run.failed_runs": 2,
+    "run.live_edits": 4,
+    "run.outcome": 3,
+    "run.redefined": 6,
+    "run.resume": 5,
+    "run.run": 6,
+    "run.session": 6,
+    "run.sinks": 6,
+    "trainer.from_lightning": 1,
+    "trainer.model_trainer": 2,
+    "trainer.multi_optimizer": 2,
+    "trainer.trainer": 26,
+}
+
+
+def extras_known() -> dict[str, int]:
+    """How many modules of extras each module of the core imports, inside functions and for type checkers too."""
+    found = {name: len([other for other in imports(path) if package_of(other) not in CORE]) for name, path in MODULES.items()}
+    return {name: n for name, n in found.items() if n and package_of(name) in CORE}
+
+
+def test_the_core_imports_no_more_extras_than_it_did() -> None:
+    assert extras_known() == KNOWS_EXTRAS
+
+
+_JOB = """
+import torch
+from nbtrain import Trainer
+class Line(Trainer):
+    def train_step(self, batch):
+        return {"loss": self.model(batch).square().mean()}
+    test_step = train_step
+net = torch.nn.Linear(2, 1)
+Line(net, "cpu", optimizer=torch.optim.SGD(net.parameters(), lr=0.1), log_bar=False).run(1, [torch.ones(4, 2)] * 2)
+"""
+
+
+def statements_imported(code: str) -> int:
+    """The statements of nbtrain's modules that `code` imports, without docstrings."""
+    shown = "import sys; print(*(m.__file__ for name, m in sys.modules.items() if name.partition('.')[0] == 'nbtrain'), sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", f"{code}\n{shown}"], capture_output=True, text=True, check=True)
+    trees = [ast.parse(Path(line).read_text()) for line in done.stdout.splitlines() if line.endswith(".py")]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    return len([node for node in nodes if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))])
+
+
+def test_a_plain_job_imports_no_more_of_the_package_than_it_did(capsys: pytest.CaptureFixture[str]) -> None:
+    of_trainer, of_job = statements_imported("from nbtrain import Trainer"), statements_imported(_JOB)
+    with capsys.disabled():
+        print(f"\n`from nbtrain import Trainer` imports {of_trainer:,} statements, a plain job {of_job:,}")
+    assert of_trainer <= of_job <= 30_600
+
+
 # What a run under Lightning has to set on the trainer, where Lightning drives: the pass that is on, and the device of a rank
 WRITES = {
     "engine.step_module": {"module", "mode"},
@@ -342,3 +433,4 @@ def test_public_names_are_also_known_to_type_checkers() -> None:
 if __name__ == "__main__":
     for package, others in graph().items():
         print(f"{package:<12} → {' '.join(name for name in ALLOWED if name in others)}".rstrip(" →"))
+    print(f"The core knows extras by {sum(extras_known().values())} imports.")
