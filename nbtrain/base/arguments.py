@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
@@ -50,7 +50,7 @@ __all__ = [
     "check_model",
     "resolve_monitor",
     "make_optimizer",
-    "check_by_hand",
+    "check_addons",
     "check_run",
     "check_optimizer",
     "check_trained",
@@ -182,8 +182,10 @@ def make_optimizer(optimizer: Any, model: nn.Module, mode: str, *, by_hand: bool
     return make_optimizer(made, model, mode, by_hand=by_hand)
 
 
-def check_by_hand(trainer: TrainerProtocol, addons: Iterable[AddOnBase], options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for what can't be used where `trainer` makes its steps by hand."""
+def check_addons(trainer: TrainerProtocol, addons: Collection[AddOnBase], options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an addon that does not fit `trainer`, and for what can't be used where that makes its steps by hand."""
+    for addon in addons:
+        addon.check(trainer)
     if trainer.automatic_optimization:
         return
     own = f"{trainer.title} has automatic_optimization = False"

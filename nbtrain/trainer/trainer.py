@@ -28,7 +28,7 @@ from ..base.addon_options import AddonOptions
 from ..base.arguments import Optimizers
 from nbtrain.base.arguments import (
     accumulates,
-    check_by_hand,
+    check_addons,
     check_lightning,
     check_model,
     check_run,
@@ -201,9 +201,7 @@ class Trainer(TrainerBase):
             {name: given[name] for name in _SHARED if given[name] is not None},
             accumulates=accumulates(self.lightning) and not self.configures_optimizers,
         )
-        for addon in self._addons.values():
-            addon.check(self)
-        check_by_hand(self, self._addons.values(), {"nonfinite": nonfinite, "on_error": on_error})
+        check_addons(self, self._addons.values(), {"nonfinite": nonfinite, "on_error": on_error})
         self._begin_state(notes)
         self.own_names = (frozenset(vars(self)) | {"own_names"}) - of_user
 
