@@ -336,7 +336,7 @@ def _text(value: Any) -> str:
 
 
 def _rows(value: Any) -> dict[str, Any]:
-    """The rows of a table; what is none is shown as it is."""
+    """The rows of a table; another value is shown as it is."""
     if value is None:
         return {}
     return value if isinstance(value, dict) else {"damaged": value}

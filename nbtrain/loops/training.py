@@ -128,7 +128,7 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
     """
     pl_trainer, module, window = loop.trainer, loop.module, loop.window
     progress, own, n_batches = loop.automatic_optimization.optim_progress.optimizer, vars(module), pl_trainer.accumulate_grad_batches
-    # Whether the window goes on after this batch; so does one without backward passes, in which SWA adapts the batch norm
+    # Whether the window continues after this batch; so does one without backward passes, in which SWA adapts the batch norm
     is_open = (n_batches > 1 or loop.skips_backward) and loop._should_accumulate()
     window.n_calls, window.is_left_out, window.has_stepped = 0, False, False
 
