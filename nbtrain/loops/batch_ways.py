@@ -190,8 +190,8 @@ class Ways:
         device = self.strategy.root_device
         self._device = None if device.type == "cpu" else device
         own = vars(module)
-        is_usual_transfer = not ({"on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device"} & own.keys())
-        self._moves_whole = not is_usual_transfer or getattr(pl_trainer, "datamodule", None) is not None or not self.is_short
+        has_own_transfer = bool({"on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device"} & own.keys())
+        self._moves_whole = has_own_transfer or getattr(pl_trainer, "datamodule", None) is not None or not self.is_short
         self.step = labelled(pl_trainer, f"[Strategy]{type(self.strategy).__name__}.{name}", self._find_step(name))
 
     def _find_step(self, name: str) -> Callable[..., Any]:

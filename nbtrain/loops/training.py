@@ -361,7 +361,7 @@ class TrainingWays(Ways):
         self.optimizer = optimizer
         self.set_to_none = find_zero_grad(optimizer) if optimizer is not None else bool  # which does nothing
         self._compute_gradients = find_backward()
-        self.is_manual = not self.module.automatic_optimization  # the step makes its updates
+        self.is_manual = loop.is_manual
         self.step_optimizer: Callable[[Callable[[], Any]], Any] = self._step_by_strategy
         if self.is_short and optimizer is not None and not self.is_manual:
             self.step_optimizer = find_step(optimizer, gradients_first=True)
@@ -409,8 +409,11 @@ class TrainingWays(Ways):
 
 def is_window_closed(pl_trainer: L.Trainer, n_batches: int) -> bool:
     """Are all windows of accumulated gradients closed after the first `n_batches` of the epoch?"""
-    loop = pl_trainer.fit_loop.epoch_loop
-    start = loop.window_start if isinstance(loop, OwnEpochLoop) else 0
+    loop, start = pl_trainer.fit_loop.epoch_loop, 0
+    if isinstance(loop, OwnEpochLoop):
+        if loop.is_manual:
+            return True
+        start = loop.window_start
     return (n_batches - start) % pl_trainer.accumulate_grad_batches == 0
 
 
@@ -498,7 +501,7 @@ class OwnEpochLoop(TrainingEpochLoop):
         return self.skips_backward or super()._should_accumulate()
 
     def _accumulated_batches_reached(self) -> bool:
-        return self.is_manual or is_window_closed(self.trainer, self.batch_progress.current.ready)
+        return is_window_closed(self.trainer, self.batch_progress.current.ready)
 
     def _num_ready_batches_reached(self) -> bool:
         """Whether this was the last batch. Lightning compares with the length that the loader had when the run began."""
