@@ -115,11 +115,14 @@ class StockLoops(Checkpoint):
             validate_between(pl_trainer)
 
     def put_off_validation(self, pl_trainer: L.Trainer) -> None:
-        """The run is requested to end after this batch: a validation that only the end adds waits until the state is taken."""
+        """The run is requested to end after this batch: a validation that only the end adds waits until the state is taken.
+
+        After the last batch of an epoch, whose state is taken when the epoch is over, it is left out, as on nbtrain's own loop.
+        """
         if pl_trainer.should_stop and is_validation_due(pl_trainer):
             pl_trainer.should_stop = False
             if not is_validation_due(pl_trainer):
-                self.validate_last = not self.validate_next
+                self.validate_last = not (self.validate_next or is_last_batch(pl_trainer))
                 skip_next_validation(pl_trainer)
             pl_trainer.should_stop = True
 

@@ -134,7 +134,7 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
         is_saved = self._due or (is_last and triggers.after_epochs(self.trainer.train_state.counts.epoch + 1))
         if (loops := loops_of(pl_trainer)) is not None:
             loops.validate_next, loops.validate_last = validates and is_saved and not is_cut, validates and is_cut
-        if ends and not is_last and isinstance(loops, StockLoops):
+        if ends and isinstance(loops, StockLoops):
             loops.put_off_validation(pl_trainer)
         self._take_soon(pl_trainer)
 

@@ -150,8 +150,11 @@ def test_a_step_makes_no_more_calls_than_under_lightning_alone(logs: bool) -> No
 
 
 class Stops(L.Callback):
+    def __init__(self, at: int = 1) -> None:
+        self.at = at
+
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if pl_trainer.current_epoch == 1 and batch_idx == 1:
+        if pl_trainer.current_epoch == 1 and batch_idx == self.at:
             pl_trainer.should_stop = True
 
 
@@ -172,6 +175,21 @@ def test_a_run_that_ended_within_an_epoch_goes_on_as_if_it_had_not(end: str, opt
     again = run("cut", 2)
     assert same_weights(whole.model, again.model) and again.model.n_ended == whole.model.n_ended == 15
     assert without_times(again.history.epochs) == without_times(whole.history.epochs)
+    assert without_times(again.history.validations) == without_times(whole.history.validations)
+
+
+def test_a_stop_in_the_last_batch_of_an_epoch_adds_no_validation(tmp_path: Path) -> None:
+    def run(folder: str, seed: int, *callbacks: L.Callback) -> Any:
+        lightning = {"callbacks": list(callbacks), "val_check_interval": 2}
+        trainer = make(Validates(seed), StateManagerAddon, save_path=tmp_path / folder, lightning=lightning)
+        torch.manual_seed(seed)
+        trainer.run(3, make_loader(), make_valid(), resume="auto")
+        return trainer
+
+    whole, cut = run("whole", 1), run("cut", 1, Stops(4))
+    assert cut.current_step == 10 and len(cut.history.validations) == 4
+    again = run("cut", 2)
+    assert same_weights(whole.model, again.model) and again.counts == whole.counts
     assert without_times(again.history.validations) == without_times(whole.history.validations)
 
 
