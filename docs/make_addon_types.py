@@ -1,4 +1,4 @@
-"""Write the types of nbs/base/addon_options.ipynb from the classes of the addons: `make names`."""
+"""Write the types of nbs/base/addon_options.ipynb from the classes of the addons, and of nbs/trainer/commands.ipynb: `make names`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from nbtrain import AddOnBase, Trainer, addons
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTER = ROOT / "nbs" / "base" / "addon_options.ipynb"
+COMMANDS = ROOT / "nbs" / "trainer" / "commands.ipynb"
 PREFIX = "addon-types-"  # of the ids of the cells that are written here
+COMMANDS_PREFIX = "trainer-commands-"
 CELL_LINES = 60
 
 
@@ -52,17 +54,43 @@ def trainer_options() -> dict[str, str]:
 
 def command(kind: type[AddOnBase], name: str) -> ast.FunctionDef:
     """The method of an addon as a trainer has it: without the trainer among its arguments, and without a body."""
-    method = ast.parse(textwrap.dedent(inspect.getsource(getattr(kind, name)))).body[0]
-    assert isinstance(method, ast.FunctionDef)
+    method = _stub(getattr(kind, name), f"command_of({kind.__name__!r})")
     del method.args.args[1]
-    method.decorator_list = [ast.parse(f"command_of({kind.__name__!r})", mode="eval").body]
-    documentation = (ast.get_docstring(method) or "").partition("\n")[0]
-    method.body = [ast.Expr(ast.Constant(documentation)), ast.Expr(ast.Constant(...))]
-    return ast.fix_missing_locations(method)
+    return method
+
+
+def _stub(function: Any, *decorators: str) -> ast.FunctionDef:
+    """A function with the first line of its documentation, and without a body."""
+    found = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    assert isinstance(found, ast.FunctionDef)
+    found.decorator_list = [ast.parse(decorator, mode="eval").body for decorator in decorators]
+    documentation = (ast.get_docstring(found) or "").partition("\n")[0]
+    found.body = [ast.Expr(ast.Constant(documentation)), ast.Expr(ast.Constant(...))]
+    return ast.fix_missing_locations(found)
+
+
+def trainer_commands() -> dict[str, ast.FunctionDef]:
+    """By the module that a command is written in and its name, the method of a trainer that declares it."""
+    cells = json.loads(COMMANDS.read_text(encoding="utf-8"))["cells"]
+    source = next("".join(cell["source"]) for cell in cells if cell["id"] == COMMANDS_PREFIX + "class")
+    declared = ast.parse(source).body[0]
+    assert isinstance(declared, ast.ClassDef)
+    found = {}
+    for method in declared.body:
+        if isinstance(method, ast.FunctionDef) and "written_in" in ast.unparse(method.decorator_list[0]):
+            first, *others = map(ast.unparse, method.decorator_list)
+            module = "nbtrain." + ast.literal_eval(first.removeprefix("written_in"))
+            stub = _stub(getattr(importlib.import_module(module), method.name), first, *others)
+            if not others:
+                of_trainer = stub.args.args[0]
+                same = of_trainer.annotation is not None and ast.dump(of_trainer.annotation) == ast.dump(stub.returns or ast.Pass())
+                stub.args.args[0] = ast.arg("self", of_trainer.annotation if same else None)  # it returns one of the trainer's class
+            found[f"{module}:{method.name}"] = ast.fix_missing_locations(stub)
+    return found
 
 
 def _annotations(method: ast.FunctionDef) -> Iterator[str]:
-    arguments = [*method.args.args, *method.args.kwonlyargs]
+    arguments = [*method.args.args, *method.args.kwonlyargs, *filter(None, [method.args.kwarg])]
     yield from (ast.unparse(node) for node in (*(a.annotation for a in arguments), method.returns) if node is not None)
 
 
@@ -133,47 +161,64 @@ def joined_cell() -> str:
     return f"{every}\n\n{own}"
 
 
-def command_cell() -> str:
-    """The class that declares the commands."""
-    methods = [ast.unparse(command(kind, name)) for kind in shipped() for name in kind.commands]
-    documentation = "The commands that the addons of nbtrain give a trainer. Without the addon, a command raises AttributeError."
-    head = f'class AddonCommands:\n    """{documentation}"""\n\n'
-    return head + textwrap.indent("\n\n".join(methods), "    ")
-
-
 def import_cell() -> str:
     """What the types name, for type checkers alone, and the classes of the addons."""
     used = [(kind.__module__, type_) for kind, own in option_groups(shipped()).items() for type_ in own.values()]
     used += [(Trainer.__module__, type_) for type_ in trainer_options().values()]
-    used += [(kind.__module__, type_) for kind in shipped() for name in kind.commands for type_ in _annotations(command(kind, name))]
     used += [(kind.__module__, kind.__name__) for kind in shipped()]
     union = " | ".join(f"type[{kind.__name__}]" for kind in shipped())
-    return "if TYPE_CHECKING:\n" + textwrap.indent("\n".join([*imports(used), "", f"ShippedAddon: TypeAlias = {union}"]), "    ")
+    return _for_type_checkers([*imports(used), "", f"ShippedAddon: TypeAlias = {union}"])
 
 
-def _as_cell(name: str, source: str) -> dict[str, Any]:
+def trainer_cells() -> tuple[str, str]:
+    """What the commands of a trainer and of its addons name, and the class that declares them."""
+    methods = [(place.partition(":")[0], method) for place, method in trainer_commands().items()]
+    methods += [(kind.__module__, command(kind, name)) for kind in shipped() for name in kind.commands]
+    used = [(module, type_) for module, method in methods for type_ in _annotations(method)]
+    head = 'class TrainerCommands(TrainerBase):\n    """The methods of a trainer that are written in other packages or in addons."""\n\n'
+    return _for_type_checkers(imports(used)), head + textwrap.indent("\n\n".join(ast.unparse(method) for _, method in methods), "    ")
+
+
+def _for_type_checkers(lines: Iterable[str]) -> str:
+    return "if TYPE_CHECKING:\n" + textwrap.indent("\n".join(lines), "    ")
+
+
+def _as_cell(id: str, source: str) -> dict[str, Any]:
     text = f"#| export\n{source.strip()}".splitlines(keepends=True)
-    return {"cell_type": "code", "execution_count": None, "id": PREFIX + name, "metadata": {}, "outputs": [], "source": text}
+    return {"cell_type": "code", "execution_count": None, "id": id, "metadata": {}, "outputs": [], "source": text}
 
 
-def _put(cells: list[dict[str, Any]], prefix: str, new: list[dict[str, Any]]) -> None:
+def _put(cells: list[dict[str, Any]], prefix: str, new: list[str]) -> None:
     """Replace the cells whose id begins with `prefix`."""
-    at = next(i for i, cell in enumerate(cells) if cell["id"].startswith(PREFIX + prefix))
-    cells[:] = [cell for cell in cells if not cell["id"].startswith(PREFIX + prefix)]
-    cells[at:at] = new
+    at = next(i for i, cell in enumerate(cells) if cell["id"].startswith(prefix))
+    cells[:] = [cell for cell in cells if not cell["id"].startswith(prefix)]
+    ids = [prefix] if len(new) == 1 else [f"{prefix}-{i}" for i in range(len(new))]
+    cells[at:at] = map(_as_cell, ids, new)
 
 
-def chapter() -> str:
-    """The notebook as it should be."""
-    notebook = json.loads(CHAPTER.read_text(encoding="utf-8"))
-    _put(notebook["cells"], "imports", [_as_cell("imports", import_cell())])
-    _put(notebook["cells"], "options", [_as_cell(f"options-{i}", cell) for i, cell in enumerate(option_cells())])
-    _put(notebook["cells"], "joined", [_as_cell("joined", joined_cell())])
-    _put(notebook["cells"], "commands", [_as_cell("commands", command_cell())])
+def chapters() -> dict[Path, str]:
+    """The notebooks as they should be."""
+    names, declarations = trainer_cells()
+    parts = {
+        CHAPTER: {
+            f"{PREFIX}imports": [import_cell()],
+            f"{PREFIX}options": option_cells(),
+            f"{PREFIX}joined": [joined_cell()],
+        },
+        COMMANDS: {f"{COMMANDS_PREFIX}imports": [names], f"{COMMANDS_PREFIX}class": [declarations]},
+    }
+    return {path: _chapter(path, cells) for path, cells in parts.items()}
+
+
+def _chapter(path: Path, parts: dict[str, list[str]]) -> str:
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    for prefix, cells in parts.items():
+        _put(notebook["cells"], prefix, cells)
     text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
-    command_line = [Path(sys.executable).parent / "ruff", "format", "--quiet", "--stdin-filename", CHAPTER, "-"]
+    command_line = [Path(sys.executable).parent / "ruff", "format", "--quiet", "--stdin-filename", path, "-"]
     return subprocess.run(command_line, input=text, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 
 if __name__ == "__main__":
-    CHAPTER.write_text(chapter(), encoding="utf-8")
+    for path, text in chapters().items():
+        path.write_text(text, encoding="utf-8")

@@ -34,6 +34,7 @@ from nbtrain import cli
 from nbtrain.base.trainer_base import TrainerBase
 from nbtrain.completion import Listed
 from nbtrain.config.schema import describe_fields
+from nbtrain.trainer.commands import TrainerCommands
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER, HOWTO = ROOT / "docs" / "reference", ROOT / "nbs" / "howto"
@@ -135,7 +136,8 @@ INTERNAL: dict[str, Set[str]] = {
     **LISTED,
     "MultiGPUAddon": _OF_LAUNCHERS,
     "RayAddon": _OF_LAUNCHERS,
-    "StateManagerAddon": {"find", "folder", "restore"},
+    "SchedulerAddon": {"provided_by", "scale", "scale_part", "set_next"},
+    "StateManagerAddon": {"find", "folder", "open_disk", "provided_by", "restore"},
     "WandBLoggerAddon": {"connect", "options", "service"},
     "NeptuneLoggerAddon": {"connect", "options", "service"},
     "Shown": {"n_bytes", "processed", "read"},
@@ -293,7 +295,7 @@ class Entry:
             found = list(inspect.signature(self.thing).parameters.values())
         except ValueError:
             return []
-        is_command = self.owner is not None and self.name in getattr(self.owner, "commands", ())
+        is_command = self.owner is not None and (self.name in getattr(self.owner, "commands", ()) or hasattr(self.thing, "is_command"))
         hidden = ("self", "cls", "trainer") if is_command else ("self", "cls")
         return [p for i, p in enumerate(found) if not (i < 2 and p.name in hidden)]
 
@@ -467,6 +469,8 @@ def _members(public: str, kind: type) -> Iterator[Entry]:
         is_field = name in getattr(kind, "__dataclass_fields__", ())
         if name.startswith("_") or name in inherited or is_field or name in INTERNAL.get(public, ()):
             continue
+        if name in vars(TrainerCommands) and name not in of_commands():  # it is written in another module
+            member = getattr(getattr(kind, name), "__func__", getattr(kind, name))
         if not (inspect.isfunction(member) or isinstance(member, (property, classmethod, staticmethod, cached_property))):
             continue
         entry = Entry(name, member, kind, public)
@@ -476,7 +480,7 @@ def _members(public: str, kind: type) -> Iterator[Entry]:
 
 def of_commands() -> set[str]:
     """The commands of nbtrain's addons, which a trainer declares for type checkers."""
-    return {name for name in dir(nbtrain.Trainer) if type(inspect.getattr_static(nbtrain.Trainer, name)).__name__ == "_Missing"}
+    return {name for name in dir(nbtrain.Trainer) if type(inspect.getattr_static(nbtrain.Trainer, name)).__name__ == "MissingCommand"}
 
 
 @cache

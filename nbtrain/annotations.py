@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 from ast import literal_eval
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property, wraps
 from numbers import Integral, Real
 from pathlib import Path
@@ -24,6 +26,7 @@ from .tracebacks import shorten
 # %% auto #0
 __all__ = [
     "Misfit",
+    "Duration",
     "PositiveInt",
     "Batch",
     "Must",
@@ -35,6 +38,7 @@ __all__ = [
     "read_hint",
     "parameter_hints",
     "checked",
+    "command",
 ]
 
 # %% ../nbs/annotations.ipynb #0fbd0f4a
@@ -96,6 +100,13 @@ class Must:
     fits: Callable[[Any], bool]
 
 
+def _is_duration(value: Any) -> bool:
+    if isinstance(value, timedelta):
+        return value > timedelta(0)
+    return isinstance(value, str) and re.fullmatch(r"\d+(?::\d+){3}", value) is not None and re.search(r"[1-9]", value) is not None
+
+
+Duration = Annotated[Any, Must('a positive timedelta or a string "days:hours:minutes:seconds"', _is_duration)]
 PositiveInt = Annotated[int, Must("a positive integer", lambda value: value > 0)]
 Batch = Annotated[Any, Must("a batch", lambda value: value is not None)]
 
@@ -254,7 +265,8 @@ def check_call(
         if isinstance(error, ConfigError):
             raise
         names = [p.name for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        hidden = names[: 2 if names[:2] == ["self", "trainer"] else 1 if names[:1] in (["self"], ["cls"]) else 0]
+        is_method = names[:1] in (["self"], ["cls"]) or "is_command" in vars(function)
+        hidden = names[: 2 if names[:2] == ["self", "trainer"] else 1 if is_method else 0]
         title = type(args[0]).__name__.partition("[")[0] if function.__name__ == "__init__" and args else function.__name__
         raise _call_error(title, signature, names[len(hidden) :], args[len(hidden) :], given, str(error)) from None
 
@@ -341,3 +353,9 @@ def checked(function: _Function) -> _Function:
             raise
 
     return with_check  # pyright: ignore[reportReturnType]
+
+
+def command(function: _Function) -> _Function:
+    """Decorator: check the arguments as `checked` does, of a method of a trainer that is a function `(trainer, ...)` elsewhere."""
+    vars(function)["is_command"] = True  # `trainer` is not among the arguments that its caller writes
+    return checked(function)

@@ -27,6 +27,9 @@ __all__ = [
     "own_folder",
     "library_of",
     "ipython_shell",
+    "in_shell",
+    "in_kernel",
+    "is_watched",
     "variable_names",
     "variable_name",
     "KeptTraceback",
@@ -95,6 +98,23 @@ def ipython_shell() -> Any:
     """IPython's shell; None outside IPython."""
     get = getattr(sys.modules.get("IPython"), "get_ipython", None)  # not there yet while another thread imports it
     return get() if get is not None else None
+
+
+def in_shell() -> bool:
+    """Whether this is an IPython session, in a notebook or in plain IPython."""
+    return ipython_shell() is not None
+
+
+def in_kernel() -> bool:
+    """Whether this process is an IPython kernel; False in plain IPython and in scripts."""
+    return hasattr(ipython_shell(), "kernel")  # only a kernel's shell has one: what the frontend can do
+
+
+def is_watched() -> bool:
+    """Whether this session is interactive; False for programs that execute a notebook, such as nbclient and papermill."""
+    if not in_kernel():
+        return in_shell()
+    return ipython_shell().kernel.get_parent("shell").get("content", {}).get("allow_stdin", True)
 
 
 def variable_names(item: object) -> list[str]:

@@ -5,8 +5,7 @@
 # %% ../../nbs/addons/gradients.ipynb #04a100fa
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import lightning as L
@@ -19,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .accumulation import AccumulationAddon
 from ..data.batch import tensors
+from ..optim.param_groups import total_norm
 from ..engine.addon import AddOnBase
 from ..engine.callback import Notifier, notifier
 from ..engine.protocol import TrainerProtocol
@@ -27,24 +27,10 @@ from ..errors import ConfigError
 from ..optim.joint_optimizer import JointOptimizer, check_by_name
 
 # %% auto #0
-__all__ = ["total_norm", "GradientClipAddon", "GradientStatsAddon"]
+__all__ = ["GradientClipAddon", "GradientStatsAddon"]
 
 
 # %% ../../nbs/addons/gradients.ipynb #totnorm1
-def _numbers(tensor: Tensor) -> Tensor:
-    """The elements of a tensor that count in its norm, in a dtype that torch has norms of; of a sparse tensor those that are stored."""
-    if tensor.is_sparse:
-        tensor = tensor.coalesce().values()
-    is_usual = tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype.itemsize > 1)
-    return tensor if is_usual else tensor.float()
-
-
-def total_norm(tensors: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
-    """torch's `get_total_norm`, also for tensors that are sparse, empty, or made of integers."""
-    found = map(_numbers, tensors)
-    return get_total_norm([t for t in found if t.numel() or not math.isinf(norm_type)], norm_type)  # there is no largest of none
-
-
 def _clip_values(parameters: list[Tensor], bound: float) -> None:
     """torch's `clip_grad_value_`, also for sparse gradients, and for complex ones, whose real and imaginary parts it bounds."""
     for parameter in parameters:

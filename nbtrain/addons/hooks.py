@@ -17,8 +17,6 @@ from torch.utils.hooks import RemovableHandle
 
 from ..private.lightning_parts import evaluation_loop, is_window_open
 from ..compat.hook_names import HOOK_NAMES, TrainHook, names_at
-from .early_stopping import EarlyStoppingAddon
-from .gradients import GradientStatsAddon
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import Callback, active_callbacks, call_hook, listeners, notes, notifier
 from ..engine.control import Leave
@@ -339,7 +337,8 @@ class HooksAddon(AddOnBase):
 
     hooks: Hooks | Sequence[Hooks] | None = None
 
-    after = (GradientStatsAddon, EarlyStoppingAddon)  # and what these come after: gradients are clipped and the moving average is updated
+    # Gradients are accumulated and clipped, and the moving average is updated. By name: each job has this addon, and few have those
+    after = ("MicroBatchAddon", "AccumulationAddon", "GradientClipAddon", "GradientStatsAddon", "EMAAddon", "EarlyStoppingAddon")
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         hooks = self._gather(trainer)

@@ -5,14 +5,13 @@
 # %% ../../nbs/addons/limits.ipynb #2849318e
 from __future__ import annotations
 
-import re
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Any
 
 import lightning as L
 
 from .hooks import HooksAddon
-from ..annotations import Must, check_values
+from ..annotations import Duration, check_values
 from ..engine.addon import AddOnBase
 from ..engine.callback import updates_of
 from ..loops.training import OwnEpochLoop
@@ -22,7 +21,7 @@ from ..engine.step_module import StepModule, is_whole_epoch
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["Duration", "ValidateSteps", "LimitsAddon"]
+__all__ = ["ValidateSteps", "LimitsAddon"]
 
 # %% ../../nbs/addons/limits.ipynb #61838431
 _NEVER = 2**62  # batches
@@ -79,15 +78,6 @@ class ValidateSteps(L.Callback):
 
 
 # %% ../../nbs/addons/limits.ipynb #b56e4f13
-def _is_duration(value: Any) -> bool:
-    if isinstance(value, timedelta):
-        return value > timedelta(0)
-    return isinstance(value, str) and re.fullmatch(r"\d+(?::\d+){3}", value) is not None and re.search(r"[1-9]", value) is not None
-
-
-Duration = Annotated[Any, Must('a positive timedelta or a string "days:hours:minutes:seconds"', _is_duration)]
-
-
 class LimitsAddon(AddOnBase):
     """Limit a run and its epochs, and choose when it validates.
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
+from ..annotations import command
 from ..state.object_state import Unpacker, pack_module
 from ..data.task_loader import Task
 from ..distributed.parallelism import gather
@@ -270,8 +271,30 @@ def _newest(trainer: TrainerProtocol, split: str) -> dict[str, float]:
     return found
 
 
+@command
 def save_metrics(trainer: TrainerProtocol, split: str, metrics: Mapping[str, Any] | None = None) -> Path:
-    """Write `metrics`, by default the newest of `split`, to `<split>_results.json` in the run folder. Returns its path."""
+    """Write metrics to `<split>_results.json` in the run folder.
+
+    Args:
+        split: "train", "eval" or "test", or another name for the file.
+        metrics: The metrics to write. None: those of the newest epoch for "train" and "eval", of the newest test for "test".
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ConfigError: there is no run folder, there are no metrics, or `split` can't be part of a file name
+
+    Changes:
+        Writes the file; an existing one is replaced.
+
+    Example:
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
+        >>> trainer.run(1, loader, loader).status
+        'completed'
+        >>> trainer.save_metrics("eval").name
+        'eval_results.json'
+    """
     if trainer.run_dir is None:
         raise ConfigError("There is no run folder to save metrics to.", remedy='Make the trainer with save_path="runs", and run it first.')
     if not re.fullmatch(r"[\w.-]+", split):

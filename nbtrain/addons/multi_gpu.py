@@ -33,8 +33,7 @@ from ..distributed.worker import Rank, Terminated, dumps
 from ..distributed.worker_pool import Launch, Launched, Pool
 from ..distributed.world import find_world
 from .accumulation import AccumulationAddon
-from .state_manager import StateManagerAddon
-from ..engine.addon import AddOnBase
+from ..engine.addon import AddOnBase, StateService
 from ..engine.control import cause_of_end
 from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError, WorkerError
@@ -182,7 +181,7 @@ class RanksAddon(Launcher):
                 remedy="Use strategy='fsdp2', DeepSpeed's stage 1 or 2 under torchrun, or a lightning.Trainer of your own: "
                 "fit(trainer.as_lightning_module(), loader).",
             )
-        if any(isinstance(other, StateManagerAddon) for other in trainer.active_addons):
+        if any(isinstance(other, StateService) for other in trainer.active_addons):
             raise ConfigError(
                 "StateManagerAddon can't save the optimizer, which DeepSpeed shards over the ranks.",
                 remedy="Leave it out, and give lightning={\"callbacks\": [ModelCheckpoint(...)]}, or use strategy='fsdp2'.",
@@ -303,6 +302,11 @@ class MultiGPUAddon(RanksAddon):
                 remedy="Start the script on each machine, with torchrun --nnodes or srun.",
             )
         self.use(_all_devices(self.device))
+
+    def begin_copy(self, elsewhere: Mapping[str, Any] | None = None) -> None:
+        if elsewhere is not None:
+            self.device = elsewhere["device"]
+            self.__post_init__()
 
     def _address(self) -> tuple[str, int] | None:
         """The host and port where the ranks meet, or None. Raises ConfigError for an `init_method` other than tcp://HOST:PORT."""

@@ -16,9 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ..distributed.parallelism import local
 from ..distributed.rank import find_rank, reduced
-from .gradients import total_norm
 from .hooks import HooksAddon
-from ..loggers.addon import LoggersAddon, WebLoggerAddon
 from ..engine.addon import AddOnBase
 from ..engine.callback import Stopper, active_callbacks
 from ..engine.protocol import EventSink, TrainerProtocol
@@ -26,6 +24,7 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError, StepError, set_place
 from ..events import Event, steps_of
 from ..optim.joint_optimizer import single
+from ..optim.param_groups import total_norm
 from ..private.torch_parts import flag_nonfinite
 from ..tracebacks import variable_name
 
@@ -232,7 +231,7 @@ class NonFiniteAddon(AddOnBase):
     max_skipped: int = 10
 
     # So that the gradients are final, and loggers get the recorded values before the error is raised
-    after = (HooksAddon, LoggersAddon, WebLoggerAddon)
+    after = (HooksAddon, "LoggersAddon", "WebLoggerAddon")
 
     def __post_init__(self) -> None:
         if self.max_skipped < 0:

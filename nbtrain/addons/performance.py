@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..private.torch_parts import allow_steps_before_capture, compile_calls, compile_modes, find_step_hooks, is_compiled
+from .accumulation import AccumulationAddon
 from .freeze import FreezeAddon
 from .hooks import HooksAddon
-from .state_manager import StateManagerAddon
 from ..data.prefetch import prefetch
 from ..data.several_loaders import is_several
-from ..engine.addon import AddOnBase
+from ..distributed.launcher import Launcher
+from ..engine.addon import AddOnBase, StateService
 from ..engine.callback import PassCallback
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
@@ -487,7 +488,8 @@ class PrefetchAddon(AddOnBase):
         'completed'
     """
 
-    after = (StateManagerAddon,)  # which must wrap the loader directly: a resumed pass begins after the finished batches
+    # A service that keeps states must wrap the loader directly: a resumed pass begins after the finished batches
+    after = (Launcher, AccumulationAddon, StateService)
     prefetch: bool = True
 
     def loader(self, trainer: TrainerProtocol, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from .accumulation import AccumulationAddon
 from .hooks import HooksAddon
-from ..engine.addon import AddOnBase
+from ..engine.addon import AddOnBase, ScheduleService
 from ..engine.callback import PassCallback, active_callbacks
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, is_whole_epoch
@@ -27,11 +27,11 @@ from ..errors import ConfigError
 from ..optim.joint_optimizer import JointOptimizer, JointScheduler
 from nbtrain.optim.schedulers import (
     CountedScheduler, FunctionSchedule, Schedule, Scheduler, check_direction, check_length, class_of_factory, initial_lrs, is_factory,
-    resolve_schedule, scale_lr, scale_rates, set_group_lr, set_initial_lrs, set_lr,
+    rate_of_next, resolve_schedule, scale_lr, scale_rates, set_group_lr, set_initial_lrs, set_lr,
 )  # fmt: skip
 
 # %% auto #0
-__all__ = ["scale_schedules", "scale_part", "set_next_lr", "SchedulerAddon"]
+__all__ = ["SchedulerAddon"]
 
 # %% ../../nbs/addons/scheduler.ipynb #46dd8dc7
 _OF_FACTORY = "A factory gets the length of each run: scheduler=lambda optimizer, plan: ..."
@@ -320,70 +320,7 @@ class _Step(PassCallback):
 
 
 # %% ../../nbs/addons/scheduler.ipynb #975d4fd9
-def scale_schedules(trainer: TrainerProtocol, factor: float) -> None:
-    """Multiply all later learning rates of the current run, after one was set by hand."""
-    for callback in active_callbacks(trainer, _Step):
-        callback.scale(factor)
-
-
-def _scheduling(trainer: TrainerProtocol) -> SchedulerAddon | None:
-    """The addon that has a schedule, if there is one."""
-    return next((addon for addon in trainer.active_addons if isinstance(addon, SchedulerAddon) and addon.scheduler is not None), None)
-
-
-def scale_part(trainer: TrainerProtocol, part: str, factor: float) -> None:
-    """Multiply the learning rate of one of several optimizers, and all later ones.
-
-    Raises ConfigError, and changes nothing, if one schedule drives the rates of all.
-    """
-    assert isinstance(trainer.optimizer, JointOptimizer)
-    optimizer = trainer.optimizer.optimizers[part]
-    addon = _scheduling(trainer)
-    made = next((callback.schedule for callback in active_callbacks(trainer, _Step)), addon.scheduler if addon is not None else None)
-    if addon is not None and is_factory(made):
-        set_initial_lrs(optimizer, [rate * factor for rate in initial_lrs(optimizer)])
-        addon.is_base_set = True
-        return
-    if isinstance(made, JointScheduler):
-        if (scheduler := made.schedulers.get(part)) is not None:
-            scale_rates(vars(scheduler), optimizer.param_groups, factor)
-    elif addon is not None and not isinstance(made, ReduceLROnPlateau):
-        raise ConfigError(
-            "One schedule drives the rates of all optimizers.",
-            remedy="Give each its own, scheduler={name: ...}; or set the rate of all: set(lr=...).",
-        )
-    scale_lr(optimizer, factor)
-
-
-def set_next_lr(trainer: TrainerProtocol, lr: float) -> None:
-    """Set the learning rate that the next run begins with, for the first parameter group; the others keep their ratio to it.
-
-    Raises ConfigError if a schedule that continues is at 0, which can't be scaled.
-    """
-    optimizer = trainer.optimizer
-    assert optimizer is not None
-    addon = _scheduling(trainer)
-    if addon is not None and is_factory(addon.scheduler):
-        rates = initial_lrs(optimizer)
-        set_initial_lrs(optimizer, [lr * (rate / rates[0]) if rates[0] else lr for rate in rates])
-        addon.is_base_set = True
-        return
-    function = addon.scheduler if addon is not None and callable(addon.scheduler) else None
-    before = function(trainer.train_state.counts.step) if function is not None else float(optimizer.param_groups[0]["lr"])
-    if before == 0:
-        raise ConfigError(
-            "The learning rate is 0 here, so its schedule can't be scaled.",
-            remedy="Give a factory, scheduler=lambda optimizer, plan: ..., which makes a new schedule in each run.",
-        )
-    if addon is not None:
-        addon.factor = lr / before if function is not None else addon.factor * lr / before
-    if function is not None:
-        set_lr(optimizer, lr)
-    else:
-        scale_lr(optimizer, lr / before)
-
-
-class SchedulerAddon(AddOnBase):
+class SchedulerAddon(AddOnBase, ScheduleService):
     """Step a learning-rate schedule during a run.
 
     The state of an instance is saved in checkpoints and continues from run to run. The schedule of a factory begins from the optimizer's
@@ -414,6 +351,43 @@ class SchedulerAddon(AddOnBase):
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [] if self.scheduler is None else [_Step(trainer, self, self.scheduler, self.scheduler_step_on_batch)]
+
+    def scale(self, trainer: TrainerProtocol, factor: float) -> None:
+        for callback in active_callbacks(trainer, _Step):
+            callback.scale(factor)
+
+    def scale_part(self, trainer: TrainerProtocol, part: str, factor: float) -> None:
+        assert isinstance(trainer.optimizer, JointOptimizer)
+        optimizer = trainer.optimizer.optimizers[part]
+        made = next((callback.schedule for callback in active_callbacks(trainer, _Step)), self.scheduler)
+        if is_factory(made):
+            set_initial_lrs(optimizer, [rate * factor for rate in initial_lrs(optimizer)])
+            self.is_base_set = True
+            return
+        if isinstance(made, JointScheduler):
+            if (scheduler := made.schedulers.get(part)) is not None:
+                scale_rates(vars(scheduler), optimizer.param_groups, factor)
+        elif made is not None and not isinstance(made, ReduceLROnPlateau):
+            raise ConfigError(
+                "One schedule drives the rates of all optimizers.",
+                remedy="Give each its own, scheduler={name: ...}; or set the rate of all: set(lr=...).",
+            )
+        scale_lr(optimizer, factor)
+
+    def set_next(self, trainer: TrainerProtocol, lr: float) -> None:
+        optimizer = trainer.optimizer
+        assert optimizer is not None
+        if is_factory(self.scheduler):
+            rates = initial_lrs(optimizer)
+            set_initial_lrs(optimizer, [lr * (rate / rates[0]) if rates[0] else lr for rate in rates])
+            self.is_base_set = True
+        elif callable(self.scheduler):
+            self.factor = lr / rate_of_next(self.scheduler(trainer.train_state.counts.step))
+            set_lr(optimizer, lr)
+        else:
+            factor = lr / rate_of_next(optimizer.param_groups[0]["lr"])
+            self.factor *= factor
+            scale_lr(optimizer, factor)
 
     def resume_settings(self, trainer: TrainerProtocol) -> dict[str, dict[str, Any]]:
         is_instance = isinstance(self.scheduler, (LRScheduler, ReduceLROnPlateau))

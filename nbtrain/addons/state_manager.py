@@ -19,13 +19,11 @@ from ..checkpoint.weights import url_of
 from ..data.loader_state import draws_in_ranks
 from ..data.resumable_loader import ValidLoader
 from ..distributed.launcher import Launcher, n_readers, world_of
-from ..engine.addon import AddOnBase
+from ..engine.addon import AddOnBase, StateService
 from ..engine.callback import as_list
 from ..engine.control import Boundary, refuse_while_on
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError, ConfigError
-from ..foreign.imported import fit_run, report, write_run
-from ..foreign.readers import read_runs
 from ..history.run_lock import RunLock
 from ..loops.own_loops import refuse_in_your_trainer
 from ..state.disk import Disk
@@ -42,7 +40,7 @@ SaveWeights = Literal["all", "trainable"]
 
 
 # %% ../../nbs/addons/state_manager.ipynb #380c4c24
-class StateManagerAddon(AddOnBase):
+class StateManagerAddon(AddOnBase, StateService):
     """Save checkpoints during a run, and resume it exactly: `run(..., resume="auto")`.
 
     The folder `checkpoints/` in the run folder has a checkpoint for each save, and the links `last` and `best`. Files are written in a
@@ -140,8 +138,15 @@ class StateManagerAddon(AddOnBase):
         """The folder of this run's checkpoints. It is created if it does not exist."""
         return open_folder(trainer.open_run_dir())
 
+    def begin_copy(self, elsewhere: Mapping[str, Any] | None = None) -> None:
+        self.save_path = self.save_path if elsewhere is None else elsewhere["save_path"]
+        self.__post_init__()  # the checkpoints so far are not its own
+
     def in_scratch(self) -> AddOnBase | None:
         return None
+
+    def open_disk(self, trainer: StatefulTrainer) -> Disk:
+        return Disk(self, trainer)
 
     def loader(self, trainer: StatefulTrainer, loader: Any, *, training: bool) -> Any:
         states = trainer.states
@@ -189,7 +194,7 @@ class StateManagerAddon(AddOnBase):
 
     def _save_now(self, trainer: StatefulTrainer, at: Boundary | None) -> Path | None:
         if at is None:
-            disk = Disk(self, trainer)
+            disk = self.open_disk(trainer)
             path = disk.save_outside()
         else:
             keeper = next(c for c in at.pl_trainer.callbacks if isinstance(c, StateKeeper))  # pyright: ignore[reportAttributeAccessIssue]
@@ -279,6 +284,9 @@ class StateManagerAddon(AddOnBase):
             >>> trainer.current_epoch
             2
         """
+        from nbtrain.foreign.imported import fit_run, report, write_run
+        from nbtrain.foreign.readers import read_runs
+
         refuse_while_on(trainer.control)
         found = read_runs(path, trust=trust, key=key, fitness=fitness_of(trainer.model), epoch=epoch, convert=convert)
         run = fit_run(trainer, found, rename, strict=self.strict)

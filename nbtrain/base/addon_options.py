@@ -34,8 +34,8 @@ __all__ = [
     "SystemMonitorOptions",
     "AddonOptions",
     "TrainerOptions",
+    "MissingCommand",
     "command_of",
-    "AddonCommands",
     "TrainerFactory",
 ]
 
@@ -341,7 +341,7 @@ class TrainerOptions(AddonOptions, total=False):
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-class _Missing:
+class MissingCommand:
     """A command of an addon that a trainer does not have."""
 
     def __init__(self, addon: str, method: Callable[..., Any]) -> None:
@@ -358,41 +358,7 @@ class _Missing:
 
 def command_of(addon: str) -> Callable[[_Method], _Method]:
     """Declares a command for type checkers; at run time it is there once the addon is."""
-    return lambda method: _Missing(addon, method)  # pyright: ignore[reportReturnType]
-
-
-# %% ../../nbs/base/addon_options.ipynb #addon-types-commands
-class AddonCommands:
-    """The commands that the addons of nbtrain give a trainer. Without the addon, a command raises AttributeError."""
-
-    @command_of("EMAAddon")
-    def apply_average(self) -> None:
-        """Replace the model's weights by the average, permanently."""
-        ...
-
-    @command_of("StateManagerAddon")
-    def save_state(self) -> Path | None:
-        """Save a checkpoint now, or, during a run, between two batches. Returns its path after it is written."""
-        ...
-
-    @command_of("StateManagerAddon")
-    def load_state(self, path: str | Path | None = None) -> Path:
-        """Restore a checkpoint; the next `run` continues from it."""
-        ...
-
-    @command_of("StateManagerAddon")
-    def import_run(
-        self,
-        path: str | Path,
-        *,
-        trust: bool = False,
-        key: str | None = None,
-        rename: Mapping[str, str] | None = None,
-        epoch: int | None = None,
-        convert: Callable[[Any], Any] | None = None,
-    ) -> Path:
-        """Take over a run of another system, as far as its files have it; the next `run` continues it. Returns its new run folder."""
-        ...
+    return lambda method: MissingCommand(addon, method)  # pyright: ignore[reportReturnType]
 
 
 # %% ../../nbs/base/addon_options.ipynb #cf1e4120

@@ -23,12 +23,11 @@ from torch.optim import Optimizer
 
 from ..engine.addon import AddOnBase
 from ..engine.protocol import TrainerProtocol
-from ..addons.limits import Duration
 from ..data.batch import describe
 from ..data.several_loaders import named_loaders
 from ..data.tensor_loader import is_array
 from ..engine.callback import as_list
-from ..annotations import check_values, parameter_hints
+from ..annotations import Duration, check_values, parameter_hints
 from ..compat.foreign_names import remedy_of_argument
 from ..data.several_loaders import n_batches
 from ..errors import ConfigError, OptionError, first_line, nearest
@@ -53,6 +52,7 @@ __all__ = [
     "check_addons",
     "check_run",
     "check_optimizer",
+    "need_automatic",
     "check_trained",
 ]
 
@@ -254,6 +254,12 @@ def check_optimizer(optimizer: Optimizer | None, model: nn.Module) -> None:
             f"{type(optimizer).__name__}.step takes no closure, which computes the loss and the gradients.",
             remedy="Write step(self, closure=None), and begin it with: loss = None if closure is None else closure().",
         )
+
+
+def need_automatic(trainer: TrainerProtocol, command: str, remedy: str) -> None:
+    """Raise ConfigError for a `command` that makes the updates, if the steps of `trainer` make them by hand."""
+    if not trainer.automatic_optimization:
+        raise ConfigError(f"{command}: {trainer.title}.train_step makes its updates by hand.", remedy=remedy)
 
 
 def check_trained(optimizer: Optimizer | None, model: nn.Module, attributes: Mapping[str, Any]) -> None:

@@ -13,19 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 from weakref import WeakSet
 
 from .. import addons as shipped
-from ..addons.accumulation import AccumulationAddon
-from ..addons.performance import CompileAddon
-from ..addons.gradients import GradientClipAddon
-from ..addons.hooks import HooksAddon
-from ..addons.non_finite import NonFiniteAddon
-from ..addons.scheduler import SchedulerAddon
 from ..annotations import checked
 from ..compat.foreign_names import remedy_of_argument
 from ..tracebacks import boundary
-from ..engine.addon import AddOnBase, options, ordered
+from ..engine.addon import AddOnBase, Service, options, ordered
 from ..engine.addon import copy_addon, is_same, join_options, merge_instances
 from ..errors import AddOnError, OptionError, nearest
-from .addon_options import AddonCommands, TrainerFactory
+from .addon_options import MissingCommand, TrainerFactory
 from .arguments import of_lightning
 
 if TYPE_CHECKING:
@@ -33,8 +27,10 @@ if TYPE_CHECKING:
 
 # %% auto #0
 __all__ = [
+    "DEFAULT_ADDONS",
     "TrainerType",
     "AddOnType",
+    "ServiceType",
     "written_class",
     "constructor_parameters",
     "constructor_signature",
@@ -118,6 +114,11 @@ def _owners(option: str) -> list[str]:
     return [name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, AddOnBase) and option in options(kind)]
 
 
+# Names of `nbtrain.addons`, whose modules are imported with the first trainer that has them
+DEFAULT_ADDONS = ("NonFiniteAddon", "HooksAddon")  # of each trainer
+_OF_ARGUMENTS = {"gradient_clip": "GradientClipAddon", "scheduler": "SchedulerAddon", "compile": "CompileAddon"}
+
+
 def make_addons(
     kind: type[Any], given: Mapping[str, Any], shared: Mapping[str, Any], *, accumulates: bool = False
 ) -> dict[type[AddOnBase], AddOnBase]:
@@ -125,13 +126,10 @@ def make_addons(
 
     `accumulates`: Lightning accumulates gradients, which needs AccumulationAddon to scale the last window correctly.
     """
-    shorthands: list[type[AddOnBase]] = [
-        addon
-        for addon, option in ((GradientClipAddon, "gradient_clip"), (SchedulerAddon, "scheduler"), (CompileAddon, "compile"))
-        if shared.get(option) not in (None, False)
-    ]
-    shorthands += [AccumulationAddon] if accumulates else []
-    usual = [addon for addon in (*shorthands, NonFiniteAddon, HooksAddon) if not any(issubclass(own, addon) for own in kind.addons)]
+    names = [name for option, name in _OF_ARGUMENTS.items() if shared.get(option) not in (None, False)]
+    names += ["AccumulationAddon"] if accumulates else []
+    usual = [getattr(shipped, name) for name in (*names, *DEFAULT_ADDONS)]
+    usual = [addon for addon in usual if not any(issubclass(own, addon) for own in kind.addons)]
     kinds = ordered((*kind.addons, *usual), apart=kind._addon_instances)
     return {
         addon: copy_addon(kind._addon_instances[addon], **{n: v for n, v in shared.items() if n in options(addon)})
@@ -192,6 +190,7 @@ def _command(addon: type[AddOnBase], method: Callable[..., Any]) -> Callable[...
 # %% ../../nbs/base/compose.ipynb #6ad0679b
 TrainerType = TypeVar("TrainerType", bound="Composable")
 AddOnType = TypeVar("AddOnType", bound=AddOnBase)
+ServiceType = TypeVar("ServiceType", bound=Service)
 # Classes with the same addons, but other options of instances. Options may hold a model, so the references are weak
 _composed: dict[tuple[type, tuple[type[AddOnBase], ...]], WeakSet[type[Any]]] = {}
 
@@ -219,7 +218,11 @@ def given_addons(kind: type[Any]) -> tuple[type[AddOnBase] | AddOnBase, ...]:
     return tuple(kind._addon_instances.get(addon, addon) for addon in kind.addons)
 
 
-class Composable(AddonCommands):
+def _without_addon(title: str, name: str) -> AddOnError:
+    return AddOnError(f"{title} has no {name}.", remedy=f"Make it with {title}.add_on({name}).")
+
+
+class Composable:
     """A class that addons can be added to."""
 
     addons: ClassVar[tuple[type[AddOnBase], ...]] = ()
@@ -227,9 +230,7 @@ class Composable(AddonCommands):
     _addons: dict[type[AddOnBase], AddOnBase]
 
     def __dir__(self) -> list[str]:
-        kind, commands = type(self), vars(AddonCommands).items()
-        without = {name for name, found in commands if name[0] != "_" and inspect.getattr_static(kind, name) is found}  # their addons
-        return [name for name in super().__dir__() if name not in without]
+        return [name for name in super().__dir__() if not isinstance(inspect.getattr_static(type(self), name, None), MissingCommand)]
 
     @overload
     @classmethod
@@ -274,11 +275,22 @@ class Composable(AddonCommands):
         found = [own for own in self._addons.values() if isinstance(own, addon)]
         name = written_class(type(self)).__name__
         if not found:
-            raise AddOnError(f"{name} has no {addon.__name__}.", remedy=f"Make it with {name}.add_on({addon.__name__}).")
+            raise _without_addon(name, addon.__name__)
         if len(found) > 1:
             several = " and ".join(type(own).__name__ for own in found)
             raise AddOnError(f"{name} has several of {addon.__name__}: {several}.", remedy="Name one of them.")
         return found[0]
+
+    def _service(self, kind: type[ServiceType]) -> ServiceType | None:
+        """The addon that provides the service `kind`, if there is one."""
+        return next((addon for addon in self._addons.values() if isinstance(addon, kind)), None)
+
+    def _required_service(self, kind: type[ServiceType]) -> ServiceType:
+        """The addon that provides the service `kind`. Raises AddOnError if there is none."""
+        found = self._service(kind)
+        if found is None:
+            raise _without_addon(written_class(type(self)).__name__, kind.provided_by)
+        return found
 
     @property
     def active_addons(self) -> list[AddOnBase]:

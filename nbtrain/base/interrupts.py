@@ -24,8 +24,7 @@ from ..private.lightning_parts import leave_sigterm
 from ..engine.control import Control
 from ..errors import RunStopped
 from ..history.history import RunResult
-from ..tracebacks import ipython_shell
-from ..views.notebook import in_shell
+from ..tracebacks import in_shell, ipython_shell
 
 # %% auto #0
 __all__ = [

@@ -20,7 +20,6 @@ from ..errors import ConfigError, first_line
 from ..events import Shown, ShownKind
 from ..history.run_files import write_file
 from ..history.shown import ShownValue, convert, file_name
-from ..loggers.media import Logged, send
 from ..views.cell_runs import show_below
 
 # %% auto #0
@@ -104,4 +103,6 @@ def show_value(trainer: Showing, name: str, value: Any, kind: ShownKind | None =
     shown = Shown(name, made.kind, made.content, epoch, counts.step, counts.processed + _is_in_step(), file)
     trainer.recorder.emit_now("show", vars(shown))
     for logger in module.trainer.loggers:
+        from nbtrain.loggers.media import Logged, send  # which imports the trackers
+
         send(logger, Logged(name, made, epoch, counts.step))

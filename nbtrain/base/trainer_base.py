@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import lightning as L
 import torch
@@ -20,15 +20,14 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
 from ..annotations import checked
 from ..compat.foreign_names import remedy_of_member
 from ..completion import Listed, completed_by_value
-from ..addons.multi_gpu import MultiGPUAddon, move_trainer
-from ..addons.scheduler import scale_schedules
-from ..addons.state_manager import StateManagerAddon
 from ..data.continued_loader import continued
+from ..data.loader import is_dataset
 from ..distributed.devices import Devices, device_args, resolve_device
 from ..distributed.launcher import Launcher
 from ..distributed.launcher import launcher_of, world_of
@@ -36,9 +35,9 @@ from ..distributed.world import World
 from ..engine.callback import as_list
 from ..engine.control import Control
 from ..optim.joint_optimizer import named_parts, single
-from ..optim.optimizer_state import uncopied, with_inner
+from ..optim.optimizer_state import move_optimizer, uncopied, with_inner
 from ..optim.optimizer_modes import OptimizerModes, with_modes
-from ..engine.addon import AddOnBase, options, ordered
+from ..engine.addon import AddOnBase, ScheduleService, StateService, options, ordered
 from ..engine.precision import precision_args, resolve_precision
 from ..engine.protocol import EventSink, Ran, Turn
 from ..engine.recorder import Recorder
@@ -50,9 +49,8 @@ from ..events import Event, MonitorMode, Status
 from ..history.history import History, RunResult
 from ..history.run_folder import open_run_folder
 from ..history.run_tree import Fork, open_branch_folder
-from ..loggers.background import Delivery
 from ..optim.schedulers import Scheduler, is_marked, mark_step
-from ..tracebacks import TracebackKeeper
+from ..tracebacks import TracebackKeeper, in_shell
 from ..source.step_changes import StepCode
 from ..source.user_code import newest
 from ..state.best_weights import BestWeights
@@ -60,13 +58,14 @@ from .operation import Operation
 from .compose import Composable, given_addons, new_instance, written_class
 from .arguments import asks_for_bar
 from .progress_checker import ProgressChecker
-from ..state.disk import Disk
 from ..state.keeper import StateKeeper
 from ..state.memory import Memory
 from ..state.states import States
-from ..views.notebook import NotebookView, in_shell
-from ..views.runs import RunCard
-from ..views.terminal import View
+
+if TYPE_CHECKING:
+    from nbtrain.views.notebook import NotebookView
+    from nbtrain.views.runs import RunCard
+    from nbtrain.views.terminal import View
 
 # %% auto #0
 __all__ = ["HandleProtocol", "SessionProtocol", "TrainerBase"]
@@ -156,7 +155,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             "card", "changed", "code", "configures_optimizers", "continues_run", "control", "finished_phase", "fork", "given", "handle",
             "holds_steps", "keeps_states", "last_traceback", "made_in", "module", "open_session", "operations", "optimizer_states",
             "own_names", "parent", "ran", "recorder", "resumed", "sinks", "slider_view", "states", "step_module", "stream",
-            "title", "train_state", "view",
+            "title", "train_state", "travel_of", "view",
         }
     )  # fmt: skip
 
@@ -513,8 +512,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         made.__setstate__(deepcopy(state, memo) | {"given": dict(self.given)})
         if self.run_dir is not None:
             for addon in made.active_addons:
-                if isinstance(addon, StateManagerAddon):
-                    addon.__post_init__()  # the checkpoints so far are not its own
+                addon.begin_copy()
             made._begin_branch(self.run_dir.name, {})
         return made
 
@@ -540,14 +538,14 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         own = self._addons | {one: one(**{n: v for n, v in shared.items() if n in options(one)}) for one in added}
         self._addons = {one: own[one] for one in ordered(own, apart=kind._addon_instances)}
         for addon in self.active_addons:
-            if isinstance(addon, (StateManagerAddon, MultiGPUAddon)):
-                vars(addon).update({name: value for name, value in shared.items() if name in options(type(addon))})
-                addon.__post_init__()  # for the processes and devices of this machine
+            addon.begin_copy(shared)
         launcher = next((addon for addon in self.active_addons if isinstance(addon, Launcher)), None)
         self.device = launcher.home(devices) if launcher is not None else resolve_device(devices)
         self.given = given
         self.precision = resolve_precision(given["precision"], self.device) if "precision" in given else self.precision
-        move_trainer(self, self.device)
+        self.model.to(self.device)
+        if self.optimizer is not None:
+            move_optimizer(self.optimizer, self.device)
 
     @checked
     def _adopt(self, run_dir: Path, result: RunResult | None) -> None:
@@ -614,7 +612,8 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     @checked
     def _scale_schedules(self, factor: float) -> None:
         """Multiply all later learning rates, after the current one was set by hand."""
-        scale_schedules(self, factor)
+        if (schedule := self._service(ScheduleService)) is not None:
+            schedule.scale(self, factor)
         if self.module is None:
             self.states.scale_restored(factor)
 
@@ -633,7 +632,8 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         """
         own = [callback for addon in self.active_addons for callback in addon.callbacks(self)]
         memory = Memory(self) if self.keeps_states else None
-        disk = next((Disk(addon, self) for addon in self.active_addons if isinstance(addon, StateManagerAddon)), None)
+        service = self._service(StateService)
+        disk = service.open_disk(self) if service is not None else None
         keeper = [StateKeeper(self, memory, disk)] if memory is not None or disk is not None else []
         modes = [OptimizerModes(self)] if self.configures_optimizers or with_modes(self.optimizer) else []
         return [RecorderCallback(self.recorder), *modes, *own, BestWeights(self), *keeper]
@@ -692,12 +692,21 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     def _loggers(self, given: Any) -> Any:
         """The loggers of the addons and those in `lightning=`."""
         own = [logger for addon in self.active_addons for logger in addon.lightning_loggers(self)]
-        deliveries = [logger for logger in own if isinstance(logger, Delivery)]
+        deliveries: list[Any] = [logger for logger in own if hasattr(logger, "together")]  # in threads, which are waited for together
         for delivery in deliveries:
             delivery.together = deliveries
         if not own or isinstance(given, bool):
             return own or given or False
         return [*own, *(given if isinstance(given, Iterable) else [given] if given is not None else [])]
+
+    def _batches(self, data: Any, batch_size: int | None) -> Any:
+        """A loader of a dataset, in its order; anything else as it is."""
+        return DataLoader(data, batch_size or 32) if is_dataset(data) else data
+
+    def _without_output(self, output: Any) -> StepError:
+        """The error of a `test_step` that returned nothing to predict with."""
+        names = ", ".join(map(repr, output)) if isinstance(output, Mapping) else type(output).__name__
+        return StepError(f"test_step returned {names}, without 'output'.", remedy='Return {"output": ...} too, to predict.')
 
     def _read_loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         """Return `loader` as a run reads it, wrapped by the addons."""

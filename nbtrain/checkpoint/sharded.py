@@ -15,6 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ..annotations import checked
 from .atomic import written
 from .files import SaveFormat, newest_valid, read_snapshot, seen_file, write_checkpoint, write_folder
 from .snapshot import Snapshot, Where, changed
@@ -98,11 +99,27 @@ def _begin(stack: ExitStack, path: Path) -> Path:
 
 
 # %% ../../nbs/checkpoint/sharded.ipynb #0eda817c
+@checked
 def merge_checkpoint(files: str | Path | Iterable[str | Path], out: str | Path) -> Path:
-    """Merge a sharded checkpoint into a single one. This needs no GPU, but memory for the whole state.
+    """Merge a sharded checkpoint (`save_type="sharded"` or `"deduped"`), which each rank wrote a part of, into one.
 
-    `files`: the folder of the checkpoint, or all files in it; a run folder means its newest checkpoint. `out`: a file such as "whole.ckpt",
-    or a folder of safetensors if the name has no suffix. Raises CheckpointError that names a missing file.
+    Args:
+        files: The folder of the checkpoint, or all files in it.
+        out: A file such as "whole.ckpt", which Lightning alone can read too; a name without a suffix is a folder of safetensors.
+
+    Returns:
+        The path `out`.
+
+    Raises:
+        CheckpointError: a part is missing; the message names it
+
+    Changes:
+        Writes `out`.
+
+    Example:
+        >>> Trainer.merge_checkpoint("no-folder", "whole.ckpt")
+        Traceback (most recent call last):
+        CheckpointError: ...
     """
     folder, out = _folder_of([files] if isinstance(files, (str, Path)) else list(files)), Path(out)
     taken, config = read_snapshot(folder), folder / "config.json"

@@ -20,10 +20,12 @@ from functools import partial
 from html import escape
 from pathlib import Path
 from threading import Thread
-from typing import Any, cast, overload
+from typing import Any, Literal, cast, overload
+
+import lightning as L
 
 from ..addons.state_manager import StateManagerAddon
-from ..annotations import checked
+from ..annotations import checked, command
 from ..base.trainer_base import TrainerBase
 from ..checkpoint.files import newest_valid
 from ..completion import completed_by_value
@@ -31,6 +33,7 @@ from .command_file import FOLDER, Command, read_own, send
 from nbtrain.cluster.submit import (
     ENDED, FAILED, STARTED, JobInfo, Resources, check_trainer, open_folder, send_trainer, start,
 )  # fmt: skip
+from ..data.several_loaders import Loaders
 from ..engine.control import refuse_while_on
 from ..errors import CheckpointError, ConfigError, RunPaused, WorkerError, first_line
 from ..events import Event, Progress
@@ -41,8 +44,8 @@ from ..history.run_lock import SignOfLife
 from ..remote_errors import RemoteTraceback
 from ..run.live_edits import check_options
 from ..run.resume import continue_from
-from ..tracebacks import boundary
-from ..views.notebook import Controls, NotebookView, in_kernel, open_view
+from ..tracebacks import boundary, in_kernel
+from ..views.notebook import Controls, NotebookView, open_view
 from ..views.terminal import View
 from ..views.text import Board
 
@@ -78,13 +81,13 @@ def _slurm_state(id: str) -> JobState:
         ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={id}", "--format=State,Reason,NodeList"],
     )
     said = "squeue is not here"
-    for command in commands:
+    for asked in commands:
         with suppress(OSError, subprocess.SubprocessError):
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=30)
+            answer = subprocess.run(asked, capture_output=True, text=True, timeout=30)
             if not answer.returncode and (line := answer.stdout.strip().partition("\n")[0]):
                 name, reason, node = (*line.split("|"), "", "")[:3]
                 return JobState(name.partition(" ")[0], reason if reason != "None" else "", node)
-            said = answer.stderr.strip() if command is commands[0] else said
+            said = answer.stderr.strip() if asked is commands[0] else said
     return JobState("UNKNOWN", "SLURM does not answer") if "contact" in said or "not here" in said else JobState("")
 
 
@@ -602,15 +605,85 @@ def _register(run_dir: Path) -> None:
         warnings.warn(f"{file} can't be written: {error.strerror}. submitted_jobs({str(run_dir.parent)!r}) finds the job.", stacklevel=3)
 
 
-def submit(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any, resources: Resources, **given: Any) -> JobHandle:
-    """Submit a run of `trainer`; see `Trainer.submit`. `given`: its `save_path` and `name`."""
+# %% ../../nbs/cluster/jobs.ipynb #276bf2b7
+@command
+def submit(
+    trainer: TrainerBase,
+    n_epoch: int,
+    loader: Loaders | L.LightningDataModule | L.LightningModule,
+    valid_loader: Loaders | None = None,
+    *,
+    cluster: Literal["slurm", "local"] = "slurm",
+    nodes: int = 1,
+    gpus_per_node: int | None = None,
+    tasks_per_node: int | None = None,
+    time: str | int | float | None = None,
+    partition: str | None = None,
+    save_path: str | Path | None = None,
+    name: str | None = None,
+    **options: Any,
+) -> JobHandle:
+    """Submit a run of `n_epoch` MORE epochs to SLURM, or start it in processes of this machine; returns at once.
+
+    Trainer and loaders are sent as they are now, so this trainer may train, or be submitted again, meanwhile. The run has a new run
+    folder in `save_path`, on a disk that the nodes see, and one process for each GPU. Before the time limit and at a preemption, its
+    state is saved, the job goes back into the queue, and it resumes with the same numbers. In the job an error ends the run.
+
+    The job has the environment of this process: before it begins, it compares the versions of Python, torch, Lightning and nbtrain, and
+    looks for the folders of `sys.path`. It needs the package submitit.
+
+    Args:
+        n_epoch: How many MORE epochs to train, from 1.
+        loader: As for `run`; it must be picklable. `batch_size` is per process.
+        valid_loader: As for `run`.
+        cluster: "slurm", or "local" for processes of this machine, without a queue.
+        nodes: How many machines.
+        gpus_per_node: How many GPUs of each; one process trains on each. None: one if this trainer is on a GPU.
+        tasks_per_node: How many processes on each machine. None: as many as GPUs, or 1.
+        time: The time limit, as for sbatch: "4:00:00", or minutes. After it, the job is queued again and resumes. None: an hour; with
+            "local" no limit.
+        partition: SLURM's partition. None: the default one.
+        save_path: The folder for the run folder. None: that of the trainer.
+        name: The name of the job. None: the class and the run folder.
+        options: More of SLURM: `account`, `qos`, `constraint`, `comment`, `mem_gb` (of a node), `cpus_per_task`, `signal_delay_s` (how
+            long before the time limit to save, 90), `setup` (lines of shell before the start), and `sbatch={"reservation": "x"}` for
+            any other. With cluster="local" only `setup` and `signal_delay_s` have an effect.
+
+    Returns:
+        A JobHandle: `show`, `pause`, `set`, `wait`, `log`, `cancel`.
+
+    Raises:
+        ConfigError: an argument is invalid, there is no cluster or no package for it, no folder, or the scheduler refuses the job
+        WorkerError: something can't be pickled; the message names it
+
+    Changes:
+        Nothing here until `handle.wait()` or `handle.load()`; makes a run folder.
+
+    Example:
+        >>> try:
+        ...     trainer.submit(2, loader, cluster="local", save_path="runs", partion="gpu")
+        ... except OptionError as error:
+        ...     print(error)
+        submit takes no option 'partion'.
+          Did you mean 'partition'? sbatch={...} takes any other of sbatch.
+    """
+    n_gpus = (1 if trainer.device.type == "cuda" else 0) if gpus_per_node is None else gpus_per_node
+    n_tasks = max(n_gpus, 1) if tasks_per_node is None else tasks_per_node
+    resources = Resources(cluster, nodes, n_gpus, n_tasks, time, partition, options)
     resources.check()
-    n_tasks, counts = resources.nodes * resources.tasks_per_node, trainer.train_state.counts
-    check_trainer(trainer, n_epoch, loader, valid_loader, n_tasks)
-    payload = send_trainer(trainer, n_epoch, loader, valid_loader, n_tasks)
-    run_dir = open_folder(trainer, given["save_path"])
-    name = given["name"] or f"{trainer.title}-{run_dir.name}"
-    return submit_payload(run_dir, payload, resources, name, trainer, n_epoch, [counts.epoch, counts.step, counts.processed])
+    n_processes, counts = nodes * n_tasks, trainer.train_state.counts
+    check_trainer(trainer, n_epoch, loader, valid_loader, n_processes)
+    payload = send_trainer(trainer, n_epoch, loader, valid_loader, n_processes)
+    run_dir = open_folder(trainer, save_path)
+    return submit_payload(
+        run_dir,
+        payload,
+        resources,
+        name or f"{trainer.title}-{run_dir.name}",
+        trainer,
+        n_epoch,
+        [counts.epoch, counts.step, counts.processed],
+    )
 
 
 def submit_payload(

@@ -26,8 +26,11 @@ from torch.utils.data import (
     default_convert,
 )
 
+from ..annotations import command
 from ..addons.multi_gpu import MultiGPUAddon
 from ..addons.state_manager import StateManagerAddon
+from ..base.compose import constructor_parameters, written_class
+from ..base.trainer_base import TrainerBase
 from ..compat.config_fields import translate_fields
 from .document import At, Document, Problems, dotted
 from .instantiate import named
@@ -42,7 +45,7 @@ from ..optim.joint_optimizer import JointOptimizer, JointScheduler, named_optimi
 from ..optim.schedulers import n_required
 
 # %% auto #0
-__all__ = ["MadeBy", "RecordedTrainer", "configuration", "notes", "configuration_text"]
+__all__ = ["MadeBy", "RecordedTrainer", "configuration", "notes", "configuration_text", "to_config"]
 
 # %% ../../nbs/config/from_trainer.ipynb #488ceac5
 _AddOnType = TypeVar("_AddOnType", bound=AddOnBase)
@@ -435,3 +438,35 @@ def configuration_text(trainer: RecordedTrainer, made_by: MadeBy, given: Mapping
     data = configuration(trainer, made_by, given)
     head = "".join(f"# {note}\n" for note in [f"A run of {trainer.title}, written by its to_config().", *notes(trainer, data)])
     return head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+
+
+@command
+def to_config(trainer: TrainerBase, path: str | Path | None = None, **fields: Any) -> str:
+    """Describe the newest run as YAML, and write it to `path` if given; `nbtrain fit -f run.yaml` repeats the run.
+
+    `fields` are fields of the configuration; they override what is read from the trainer. For a model that does not keep its arguments
+    under their names, give just those: `to_config("run.yaml", model={"args": {"width": 32}})`.
+
+    Args:
+        path: The YAML file to write. None: only return the text.
+        fields: Fields of the configuration, which override what is read from the trainer.
+
+    Returns:
+        The YAML text.
+
+    Raises:
+        ConfigError: something can't be written; the message lists all of it
+
+    Changes:
+        Writes `path`.
+
+    Example:
+        >>> trainer.to_config()  # its class was written in a cell
+        Traceback (most recent call last):
+        ConfigError: ...
+    """
+    kind = written_class(type(trainer))
+    text = configuration_text(trainer, (kind, constructor_parameters(kind)), fields)
+    if path is not None:
+        Path(path).write_text(text, encoding="utf-8")
+    return text

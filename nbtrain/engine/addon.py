@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from functools import cache, wraps
 from itertools import combinations, count, permutations
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import lightning as L
@@ -29,6 +30,9 @@ __all__ = [
     "TrainStep",
     "options",
     "AddOnBase",
+    "Service",
+    "StateService",
+    "ScheduleService",
     "precedes",
     "ordered",
     "chosen_options",
@@ -92,7 +96,7 @@ class AddOnBase:
     `commands` names methods that the trainer gets, too: `trainer.freeze()` calls `addon.freeze(trainer)`.
 
     Attributes:
-        after: The addons that must come before this one, if both are used.
+        after: The addons that must come before this one, if both are used: classes, or their names.
         commands: The names of methods that the trainer gets, too.
         decides_where_runs_execute: True for an addon that executes runs in other processes; a trainer has at most one.
         excludes: What the addon does not work with, which is refused when a trainer is made: "by_hand", steps that make their own updates
@@ -114,7 +118,7 @@ class AddOnBase:
         'completed'
     """
 
-    after: ClassVar[tuple[type[AddOnBase], ...]] = ()
+    after: ClassVar[tuple[type[Any] | str, ...]] = ()
     decides_where_runs_execute: ClassVar[bool] = False  # True for a `Launcher`; a trainer has at most one
     commands: ClassVar[tuple[str, ...]] = ()
     excludes: ClassVar[frozenset[Excluded]] = frozenset()
@@ -178,8 +182,8 @@ class AddOnBase:
         """Return an object that gets the events of a run while its batches are computed: steps a few times a second, epochs, notes,
         marks.
 
-        Called after the callbacks' `setup`, in each process that computes batches; removed when the training, validation or test is
-        over. It does not get the events "start" and "end", which come before and after.
+        Called after the callbacks' `setup`, in each process that computes batches; removed at the end of the training, validation or
+        test. It does not get the events "start" and "end".
         """
         return None
 
@@ -212,8 +216,8 @@ class AddOnBase:
     def resume_settings(self, trainer: TrainerProtocol) -> dict[str, dict[str, Any]]:
         """Return the settings that must be the same for an exact resume, by a part's name for messages and their names.
 
-        `{"noise": {"noise_scale": self.noise_scale}}`: numbers, strings and lists or dicts of them are saved and compared as they are,
-        functions and other objects by their names. A resume in mid-epoch with another setting is refused; between two epochs it is noted.
+        `{"noise": {"noise_scale": self.noise_scale}}`: numbers, strings and lists or dicts of them are compared as they are, functions
+        and other objects by their names. A resume in mid-epoch with another setting is refused; between two epochs it is noted.
         """
         return {}
 
@@ -233,7 +237,7 @@ class AddOnBase:
         """Whether the addon may add metrics to those that the steps return. If none may, a wrong `monitor` is refused before epoch 1.
 
         Returns:
-            True or False; one True is enough. The default is True for each addon that you write.
+            True or False; one True is enough. The default is True for your addons.
         """
         return type(self).pass_metrics is not AddOnBase.pass_metrics or not type(self).__module__.startswith("nbtrain.")
 
@@ -282,19 +286,79 @@ class AddOnBase:
         """Return facts for the header of a run, which views read and which is saved: numbers, strings, lists.
 
         Returns:
-            Facts by name, such as `{"compiled": True}`, or `{"accumulate": None}` where updates have different numbers of batches. The
-            facts of all addons are merged; of one name, that of the later addon counts.
+            Facts by name, such as `{"compiled": True}`; of one name, that of the later addon counts.
         """
         return {}
+
+    # -- what becomes of the addon when its trainer is copied
+    def begin_copy(self, elsewhere: Mapping[str, Any] | None = None) -> None:
+        """The trainer is a copy with a separate run folder: forget what belongs to that of the other one.
+
+        Args:
+            elsewhere: "device" and "save_path" there, if the copy is in another process.
+        """
 
     def in_scratch(self) -> AddOnBase | None:
         """Return the addon for a copy of the trainer that trains without showing or saving anything, as `replay` and `profile` make it.
 
         Returns:
-            The addon itself, which is the default; another one in its place; or None if it only shows or saves. Each addon answers for
-            itself.
+            The addon itself, which is the default; another one in its place; or None if it only shows or saves.
         """
         return self
+
+
+# %% ../../nbs/engine/addon.ipynb #782e3467
+class Service:
+    """What nbtrain requests from at most one addon, which inherits it beside AddOnBase."""
+
+    provided_by: ClassVar[str]  # the addon of nbtrain that does, for the error that it is missing
+
+
+class StateService(Service):
+    """Keeps the states of a trainer on disk, and restores them."""
+
+    provided_by = "StateManagerAddon"
+    strict = True  # whether a state that does not fit is refused
+
+    def open_disk(self, trainer: Any) -> Any:
+        """The place on disk for the states of a run that begins."""
+        raise NotImplementedError
+
+    def find(self, trainer: Any, resume: str | Path) -> str | Path | None:
+        """The checkpoint that `resume` names: "last", "best", "auto", a path or a URL. None if there is none yet."""
+        raise NotImplementedError
+
+    def restore(self, trainer: Any, checkpoint: str | Path, loader: Any = None, *, phase: int | None = None) -> str | Path:
+        """Restore the trainer from a checkpoint, and return the file. Raises CheckpointError if it does not fit."""
+        raise NotImplementedError
+
+    def save_state(self, trainer: Any) -> Path | None:
+        """Save a checkpoint now, or, during a run, between two batches."""
+        raise NotImplementedError
+
+
+class ScheduleService(Service):
+    """Drives the learning rates of a trainer, and follows when one is set by hand."""
+
+    provided_by = "SchedulerAddon"
+
+    def scale(self, trainer: Any, factor: float) -> None:
+        """Multiply all later learning rates of the current run; the current one is scaled already."""
+        raise NotImplementedError
+
+    def scale_part(self, trainer: Any, part: str, factor: float) -> None:
+        """Multiply the learning rate of one of several optimizers, and all later ones.
+
+        Raises ConfigError, and changes nothing, if one schedule drives the rates of all.
+        """
+        raise NotImplementedError
+
+    def set_next(self, trainer: Any, lr: float) -> None:
+        """Set the learning rate that the next run begins with, for the first parameter group; the others keep their ratio to it.
+
+        Raises ConfigError if a schedule that continues is at 0, which can't be scaled.
+        """
+        raise NotImplementedError
 
 
 # %% ../../nbs/engine/addon.ipynb #c3bca42e
@@ -311,16 +375,22 @@ def _check_options(addons: Iterable[type[AddOnBase]]) -> None:
 
 
 # %% ../../nbs/engine/addon.ipynb #0a69e94f
+def _is_a(addon: type[AddOnBase], declared: type[Any] | str) -> bool:
+    if isinstance(declared, str):
+        return any(kind.__name__ == declared for kind in addon.__mro__)
+    return issubclass(addon, declared)
+
+
 def precedes(first: type[AddOnBase], second: type[AddOnBase]) -> bool:
     """Whether `first` must come before `second`, by the `after` of `second` or of the addons it comes after."""
-    waiting, seen = list(second.after), set[type[AddOnBase]]()
+    waiting, seen = list(second.after), set[type[Any] | str]()
     while waiting:
         declared = waiting.pop()
-        if issubclass(first, declared):
+        if _is_a(first, declared):
             return True
         if declared not in seen:
             seen.add(declared)
-            waiting += declared.after
+            waiting += getattr(declared, "after", ())  # what a name stands for may not be imported
     return False
 
 
@@ -341,7 +411,7 @@ def ordered(addons: Iterable[type[AddOnBase]], apart: Collection[type[AddOnBase]
         if not (isinstance(addon, type) and issubclass(addon, AddOnBase)):
             raise AddOnError(f"{addon!r} is not an addon.", remedy="Give classes that inherit from nbtrain.AddOnBase.")
     left = sorted(kinds, key=_defined)
-    for check in (_check_subclasses, _check_launchers, _check_loaders):
+    for check in (_check_subclasses, _check_launchers, _check_services, _check_loaders):
         check(left)
     _check_options(addon for addon in left if addon not in apart)
     done: list[type[AddOnBase]] = []
@@ -364,6 +434,14 @@ def _check_launchers(addons: Iterable[type[AddOnBase]]) -> None:
     names = [addon.__name__ for addon in addons if addon.decides_where_runs_execute]
     if len(names) > 1:
         raise AddOnError(f"{' and '.join(names)} both decide where a run executes.", remedy="Leave one of them out.")
+
+
+def _check_services(addons: Iterable[type[AddOnBase]]) -> None:
+    providers: dict[type[Service], str] = {}
+    for addon in addons:
+        for kind in addon.__mro__:
+            if Service in kind.__bases__ and (other := providers.setdefault(kind, addon.__name__)) != addon.__name__:
+                raise AddOnError(f"{other} and {addon.__name__} do the same: each is a {kind.__name__}.", remedy="Leave one of them out.")
 
 
 def _check_loaders(addons: Iterable[type[AddOnBase]]) -> None:

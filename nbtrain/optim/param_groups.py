@@ -5,12 +5,14 @@
 # %% ../../nbs/optim/param_groups.ipynb #0eeb12bd
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from ..private.torch_parts import scale_all
@@ -29,6 +31,7 @@ __all__ = [
     "switched_off",
     "switch_off",
     "TrainedParts",
+    "total_norm",
 ]
 
 
@@ -171,3 +174,18 @@ class TrainedParts:
                 for group, values in zip(optimizer.param_groups, options):
                     group.update(values)
         return frozen
+
+
+# %% ../../nbs/optim/param_groups.ipynb #268437d2
+def _numbers(tensor: Tensor) -> Tensor:
+    """The elements of a tensor that count in its norm, in a dtype that torch has norms of; of a sparse tensor those that are stored."""
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()
+    is_usual = tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype.itemsize > 1)
+    return tensor if is_usual else tensor.float()
+
+
+def total_norm(tensors: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
+    """torch's `get_total_norm`, also for tensors that are sparse, empty, or made of integers."""
+    found = map(_numbers, tensors)
+    return get_total_norm([t for t in found if t.numel() or not math.isinf(norm_type)], norm_type)  # there is no largest of none

@@ -40,6 +40,7 @@ __all__ = [
     "check_has_lr",
     "set_lr",
     "set_group_lr",
+    "rate_of_next",
     "scale_lr",
     "scale_rates",
     "initial_lrs",
@@ -143,6 +144,16 @@ def set_group_lr(group: dict[str, Any], lr: float) -> None:
         group["lr"].fill_(lr)
     else:
         group["lr"] = lr
+
+
+def rate_of_next(rate: Any) -> float:
+    """The learning rate that the next run would begin with. Raises ConfigError for 0, which can't be scaled."""
+    if (found := float(rate)) == 0:
+        raise ConfigError(
+            "The learning rate is 0 here, so its schedule can't be scaled.",
+            remedy="Give a factory, scheduler=lambda optimizer, plan: ..., which makes a new schedule in each run.",
+        )
+    return found
 
 
 def scale_lr(optimizer: Optimizer, factor: float) -> None:

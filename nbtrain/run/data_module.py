@@ -13,10 +13,10 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from ..addons.state_manager import StateManagerAddon
 from ..data.epoch import set_epoch
 from ..data.loader import BatchList, as_loader
 from ..data.several_loaders import named_loaders
+from ..engine.addon import StateService
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
 from ..base.interrupts import ignore_interrupts
@@ -70,7 +70,7 @@ def read_evaluated(trainer: TrainerBase, module: StepModule, given: Any) -> Any:
         return trainer._read_loader(as_loader(given), training=False)
     loaders = [as_loader(loader) for loader in named.values()]
     for addon in trainer.active_addons:
-        if isinstance(addon, StateManagerAddon):  # saves the place of all loaders together
+        if isinstance(addon, StateService):  # saves the place of all loaders together
             addon.loader(trainer, loaders, training=False)
         else:
             loaders = [addon.loader(trainer, loader, training=False) for loader in loaders]

@@ -16,8 +16,7 @@ from typing import Any
 from weakref import WeakSet, ref
 
 from ..source.user_code import is_user, module_of
-from ..tracebacks import clear_frames, ipython_shell, variable_names
-from ..views.notebook import in_shell, is_watched
+from ..tracebacks import clear_frames, in_shell, ipython_shell, is_watched, variable_names
 from ..base.trainer_base import TrainerBase
 
 # %% auto #0

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..addons.scheduler import scale_part, set_next_lr
+from ..engine.addon import ScheduleService
 from ..engine.callback import notify
 from ..engine.control import Boundary
 from ..loops.own_loops import loops_of, refuse_in_your_trainer
@@ -26,7 +26,7 @@ from ..compat.foreign_names import same_argument
 from ..errors import ConfigError, NbtrainError, OptionError, first_line, nearest
 from ..history.history import RunResult
 from ..optim.joint_optimizer import JointOptimizer
-from ..optim.schedulers import scale_lr
+from ..optim.schedulers import rate_of_next, scale_lr
 from ..base.trainer_base import TrainerBase
 from .redefined import use_newest
 from .handle import RunHandle
@@ -124,7 +124,7 @@ def _set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
             for part, new in value.items():
                 before = before_all[name][part]
                 if name == "lr":
-                    scale_part(trainer, part, new / before)
+                    _scale_part(trainer, part, new / before)
                 else:
                     _set_groups(trainer.optimizer.optimizers[part], name, new)
                 changes.append(f"{name} of {part} {format_value(before)} → {format_value(new)}")
@@ -151,10 +151,28 @@ def _set_groups(optimizer: Optimizer, name: str, value: Any) -> None:
         group[name] = tuple(value) if isinstance(group.get(name), tuple) else value
 
 
+def _scale_part(trainer: TrainerProtocol, part: str, factor: float) -> None:
+    """Multiply the learning rate of one of several optimizers, and all later ones."""
+    assert isinstance(trainer, TrainerBase) and isinstance(trainer.optimizer, JointOptimizer)
+    if (schedule := trainer._service(ScheduleService)) is not None:
+        schedule.scale_part(trainer, part, factor)
+    else:
+        scale_lr(trainer.optimizer.optimizers[part], factor)
+
+
+def _set_next(trainer: TrainerBase, lr: float) -> None:
+    """Set the learning rate that the next run begins with."""
+    assert trainer.optimizer is not None
+    if (schedule := trainer._service(ScheduleService)) is not None:
+        schedule.set_next(trainer, lr)
+    else:
+        scale_lr(trainer.optimizer, lr / rate_of_next(trainer.optimizer.param_groups[0]["lr"]))
+
+
 def _set_lr(trainer: TrainerProtocol, before: float, lr: float) -> None:
     assert isinstance(trainer, TrainerBase)
     if trainer.module is None and not trainer.continues_run and not trainer.configures_optimizers:
-        set_next_lr(trainer, lr)
+        _set_next(trainer, lr)
         return
     if before == 0:
         raise ConfigError("The learning rate is 0 here, so its schedule can't be scaled.", remedy=_LATER)

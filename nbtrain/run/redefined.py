@@ -19,7 +19,6 @@ from ..base.compose import compose, given_addons, written_class
 from ..base.trainer_base import TrainerBase
 from ..base.written_steps import check_written_steps, uncalled_methods
 from ..data.loader import LoaderWrapper
-from ..distributed.sent_code import SentCode, known, unpack
 from ..engine.callback import Callback, as_list
 from ..errors import ConfigError, NbtrainError, first_line, listed
 from ..private.torch_parts import version_of
@@ -285,14 +284,16 @@ class RenewsElsewhere:
     """
 
     def __init__(self, trainer: TrainerBase, loaders: tuple[Any, ...]) -> None:
-        self._trainer, self._loaders = trainer, loaders
+        from nbtrain.distributed.sent_code import SentCode, known  # they need cloudpickle
+
+        self._trainer, self._loaders, self._known = trainer, loaders, known
         self._sent = SentCode(_reached(trainer, loaders))
         self._given: list[tuple[int, dict[str, Any]]] = []  # attributes that were sent, with the batches that were processed then
         self.begin()
 
     def begin(self) -> None:
         """The run begins, or begins again, with the objects as they are here."""
-        self._attributes = {name: known(value) for name, value in _attributes(self._trainer).items()}
+        self._attributes = {name: self._known(value) for name, value in _attributes(self._trainer).items()}
         self._here = self._compared()
 
     def __call__(self, steps: type[Any] | None = None) -> None:
@@ -300,7 +301,7 @@ class RenewsElsewhere:
         try:
             renew(trainer, self._loaders, steps)
             values = _attributes(trainer)
-            attributes = {name: known(value) for name, value in values.items()}
+            attributes = {name: self._known(value) for name, value in values.items()}
             changed = {name: value for name, value in values.items() if self._attributes.get(name) != attributes[name]}
             code, held, given = _reached(trainer, self._loaders), list(_held(trainer)), written_class(steps) if steps else None
             data = self._sent.pack(code, held, changed, steps=given, holds_steps=trainer.holds_steps)
@@ -324,7 +325,9 @@ class RenewsElsewhere:
         groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
         return {
             "weights": [(version_of(tensor), tensor.data_ptr()) for tensor in (*model.parameters(), *model.buffers())],
-            "options of the optimizer": [{name: known(value) for name, value in group.items() if name != "params"} for group in groups],
+            "options of the optimizer": [
+                {name: self._known(value) for name, value in group.items() if name != "params"} for group in groups
+            ],
             "data": [_length(part) for part in (*self._loaders, *_parts(self._loaders))],
         }
 
@@ -360,6 +363,8 @@ def _length(item: Any) -> int | None:
 
 def use_sent(trainer: TrainerBase, data: bytes) -> None:
     """Use the definitions that RenewsElsewhere has sent to this process, and mark what has changed."""
+    from nbtrain.distributed.sent_code import unpack
+
     redefined = unpack(data, _reached(trainer, ()), _held(trainer))
     vars(trainer).update(redefined.attributes)
     follow(trainer, (), redefined.steps)

@@ -12,9 +12,9 @@ from typing import Any
 
 from ..state.disk import has_stopped
 from ..state.restore import restore_end
-from ..addons.state_manager import StateManagerAddon
 from ..checkpoint.files import ends_epoch, newest_valid, read_counts
 from ..checkpoint.store import FOLDER
+from ..engine.addon import StateService
 from ..engine.control import refuse_while_on
 from ..engine.precision import precision_args
 from ..engine.train_state import Counts
@@ -32,7 +32,7 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: 
     refuse_while_on(trainer.control, trainer.recorder.place)
     if trainer.mode == "test":
         raise ConfigError("In mode 'test' there is no run to resume.", remedy="Load the state with load_state(path).")
-    manager: StateManagerAddon = trainer[StateManagerAddon]
+    manager = trainer._required_service(StateService)
     state, number, is_newest = trainer.train_state, trainer.finished_phase + 1, resume in ("auto", "last")
     if is_newest and number > state.phase > 0:
         return n_epoch  # this trainer itself finished all earlier phases
@@ -100,7 +100,7 @@ def go_back(trainer: TrainerBase, before: Counts, loader: Any, valid_loader: Any
         state.run -= 1
         trainer.resumed = True
     else:
-        trainer[StateManagerAddon].restore(trainer, path)
+        trainer._required_service(StateService).restore(trainer, path)
         continue_from(trainer, path, goal - state.first_epoch, state.phase)
     planned = {**precision_args(trainer.precision, trainer.device), **trainer.lightning}
     trainer.recorder.start(goal, header(trainer, planned, loader, valid_loader), joins=True)

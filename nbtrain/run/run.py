@@ -8,12 +8,12 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..addons.state_manager import StateManagerAddon
 from ..state.restore import check_restored
 from ..base.arguments import check_optimizer, check_run, check_trained
 from ..base.notify import Notifier, Notify
@@ -22,6 +22,7 @@ from ..base.trainer_base import TrainerBase
 from ..checkpoint.files import ordered_names, progress_of
 from ..data.several_loaders import Loaders
 from ..distributed.launcher import Launcher
+from ..engine.addon import StateService
 from ..engine.control import Leave, refuse_while_on
 from ..engine.protocol import Ran
 from ..engine.train_state import Mode
@@ -42,8 +43,10 @@ from .redefined import FollowsSource, RenewsElsewhere, use_newest
 from .record import advise, correct_model, header, keep_source, settings_of
 from .sinks import RunSinks
 from ..tracebacks import variable_name
-from ..views.epoch_slider import Travel
 from ..views.notebook import NotebookView
+
+if TYPE_CHECKING:
+    from nbtrain.views.epoch_slider import Travel
 
 # %% auto #0
 __all__ = ["Run"]
@@ -65,7 +68,7 @@ def _interrupted(trainer: TrainerBase, result: RunResult) -> RunStopped:
 class Run:
     """One call of `run`: `n_epoch` more epochs of `trainer`, or in mode "test" `n_epoch` evaluations.
 
-    `travel`: the epochs and actions of the slider below it; without them there is no slider. `name` and `mode`: of the operation that
+    `travel` returns the epochs and actions of the slider below it; without it there is no slider. `name`, `mode`: of the operation that
     it is; the trainer's mode by default. `notify`: what is notified when it is over.
     """
 
@@ -75,7 +78,7 @@ class Run:
         n_epoch: int,
         loader: Any,
         valid_loader: Loaders | None = None,
-        travel: Travel | None = None,
+        travel: Callable[[], Travel] | None = None,
         *,
         name: str = "run",
         mode: Mode | None = None,
@@ -155,8 +158,8 @@ class Run:
                 check_optimizer(trainer.optimizer, trainer.model)
                 check_trained(trainer.optimizer, trainer.model, vars(trainer))
             loader = None if is_data_source(self.loader) else self.loader
-            strict = all(addon.strict for addon in trainer.active_addons if isinstance(addon, StateManagerAddon))
-            check_restored(trainer, loader, strict=strict)
+            service = trainer._service(StateService)
+            check_restored(trainer, loader, strict=service is None or service.strict)
         if background and trainer.world.size > 1:
             raise ConfigError(f"background=True: this process is one rank of {trainer.world.size}.", remedy="Leave it out.")
         if trainer.on_error == "pause" and (trainer.launcher is not None or trainer.world.size > 1):

@@ -5,19 +5,20 @@
 # %% ../../nbs/run/session.ipynb #sess0002
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..addons.state_manager import StateManagerAddon
 from ..base.arguments import check_run
 from ..base.trainer_base import TrainerBase
 from ..completion import Listed
+from ..annotations import PositiveInt, command
 from ..data.resumable_loader import NO_PLACE
+from ..engine.addon import StateService
 from ..engine.control import refuse_while_on
 from ..engine.protocol import EventSink
 from ..errors import CheckpointError, ConfigError, RunPaused, RunStopped
@@ -28,7 +29,6 @@ from ..rng import random_state, seed_all, set_random_state
 from ..state.object_state import Unpacker, Unsaved, pack
 from ..state.restore import read_state, restore_end
 from ..tracebacks import variable_name
-from ..views.epoch_slider import Travel
 from ..views.notebook import NotebookView
 from ..views.terminal import View
 from .data_module import is_data_source
@@ -39,8 +39,11 @@ from .outcome import RunOutcome
 from .resume import continue_from
 from .run import Run
 
+if TYPE_CHECKING:
+    from nbtrain.views.epoch_slider import Travel
+
 # %% auto #0
-__all__ = ["RoundMemory", "SavedSession", "Session"]
+__all__ = ["RoundMemory", "SavedSession", "Session", "session"]
 
 
 # %% ../../nbs/run/session.ipynb #sess0004
@@ -151,8 +154,8 @@ class SavedSession:
         self._newest: tuple[Path, Mapping[str, Any]] | None = None  # the checkpoint within the round, and its place, while it is ahead
 
     @property
-    def manager(self) -> StateManagerAddon | None:
-        return next((addon for addon in self.trainer.active_addons if isinstance(addon, StateManagerAddon)), None)
+    def manager(self) -> StateService | None:
+        return self.trainer._service(StateService)
 
     def save(self) -> None:
         """Save the start of a round, or the end of the session."""
@@ -164,7 +167,7 @@ class SavedSession:
     def resume(self, resume: str | Path) -> str:
         """Restore the session that `resume` names. Returns where it is: "new", in a "round", or "finished"."""
         trainer, state = self.trainer, self.trainer.train_state
-        manager: StateManagerAddon = trainer[StateManagerAddon]
+        manager = trainer._required_service(StateService)
         number = trainer.finished_phase + 1
         if number > state.phase > 0:  # this trainer itself finished all earlier phases
             return "new"
@@ -201,7 +204,7 @@ class SavedSession:
     def _restore(self, path: Path) -> None:
         """Restore the trainer to a state between two runs."""
         trainer = self.trainer
-        trainer[StateManagerAddon].restore(trainer, path)
+        trainer._required_service(StateService).restore(trainer, path)
         trainer.continues_run = False
         trainer.train_state.run += 1
         restore_end(trainer)
@@ -228,7 +231,7 @@ class SavedSession:
         if index >= saved["n_runs"]:  # nothing was saved of it
             return n_epoch
         finished = trainer.finished_phase
-        trainer[StateManagerAddon].restore(trainer, path, loader)
+        trainer._required_service(StateService).restore(trainer, path, loader)
         left = continue_from(trainer, path, n_epoch, trainer.train_state.phase)
         trainer.finished_phase = finished
         if not left:
@@ -379,7 +382,7 @@ class Session(Listed):
         return bool(self.sinks)
 
     def run(
-        self, n_epoch: int, loader: Any, valid_loader: Any, travel: Travel, *, resume: str | Path | None, background: bool
+        self, n_epoch: int, loader: Any, valid_loader: Any, travel: Callable[[], Travel], *, resume: str | Path | None, background: bool
     ) -> RunResult:
         """Do what `trainer.run` does in a session: begin the next run, or continue the one that was interrupted in this round."""
         if resume is not None:
@@ -404,7 +407,7 @@ class Session(Listed):
         self._add(result, random_state())
         return result
 
-    def _start(self, index: int, n_epoch: int, loader: Any, valid_loader: Any, travel: Travel) -> RunResult | RunHandle:
+    def _start(self, index: int, n_epoch: int, loader: Any, valid_loader: Any, travel: Callable[[], Travel]) -> RunResult | RunHandle:
         trainer, state = self.trainer, self.trainer.train_state
         left = self._saved.left(index, n_epoch, None if is_data_source(loader) else loader)
         if left == 0:
@@ -474,3 +477,57 @@ class Session(Listed):
             trainer.sinks[:] = [sink for sink in trainer.sinks if sink not in self.sinks]
             self.sinks, self.view = [], None
         trainer.train_state.run = max(trainer.train_state.run, self._top)
+
+
+# %% ../../nbs/run/session.ipynb #d83b5f92
+@command
+def session(
+    trainer: TrainerBase,
+    rounds: PositiveInt | Sequence[Any] | None = None,
+    epochs: PositiveInt | None = None,
+    *,
+    steps: PositiveInt | None = None,
+    state: dict[str, Any] | None = None,
+    resume: str | Path | None = None,
+) -> Session:
+    """Open a session around a loop with several runs: `with trainer.session(50) as session: for round in session: ...`.
+
+    All runs of this trainer in it are one run: one record, one history whose rows have the `round`, one run folder, one run of a
+    logger, and one schedule. Iterating over the session gives the rounds: 0 to `rounds - 1`, the items of a sequence such as
+    `[32, 64, 128]`, or without `rounds` 0, 1, 2, … until you `break`. `epochs` is the number of epochs of each round: the schedule of
+    a factory is planned over `rounds` × `epochs`, as long as the first one, or over `steps` updates in all if the rounds differ. It
+    raises ConfigError if it reads a length that is unknown.
+
+    `state` has what you keep from round to round, and is `session.state`: numbers, tensors, collections, objects with a `state_dict`.
+
+    With `resume="auto"` (needs StateManagerAddon) the same lines begin a session, and resume it after a crash: in the round that was
+    interrupted, with the weights, the random numbers and `session.state` of its start, so that your code makes the same data again;
+    `run` then continues at the batch of the newest checkpoint. `seed` seeds when the session begins.
+
+    In a notebook ■ pauses the run and ends the cell; run the cell again to continue the session, also after an error; `stop()` ends it.
+    An evaluation in a session has no separate record.
+
+    Args:
+        rounds: How many rounds, from 1; or a sequence, of which each item is a round. None: until you `break`.
+        epochs: The number of epochs in each round, which the schedule of a factory is planned for.
+        steps: The number of updates in the whole session, for the schedule, if the rounds differ.
+        state: What you keep from round to round, by name. It becomes `session.state`.
+        resume: "auto", "last" or the path of a checkpoint; needs StateManagerAddon. None: begin a new session.
+
+    Returns:
+        The Session: a context manager, and an iterable of rounds.
+
+    Raises:
+        ConfigError: a session is open, `background=True` in one, several processes, or this trainer never ran in it
+
+    Changes:
+        Nothing until a run in it.
+
+    Example:
+        >>> with trainer.session(3, epochs=1) as session:
+        ...     for round in session:
+        ...         result = trainer.run(1, loader)
+        >>> [row["round"] for row in trainer.history.epochs]
+        [1, 2, 3]
+    """
+    return Session(trainer, rounds, epochs, steps, {} if state is None else state, resume)

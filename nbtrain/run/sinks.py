@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from ..engine.control import State
@@ -21,8 +21,8 @@ from ..history.run_folder import RunFolder, run_events
 from ..history.run_lock import RunLock
 from ..history.runs import KeptCard, RunEntry, TestedCard, forget_entry, keep_entry, session_entries
 from ..views.curve import Ghost
-from ..views.epoch_slider import Travel
-from ..views.notebook import Controls, NotebookView, in_kernel, is_watched, open_view
+from ..views.notebook import Controls, NotebookView, open_view
+from ..tracebacks import in_kernel, is_watched
 from ..views.runs import RunCard
 from ..views.terminal import LogView, TerminalView, View
 from ..views.text import Past
@@ -30,6 +30,9 @@ from ..engine.protocol import EventSink
 from ..base.arguments import asks_for_bar
 from ..base.trainer_base import TrainerBase
 from .live_edits import request_edit
+
+if TYPE_CHECKING:
+    from nbtrain.views.epoch_slider import Travel
 
 # %% auto #0
 __all__ = ["RunSinks"]
@@ -69,7 +72,9 @@ class _Settings(Mapping[str, str]):
 class RunSinks:
     """The sinks of a run's events, in addition to the trainer's history."""
 
-    def __init__(self, trainer: TrainerBase, travel: Travel | None = None, settings: Callable[[], dict[str, str]] = dict) -> None:
+    def __init__(
+        self, trainer: TrainerBase, travel: Callable[[], Travel] | None = None, settings: Callable[[], dict[str, str]] = dict
+    ) -> None:
         self.trainer, self.travel, self.settings = trainer, travel, settings
         self._card: RunCard | None = None
         self._opened: list[EventSink] = []
@@ -177,7 +182,7 @@ class RunSinks:
         with suppress(ConfigError):  # the record was removed, and the checkpoints were not
             events, history = run_events(folder, trainer.finished_phase)
             if events:
-                here, travel = trainer.train_state.counts.epoch, self.travel
+                here, travel = trainer.train_state.counts.epoch, self._travel()
                 leads_back = travel is not None and any(place.epoch not in (0, here) for place in travel.places())
                 controls = Controls({}, travel=travel) if leads_back else None
                 trainer.view = view = NotebookView(controls, live=is_watched())
@@ -207,7 +212,10 @@ class RunSinks:
             actions["save"] = partial(request_edit, trainer, "save_state")
         if validates:
             actions["validate"] = partial(request_edit, trainer, "validate_now")
-        return Controls(actions, lambda: trainer.handle is not None and trainer.handle.is_waited_for, self.travel)
+        return Controls(actions, lambda: trainer.handle is not None and trainer.handle.is_waited_for, self._travel())
+
+    def _travel(self) -> Travel | None:
+        return self.travel() if self.travel is not None else None
 
     def _stop(self) -> None:
         if self.trainer.handle is not None and self.trainer.handle.is_waited_for:

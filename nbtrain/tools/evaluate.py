@@ -8,9 +8,11 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from dataclasses import is_dataclass
+from functools import partial
+from typing import Annotated, Any
 
 import lightning as L
 import torch
@@ -20,13 +22,15 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging, Timer
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import Dataset
 
+from ..annotations import Must, PositiveInt, command
 from ..addons.metrics import Gathered, MetricsAddon, label_and_output
 from ..data.epoch import set_epoch
 from ..data.batch import to_device
-from ..data.loader import BatchList, is_dataset
-from ..data.several_loaders import n_batches, named_loaders
+from ..data.loader import BatchList
+from ..data.several_loaders import Loaders, n_batches, named_loaders
+from ..data.tensor_loader import as_tensor, is_array
 from ..distributed.devices import device_args
 from ..engine.addon import AddOnBase
 from ..engine.control import refuse_while_on
@@ -41,16 +45,50 @@ from ..base.operation import Operation, advance, operate
 from ..base.trainer_base import TrainerBase
 from ..run.data_module import is_data_source, read_evaluated, read_source
 from ..run.lightning_trainer import ENTRY_POINTS, continue_counts, driving, make_pl_trainer
-from ..run.redefined import use_newest
+from ..run.redefined import use_newest, with_newest
 from ..run.run import Run
 
 # %% auto #0
-__all__ = ["run_batch", "validate", "collect", "look_at", "needs_lightning", "predict_directly", "measure", "batches_of", "evaluate"]
+__all__ = [
+    "Predicted",
+    "run_batch",
+    "validate",
+    "validate_once",
+    "collect",
+    "look_at",
+    "needs_lightning",
+    "predict_directly",
+    "predict",
+    "inference",
+    "measure",
+    "evaluate",
+    "test_once",
+]
 
 
 # %% ../../nbs/tools/evaluate.ipynb #f4ddce57
+@command
+@with_newest
 def run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
-    """Train or evaluate on one batch, which counts as a step, not as an epoch. Returns what the step returned, detached."""
+    """Train on one batch, or evaluate it in mode "test". It counts as a step, but not as an epoch. Returns what the step returned.
+
+    Args:
+        batch: One batch, as a loader gives it; it is moved to the device.
+
+    Returns:
+        What the step returned.
+
+    Raises:
+        StepError: the step returned something invalid
+
+    Changes:
+        In mode "train" the weights, the optimizer and the step count; a row in `history.steps`.
+
+    Example:
+        >>> output = trainer.run_batch((x, 2 * x + 1))
+        >>> sorted(output), trainer.current_step
+        (['label', 'loss', 'output'], 1)
+    """
     refuse_while_on(trainer.control, trainer.recorder.place)
     if trainer.mode == "train" and not trainer.configures_optimizers:
         check_optimizer(trainer.optimizer, trainer.model)
@@ -74,8 +112,31 @@ def _run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
     return module.output
 
 
-def validate(trainer: TrainerBase, loader: Any) -> dict[str, float]:
-    """Validate once on `loader` and return the metrics. They are recorded in `history.tests`, outside of any epoch."""
+@command
+@with_newest
+def validate(trainer: TrainerBase, loader: Loaders | L.LightningDataModule) -> dict[str, float]:
+    """Validate once, as a run would now: return the mean of each metric of `test_step`, by the names that the step uses.
+
+    The metrics are recorded in `history.tests` as `val_*`. Mode, `result` and the random number generators don't change.
+
+    Args:
+        loader: A loader, or several as a dict by name or a list, or a LightningDataModule.
+
+    Raises:
+        StepError: the step returned something invalid, or there was no batch
+
+    Changes:
+        Adds a row to `history.tests`, with the names `val_*`.
+
+    Example:
+        >>> sorted(trainer.validate(loader))
+        ['loss']
+    """
+    return {name.removeprefix("val_"): value for name, value in validate_once(trainer, loader).items()}
+
+
+def validate_once(trainer: TrainerBase, loader: Any) -> dict[str, float]:
+    """Validate on `loader`, and return the metrics as a run records them: `val_loss`."""
     refuse_while_on(trainer.control, trainer.recorder.place)
     return operate(trainer, "validate", lambda operation: _validate(trainer, loader), between_batches=False)
 
@@ -238,6 +299,93 @@ def predict_directly(trainer: TrainerBase, x: Tensor) -> tuple[Any] | None:
         return (to_device(output, torch.device("cpu")),)
 
 
+Predicted = Annotated[
+    Any,
+    Must(
+        "a tensor, an array, a batch, a loader or a dataset",
+        lambda x: hasattr(type(x), "__iter__") or hasattr(type(x), "__getitem__") or is_dataclass(x) or is_data_source(x),
+    ),
+]
+
+
+def _test_output(trainer: TrainerBase, batch: Any) -> Any:
+    """The "output" of `test_step`; None where it leaves the batch out."""
+    output = trainer.test_step(batch)
+    if output is None:
+        return None
+    if not isinstance(output, Mapping) or "output" not in output:
+        raise trainer._without_output(output)
+    return output["output"]
+
+
+@command
+@with_newest
+def predict(trainer: TrainerBase, x: Predicted, batch_size: PositiveInt | None = None) -> Any:
+    """Predict for a tensor, an array, a pandas DataFrame, a batch, a loader or a dataset.
+
+    For a tensor, an array or a DataFrame it returns the output of the model; for a batch (a tuple, list, mapping or dataclass) the
+    "output" of `test_step`; for a loader the outputs of its batches in its order, concatenated if they are tensors. A dataset is read
+    in its order, in batches of `batch_size` (32). Inputs are moved to the device; the result is on the CPU. Nothing else changes.
+
+    Args:
+        x: A tensor (B, ...), an array, a DataFrame, a batch, a loader or a dataset.
+        batch_size: The number of samples in a batch, for a dataset. None: 32.
+
+    Returns:
+        The output of the model, the "output" of `test_step`, or for a loader those of its batches, concatenated if they are tensors.
+
+    Raises:
+        StepError: `test_step` returned no "output"
+
+    Changes:
+        Nothing.
+
+    Example:
+        >>> tuple(trainer.predict(x).shape), tuple(trainer.predict(loader).shape)
+        ((64, 1), (64, 1))
+    """
+    x = as_tensor(x) if is_array(x) else x
+    of_step = partial(_test_output, trainer)
+    if isinstance(x, Tensor):
+        directly = operate(trainer, "predict", lambda operation: predict_directly(trainer, x), shows=False)
+        return collect(trainer, "predict", [x], trainer.model)[0] if directly is None else directly[0]
+    if isinstance(x, (tuple, list, Mapping)) or is_dataclass(x):
+        return next(iter(collect(trainer, "predict", [x], of_step)), None)
+    of_batch = lambda batch: trainer.model(batch) if isinstance(batch, Tensor) else of_step(batch)  # noqa: E731
+    outputs = collect(trainer, "predict", trainer._batches(x, batch_size), of_batch)
+    return torch.cat(outputs) if outputs and all(isinstance(output, Tensor) for output in outputs) else outputs
+
+
+@command
+@with_newest
+def inference(
+    trainer: TrainerBase, loader: Iterable[Any] | Dataset[Any] | L.LightningDataModule, batch_size: PositiveInt | None = None
+) -> list[Any]:
+    """Return the "output" of `test_step` for each batch of `loader`, on the CPU. Mode, logs, metrics and history don't change.
+
+    `batch_size` applies to a dataset; the default is 32.
+
+    Args:
+        loader: A loader, a dataset or a LightningDataModule.
+        batch_size: The number of samples in a batch, for a dataset. None: 32.
+
+    Returns:
+        A list with the "output" of each batch, on the CPU.
+
+    Raises:
+        StepError: `test_step` returned no "output"
+
+    Changes:
+        Nothing.
+
+    Example:
+        >>> outputs = trainer.inference(loader)
+        >>> len(outputs), tuple(outputs[0].shape)
+        (4, (16, 1))
+    """
+    return collect(trainer, "inference", trainer._batches(loader, batch_size), partial(_test_output, trainer))
+
+
 # %% ../../nbs/tools/evaluate.ipynb #ab4caf5a
 class _Requested(MetricsAddon):
     """The metrics that are requested for one evaluation, beside those of the trainer."""
@@ -279,12 +427,44 @@ def _measure(trainer: TrainerBase, loader: Any, gathered: Gathered | None) -> di
 
 
 # %% ../../nbs/tools/evaluate.ipynb #b51ac985
-def batches_of(data: Any, batch_size: int | None) -> Any:
-    """A loader of a dataset, in its order; anything else as it is."""
-    return DataLoader(data, batch_size or 32) if is_dataset(data) else data
+@command
+def evaluate(
+    trainer: TrainerBase, data: Loaders | Dataset[Any] | L.LightningDataModule, batch_size: PositiveInt = 32, *, metrics: Any = None
+) -> dict[str, float]:
+    """Evaluate a loader or a dataset: return the mean of each metric of `test_step`, by the names that the step uses.
+
+    For several loaders, `{"easy": a, "hard": b}`, it returns `loss` over all samples, `loss/easy` and `loss/hard`.
+
+    The metrics are recorded in `history.tests`; mode and `result` don't change. `batch_size` applies to a dataset. During a run, also
+    a paused one, it evaluates between two batches and records nothing; metrics of addons are then missing.
+
+    `metrics`: metrics of all samples that this evaluation computes, too, such as `{"f1": f1_score}`, as those of MetricsAddon: the
+    step returns "label" and "output".
+
+    Args:
+        data: A loader, a dataset, a LightningDataModule, or several loaders as a dict by name or a list.
+        batch_size: The number of samples in a batch, for a dataset.
+        metrics: Metrics of all samples that this evaluation computes, too: `{"f1": f1_score}`, as those of MetricsAddon.
+
+    Returns:
+        The mean of each metric by the step's own name.
+
+    Raises:
+        StepError: the step returned something invalid, or there was no batch
+
+    Changes:
+        Adds a row to `history.tests`, but not during a run. Weights, mode, `result` and random numbers stay.
+
+    Example:
+        >>> trainer.run(10, loader).status
+        'completed'
+        >>> trainer.evaluate(data)["loss"] < 0.1
+        True
+    """
+    return test_once(trainer, trainer._batches(data, batch_size), metrics)
 
 
-def evaluate(trainer: TrainerBase, loader: Any, metrics: Any = None) -> dict[str, float]:
+def test_once(trainer: TrainerBase, loader: Any, metrics: Any = None) -> dict[str, float]:
     """Return the mean of each metric of `test_step`, by a run in mode "test"; during a run, between two of its batches.
 
     `metrics`: those of all samples, as for MetricsAddon, which are computed beside them.

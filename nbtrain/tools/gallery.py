@@ -18,6 +18,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from ..annotations import command
 from ..data.batch import describe, split, tensors, to_device
 from ..data.loader import as_loader
 from ..data.resumable_loader import borrowed
@@ -27,6 +28,7 @@ from ..base.arguments import check_run
 from .evaluate import look_at
 from ..base.operation import Operation, operate
 from ..base.trainer_base import TrainerBase
+from ..run.redefined import with_newest
 from ..views.html import image_html
 from ..views.plots import blank, png
 from ..views.text import format_value, table_text, visible
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ["Draw", "Sample", "is_image", "rgb", "masks_of", "draw_sample", "Gallery", "show_samples", "samples_of"]
+__all__ = ["Draw", "Sample", "is_image", "rgb", "masks_of", "draw_sample", "Gallery", "show_results", "show_worst", "samples_of"]
 
 
 # %% ../../nbs/tools/gallery.ipynb #101d120d
@@ -269,7 +271,71 @@ def _add_legend(figure: Figure, masks: Sequence[Tensor], sample: Sample) -> None
 
 
 # %% ../../nbs/tools/gallery.ipynb #c2502895
-def show_samples(
+@command
+@with_newest
+def show_results(
+    trainer: TrainerBase, loader: Iterable[Any], n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None
+) -> Gallery:
+    """Show the first `n` samples of `loader` with the "output" of `test_step` and the label, as a figure. Changes nothing.
+
+    The label is the step's "label", or else the second item of the batch. `draw(axes, sample)` draws a sample on matplotlib axes.
+    Without it, images, curves, short rows of features and segmentation masks are recognized and drawn. `classes` are the class
+    names, by number.
+
+    Args:
+        loader: The loader with the samples.
+        n: How many samples.
+
+    Returns:
+        A Gallery, whose `samples` have the values.
+
+    Raises:
+        ConfigError: `n` is not positive
+        StepError: `test_step` returned no "output"
+
+    Changes:
+        Nothing.
+
+    Example:
+        >>> len(trainer.show_results(loader, n=4).samples)
+        4
+    """
+    return _show(trainer, loader, n, draw, classes, by_loss=False)
+
+
+@command
+@with_newest
+def show_worst(
+    trainer: TrainerBase, loader: Iterable[Any], n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None
+) -> Gallery:
+    """Show the `n` samples of `loader` with the highest loss, the worst first. The arguments are as for `show_results`.
+
+    If `test_step` returns "losses", of shape (B,), they are used. Otherwise `test_step` is called once for each sample, in a batch of
+    one.
+
+    Args:
+        loader: The loader with the samples.
+        n: How many samples, those with the highest loss.
+
+    Returns:
+        A Gallery, whose `samples` have the values.
+
+    Raises:
+        ConfigError: `n` is not positive
+        StepError: `test_step` returned no loss
+
+    Changes:
+        Nothing.
+
+    Example:
+        >>> worst = trainer.show_worst(loader, n=2).samples
+        >>> worst[0].loss >= worst[1].loss
+        True
+    """
+    return _show(trainer, loader, n, draw, classes, by_loss=True)
+
+
+def _show(
     trainer: TrainerBase, loader: Iterable[Any], n: int, draw: Draw | None, classes: Sequence[str] | None, *, by_loss: bool
 ) -> Gallery:
     """The first `n` samples of `loader`; `by_loss`, those with the highest loss, the worst first. Changes nothing.

@@ -20,8 +20,10 @@ import torch
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.optim import Optimizer
 
+from ..annotations import command
 from ..data.loader import as_loader
 from ..data.resumable_loader import borrowed
+from ..distributed.devices import device_args
 from ..engine.control import refuse_while_on
 from ..loops.own_loops import use_loops
 from ..engine.precision import precision_args
@@ -29,8 +31,9 @@ from ..engine.step_module import StepModule
 from ..loops.step_snapshot import restore_attributes
 from ..errors import ConfigError, StepError
 from ..optim.schedulers import check_has_lr, initial_lrs, set_group_lr
-from ..base.arguments import check_optimizer, check_run
+from ..base.arguments import check_optimizer, check_run, need_automatic
 from ..run.lightning_trainer import driving, make_pl_trainer, quiet
+from ..run.redefined import with_newest
 from ..base.interrupts import workers_ignore_interrupts
 from ..base.operation import Operation, advance, operate, unchanged
 from ..base.trainer_base import TrainerBase
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ["RangeTest", "update_args", "find_lr"]
+__all__ = ["RangeTest", "lr_find"]
 
 
 # %% ../../nbs/tools/lr_finder.ipynb #00c704d7
@@ -237,7 +240,7 @@ class _Growth(L.Callback):
 _SHAPES_UPDATES = ("accumulate_grad_batches", "deterministic", "detect_anomaly", "plugins")
 
 
-def update_args(precision: Any, device: torch.device, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _update_args(precision: Any, device: torch.device, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments for Lightning that affect how an update is computed, without those that show, log, save or limit."""
     silent = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
     shaping = {name: arguments[name] for name in _SHAPES_UPDATES if name in arguments}
@@ -256,11 +259,40 @@ def _train(trainer: TrainerBase, module: StepModule, loader: Iterable[Any], argu
         pl_trainer.fit(module, loader)
 
 
-def find_lr(trainer: TrainerBase, loader: Iterable[Any], arguments: dict[str, Any], start: float, end: float, n_batches: int) -> RangeTest:
-    """Train on `n_batches` batches with rates that grow from `start` to `end`, and restore everything.
+@command
+@with_newest
+def lr_find(trainer: TrainerBase, loader: Iterable[Any], *, start: float = 1e-7, end: float = 10.0, n_batches: int = 100) -> RangeTest:
+    """Find a learning rate: train on `n_batches` batches while the rate grows from `start` to `end`, then restore everything.
 
-    `arguments` are for the `lightning.Trainer`. Raises ConfigError for invalid arguments.
+    Returns the loss at each rate, with a `suggestion` and a `plot()`. Precision, accumulation and gradient clipping apply as in a run;
+    the schedule, other addons, and the callbacks and loggers of `lightning=` do not. The rate is set on the first parameter group; the
+    other groups keep their ratio to it. What the steps append to a list meanwhile is removed, also from a list that they reach by a
+    closure or a global name.
+
+    Args:
+        loader: What to train on; it is read again if it is shorter than `n_batches`.
+        start: The first learning rate.
+        end: The last learning rate.
+        n_batches: The number of batches to train on.
+
+    Returns:
+        A RangeTest: the loss at each rate, with a `suggestion` and a `plot()`.
+
+    Raises:
+        ConfigError: not 0 < start < end, or `n_batches` is not positive, or the class makes its updates by hand
+
+    Changes:
+        Nothing: weights, optimizer, schedule and random numbers are restored.
+
+    Example:
+        >>> found = trainer.lr_find(loader, n_batches=50)
+        >>> len(found.rates) > 10, found.suggestion is None or found.suggestion > 0
+        (True, True)
     """
+    need_automatic(trainer, "lr_find", "Try rates in short runs, with set(lr=...).")
+    arguments = device_args(trainer.device) | _update_args(trainer.precision, trainer.device, trainer.lightning)
+    shaping = [addon for addon in trainer.active_addons if addon.shapes_updates]
+    arguments["callbacks"] = [callback for addon in shaping for callback in addon.callbacks(trainer)]
     _check(trainer, loader, start, end, n_batches)
     optimizer = trainer.optimizer
     assert optimizer is not None
@@ -275,7 +307,7 @@ def find_lr(trainer: TrainerBase, loader: Iterable[Any], arguments: dict[str, An
         module = StepModule(trainer, whole_epoch=False, with_addons=False)
         growth = _Growth(trainer, module, optimizer, rates)
         with workers_ignore_interrupts(loader):
-            _train(trainer, module, batches, {**arguments, "callbacks": [*arguments.get("callbacks", []), growth]})
+            _train(trainer, module, batches, {**arguments, "callbacks": [*arguments["callbacks"], growth]})
         return growth
 
     growth = operate(trainer, "lr_find", work, mode="train", between_batches=False)

@@ -19,27 +19,30 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.profiler import DeviceType, profile, record_function, schedule
+from torch import profiler
+from torch.profiler import DeviceType, record_function, schedule
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..annotations import checked
+from ..annotations import PositiveInt, checked, command
 from ..base.arguments import check_optimizer, check_run
 from ..base.operation import Operation, advance, operate
 from ..base.trainer_base import TrainerBase
 from ..data.loader import LoaderWrapper, as_loader, innermost, with_workers
 from ..data.resumable_loader import borrowed
 from ..data.several_loaders import SeveralLoaders, is_several
+from ..data.several_loaders import Loaders
 from ..data.tensor_loader import suggest_loader
 from ..engine.control import Leave, refuse_while_on
 from ..errors import ConfigError
 from ..resources import n_cores
 from ..run.data_module import is_data_source
+from ..run.redefined import with_newest
 from .scratch_trainer import scratch_trainer, train_copy
 from ..views.html import TABLE
 from ..views.terminal import blocks
 
 # %% auto #0
-__all__ = ["Profile", "profile_steps"]
+__all__ = ["Profile", "profile"]
 
 
 # %% ../../nbs/tools/step_profile.ipynb #ce4d741a
@@ -148,7 +151,7 @@ class _Steps(Checkpoint):
         self.n_steps = self.n_warm_up + n_timed + self.n_left_out + n_profiled
         self.n_done, self.step_s, self.phases = 0, 0.0, self._run()
         plan = schedule(wait=0, warmup=1 + n_ahead, active=max(1, n_profiled), repeat=1)
-        self.profiler = profile(schedule=plan, acc_events=True)  # else it warns that it would forget the events of earlier cycles
+        self.profiler = profiler.profile(schedule=plan, acc_events=True)  # else it warns that it would forget the events of earlier cycles
         self._first, self._is_profiled = trainer.train_state.counts.step, False
         self._label, self._around = ExitStack(), ""  # the part that continues after a backward pass or an update
         holder, name = trainer._step_method
@@ -344,8 +347,34 @@ def _check(trainer: TrainerBase, loader: Any) -> None:
         check_optimizer(trainer.optimizer, trainer.model)
 
 
-def profile_steps(trainer: TrainerBase, loader: Any, steps: int, trace: str | Path | None) -> Profile:
-    """Train a copy of `trainer` on `loader` for some steps, and say where their time goes. Raises ConfigError for invalid arguments."""
+@command
+@with_newest
+def profile(trainer: TrainerBase, loader: Loaders, *, steps: PositiveInt = 20, trace: str | Path | None = None) -> Profile:
+    """Train a copy on `loader` for some steps, and say where their time goes: data, your step, backward pass, update, nbtrain.
+
+    `steps` updates are timed, and torch's profiler watches up to ten more. It finds the slowest operators, and calls that wait for a
+    GPU, such as `loss.item()`. Where another loader may be faster, it is tried, and its gain is measured. The copy needs the memory of
+    a second model and optimizer.
+
+    Args:
+        loader: What to train on; it is read again if it is shorter.
+        steps: The number of updates that are timed; some more are made before and after.
+        trace: Where the trace of the profiler is written, a JSON file for ui.perfetto.dev; None: nowhere.
+
+    Returns:
+        A Profile, which shows itself as bars.
+
+    Raises:
+        ConfigError: the trainer is in mode "test", trains in several processes, or its run ends before
+
+    Changes:
+        Nothing.
+
+    Example:
+        >>> profile = trainer.profile(loader, steps=5)
+        >>> profile.n_steps, profile.step_s > 0, profile.parts.keys() >= {"data", "train_step", "backward", "update", "other"}
+        (5, True, True)
+    """
     _check(trainer, loader)
     path = None if trace is None else Path(trace).expanduser()
     if path is not None and not path.parent.is_dir():

@@ -13,16 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..annotations import Batch, command
 from ..data.batch import describe, to_device
 from ..engine.step_output import check_output
+from ..base.arguments import need_automatic
 from ..base.operation import Operation, operate, unchanged
 from ..base.trainer_base import TrainerBase
 from ..engine.train_state import Mode
+from ..run.redefined import with_newest
 from ..views.html import table_html
 from ..views.text import format_count, format_value, table_text
 
 # %% auto #0
-__all__ = ["check_steps", "Summary", "own_params", "shared_params", "summarize"]
+__all__ = ["check", "Summary", "own_params", "shared_params", "summary"]
 
 
 # %% ../../nbs/tools/summary.ipynb #99022a2a
@@ -32,12 +35,32 @@ def _shown(value: Any) -> str:
     return describe(value) if isinstance(value, (Tensor, tuple, list, dict)) else format_value(value)
 
 
-def check_steps(trainer: TrainerBase, batch: Any) -> str:
-    """Try both steps on one batch and describe inputs and outputs. Passes on exceptions of the steps. Changes nothing."""
-    return operate(trainer, "check", partial(_check_steps, trainer, batch))
+@command
+@with_newest
+def check(trainer: TrainerBase, batch: Batch) -> None:
+    """Try `train_step` (with a backward pass) and `test_step` on one batch, and print their inputs and outputs. Changes nothing.
+
+    Args:
+        batch: A batch, as a loader gives it.
+
+    Raises:
+        StepError: a step returned something invalid
+        ConfigError: the class makes its updates by hand
+
+    Changes:
+        Nothing; it prints.
+
+    Example:
+        >>> trainer.check(next(iter(loader)))
+        batch: list of 2 ([0]: Tensor (16, 1) float32, [1]: Tensor (16, 1) float32)
+        train_step: loss 1.223, output Tensor (16, 1) float32, label Tensor (16, 1) float32
+        test_step: loss 1.223, output Tensor (16, 1) float32, label Tensor (16, 1) float32
+    """
+    need_automatic(trainer, "check", "run_batch(batch) calls it; a run tries it on one batch first.")
+    print(operate(trainer, "check", partial(_check, trainer, batch)))
 
 
-def _check_steps(trainer: TrainerBase, batch: Any, operation: Operation) -> str:
+def _check(trainer: TrainerBase, batch: Any, operation: Operation) -> str:
     operation.keep(unchanged(trainer))
     batch = to_device(batch, trainer.device)
     lines = [f"batch: {describe(batch)}"]
@@ -107,12 +130,31 @@ def shared_params(model: nn.Module) -> tuple[str, ...]:
 
 
 # %% ../../nbs/tools/summary.ipynb #a2a0c1fd
-def summarize(trainer: TrainerBase, batch: Any) -> Summary:
-    """Summarize the layers that `test_step` calls on `batch`, with their output shapes. Changes nothing."""
-    return operate(trainer, "summary", partial(_summarize, trainer, batch))
+@command
+@with_newest
+def summary(trainer: TrainerBase, batch: Batch) -> Summary:
+    """Summarize the layers of the model: output shapes and parameter counts, as found by calling `test_step` on `batch`.
+
+    Args:
+        batch: A batch, as a loader gives it.
+
+    Returns:
+        A Summary, shown as a table: `rows`, one for each layer; `n_params`, `n_trainable` and `shared`.
+
+    Raises:
+        StepError: `test_step` returned something invalid
+
+    Changes:
+        Nothing.
+
+    Example:
+        >>> trainer.summary(next(iter(loader))).n_params
+        2
+    """
+    return operate(trainer, "summary", partial(_summary, trainer, batch))
 
 
-def _summarize(trainer: TrainerBase, batch: Any, operation: Operation) -> Summary:
+def _summary(trainer: TrainerBase, batch: Any, operation: Operation) -> Summary:
     operation.keep(unchanged(trainer))
     model = trainer.model
     holders = {id(module) for module in model.modules() if any(True for _ in module.parameters(recurse=False))}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -18,6 +18,7 @@ from ..annotations import checked
 from ..data.several_loaders import Loaders
 from ..engine.step_module import StepModule
 from ..engine.step_output import as_output
+from ..engine.train_state import Mode
 from ..engine.wrapped_module import WrappedModule
 from ..errors import ConfigError, StepError
 from ..optim.joint_optimizer import single
@@ -27,12 +28,13 @@ from ..optim.schedulers import check_length, scale_rates
 from ..base.trainer_base import TrainerBase
 from ..base.compose import compose, given_addons, written_class
 from ..run.redefined import with_newest
-from ..tools.evaluate import batches_of, evaluate, validate
+from ..tools.evaluate import test_once, validate_once
 
 # %% auto #0
-__all__ = ["check_module", "Configured", "LightningSteps", "lightning_trainer"]
+__all__ = ["LightningMade", "check_module", "Configured", "LightningSteps", "lightning_trainer", "from_lightning"]
 
 # %% ../../nbs/trainer/from_lightning.ipynb #ae8ee619
+LightningMade = TypeVar("LightningMade", bound=TrainerBase)
 _OF_MODULE = {
     "optimizer": "configure_optimizers",
     "scheduler": "configure_optimizers, which may return schedulers too",
@@ -204,7 +206,7 @@ class LightningSteps(TrainerBase):
         self._need("test_step", "evaluate")
         if self.control.state != "idle":
             raise ConfigError("A LightningModule can't be evaluated while a run is on.", remedy="Wait for its end, or stop() it.")
-        evaluate(self, batches_of(data, batch_size), metrics)
+        test_once(self, self._batches(data, batch_size), metrics)
         return dict(self.train_state.history.tests[-1].metrics)
 
     @checked
@@ -212,7 +214,7 @@ class LightningSteps(TrainerBase):
     def validate(self, loader: Loaders | L.LightningDataModule) -> dict[str, float]:
         """Return what `validation_step` logs for a loader, by its names, and `val_loss` if it returns a loss."""
         self._need("validation_step", "validate")
-        return validate(self, loader)
+        return validate_once(self, loader)
 
     def _need(self, step: str, command: str) -> None:
         if not is_overridden(step, self.lightning_module):
@@ -224,6 +226,40 @@ class LightningSteps(TrainerBase):
 def lightning_trainer(base: type[Any], kind: type[Any]) -> type[Any]:
     """Return a class of trainers for LightningModules of class `kind`, with the addons of `base`."""
     return type(kind.__name__, (LightningSteps, base), {"__module__": kind.__module__, "_made_from": base})
+
+
+@checked
+def from_lightning(cls: type[LightningMade], module: Any, mode: Mode = "train", **options: Any) -> LightningMade:
+    """Make a trainer for an existing LightningModule; its steps, hooks, optimizers and `self.log` work as under Lightning.
+
+    To use addons, call it on the class that `add_on` returns: `Trainer.add_on(StateManagerAddon).from_lightning(module,
+    save_path="runs/lit")`.
+
+    Args:
+        module: The LightningModule.
+        mode: What `run` does: "train", or "test" to evaluate.
+        options: The arguments of the trainer, except optimizer and scheduler, which the module configures.
+
+    Returns:
+        The trainer.
+
+    Raises:
+        ConfigError: `module` is not a LightningModule, or an option is one that the module configures
+
+    Changes:
+        Moves the module to the device.
+
+    Example:
+        >>> from lightning.pytorch.demos.boring_classes import BoringModel
+        >>> trainer = Trainer.from_lightning(BoringModel(), device="cpu")
+        >>> trainer.run(1, DataLoader(torch.randn(8, 32), batch_size=4)).status
+        'completed'
+    """
+    check_module(module, options)
+    trainer = lightning_trainer(cls, type(module))(module, mode="test", **options)  # in mode "train" it would need an optimizer now
+    trainer.given["mode"] = mode
+    trainer.toggle(mode)
+    return trainer
 
 
 def _unpickled(base: type[Any], addons: tuple[Any, ...], kind: type[Any]) -> Any:

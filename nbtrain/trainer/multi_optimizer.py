@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 from torch import nn
@@ -25,8 +25,10 @@ from ..loops.fast_step import step_around
 from ..optim.joint_optimizer import JointOptimizer, check_by_name, join_schedulers, parameters_in
 from ..base.addon_options import TrainerOptions
 from ..base.arguments import Optimizing
-from ..tools.lr_finder import RangeTest
 from .trainer import Trainer
+
+if TYPE_CHECKING:
+    from nbtrain.tools.lr_finder import RangeTest
 
 # %% auto #0
 __all__ = ["AlternatingOptimizer", "MultiOptimizerTrainer"]

@@ -6,24 +6,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import is_dataclass
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 # Not deeper in the stack: Python 3.11 allocates memory for frames in pieces, and SciPy's import then takes 0.3 s longer at the end of one.
 # That holds where a script imports this module itself; through a lazy `from nbtrain import Trainer` the stack is deeper already
 import lightning as L
-import torch
-from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch import nn
 from typing_extensions import Unpack
 
 from ..addons.hooks import Hooks
-from ..addons.metrics import save_metrics
 from ..addons.non_finite import NonFinite
-from ..annotations import Batch, Must, PositiveInt, checked
+from ..annotations import checked
 from ..base.addon_options import AddonOptions
 from ..base.arguments import Optimizers
 from nbtrain.base.arguments import (
@@ -36,27 +32,21 @@ from nbtrain.base.arguments import (
     make_optimizer,
     resolve_monitor,
 )
-from ..base.compose import check_addon_options, constructor_parameters, make_addons, take_strategy, with_instances, written_class
+from ..base.compose import check_addon_options, make_addons, take_strategy, with_instances
 from ..base.notify import Notify
-from ..base.operation import operate
 from ..base.show import show_value
 from ..base.trainer_base import TrainerBase
 from ..base.written_steps import check_written_steps, uncalled_methods
 from ..completion import completed_by_value
-from ..checkpoint.sharded import merge_checkpoint
-from ..cluster.jobs import JobHandle, show_run, submit
-from ..cluster.submit import Resources
 from ..compat.foreign_names import translate_arguments
-from ..checkpoint.pretrained import open_pretrained
-from ..checkpoint.weights import Weights, load_weights, save_weights
+from ..checkpoint.weights import Weights
 from ..data.several_loaders import Loaders
-from ..data.tensor_loader import as_tensor, is_array
-from ..distributed.devices import Device, device_args, resolve_device
+from ..distributed.devices import Device, resolve_device
 from ..distributed.launcher import Launcher
 from ..engine.meter import EpochLog, Meter
 from ..engine.precision import resolve_precision
 from ..engine.train_state import Counts, Mode
-from ..errors import CheckpointError, ConfigError, StepError
+from ..errors import ConfigError
 from ..events import MonitorMode, ShownKind
 from ..history.history import History, RunResult, short_path
 from ..history.run_folder import find_run
@@ -66,47 +56,31 @@ from ..loops.own_loops import your_trainer
 from ..optim.joint_optimizer import Schedulers, check_by_name, schedulers_by_name
 from ..optim.schedulers import check_stepping
 from ..rng import check_seed
-from ..state.best_weights import weights_before
 from ..run.data_module import is_data_source
 from ..run.failed_runs import end_paused
 from ..run.handle import RunHandle
 from ..run.live_edits import check_options, handle_of, resume, set_options, validate_now
 from ..run.outcome import RunOutcome
-from ..run.redefined import use_newest, use_sent, with_newest
+from ..run.redefined import use_newest, use_sent
 from ..run.resume import epochs_left
 from ..run.run import Run
-from ..run.session import Session
 from ..run.sinks import RunSinks
-from ..tools.evaluate import batches_of, collect, evaluate, predict_directly, run_batch, validate
-from ..tools.gallery import Draw, Gallery, show_samples
-from ..tools.lr_finder import RangeTest, find_lr, update_args
-from ..tools.step_profile import Profile, profile_steps
-from ..tools.summary import Summary, check_steps, summarize
 from ..tracebacks import boundary, free_last_error
-from .from_lightning import check_module, lightning_trainer
-from ..travel.blame import blame
-from ..travel.branch import BranchType, branch
-from ..travel.reachable_epochs import travel_of
-from ..travel.replay import Replay, replay
-from ..travel.rewind import Rewound, rewind
+from .commands import TrainerCommands
 from ..views.html import table_html
 from ..views.notebook import NotebookView
 from ..views.text import best_words, format_count
 
+if TYPE_CHECKING:
+    from nbtrain.views.epoch_slider import Travel
+
 # %% auto #0
-__all__ = ["AnyTrainer", "Predicted", "Trainer"]
+__all__ = ["AnyTrainer", "Trainer"]
 
 # %% ../../nbs/trainer/trainer.ipynb #daa6da77
 AnyTrainer = TypeVar("AnyTrainer", bound="Trainer")
 # Arguments that addons take too
 _SHARED = ("device", "scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "hooks", "nonfinite", "save_path")
-Predicted = Annotated[
-    Any,
-    Must(
-        "a tensor, an array, a batch, a loader or a dataset",
-        lambda x: hasattr(type(x), "__iter__") or hasattr(type(x), "__getitem__") or is_dataclass(x) or is_data_source(x),
-    ),
-]
 _NOT_GIVEN = (
     "self",
     "addon_options",
@@ -125,7 +99,7 @@ def _losses(history: History, phase: str, name: str) -> list[float]:
 
 
 # %% ../../nbs/trainer/trainer.ipynb #59c73c8b
-class Trainer(TrainerBase):
+class Trainer(TrainerCommands):
     """Train a model with `train_step` and `test_step`, which you write in a subclass. More: `nbtrain.TrainerOptions?`, `trainer.run?`.
 
     Args:
@@ -286,7 +260,7 @@ class Trainer(TrainerBase):
                 remedy = "Leave it out, and notify after the with block."
                 raise ConfigError("run(notify=...) in a session would send the end of each round.", remedy=remedy)
             if not self.open_session.is_left:
-                return self.open_session.run(n_epoch, loader, valid_loader, travel_of(self), resume=resume, background=background)
+                return self.open_session.run(n_epoch, loader, valid_loader, self._travel, resume=resume, background=background)
             self.stop()
         if place := end_paused(self):
             self.recorder.note(f"the run that was paused at {place} is ended; resume() would have continued it")
@@ -294,10 +268,14 @@ class Trainer(TrainerBase):
             check_run(n_epoch, loader, valid_loader)
             n_epoch = epochs_left(self, n_epoch, resume, None if is_data_source(loader) else loader)
             if n_epoch == 0:
-                RunSinks(self, travel_of(self)).show_finished()
+                RunSinks(self, self._travel).show_finished()
                 result = RunOutcome(self).conclude("completed", "finished before")
                 return RunHandle(self.control, lambda: "", result=result) if background else result
-        return Run(self, n_epoch, loader, valid_loader, travel_of(self), notify=notify).start(background=background)
+        return Run(self, n_epoch, loader, valid_loader, self._travel, notify=notify).start(background=background)
+
+    def _travel(self) -> Travel:
+        """The slider below a run; its module is imported with the first view that has one."""
+        return self.travel_of()
 
     @checked
     def run_epoch(self, loader: Loaders | L.LightningDataModule) -> RunResult:
@@ -320,124 +298,6 @@ class Trainer(TrainerBase):
             1
         """
         return self.run(1, loader)
-
-    @checked
-    def submit(
-        self,
-        n_epoch: int,
-        loader: Loaders | L.LightningDataModule | L.LightningModule,
-        valid_loader: Loaders | None = None,
-        *,
-        cluster: Literal["slurm", "local"] = "slurm",
-        nodes: int = 1,
-        gpus_per_node: int | None = None,
-        tasks_per_node: int | None = None,
-        time: str | int | float | None = None,
-        partition: str | None = None,
-        save_path: str | Path | None = None,
-        name: str | None = None,
-        **options: Any,
-    ) -> JobHandle:
-        """Submit a run of `n_epoch` MORE epochs to SLURM, or start it in processes of this machine; returns at once.
-
-        Trainer and loaders are sent as they are now, so this trainer may train, or be submitted again, meanwhile. The run has a new run
-        folder in `save_path`, on a disk that the nodes see, and one process for each GPU. Before the time limit and at a preemption, its
-        state is saved, the job goes back into the queue, and it resumes with the same numbers. In the job an error ends the run.
-
-        The job has the environment of this process: before it begins, it compares the versions of Python, torch, Lightning and nbtrain, and
-        looks for the folders of `sys.path`. It needs the package submitit.
-
-        Args:
-            n_epoch: How many MORE epochs to train, from 1.
-            loader: As for `run`; it must be picklable. `batch_size` is per process.
-            valid_loader: As for `run`.
-            cluster: "slurm", or "local" for processes of this machine, without a queue.
-            nodes: How many machines.
-            gpus_per_node: How many GPUs of each; one process trains on each. None: one if this trainer is on a GPU.
-            tasks_per_node: How many processes on each machine. None: as many as GPUs, or 1.
-            time: The time limit, as for sbatch: "4:00:00", or minutes. After it, the job is queued again and resumes. None: an hour; with
-                "local" no limit.
-            partition: SLURM's partition. None: the default one.
-            save_path: The folder for the run folder. None: that of the trainer.
-            name: The name of the job. None: the class and the run folder.
-            options: More of SLURM: `account`, `qos`, `constraint`, `comment`, `mem_gb` (of a node), `cpus_per_task`, `signal_delay_s` (how
-                long before the time limit to save, 90), `setup` (lines of shell before the start), and `sbatch={"reservation": "x"}` for
-                any other. With cluster="local" only `setup` and `signal_delay_s` have an effect.
-
-        Returns:
-            A JobHandle: `show`, `pause`, `set`, `wait`, `log`, `cancel`.
-
-        Raises:
-            ConfigError: an argument is invalid, there is no cluster or no package for it, no folder, or the scheduler refuses the job
-            WorkerError: something can't be pickled; the message names it
-
-        Changes:
-            Nothing here until `handle.wait()` or `handle.load()`; makes a run folder.
-
-        Example:
-            >>> try:
-            ...     trainer.submit(2, loader, cluster="local", save_path="runs", partion="gpu")
-            ... except OptionError as error:
-            ...     print(error)
-            submit takes no option 'partion'.
-              Did you mean 'partition'? sbatch={...} takes any other of sbatch.
-        """
-        n_gpus = (1 if self.device.type == "cuda" else 0) if gpus_per_node is None else gpus_per_node
-        n_tasks = max(n_gpus, 1) if tasks_per_node is None else tasks_per_node
-        resources = Resources(cluster, nodes, n_gpus, n_tasks, time, partition, options)
-        return submit(self, n_epoch, loader, valid_loader, resources, save_path=save_path, name=name)
-
-    @checked
-    def session(
-        self,
-        rounds: PositiveInt | Sequence[Any] | None = None,
-        epochs: PositiveInt | None = None,
-        *,
-        steps: PositiveInt | None = None,
-        state: dict[str, Any] | None = None,
-        resume: str | Path | None = None,
-    ) -> Session:
-        """Open a session around a loop with several runs: `with trainer.session(50) as session: for round in session: ...`.
-
-        All runs of this trainer in it are one run: one record, one history whose rows have the `round`, one run folder, one run of a
-        logger, and one schedule. Iterating over the session gives the rounds: 0 to `rounds - 1`, the items of a sequence such as
-        `[32, 64, 128]`, or without `rounds` 0, 1, 2, … until you `break`. `epochs` is the number of epochs of each round: the schedule of
-        a factory is planned over `rounds` × `epochs`, as long as the first one, or over `steps` updates in all if the rounds differ. It
-        raises ConfigError if it reads a length that is unknown.
-
-        `state` has what you keep from round to round, and is `session.state`: numbers, tensors, collections, objects with a `state_dict`.
-
-        With `resume="auto"` (needs StateManagerAddon) the same lines begin a session, and resume it after a crash: in the round that was
-        interrupted, with the weights, the random numbers and `session.state` of its start, so that your code makes the same data again;
-        `run` then continues at the batch of the newest checkpoint. `seed` seeds when the session begins.
-
-        In a notebook ■ pauses the run and ends the cell; run the cell again to continue the session, also after an error; `stop()` ends it.
-        An evaluation in a session has no separate record.
-
-        Args:
-            rounds: How many rounds, from 1; or a sequence, of which each item is a round. None: until you `break`.
-            epochs: The number of epochs in each round, which the schedule of a factory is planned for.
-            steps: The number of updates in the whole session, for the schedule, if the rounds differ.
-            state: What you keep from round to round, by name. It becomes `session.state`.
-            resume: "auto", "last" or the path of a checkpoint; needs StateManagerAddon. None: begin a new session.
-
-        Returns:
-            The Session: a context manager, and an iterable of rounds.
-
-        Raises:
-            ConfigError: a session is open, `background=True` in one, several processes, or this trainer never ran in it
-
-        Changes:
-            Nothing until a run in it.
-
-        Example:
-            >>> with trainer.session(3, epochs=1) as session:
-            ...     for round in session:
-            ...         result = trainer.run(1, loader)
-            >>> [row["round"] for row in trainer.history.epochs]
-            [1, 2, 3]
-        """
-        return Session(self, rounds, epochs, steps, {} if state is None else state, resume)
 
     # -- change a run in progress
     @boundary
@@ -679,6 +539,8 @@ class Trainer(TrainerBase):
             History(empty)
         """
         if isinstance(name, Path):
+            from nbtrain.cluster.jobs import show_run
+
             show_run(name)
             return
         if name is not None and value is None:
@@ -711,526 +573,8 @@ class Trainer(TrainerBase):
             self.optimizer.zero_grad()
 
     # -- evaluate and predict
-    @checked
-    @with_newest
-    def run_batch(self, batch: Any) -> dict[str, Any]:
-        """Train on one batch, or evaluate it in mode "test". It counts as a step, but not as an epoch. Returns what the step returned.
-
-        Args:
-            batch: One batch, as a loader gives it; it is moved to the device.
-
-        Returns:
-            What the step returned.
-
-        Raises:
-            StepError: the step returned something invalid
-
-        Changes:
-            In mode "train" the weights, the optimizer and the step count; a row in `history.steps`.
-
-        Example:
-            >>> output = trainer.run_batch((x, 2 * x + 1))
-            >>> sorted(output), trainer.current_step
-            (['label', 'loss', 'output'], 1)
-        """
-        return run_batch(self, batch)
-
-    @checked
-    def evaluate(
-        self, data: Loaders | Dataset[Any] | L.LightningDataModule, batch_size: PositiveInt = 32, *, metrics: Any = None
-    ) -> dict[str, float]:
-        """Evaluate a loader or a dataset: return the mean of each metric of `test_step`, by the names that the step uses.
-
-        For several loaders, `{"easy": a, "hard": b}`, it returns `loss` over all samples, `loss/easy` and `loss/hard`.
-
-        The metrics are recorded in `history.tests`; mode and `result` don't change. `batch_size` applies to a dataset. During a run, also
-        a paused one, it evaluates between two batches and records nothing; metrics of addons are then missing.
-
-        `metrics`: metrics of all samples that this evaluation computes, too, such as `{"f1": f1_score}`, as those of MetricsAddon: the
-        step returns "label" and "output".
-
-        Args:
-            data: A loader, a dataset, a LightningDataModule, or several loaders as a dict by name or a list.
-            batch_size: The number of samples in a batch, for a dataset.
-            metrics: Metrics of all samples that this evaluation computes, too: `{"f1": f1_score}`, as those of MetricsAddon.
-
-        Returns:
-            The mean of each metric by the step's own name.
-
-        Raises:
-            StepError: the step returned something invalid, or there was no batch
-
-        Changes:
-            Adds a row to `history.tests`, but not during a run. Weights, mode, `result` and random numbers stay.
-
-        Example:
-            >>> trainer.run(10, loader).status
-            'completed'
-            >>> trainer.evaluate(data)["loss"] < 0.1
-            True
-        """
-        return evaluate(self, self._batches(data, batch_size), metrics)
-
-    @checked
-    @with_newest
-    def validate(self, loader: Loaders | L.LightningDataModule) -> dict[str, float]:
-        """Validate once: return the mean of each metric of `test_step` over a loader, by the names that the step uses, as a run would now.
-
-        The metrics are recorded in `history.tests` as `val_*`. Mode, `result` and the random number generators don't change.
-
-        Args:
-            loader: A loader, or several as a dict by name or a list, or a LightningDataModule.
-
-        Raises:
-            StepError: the step returned something invalid, or there was no batch
-
-        Changes:
-            Adds a row to `history.tests`, with the names `val_*`.
-
-        Example:
-            >>> sorted(trainer.validate(loader))
-            ['loss']
-        """
-        return {name.removeprefix("val_"): value for name, value in validate(self, loader).items()}
-
-    @checked
-    @with_newest
-    def inference(self, loader: Iterable[Any] | Dataset[Any] | L.LightningDataModule, batch_size: PositiveInt | None = None) -> list[Any]:
-        """Return the "output" of `test_step` for each batch of `loader`, on the CPU. Mode, logs, metrics and history don't change.
-
-        `batch_size` applies to a dataset; the default is 32.
-
-        Args:
-            loader: A loader, a dataset or a LightningDataModule.
-            batch_size: The number of samples in a batch, for a dataset. None: 32.
-
-        Returns:
-            A list with the "output" of each batch, on the CPU.
-
-        Raises:
-            StepError: `test_step` returned no "output"
-
-        Changes:
-            Nothing.
-
-        Example:
-            >>> outputs = trainer.inference(loader)
-            >>> len(outputs), tuple(outputs[0].shape)
-            (4, (16, 1))
-        """
-        return collect(self, "inference", self._batches(loader, batch_size), self._test_output)
-
-    @checked
-    @with_newest
-    def predict(self, x: Predicted, batch_size: PositiveInt | None = None) -> Any:
-        """Predict for a tensor, an array, a pandas DataFrame, a batch, a loader or a dataset.
-
-        For a tensor, an array or a DataFrame it returns the output of the model; for a batch (a tuple, list, mapping or dataclass) the
-        "output" of `test_step`; for a loader the outputs of its batches in its order, concatenated if they are tensors. A dataset is read
-        in its order, in batches of `batch_size` (32). Inputs are moved to the device; the result is on the CPU. Nothing else changes.
-
-        Args:
-            x: A tensor (B, ...), an array, a DataFrame, a batch, a loader or a dataset.
-            batch_size: The number of samples in a batch, for a dataset. None: 32.
-
-        Returns:
-            The output of the model, the "output" of `test_step`, or for a loader those of its batches, concatenated if they are tensors.
-
-        Raises:
-            StepError: `test_step` returned no "output"
-
-        Changes:
-            Nothing.
-
-        Example:
-            >>> tuple(trainer.predict(x).shape), tuple(trainer.predict(loader).shape)
-            ((64, 1), (64, 1))
-        """
-        x = as_tensor(x) if is_array(x) else x
-        if isinstance(x, Tensor):
-            directly = operate(self, "predict", lambda operation: predict_directly(self, x), shows=False)
-            return collect(self, "predict", [x], self.model)[0] if directly is None else directly[0]
-        if isinstance(x, (tuple, list, Mapping)) or is_dataclass(x):
-            return next(iter(collect(self, "predict", [x], self._test_output)), None)
-        of_batch = lambda batch: self.model(batch) if isinstance(batch, Tensor) else self._test_output(batch)  # noqa: E731
-        outputs = collect(self, "predict", self._batches(x, batch_size), of_batch)
-        return torch.cat(outputs) if outputs and all(isinstance(output, Tensor) for output in outputs) else outputs
-
-    def _batches(self, data: Any, batch_size: int | None) -> Any:
-        """A loader of a dataset, in its order; anything else as it is."""
-        return batches_of(data, batch_size)
-
-    def _test_output(self, batch: Any) -> Any:
-        output = self.test_step(batch)
-        if output is None:
-            return None
-        if not isinstance(output, Mapping) or "output" not in output:
-            raise self._without_output(output)
-        return output["output"]
-
-    def _without_output(self, output: Any) -> StepError:
-        names = ", ".join(map(repr, output)) if isinstance(output, Mapping) else type(output).__name__
-        return StepError(f"test_step returned {names}, without 'output'.", remedy='Return {"output": ...} too, to predict.')
-
     # -- inspect the trainer, its model and its data, without changing them
-    @checked
-    @with_newest
-    def check(self, batch: Batch) -> None:
-        """Try `train_step` (with a backward pass) and `test_step` on one batch, and print their inputs and outputs. Changes nothing.
-
-        Args:
-            batch: A batch, as a loader gives it.
-
-        Raises:
-            StepError: a step returned something invalid
-            ConfigError: the class makes its updates by hand
-
-        Changes:
-            Nothing; it prints.
-
-        Example:
-            >>> trainer.check(next(iter(loader)))
-            batch: list of 2 ([0]: Tensor (16, 1) float32, [1]: Tensor (16, 1) float32)
-            train_step: loss 1.223, output Tensor (16, 1) float32, label Tensor (16, 1) float32
-            test_step: loss 1.223, output Tensor (16, 1) float32, label Tensor (16, 1) float32
-        """
-        self._need_automatic("check", "run_batch(batch) calls it; a run tries it on one batch first.")
-        print(check_steps(self, batch))
-
-    def _need_automatic(self, command: str, remedy: str) -> None:
-        if not self.automatic_optimization:
-            raise ConfigError(f"{command}: {self.title}.train_step makes its updates by hand.", remedy=remedy)
-
-    @checked
-    @with_newest
-    def summary(self, batch: Batch) -> Summary:
-        """Summarize the layers of the model: output shapes and parameter counts, as found by calling `test_step` on `batch`.
-
-        Args:
-            batch: A batch, as a loader gives it.
-
-        Returns:
-            A Summary, shown as a table: `rows`, one for each layer; `n_params`, `n_trainable` and `shared`.
-
-        Raises:
-            StepError: `test_step` returned something invalid
-
-        Changes:
-            Nothing.
-
-        Example:
-            >>> trainer.summary(next(iter(loader))).n_params
-            2
-        """
-        return summarize(self, batch)
-
-    @checked
-    @with_newest
-    def lr_find(self, loader: Iterable[Any], *, start: float = 1e-7, end: float = 10.0, n_batches: int = 100) -> RangeTest:
-        """Find a learning rate: train on `n_batches` batches while the rate grows from `start` to `end`, then restore everything.
-
-        Returns the loss at each rate, with a `suggestion` and a `plot()`. Precision, accumulation and gradient clipping apply as in a run;
-        the schedule, other addons, and the callbacks and loggers of `lightning=` do not. The rate is set on the first parameter group; the
-        other groups keep their ratio to it. What the steps append to a list meanwhile is removed, also from a list that they reach by a
-        closure or a global name.
-
-        Args:
-            loader: What to train on; it is read again if it is shorter than `n_batches`.
-            start: The first learning rate.
-            end: The last learning rate.
-            n_batches: The number of batches to train on.
-
-        Returns:
-            A RangeTest: the loss at each rate, with a `suggestion` and a `plot()`.
-
-        Raises:
-            ConfigError: not 0 < start < end, or `n_batches` is not positive, or the class makes its updates by hand
-
-        Changes:
-            Nothing: weights, optimizer, schedule and random numbers are restored.
-
-        Example:
-            >>> found = trainer.lr_find(loader, n_batches=50)
-            >>> len(found.rates) > 10, found.suggestion is None or found.suggestion > 0
-            (True, True)
-        """
-        self._need_automatic("lr_find", "Try rates in short runs, with set(lr=...).")
-        arguments = device_args(self.device) | update_args(self.precision, self.device, self.lightning)
-        shaping = [addon for addon in self.active_addons if addon.shapes_updates]
-        arguments["callbacks"] = [callback for addon in shaping for callback in addon.callbacks(self)]
-        return find_lr(self, loader, arguments, start, end, n_batches)
-
-    @checked
-    @with_newest
-    def profile(self, loader: Loaders, *, steps: PositiveInt = 20, trace: str | Path | None = None) -> Profile:
-        """Train a copy on `loader` for some steps, and say where their time goes: data, your step, backward pass, update, nbtrain.
-
-        `steps` updates are timed, and torch's profiler watches up to ten more. It finds the slowest operators, and calls that wait for a
-        GPU, such as `loss.item()`. Where another loader may be faster, it is tried, and its gain is measured. The copy needs the memory of
-        a second model and optimizer.
-
-        Args:
-            loader: What to train on; it is read again if it is shorter.
-            steps: The number of updates that are timed; some more are made before and after.
-            trace: Where the trace of the profiler is written, a JSON file for ui.perfetto.dev; None: nowhere.
-
-        Returns:
-            A Profile, which shows itself as bars.
-
-        Raises:
-            ConfigError: the trainer is in mode "test", trains in several processes, or its run ends before
-
-        Changes:
-            Nothing.
-
-        Example:
-            >>> profile = trainer.profile(loader, steps=5)
-            >>> profile.n_steps, profile.step_s > 0, profile.parts.keys() >= {"data", "train_step", "backward", "update", "other"}
-            (5, True, True)
-        """
-        return profile_steps(self, loader, steps, trace)
-
-    @checked
-    @with_newest
-    def show_results(self, loader: Iterable[Any], n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None) -> Gallery:
-        """Show the first `n` samples of `loader` with the "output" of `test_step` and the label, as a figure. Changes nothing.
-
-        The label is the step's "label", or else the second item of the batch. `draw(axes, sample)` draws a sample on matplotlib axes.
-        Without it, images, curves, short rows of features and segmentation masks are recognized and drawn. `classes` are the class
-        names, by number.
-
-        Args:
-            loader: The loader with the samples.
-            n: How many samples.
-
-        Returns:
-            A Gallery, whose `samples` have the values.
-
-        Raises:
-            ConfigError: `n` is not positive
-            StepError: `test_step` returned no "output"
-
-        Changes:
-            Nothing.
-
-        Example:
-            >>> len(trainer.show_results(loader, n=4).samples)
-            4
-        """
-        return show_samples(self, loader, n, draw, classes, by_loss=False)
-
-    @checked
-    @with_newest
-    def show_worst(self, loader: Iterable[Any], n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None) -> Gallery:
-        """Show the `n` samples of `loader` with the highest loss, the worst first. The arguments are as for `show_results`.
-
-        If `test_step` returns "losses", of shape (B,), they are used. Otherwise `test_step` is called once for each sample, in a batch of
-        one.
-
-        Args:
-            loader: The loader with the samples.
-            n: How many samples, those with the highest loss.
-
-        Returns:
-            A Gallery, whose `samples` have the values.
-
-        Raises:
-            ConfigError: `n` is not positive
-            StepError: `test_step` returned no loss
-
-        Changes:
-            Nothing.
-
-        Example:
-            >>> worst = trainer.show_worst(loader, n=2).samples
-            >>> worst[0].loss >= worst[1].loss
-            True
-        """
-        return show_samples(self, loader, n, draw, classes, by_loss=True)
-
-    @checked
-    def to_config(self, path: str | Path | None = None, **fields: Any) -> str:
-        """Describe the newest run as YAML, and write it to `path` if given; `nbtrain fit -f run.yaml` repeats the run.
-
-        `fields` are fields of the configuration; they override what is read from the trainer. For a model that does not keep its arguments
-        under their names, give just those: `to_config("run.yaml", model={"args": {"width": 32}})`.
-
-        Args:
-            path: The YAML file to write. None: only return the text.
-            fields: Fields of the configuration, which override what is read from the trainer.
-
-        Returns:
-            The YAML text.
-
-        Raises:
-            ConfigError: something can't be written; the message lists all of it
-
-        Changes:
-            Writes `path`.
-
-        Example:
-            >>> trainer.to_config()  # its class was written in a cell
-            Traceback (most recent call last):
-            ConfigError: ...
-        """
-        kind = written_class(type(self))
-        from nbtrain.config.from_trainer import configuration_text  # not needed by a first step
-
-        text = configuration_text(self, (kind, constructor_parameters(kind)), fields)
-        if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
-        return text
-
     # -- go back in a run
-    @checked
-    def rewind(self, at: Literal["best"] | None = None, *, epoch: int | None = None, step: int | None = None) -> Rewound:
-        """Restore the trainer to an earlier place: after `epoch` epochs, after `step` steps, or at the best epoch (`rewind("best")`).
-
-        It restores the weights, the optimizer, the schedule, the random number generators, the position in the data, and the history up
-        to that place, and adds a mark. `run(2, loader)` then repeats the epochs bit for bit; after `set(lr=...)` it takes another course.
-        `epoch=0` is the start. A step is an optimizer update, as in the history, the views, errors, trackers and the names of checkpoint
-        files: if an epoch has 45 updates, step 45 is the end of epoch 1, after its validation. With accumulated gradients, a step
-        is the end of its window. A batch that makes several updates has no place between them: an error names the nearest ones.
-
-        If no state was kept at that place, a copy of the trainer trains to it from the nearest earlier state. The start is kept, and all
-        epochs that take as long as 200 copies of a state and fit into the memory. Everything after the place is dropped; use `branch` to
-        keep it. A paused run is ended.
-
-        Args:
-            at: "best" for the best epoch.
-            epoch: How many epochs are then finished; 0 is the start.
-            step: How many updates are then done.
-
-        Returns:
-            A Rewound: the place, how many batches were trained again to get there, and what could not be restored.
-
-        Raises:
-            ConfigError: a run is on, or the place does not exist
-            CheckpointError: no state leads there
-
-        Changes:
-            Weights, optimizer, schedule, random numbers, the place in the data, and `history` up to there. What came after is dropped.
-
-        Example:
-            >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
-            >>> trainer.run(3, loader).status
-            'completed'
-            >>> trainer.rewind(epoch=2).step
-            8
-            >>> len(trainer.history.epochs)
-            2
-        """
-        return rewind(self, at, epoch, step)
-
-    @checked
-    def branch(
-        self: BranchType,
-        at: Literal["best"] | None = None,
-        *,
-        epoch: int | None = None,
-        step: int | None = None,
-        steps: type[TrainerBase] | None = None,
-        **options: Any,
-    ) -> BranchType:
-        """Return a second trainer that continues from an earlier place, given as in `rewind`: `branch(epoch=3, lr=1e-4)`.
-
-        `options` are options of the optimizer, as in `set`; `steps` is a class with other steps. To train on other data, pass other loaders
-        to the `run` of the branch. The model and the optimizer are copies. With a `save_path`, the branch writes to a folder named after
-        its parent's, such as `run-001-b1`; `nbtrain show` prints the tree, and `nbtrain.compare(trainer, branch)` draws both.
-
-        Both trainers may run at once in the background, but then they share the global random number generators, and neither run is
-        reproducible.
-
-        Args:
-            at: "best" for the best epoch.
-            epoch: How many epochs are then finished; 0 is the start.
-            step: How many updates are then done.
-            steps: A class with other steps.
-            options: Options of the optimizer, such as `lr`.
-
-        Returns:
-            The second trainer.
-
-        Raises:
-            ConfigError: the place does not exist
-            CheckpointError: no state leads there
-            OptionError: the optimizer has no such option
-
-        Changes:
-            Nothing in this trainer.
-
-        Example:
-            >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
-            >>> trainer.run(2, loader).status
-            'completed'
-            >>> other = trainer.branch(epoch=1, lr=0.01)
-            >>> len(other.history.epochs), other.optimizer.param_groups[0]["lr"]
-            (1, 0.01)
-        """
-        return branch(self, at, epoch, step, steps, options)
-
-    @checked
-    def replay(self, step: int) -> Replay:
-        """Repeat training step `step` and inspect it: the batch, what the step returned, and the outputs, gradients and updates by layer.
-
-        A copy of the trainer repeats the step from the nearest earlier state. The run itself does not change, and may be running or paused;
-        you can also replay a step that failed. `step` is an optimizer update, a number of `history.steps["train"]`, as views and errors
-        name it. With accumulated gradients, the gradients are those of its window, and the batch is the first one whose loss is not finite,
-        or else the last one. `replay(step).debug()` names the first module whose output is not finite.
-
-        Args:
-            step: The optimizer update, from 1.
-
-        Returns:
-            A Replay: the batch, what the step returned, and `layers`, `gradients` and `updates`.
-
-        Raises:
-            ConfigError: there is no such step
-            CheckpointError: no state leads there
-
-        Changes:
-            Nothing.
-
-        Example:
-            >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
-            >>> trainer.run(1, loader).status
-            'completed'
-            >>> trainer.replay(step=3).place
-            'epoch 1, batch 3'
-        """
-        return replay(self, step)
-
-    @checked
-    def blame(self, step: int, n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None) -> Gallery:
-        """Show the `n` samples with the largest gradients in the batch of training step `step`, with the weights before its update.
-
-        With accumulated gradients, the samples are those of all batches of the step. The step is called once for each sample, as a batch of
-        one in eval mode. The title of each sample has its loss and the norm of its gradient. `draw` and `classes` are as for
-        `show_results`. The run does not change.
-
-        Args:
-            step: The optimizer update, from 1.
-            n: How many samples, those with the largest gradients.
-
-        Returns:
-            A Gallery, whose `samples` have the values.
-
-        Raises:
-            ConfigError: there is no such step
-            CheckpointError: no state leads there
-
-        Changes:
-            Nothing.
-
-        Example:
-            >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
-            >>> trainer.run(1, loader).status
-            'completed'
-            >>> len(trainer.blame(step=2, n=3).samples)
-            3
-        """
-        return blame(self, step, n, draw, classes)
-
     # -- counts, logs and metrics
     @property
     def current_step(self) -> int:
@@ -1379,142 +723,7 @@ class Trainer(TrainerBase):
         """
         return self.loss_history_train if mode == "train" else self.loss_history_test
 
-    @checked
-    def save_metrics(self, split: str, metrics: Mapping[str, Any] | None = None) -> Path:
-        """Write metrics to `<split>_results.json` in the run folder.
-
-        Args:
-            split: "train", "eval" or "test", or another name for the file.
-            metrics: The metrics to write. None: those of the newest epoch for "train" and "eval", of the newest test for "test".
-
-        Returns:
-            The path of the file.
-
-        Raises:
-            ConfigError: there is no run folder, there are no metrics, or `split` can't be part of a file name
-
-        Changes:
-            Writes the file; an existing one is replaced.
-
-        Example:
-            >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
-            >>> trainer.run(1, loader, loader).status
-            'completed'
-            >>> trainer.save_metrics("eval").name
-            'eval_results.json'
-        """
-        return save_metrics(self, split, metrics)
-
     # -- weights
-    @checked
-    def save_model(self, filename: str | Path, *, overwrite: bool = False) -> str | Path:
-        """Save the model's `state_dict` to `filename`, a path or a URL such as "s3://...".
-
-        A name that ends in ".safetensors" is written in that format, any other as a torch file. Returns `filename`. Raises
-        CheckpointError if the file exists, unless `overwrite` is True.
-
-        Args:
-            filename: A path, or a URL such as "s3://...". A name that ends in ".safetensors" is written in that format, any other as a
-                torch file.
-            overwrite: Replace a file that exists.
-
-        Returns:
-            `filename`.
-
-        Raises:
-            CheckpointError: the file exists, and `overwrite` is False
-
-        Changes:
-            Writes the file.
-
-        Example:
-            >>> trainer.save_model("line.safetensors").name
-            'line.safetensors'
-            >>> trainer.apply_weights("line.safetensors")
-        """
-        return self.control.do(lambda at: save_weights(self.model, filename, overwrite=overwrite))
-
-    @checked
-    def apply_weights(
-        self,
-        filename: str | Path | None = None,
-        strict: bool = True,
-        *,
-        key: str | None = None,
-        rename: Mapping[str, str] | None = None,
-        before: PositiveInt | None = None,
-    ) -> None:
-        """Load weights into the model, from a file or a URL. The default is the weights of the best epoch.
-
-        If you change the code that computes the monitored value, the best starts again, and the mark of the change has a number: with
-        `before=1` it loads the best weights before that. What was guessed about a file is said in a note.
-
-        Args:
-            filename: A torch or safetensors file, or a folder of shards, of any tool; a path or a URL. Its weights may be below a key such
-                as "model": of several it takes those that fit best, and of equals the trained ones before their average. Prefixes such as
-                "module." don't matter. None: the weights of the best epoch.
-            strict: Raise if a weight is missing or does not fit. False: load those that fit, and name the others in a note.
-            key: The key in the file that has the weights, such as "model_ema". None: the ones that fit best.
-            rename: Names in the file, or their beginnings, and what they are in the model: `{"backbone.": "encoder."}`.
-            before: The number of a change of the code, from 1: load the best weights before it.
-
-        Raises:
-            CheckpointError: there are no weights, or they don't fit the model; with `strict=False`, if none fits
-            ConfigError: arguments contradict each other
-
-        Changes:
-            The weights of the model.
-
-        Example:
-            >>> trainer.run(2, loader).status
-            'completed'
-            >>> trainer.apply_weights()
-        """
-        if filename is not None:
-            if before is not None:
-                raise ConfigError("apply_weights got a file and before=.", remedy="Give one of them.")
-            file = open_pretrained(filename, self.model, key, rename)
-            self.control.do(lambda at: self._note_of_weights(file.load(strict)))
-            return
-        if key is not None or rename is not None:
-            raise ConfigError("apply_weights got key= or rename=, and no file.", remedy="Give the file first.")
-        weights = weights_before(self, before) if before is not None else self.train_state.best_weights
-        if weights is None:
-            raise CheckpointError("There are no best weights yet.", remedy="Run an epoch first, or give a filename.")
-        self.control.do(lambda at: self._note_of_weights(load_weights(self.model, weights, strict).words, "The best weights: "))
-
-    def _note_of_weights(self, text: str, before: str = "") -> None:
-        if not text:
-            return
-        self.recorder.note(f"{before}{text}")
-        if self.control.state == "idle":  # the record of the next run comes later, perhaps never
-            print(f"{before}{text}")
-
-    @staticmethod
-    @checked
-    def merge_checkpoint(files: str | Path | Iterable[str | Path], out: str | Path) -> Path:
-        """Merge a sharded checkpoint (`save_type="sharded"` or `"deduped"`), which each rank wrote a part of, into one.
-
-        Args:
-            files: The folder of the checkpoint, or all files in it.
-            out: A file such as "whole.ckpt", which Lightning alone can read too; a name without a suffix is a folder of safetensors.
-
-        Returns:
-            The path `out`.
-
-        Raises:
-            CheckpointError: a part is missing; the message names it
-
-        Changes:
-            Writes `out`.
-
-        Example:
-            >>> Trainer.merge_checkpoint("no-folder", "whole.ckpt")
-            Traceback (most recent call last):
-            CheckpointError: ...
-        """
-        return merge_checkpoint(files, out)
-
     # -- other ways to make a trainer
     @classmethod
     @checked
@@ -1547,41 +756,7 @@ class Trainer(TrainerBase):
         if "optimizer" not in arguments:
             arguments.setdefault("mode", "test")
         trainer = cls(**arguments)
-        trainer._note_of_weights(open_pretrained(path, trainer.model, key, rename).load())
-        return trainer
-
-    @classmethod
-    @checked
-    def from_lightning(cls: type[AnyTrainer], module: Any, mode: Mode = "train", **options: Any) -> AnyTrainer:
-        """Make a trainer for an existing LightningModule; its steps, hooks, optimizers and `self.log` work as under Lightning.
-
-        To use addons, call it on the class that `add_on` returns: `Trainer.add_on(StateManagerAddon).from_lightning(module,
-        save_path="runs/lit")`.
-
-        Args:
-            module: The LightningModule.
-            mode: What `run` does: "train", or "test" to evaluate.
-            options: The arguments of the trainer, except optimizer and scheduler, which the module configures.
-
-        Returns:
-            The trainer.
-
-        Raises:
-            ConfigError: `module` is not a LightningModule, or an option is one that the module configures
-
-        Changes:
-            Moves the module to the device.
-
-        Example:
-            >>> from lightning.pytorch.demos.boring_classes import BoringModel
-            >>> trainer = Trainer.from_lightning(BoringModel(), device="cpu")
-            >>> trainer.run(1, DataLoader(torch.randn(8, 32), batch_size=4)).status
-            'completed'
-        """
-        check_module(module, options)
-        trainer = lightning_trainer(cls, type(module))(module, mode="test", **options)  # in mode "train" it would need an optimizer now
-        trainer.given["mode"] = mode
-        trainer.toggle(mode)
+        trainer.apply_weights(path, key=key, rename=rename)
         return trainer
 
     @classmethod

@@ -13,6 +13,7 @@ from typing import Any
 import lightning as L
 import torch
 
+from ..annotations import command
 from ..data.batch import split
 from ..engine.step_output import check_output
 from ..errors import ConfigError
@@ -64,8 +65,35 @@ def _alone(trainer: TrainerBase, batch: Any, step: int, pl_trainer: L.Trainer) -
 
 
 # %% ../../nbs/travel/blame.ipynb #22997a49
-def blame(trainer: TrainerBase, step: int, n: int, draw: Draw | None, classes: Sequence[str] | None) -> Gallery:
-    """Return the `n` samples with the largest gradients in the batch of a training step (all batches of its window), the worst first."""
+@command
+def blame(trainer: TrainerBase, step: int, n: int = 8, draw: Draw | None = None, classes: Sequence[str] | None = None) -> Gallery:
+    """Show the `n` samples with the largest gradients in the batch of training step `step`, with the weights before its update.
+
+    With accumulated gradients, the samples are those of all batches of the step. The step is called once for each sample, as a batch of
+    one in eval mode. The title of each sample has its loss and the norm of its gradient. `draw` and `classes` are as for
+    `show_results`. The run does not change.
+
+    Args:
+        step: The optimizer update, from 1.
+        n: How many samples, those with the largest gradients.
+
+    Returns:
+        A Gallery, whose `samples` have the values.
+
+    Raises:
+        ConfigError: there is no such step
+        CheckpointError: no state leads there
+
+    Changes:
+        Nothing.
+
+    Example:
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
+        >>> trainer.run(1, loader).status
+        'completed'
+        >>> len(trainer.blame(step=2, n=3).samples)
+        3
+    """
     if n < 1:
         raise ConfigError(f"n={n!r} must be a positive integer.", remedy="Give an integer from 1.")
     return operate(trainer, "blame", lambda operation: _blame(trainer, step, n, draw, classes), mode="train")

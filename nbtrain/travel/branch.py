@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
+from ..annotations import command
 from ..base.operation import operate
 from ..base.trainer_base import TrainerBase
 from ..run.live_edits import check_options, set_options
@@ -44,10 +45,51 @@ def _restorer(trainer: TrainerBase, place: Place) -> Callable[[TrainerBase], Any
     return partial(restore_kept, kept=kept if place.distance_of(kept) == 0 else recompute(trainer, kept, place))
 
 
+@command
 def branch(
-    trainer: BranchType, at: str | None, epoch: int | None, step: int | None, steps: type[TrainerBase] | None, options: dict[str, Any]
+    trainer: BranchType,
+    at: Literal["best"] | None = None,
+    *,
+    epoch: int | None = None,
+    step: int | None = None,
+    steps: type[TrainerBase] | None = None,
+    **options: Any,
 ) -> BranchType:
-    """A copy of `trainer` as it was at an earlier place, with other `options` of the optimizer, or other `steps`."""
+    """Return a second trainer that continues from an earlier place, given as in `rewind`: `branch(epoch=3, lr=1e-4)`.
+
+    `options` are options of the optimizer, as in `set`; `steps` is a class with other steps. To train on other data, pass other loaders
+    to the `run` of the branch. The model and the optimizer are copies. With a `save_path`, the branch writes to a folder named after
+    its parent's, such as `run-001-b1`; `nbtrain show` prints the tree, and `nbtrain.compare(trainer, branch)` draws both.
+
+    Both trainers may run at once in the background, but then they share the global random number generators, and neither run is
+    reproducible.
+
+    Args:
+        at: "best" for the best epoch.
+        epoch: How many epochs are then finished; 0 is the start.
+        step: How many updates are then done.
+        steps: A class with other steps.
+        options: Options of the optimizer, such as `lr`.
+
+    Returns:
+        The second trainer.
+
+    Raises:
+        ConfigError: the place does not exist
+        CheckpointError: no state leads there
+        OptionError: the optimizer has no such option
+
+    Changes:
+        Nothing in this trainer.
+
+    Example:
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
+        >>> trainer.run(2, loader).status
+        'completed'
+        >>> other = trainer.branch(epoch=1, lr=0.01)
+        >>> len(other.history.epochs), other.optimizer.param_groups[0]["lr"]
+        (1, 0.01)
+    """
     if options:
         check_options(trainer.optimizer, options)
     mode, there = trainer.mode, lambda: place_of(trainer, at, epoch, step)  # of the place where a run is then

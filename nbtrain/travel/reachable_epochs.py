@@ -81,7 +81,7 @@ def _rewind(trainer: TrainerBase, epoch: int) -> str:
 
 
 def _branch(trainer: TrainerBase, epoch: int) -> str:
-    made = branch(trainer, None, epoch, None, None, {})
+    made = branch(trainer, epoch=epoch)
     trainer.branches.append(made)
     at = f"the end of epoch {epoch}" if epoch else "the start"
     return (

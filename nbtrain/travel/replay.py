@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
+from ..annotations import command
 from ..data.batch import describe, tensors
 from ..engine.control import Leave
 from ..engine.step_output import as_output
@@ -309,8 +310,35 @@ def _before(trainer: TrainerBase, step: int) -> Place:
     return Place(table.processed[n] - 1 if n < len(table) else counts.processed, before if n < len(table) else counts.step)
 
 
+@command
 def replay(trainer: TrainerBase, step: int) -> Replay:
-    """Repeat training step `step` on a copy of `trainer`."""
+    """Repeat training step `step` and inspect it: its batch, what the step returned, and outputs, gradients and updates by layer.
+
+    A copy of the trainer repeats the step from the nearest earlier state. The run itself does not change, and may be running or paused;
+    you can also replay a step that failed. `step` is an optimizer update, a number of `history.steps["train"]`, as views and errors
+    name it. With accumulated gradients, the gradients are those of its window, and the batch is the first one whose loss is not finite,
+    or else the last one. `replay(step).debug()` names the first module whose output is not finite.
+
+    Args:
+        step: The optimizer update, from 1.
+
+    Returns:
+        A Replay: the batch, what the step returned, and `layers`, `gradients` and `updates`.
+
+    Raises:
+        ConfigError: there is no such step
+        CheckpointError: no state leads there
+
+    Changes:
+        Nothing.
+
+    Example:
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
+        >>> trainer.run(1, loader).status
+        'completed'
+        >>> trainer.replay(step=3).place
+        'epoch 1, batch 3'
+    """
 
     def work(operation: Operation) -> Replay:
         with watched_step(trainer, step) as (_, seen):

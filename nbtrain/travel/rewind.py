@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from typing import Literal
 
+from ..annotations import command
 from ..state.kept_states import KeptState
 from ..objects import outside_names
 from ..engine.control import refuse_while_on
@@ -139,8 +141,44 @@ class Rewound:
         return "\n  ".join(lines)
 
 
-def rewind(trainer: TrainerBase, at: str | None = None, epoch: int | None = None, step: int | None = None) -> Rewound:
-    """Restore `trainer` to an earlier place, after ending a run that is paused, by hand or by an error."""
+@command
+def rewind(trainer: TrainerBase, at: Literal["best"] | None = None, *, epoch: int | None = None, step: int | None = None) -> Rewound:
+    """Restore the trainer to an earlier place: after `epoch` epochs, after `step` steps, or at the best epoch (`rewind("best")`).
+
+    It restores the weights, the optimizer, the schedule, the random number generators, the position in the data, and the history up
+    to that place, and adds a mark. `run(2, loader)` then repeats the epochs bit for bit; after `set(lr=...)` it takes another course.
+    `epoch=0` is the start. A step is an optimizer update, as in the history, the views, errors, trackers and the names of checkpoint
+    files: if an epoch has 45 updates, step 45 is the end of epoch 1, after its validation. With accumulated gradients, a step
+    is the end of its window. A batch that makes several updates has no place between them: an error names the nearest ones.
+
+    If no state was kept at that place, a copy of the trainer trains to it from the nearest earlier state. The start is kept, and all
+    epochs that take as long as 200 copies of a state and fit into the memory. Everything after the place is dropped; use `branch` to
+    keep it. A paused run is ended.
+
+    Args:
+        at: "best" for the best epoch.
+        epoch: How many epochs are then finished; 0 is the start.
+        step: How many updates are then done.
+
+    Returns:
+        A Rewound: the place, how many batches were trained again to get there, and what could not be restored.
+
+    Raises:
+        ConfigError: a run is on, or the place does not exist
+        CheckpointError: no state leads there
+
+    Changes:
+        Weights, optimizer, schedule, random numbers, the place in the data, and `history` up to there. What came after is dropped.
+
+    Example:
+        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
+        >>> trainer.run(3, loader).status
+        'completed'
+        >>> trainer.rewind(epoch=2).step
+        8
+        >>> len(trainer.history.epochs)
+        2
+    """
     end_paused(trainer)
     refuse_while_on(trainer.control, trainer.recorder.place)
     if (session := trainer.open_session) is not None:

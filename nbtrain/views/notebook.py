@@ -15,7 +15,7 @@ from typing import Any
 
 from ..private.client_parts import route_replies
 from ..events import Event
-from ..tracebacks import ipython_shell
+from ..tracebacks import in_kernel, ipython_shell, is_watched
 from . import html, text
 from .epoch_slider import SLIDER, EpochSlider, Travel, close_widgets
 from .cell_runs import CellRuns, runs_of_cell, show_output
@@ -24,7 +24,7 @@ from .runs import RunCard
 from .terminal import View, stream_view
 
 # %% auto #0
-__all__ = ["Controls", "NotebookView", "in_shell", "in_kernel", "is_watched", "open_view"]
+__all__ = ["Controls", "NotebookView", "open_view"]
 
 
 # %% ../../nbs/views/notebook.ipynb #4833ed9a
@@ -460,23 +460,6 @@ class NotebookView:
 
 
 # %% ../../nbs/views/notebook.ipynb #2e1f7a23
-def in_shell() -> bool:
-    """Whether this is an IPython session, in a notebook or in plain IPython."""
-    return ipython_shell() is not None
-
-
-def in_kernel() -> bool:
-    """Whether this process is an IPython kernel; False in plain IPython and in scripts."""
-    return hasattr(ipython_shell(), "kernel")  # only a kernel's shell has one: what the frontend can do
-
-
-def is_watched() -> bool:
-    """Whether this session is interactive; False for programs that execute a notebook, such as nbclient and papermill."""
-    if not in_kernel():
-        return in_shell()
-    return ipython_shell().kernel.get_parent("shell").get("content", {}).get("allow_stdin", True)
-
-
 def open_view(controls: Controls | None = None) -> View:
     """Choose the view for this process: notebook (with buttons for `controls`), marimo, terminal or log."""
     if in_kernel():

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 
-from .notebook import in_kernel
 from .text import ICONS, format_time
+from ..tracebacks import in_kernel
 
 # %% auto #0
 __all__ = ["Progressed", "OperationLine"]

@@ -27,6 +27,7 @@ from nbtrain import (
     StepError,
     SystemMonitorAddon,
     WandBLoggerAddon,
+    addons,
 )
 from nbtrain.distributed.worker import loads
 from nbtrain.distributed.worker_pool import pack
@@ -309,3 +310,11 @@ def test_monitor_and_throughput_are_one_addon() -> None:
     trainer = make_trainer(Regress.add_on(SystemMonitorAddon), throughput=True)
     trainer.run(1, make_loader())
     assert {"wait_share", "train_wait_share", "samples_per_s", "train_samples_per_s"} <= set(trainer.history.last)
+
+
+def test_what_is_named_in_after_is_an_addon_and_so_is_what_that_comes_after() -> None:
+    shipped = [kind for name in addons.__all__ if isinstance(kind := getattr(addons, name), type) and issubclass(kind, AddOnBase)]
+    known = {base.__name__: base for kind in shipped for base in kind.__mro__ if issubclass(base, AddOnBase)}
+    named = [(kind, known[name]) for kind in shipped for name in kind.after if isinstance(name, str)]
+    assert len(named) > 5
+    assert all(precedes(other, kind) for kind, before in named for other in shipped if precedes(other, before))

@@ -11,7 +11,8 @@ import pytest
 import torch
 from samples import DEVICE, Regress, make_loader, make_model, make_trainer, make_valid
 
-from nbtrain import AddOnBase, ConfigError, MultiOptimizerTrainer, StateManagerAddon, StepError
+from nbtrain import AddOnBase, AddOnError, ConfigError, MultiOptimizerTrainer, StateManagerAddon, StepError
+from nbtrain.engine.addon import StateService
 from nbtrain.events import Event
 from nbtrain.tools.scratch_trainer import scratch_trainer
 
@@ -218,3 +219,32 @@ def test_copy_that_shows_nothing_has_what_addons_give_it() -> None:
     with scratch_trainer(trainer) as copy:
         assert PostAddon not in map(type, copy.active_addons) and isinstance(copy[ZeroAddon], ZeroAddon)
         assert (copy[LoudAddon].loud, trainer[LoudAddon].loud) == (False, True)
+
+
+class OwnStates(AddOnBase, StateService):
+    """Keeps one state, in memory."""
+
+    strict = True
+
+    def __post_init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def open_disk(self, trainer: Any) -> None:
+        return None
+
+    def find(self, trainer: Any, resume: Any) -> None:
+        self.asked.append(resume)
+
+
+class MoreStates(AddOnBase, StateService):
+    pass
+
+
+def test_an_addon_of_a_user_keeps_the_states() -> None:
+    trainer = make_trainer(Regress.add_on(OwnStates))
+    assert trainer.run(1, make_loader(), resume="auto").status == "completed"
+    assert trainer[OwnStates].asked == ["auto"] and not trainer.resumed
+    with pytest.raises(AddOnError, match=r"Regress has no StateManagerAddon\.\n  Make it with Regress\.add_on\(StateManagerAddon\)\."):
+        make_trainer(Regress).run(1, make_loader(), resume="auto")
+    with pytest.raises(AddOnError, match="OwnStates and MoreStates do the same: each is a StateService"):
+        Regress.add_on(OwnStates, MoreStates)

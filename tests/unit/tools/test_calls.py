@@ -135,7 +135,7 @@ def _search_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lightning's own trainer for each call, and each prediction by Lightning."""
     for module in (evaluate, execution, lr_finder):
         monkeypatch.setattr(module, "make_pl_trainer", L.Trainer)
-    monkeypatch.setattr("nbtrain.trainer.trainer.predict_directly", lambda trainer, x: None)
+    monkeypatch.setattr("nbtrain.tools.evaluate.predict_directly", lambda trainer, x: None)
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 40))])
