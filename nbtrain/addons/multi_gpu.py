@@ -21,7 +21,7 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from ..optim.optimizer_state import move_optimizer
+from ..optim.optimizer_state import move_with_optimizer
 from ..distributed.devices import Devices, resolve_devices
 from ..distributed.launcher import Launcher
 from ..distributed.memory_estimate import device_memory, plan_devices
@@ -408,6 +408,4 @@ def _off_devices(trainer: TrainerProtocol) -> Iterator[None]:
 
 def move_trainer(trainer: TrainerProtocol, device: torch.device) -> None:
     """Move the model and the state of the optimizer to `device`."""
-    trainer.model.to(device)
-    if trainer.optimizer is not None:
-        move_optimizer(trainer.optimizer, device)
+    move_with_optimizer(trainer.model, trainer.optimizer, device)

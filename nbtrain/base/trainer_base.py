@@ -35,7 +35,7 @@ from ..distributed.world import World
 from ..engine.callback import as_list
 from ..engine.control import Control
 from ..optim.joint_optimizer import named_parts, single
-from ..optim.optimizer_state import move_optimizer, uncopied, with_inner
+from ..optim.optimizer_state import move_with_optimizer, uncopied, with_inner
 from ..optim.optimizer_modes import OptimizerModes, with_modes
 from ..engine.addon import AddOnBase, ScheduleService, StateService, options, ordered
 from ..engine.precision import precision_args, resolve_precision
@@ -543,9 +543,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         self.device = launcher.home(devices) if launcher is not None else resolve_device(devices)
         self.given = given
         self.precision = resolve_precision(given["precision"], self.device) if "precision" in given else self.precision
-        self.model.to(self.device)
-        if self.optimizer is not None:
-            move_optimizer(self.optimizer, self.device)
+        move_with_optimizer(self.model, self.optimizer, self.device)
 
     @checked
     def _adopt(self, run_dir: Path, result: RunResult | None) -> None:

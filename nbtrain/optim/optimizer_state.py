@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..private.torch_parts import marks
@@ -26,6 +26,7 @@ __all__ = [
     "kept_gradients",
     "load_gradients",
     "move_optimizer",
+    "move_with_optimizer",
 ]
 
 
@@ -124,3 +125,10 @@ def move_optimizer(optimizer: Optimizer, device: torch.device) -> None:
             state.update({name: move_data_to_device(value, device) for name, value in state.items() if name != "step"})
         else:  # of a custom optimizer
             optimizer.state[parameter] = move_data_to_device(state, device)
+
+
+def move_with_optimizer(model: nn.Module, optimizer: Optimizer | None, device: torch.device) -> None:
+    """Move a model and the state of its optimizer to `device`."""
+    model.to(device)
+    if optimizer is not None:
+        move_optimizer(optimizer, device)

@@ -22,7 +22,7 @@ from typing import Any
 import lightning as L
 from lightning.fabric.utilities import registry
 
-from ..optim.optimizer_state import move_optimizer
+from ..optim.optimizer_state import move_with_optimizer
 from ..private.lightning_parts import stand_at, trainer_of, use_quick_signals
 from ..private.torch_parts import end_workers
 from ..base.trainer_base import TrainerBase
@@ -222,6 +222,4 @@ def _forget(module: StepModule) -> None:
 def _bring_back(trainer: TrainerBase) -> None:
     """Move the model and the optimizer back to the device; Lightning leaves them on the CPU after each `fit`."""
     if trainer.device.type != "cpu":
-        trainer.model.to(trainer.device)
-        if trainer.optimizer is not None:
-            move_optimizer(trainer.optimizer, trainer.device)
+        move_with_optimizer(trainer.model, trainer.optimizer, trainer.device)
