@@ -32,6 +32,7 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError, OptionError, StepError, first_line, nearest
 from ..loops.batch_ways import Listeners, is_plain
 from ..loops.training import OwnEpochLoop
+from ..data.batch import tensors
 
 # %% auto #0
 __all__ = [
@@ -349,6 +350,7 @@ class GraphedTraining:
             if self._seen[form] <= self.n_warm_up:
                 with self.graphs.warm_up():
                     usual()
+                self._keep_for_current_stream()
                 return None
             self._capture(batch)
         if self.step is not None and self._constants != _constants(self.optimizer):
@@ -361,6 +363,13 @@ class GraphedTraining:
         vars(self.module)["leaves_out"] = False  # as `training_step` says, which a replay does not call
         self.module.add_output("train", output, batch)
         return output
+
+    def _keep_for_current_stream(self) -> None:
+        """The output was made on the stream of the warm-up, and is read on the current one: its memory must not be used again before."""
+        loop = self.module.trainer.fit_loop.epoch_loop
+        for tensor in tensors(loop.window.output) if isinstance(loop, OwnEpochLoop) else ():
+            if tensor.is_cuda:
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
     def _capture(self, batch: Any) -> None:
         self.optimizer.zero_grad()  # so that the backward pass makes gradients in the graph's own memory
