@@ -23,7 +23,7 @@ from ..engine.pass_module import is_sanity_check
 from ..engine.protocol import TrainerProtocol
 from .step_snapshot import Snapshot, StepSnapshot
 from ..errors import StepError, add_note, first_line
-from ..source.user_code import is_user, is_user_file
+from ..objects.user_code import is_user, is_user_file
 from ..tracebacks import clear_frames, variable_name
 
 if TYPE_CHECKING:

@@ -119,7 +119,7 @@ class LiveFetcher(_LIKE_LIGHTNINGS):
 
     def _reset(self, length: float | None) -> None:
         self.length, self.fetched = length, 0
-        self.done = self._has_end = self._is_begun = False
+        self.done = self._has_end = self._is_begun = self.is_single = False
         self._error, self._checked_from = None, 0
         self._next: Callable[[], Any] = self.combined_loader.__next__
         self._ahead: list[Any] = []

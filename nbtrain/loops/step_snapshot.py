@@ -22,10 +22,10 @@ from ..private.torch_parts import buffers_of, children_of, copy_all, version_of
 from ..engine.addon import AddOnBase
 from ..engine.protocol import TrainerProtocol
 from ..errors import listed
-from ..objects import generator_state, holds_data, kind_of, plain_values, set_generator_state, set_values
+from ..objects.search import generator_state, holds_data, kind_of, plain_values, set_generator_state, set_values
 from ..rng import device_generator, host_states, set_host_states
-from ..source.user_code import is_kind, is_user, module_of, state
-from ..source.walk import MOST_OBJECTS, Walk, attributes_of, base_of, held, path_to, slots_of
+from ..objects.user_code import is_kind, is_user, module_of, state
+from ..objects.walk import MOST_OBJECTS, Walk, attributes_of, base_of, held, path_to, slots_of
 
 # %% auto #0
 __all__ = ["RandomSnapshot", "restore_attributes", "copy_back", "Contents", "Snapshot", "modules_beside", "StepSnapshot"]

@@ -344,4 +344,4 @@ def test_runs_of_four_cells_are_one_picture_under_900_px_and_some_are_selected(l
 
 
 _PLACE_OF_BEST = """all => [...all].sort((a, b) => a.getBoundingClientRect().top - b.getBoundingClientRect().top)
-    .findIndex(d => d.innerText.includes('★'))"""
+    .findIndex(d => d.querySelector('summary').textContent.includes('★'))"""

@@ -22,7 +22,12 @@ from nbtrain.errors import ConfigError, OutOfMemory
 from nbtrain.run.lightning_trainer import quiet
 
 
-@pytest.mark.filterwarnings("ignore:`training_step` returned `None`", "ignore:.*SWA", "ignore:.*Swapping scheduler")
+@pytest.mark.filterwarnings(
+    "ignore:`training_step` returned `None`",
+    "ignore:.*SWA",
+    "ignore:.*Swapping scheduler",
+    "ignore:.*the hooks will not be called on every batch",
+)
 @pytest.mark.parametrize("seed", some(range(200), 20))
 def test_a_drawn_job_is_as_under_lightning_alone(seed: int) -> None:
     make, options = drawn_job(seed)
