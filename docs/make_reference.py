@@ -31,10 +31,11 @@ import nbformat
 
 import nbtrain
 from nbtrain import cli
+from nbtrain.annotations import WrittenIn
 from nbtrain.base.trainer_base import TrainerBase
 from nbtrain.completion import Listed
 from nbtrain.config.schema import describe_fields
-from nbtrain.trainer.commands import TrainerCommands
+from nbtrain.engine.addon import Service
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER, HOWTO = ROOT / "docs" / "reference", ROOT / "nbs" / "howto"
@@ -45,7 +46,7 @@ TOPICS = {  # title, what the page is for, the packages whose public names it li
         "The class that you subclass, its arguments and methods, and the objects that it returns.",
         ("trainer", "base", "run", "tools", "travel", "cluster", "engine"),
     ),
-    "run_history": ("Run and history", "What a run returns and records, and how you read it again.", ("history", "events")),
+    "run_history": ("Run and history", "What a run returns and records, and how you read it again.", ("history", "library", "events")),
     "loaders": ("Loaders and batches", "Loaders that resume, and functions that change a batch.", ("data",)),
     "schedules": ("Schedules and parameter groups", "Learning-rate schedules, their pictures, and parameter groups.", ("optim",)),
     "addons": (
@@ -56,7 +57,9 @@ TOPICS = {  # title, what the page is for, the packages whose public names it li
     "configuration": ("Commands and configuration", "The command line, and the fields of a YAML file.", ("jobs", "config")),
 }
 _OF_RUNS = ("JobHandle", "RunHandle", "RunPaused", "RunStopped", "Session", "submitted_jobs")
-MOVED = {"AddOnBase": "addons"} | dict.fromkeys(_OF_RUNS, "run_history")  # where to look
+MOVED = {"AddOnBase": "addons", "plot_schedule": "schedules", "plot_schedules": "schedules"} | dict.fromkeys(
+    _OF_RUNS, "run_history"
+)  # where to look
 TASKS = {  # the members of Trainer by what one wants, each on a page
     "write": ("Steps and metrics", ("train_step", "test_step", "metric_on_epoch_end", "log", "show", "backward", "automatic_optimization")),
     "run": ("Train", ("run", "run_epoch", "run_batch", "toggle", "mode", "result", "run_dir")),
@@ -136,8 +139,7 @@ INTERNAL: dict[str, Set[str]] = {
     **LISTED,
     "MultiGPUAddon": _OF_LAUNCHERS,
     "RayAddon": _OF_LAUNCHERS,
-    "SchedulerAddon": {"provided_by", "scale", "scale_part", "set_next"},
-    "StateManagerAddon": {"find", "folder", "open_disk", "provided_by", "restore"},
+    "StateManagerAddon": {"folder"},
     "WandBLoggerAddon": {"connect", "options", "service"},
     "NeptuneLoggerAddon": {"connect", "options", "service"},
     "Shown": {"n_bytes", "processed", "read"},
@@ -297,6 +299,8 @@ class Entry:
             return []
         is_command = self.owner is not None and (self.name in getattr(self.owner, "commands", ()) or hasattr(self.thing, "is_command"))
         hidden = ("self", "cls", "trainer") if is_command else ("self", "cls")
+        if self.owner is nbtrain.History and "." not in self.thing.__qualname__:  # it is written in another module
+            hidden += ("history",)
         return [p for i, p in enumerate(found) if not (i < 2 and p.name in hidden)]
 
     @property
@@ -418,7 +422,7 @@ class Entry:
             return {}
         taken = {argument.name for argument in self.arguments} | {member.name for member in self.members}
         if issubclass(self.thing, nbtrain.AddOnBase) and self.thing is not nbtrain.AddOnBase:
-            taken |= _own_attributes(nbtrain.AddOnBase)
+            taken |= _own_attributes(nbtrain.AddOnBase) | _of_services(self.thing)
         found = {} if self.name in OWN_ARGUMENTS_ONLY else {n: s for n, s in self.explained.items() if n in _own_attributes(self.thing)}
         return {name: said for name, said in found.items() if name not in taken and name not in INTERNAL.get(self.name, ())}
 
@@ -459,17 +463,27 @@ def _own_attributes(kind: type) -> set[str]:
     return {name for name in found if not name.startswith("_")}
 
 
+def _of_services(kind: type) -> set[str]:
+    """What nbtrain requests of a service that `kind` is: not for you to call."""
+    return {
+        name
+        for base in kind.__mro__
+        if issubclass(base, Service) and base is not kind
+        for name in (*vars(base), *vars(base).get("__annotations__", {}))
+    }
+
+
 def _members(public: str, kind: type) -> Iterator[Entry]:
     inherited = set()
     if kind is not nbtrain.Trainer and issubclass(kind, nbtrain.Trainer):
         inherited = set(dir(nbtrain.Trainer))
     elif kind is not nbtrain.AddOnBase and issubclass(kind, nbtrain.AddOnBase):
-        inherited = set(dir(nbtrain.AddOnBase)) - set(kind.commands)
+        inherited = {*dir(nbtrain.AddOnBase), *_of_services(kind)} - set(kind.commands)
     for name, member in inspect.getmembers_static(kind) if hasattr(inspect, "getmembers_static") else inspect.getmembers(kind):
         is_field = name in getattr(kind, "__dataclass_fields__", ())
         if name.startswith("_") or name in inherited or is_field or name in INTERNAL.get(public, ()):
             continue
-        if name in vars(TrainerCommands) and name not in of_commands():  # it is written in another module
+        if isinstance(member, WrittenIn) and name not in of_commands():  # it is written in another module
             member = getattr(getattr(kind, name), "__func__", getattr(kind, name))
         if not (inspect.isfunction(member) or isinstance(member, (property, classmethod, staticmethod, cached_property))):
             continue

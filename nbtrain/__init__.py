@@ -31,6 +31,7 @@ PUBLIC = {
     "History": "history.history",
     "HooksAddon": "addons.hooks",
     "LimitsAddon": "addons.limits",
+    "LiveViewAddon": "addons.live_view",
     "LoggersAddon": "loggers.addon",
     "MetricsAddon": "addons.metrics",
     "MicroBatchAddon": "addons.accumulation",
@@ -78,19 +79,19 @@ PUBLIC = {
     "WandBLoggerAddon": "loggers.addon",
     "WarmUpScheduler": "optim.schedulers",
     "WorkerError": "errors",
-    "Runs": "history.runs",
+    "Runs": "library.runs",
     "JobHandle": "cluster.jobs",
     "submitted_jobs": "cluster.jobs",
     "check_port": "tools.port_check",
-    "compare": "history.compare",
+    "compare": "library.compare",
     "get_combined_lr_scheduler": "optim.schedulers",
     "get_lr_scheduler": "optim.schedulers",
     "get_multi_step_lr_scheduler": "optim.schedulers",
     "load_run": "history.run_folder",
-    "runs": "history.runs",
+    "runs": "library.runs",
     "param_groups": "optim.param_groups",
-    "plot_schedule": "optim.schedulers",
-    "plot_schedules": "optim.schedulers",
+    "plot_schedule": "tools.schedule_plot",
+    "plot_schedules": "tools.schedule_plot",
     "warmup_cosine": "optim.schedulers",
 }
 __all__ = [*PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
@@ -116,12 +117,13 @@ if TYPE_CHECKING:
     from nbtrain.addons.performance import PrefetchAddon as PrefetchAddon
     from nbtrain.addons.state_manager import StateManagerAddon as StateManagerAddon
     from nbtrain.addons.early_stopping import EarlyStoppingAddon as EarlyStoppingAddon
+    from nbtrain.addons.live_view import LiveViewAddon as LiveViewAddon
     from nbtrain.addons.limits import LimitsAddon as LimitsAddon
     from nbtrain.addons.system_monitor import SystemMonitorAddon as SystemMonitorAddon
     from nbtrain.addons.freeze import FreezeAddon as FreezeAddon
     from nbtrain.optim.param_groups import param_groups as param_groups
     from nbtrain.addons.gradients import GradientStatsAddon as GradientStatsAddon
-    from nbtrain.history.compare import compare as compare
+    from nbtrain.library.compare import compare as compare
     from nbtrain.tools.port_check import PortCheck as PortCheck
     from nbtrain.tools.port_check import check_port as check_port
     from nbtrain.jobs.trainer_args import TrainerArgs as TrainerArgs
@@ -144,8 +146,8 @@ if TYPE_CHECKING:
     from nbtrain.history.history import History as History
     from nbtrain.history.history import RunResult as RunResult
     from nbtrain.history.run_folder import load_run as load_run
-    from nbtrain.history.runs import Runs as Runs
-    from nbtrain.history.runs import runs as runs
+    from nbtrain.library.runs import Runs as Runs
+    from nbtrain.library.runs import runs as runs
     from nbtrain.engine.callback import Callback as Callback
     from nbtrain.compat.hook_names import TrainHook as TrainHook
     from nbtrain.travel.replay import Replay as Replay
@@ -170,8 +172,8 @@ if TYPE_CHECKING:
     from nbtrain.optim.schedulers import get_combined_lr_scheduler as get_combined_lr_scheduler
     from nbtrain.optim.schedulers import get_lr_scheduler as get_lr_scheduler
     from nbtrain.optim.schedulers import get_multi_step_lr_scheduler as get_multi_step_lr_scheduler
-    from nbtrain.optim.schedulers import plot_schedule as plot_schedule
-    from nbtrain.optim.schedulers import plot_schedules as plot_schedules
+    from nbtrain.tools.schedule_plot import plot_schedule as plot_schedule
+    from nbtrain.tools.schedule_plot import plot_schedules as plot_schedules
     from nbtrain.optim.schedulers import warmup_cosine as warmup_cosine
     from nbtrain.data.seeded_loader import SeededLoader as SeededLoader
     from nbtrain.base.addon_options import TrainerOptions as TrainerOptions

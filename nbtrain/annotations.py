@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property, wraps
+from importlib import import_module
 from numbers import Integral, Real
 from pathlib import Path
-from types import NoneType, UnionType
+from types import MethodType, NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from .compat.foreign_names import remedy_of_argument, same_argument
@@ -39,6 +40,8 @@ __all__ = [
     "parameter_hints",
     "checked",
     "command",
+    "WrittenIn",
+    "written_in",
 ]
 
 # %% ../nbs/annotations.ipynb #0fbd0f4a
@@ -359,3 +362,35 @@ def command(function: _Function) -> _Function:
     """Decorator: check the arguments as `checked` does, of a method of a trainer that is a function `(trainer, ...)` elsewhere."""
     vars(function)["is_command"] = True  # `trainer` is not among the arguments that its caller writes
     return checked(function)
+
+
+# %% ../nbs/annotations.ipynb #lazy0001
+class WrittenIn:
+    """A method that is written in another module, and imported when it is first looked up."""
+
+    def __init__(self, module: str, name: str, declared: Any) -> None:
+        self.module, self.name, self.declared = module, name, declared
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = self.name or name
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        return getattr(import_module(f"nbtrain.{self.module}"), self.name)
+
+    def __get__(self, owner: Any, kind: type[Any]) -> Any:
+        if isinstance(self.declared, classmethod):
+            return MethodType(self.function, kind)
+        is_plain = owner is None or isinstance(self.declared, staticmethod)
+        return self.function if is_plain else MethodType(self.function, owner)
+
+
+_Method = TypeVar("_Method")
+
+
+def written_in(module: str, name: str = "") -> Callable[[_Method], _Method]:
+    """Declare a method for type checkers and editors. At run time it is the function `name` in `module` of nbtrain.
+
+    `name`: by default that of the method. The function takes the object first.
+    """
+    return lambda declared: WrittenIn(module, name, declared)  # pyright: ignore[reportReturnType]

@@ -13,7 +13,7 @@ from typing import Any
 from .events import Event, MonitorMode, Progress
 
 # %% auto #0
-__all__ = ["Metrics", "is_better", "known_mode", "BestRestarts", "ranked", "best_row", "is_same_validation", "GrowingBest"]
+__all__ = ["Metrics", "is_better", "known_mode", "BestRestarts", "ranked", "best_row", "is_same_validation", "GrowingBest", "with_best"]
 
 
 # %% ../nbs/best.ipynb #8c805885
@@ -186,3 +186,12 @@ class GrowingBest:
             del self._searches[False]
         elif search is not None:
             search.found = {name: by if best is row else best for name, best in search.found.items()}
+
+
+# %% ../nbs/best.ipynb #bestrow1
+def with_best(rows: Sequence[Metrics], best: Metrics | None, validations: Sequence[Metrics]) -> list[Metrics]:
+    """`rows`; if the best validation is inside an epoch, it is inserted before the row of that epoch."""
+    rows = list(rows)
+    if best is not None and any(row is best for row in validations) and not any(row is best for row in rows):
+        rows.insert(next((i for i, row in enumerate(rows) if row.get("processed", 0) > best.get("processed", 0)), len(rows)), best)
+    return rows

@@ -44,19 +44,19 @@ def _own_command() -> str:
 
 
 def _show(arguments: argparse.Namespace) -> None:
-    from nbtrain.history.provenance import show
+    from nbtrain.library.recorded_run import show
 
     print(show(arguments.run))
 
 
 def _diff(arguments: argparse.Namespace) -> None:
-    from nbtrain.history.provenance import diff
+    from nbtrain.library.recorded_run import diff
 
     print(diff(arguments.a, arguments.b))
 
 
 def _follow(arguments: argparse.Namespace) -> None:
-    from nbtrain.history.follow import follow, recorded_events
+    from nbtrain.library.follow import follow, recorded_events
     from nbtrain.history.run_folder import find_run
     from nbtrain.history.run_lock import SignOfLife
     from nbtrain.views.terminal import stream_view
@@ -66,14 +66,14 @@ def _follow(arguments: argparse.Namespace) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> None:
-    from nbtrain.history.compare import compare
+    from nbtrain.library.compare import compare
 
     comparison = compare(*arguments.runs)
     print(comparison, comparison.save(arguments.output), sep="\n")
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from nbtrain.history.runs import Runs, runs
+    from nbtrain.library.runs import Runs, runs
 
     found = Runs(entry for path in arguments.runs for entry in runs(path))
     print(found, found.save(arguments.output), sep="\n")
@@ -347,7 +347,7 @@ def _export(line: CommandLine) -> int:
 
 def _sweep(line: CommandLine) -> int:
     """run a grid, each point a separate run: nbtrain sweep -f run.yaml --optimizer.args.lr 1e-3,3e-4 --seed 0..4 --jobs 2 -o FOLDER"""
-    from nbtrain.history.runs import runs
+    from nbtrain.library.runs import runs
     from nbtrain.jobs.sweep import run_sweep
     from nbtrain.views.runs import runs_text
 
@@ -508,7 +508,7 @@ def _reports_errors() -> bool:
 
 
 def _print_error(error: NbtrainError) -> None:
-    from nbtrain.views.text import visible  # a path in it may be untrusted
+    from nbtrain.formatting import visible  # a path in it may be untrusted
 
     print(f"nbtrain: {visible(str(error), lines=True)}", file=sys.stderr)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Literal, get_args
@@ -21,12 +21,17 @@ __all__ = [
     "Status",
     "MonitorMode",
     "OWN_COLUMNS",
+    "PREFIXES",
+    "Mark",
     "Progress",
     "in_updates",
     "read_progress",
     "is_rate",
+    "column_names",
     "Event",
     "steps_of",
+    "cut_of",
+    "without",
     "Shown",
     "still_shown",
     "Plan",
@@ -121,6 +126,21 @@ OWN_COLUMNS = frozenset({"epoch", "round", "step", "processed", "lr", "time_s"})
 def is_rate(name: str) -> bool:
     """Whether a column has a learning rate: `lr`, or that of one of several optimizers, such as `lr/muon`."""
     return name == "lr" or name.startswith("lr/")
+
+
+PREFIXES = ("train_", "val_", "test_")  # of the metrics
+
+
+def column_names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The columns of rows in reading order: epoch, round, train_*, val_*, test_*, all others, lr, time_s."""
+    names = list(dict.fromkeys(name for row in rows for name in row if name not in OWN_COLUMNS and not is_rate(name)))
+
+    def group(name: str) -> int:
+        return next((i for i, prefix in enumerate(PREFIXES) if name.startswith(prefix)), len(PREFIXES))
+
+    present = list(dict.fromkeys(name for row in rows for name in row))
+    ends = [*filter(is_rate, present), *(["time_s"] if "time_s" in present else [])]
+    return [name for name in ("epoch", "round") if name in present] + sorted(names, key=group) + ends
 
 
 _TOO_LARGE = 2**63
@@ -316,6 +336,28 @@ def steps_of(event: Event, before: int | None = None) -> Sequence[int]:
         return range(p.step - n + 1, p.step + 1)
     first = min(before, p.step)  # only of an older nbtrain
     return [first + -(-(p.step - first) * (i + 1) // n) for i in range(n)]
+
+
+# %% ../nbs/events.ipynb #evmark01
+Mark = tuple[Progress, str]
+
+
+def cut_of(event: Event) -> Mark | None:
+    """Where the run that begins with `event` cuts the record, and the words for it.
+
+    None for an evaluation, and for a later round of a session.
+    """
+    is_round = event.data.get("round", 1) != 1 and not event.data.get("resumed")
+    return None if is_round or event.progress.n_epochs <= event.progress.epoch else (event.progress, "continued")
+
+
+def without(marks: Sequence[Mark], texts: Iterable[str]) -> list[Mark]:
+    """`marks` without the newest one of each of these texts, which a later mark withdraws."""
+    left = list(marks)
+    for text in texts:
+        at = next((i for i in reversed(range(len(left))) if left[i][1] == text), None)
+        left = left if at is None else left[:at] + left[at + 1 :]
+    return left
 
 
 # %% ../nbs/events.ipynb #showncl1

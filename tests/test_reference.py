@@ -47,7 +47,7 @@ def test_every_attribute_is_explained() -> None:
 def _of_base(kind: type) -> set[str]:
     """What every addon has."""
     base = NAMES["AddOnBase"]
-    return set(base.attributes) if issubclass(kind, base.thing) else set()
+    return {*base.attributes, *MAKE._of_services(kind)} if issubclass(kind, base.thing) else set()
 
 
 def test_every_member_of_the_trainer_has_its_task() -> None:

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.gradients import GradientClipAddon, GradientStatsAddon
     from nbtrain.addons.hooks import Hooks, HooksAddon
     from nbtrain.addons.limits import LimitsAddon
+    from nbtrain.addons.live_view import LiveViewAddon
     from nbtrain.addons.metrics import MetricsAddon
     from nbtrain.addons.multi_gpu import MultiGPUAddon
     from nbtrain.addons.non_finite import NonFinite, NonFiniteAddon
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
         | type[GradientStatsAddon]
         | type[HooksAddon]
         | type[LimitsAddon]
+        | type[LiveViewAddon]
         | type[LoggersAddon]
         | type[MetricsAddon]
         | type[MicroBatchAddon]

@@ -34,7 +34,7 @@ from ..errors import ConfigError, OptionError, first_line, nearest
 from ..best import known_mode
 from ..events import MonitorMode
 from ..optim.joint_optimizer import JointOptimizer, named_optimizers
-from ..source.user_code import signature_of
+from ..objects.user_code import signature_of
 
 # %% auto #0
 __all__ = [

@@ -16,8 +16,7 @@ from .. import addons as shipped
 from ..annotations import checked
 from ..compat.foreign_names import remedy_of_argument
 from ..tracebacks import boundary
-from ..engine.addon import AddOnBase, Service, options, ordered
-from ..engine.addon import copy_addon, is_same, join_options, merge_instances
+from ..engine.addon import AddOnBase, Service, copy_addon, is_same, join_options, merge_instances, options, ordered, services_of
 from ..errors import AddOnError, OptionError, nearest
 from .addon_options import MissingCommand, TrainerFactory
 from .arguments import of_lightning
@@ -115,7 +114,7 @@ def _owners(option: str) -> list[str]:
 
 
 # Names of `nbtrain.addons`, whose modules are imported with the first trainer that has them
-DEFAULT_ADDONS = ("NonFiniteAddon", "HooksAddon")  # of each trainer
+DEFAULT_ADDONS = ("NonFiniteAddon", "HooksAddon", "LiveViewAddon")  # of each trainer
 _OF_ARGUMENTS = {"gradient_clip": "GradientClipAddon", "scheduler": "SchedulerAddon", "compile": "CompileAddon"}
 
 
@@ -129,7 +128,8 @@ def make_addons(
     names = [name for option, name in _OF_ARGUMENTS.items() if shared.get(option) not in (None, False)]
     names += ["AccumulationAddon"] if accumulates else []
     usual = [getattr(shipped, name) for name in (*names, *DEFAULT_ADDONS)]
-    usual = [addon for addon in usual if not any(issubclass(own, addon) for own in kind.addons)]
+    provided = {service for own in kind.addons for service in services_of(own)}
+    usual = [addon for addon in usual if not any(issubclass(own, addon) for own in kind.addons) and provided.isdisjoint(services_of(addon))]
     kinds = ordered((*kind.addons, *usual), apart=kind._addon_instances)
     return {
         addon: copy_addon(kind._addon_instances[addon], **{n: v for n, v in shared.items() if n in options(addon)})

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from ..errors import ConfigError, first_line
 from ..events import Status
 from ..source.redaction import blot_out
-from ..views.text import best_words, format_time
+from ..formatting import best_words, format_time
 
 # %% auto #0
 __all__ = ["Notify", "Notification", "sender", "Notifier"]

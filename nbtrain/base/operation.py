@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol, TypeVar
 
@@ -28,10 +29,41 @@ from ..errors import RunPaused, RunStopped
 from ..loops.step_snapshot import copy_back, modules_beside, restore_attributes
 from ..rng import keep_random, random_state, set_random_state
 from ..state.kept_objects import kept_objects
-from ..views.operation_line import OperationLine, Progressed
+from ..formatting import ICONS, format_time
+from ..engine.addon import ViewService
 
 # %% auto #0
-__all__ = ["Result", "Operated", "Operation", "operate", "advance", "unchanged"]
+__all__ = ["Result", "Progressed", "Operated", "Operation", "operate", "advance", "unchanged"]
+
+
+# %% ../../nbs/base/operation.ipynb #4e740574
+@dataclass
+class Progressed:
+    """How far an operation is: `n_done` of `n_batches` batches (None: unknown), after `elapsed_s` seconds."""
+
+    name: str
+    n_done: int = 0
+    n_batches: int | None = None
+    elapsed_s: float = 0.0
+
+    @property
+    def place(self) -> str:
+        """`batch 38/100`; empty before the first batch is done."""
+        if not self.n_done:
+            return ""
+        return f"batch {self.n_done}" + (f"/{self.n_batches}" if self.n_batches is not None else "")
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to its end; None in its first second, and if the number of batches is unknown."""
+        if self.n_batches is None or not self.n_done or self.elapsed_s < 1:
+            return None
+        return max(0.0, self.elapsed_s / self.n_done * (self.n_batches - self.n_done))
+
+    def line(self, status: str = "running") -> str:
+        """`▶ lr_find · batch 38/100 · 00:03 < 00:05`; after its end `✓ lr_find · batch 100/100 · 00:08`."""
+        left = f" < {format_time(self.left_s)}" if status == "running" and self.left_s is not None else ""
+        return " · ".join(filter(None, [f"{ICONS[status]} {self.name}", self.place, format_time(self.elapsed_s) + left]))
 
 
 # %% ../../nbs/base/operation.ipynb #b53fd6be
@@ -45,6 +77,8 @@ class Operated(Protocol):
     module: Any
     log_bar: bool
     operations: list[Operation]
+
+    def _service(self, kind: type[ViewService]) -> ViewService | None: ...
 
 
 Result = TypeVar("Result")
@@ -154,10 +188,9 @@ class Operation:
     @contextmanager
     def watched(self, *, shows: bool) -> Iterator[None]:
         """A context in which a cell or a script waits for it: ■ ends it, and if it `shows` its progress, that is in a line."""
-        line, status = OperationLine(self.line), "failed"
+        view, status = self.trainer._service(ViewService) if shows else None, "failed"
         self._watcher = threading.current_thread()
-        if shows:
-            line.start()
+        line = view.line(self.line) if view is not None else None
         try:
             with handles_signals((signal.SIGINT,), self.interrupt):
                 yield
@@ -172,7 +205,7 @@ class Operation:
             exit_with_130()
             raise self.stopped() from None
         finally:
-            if shows:
+            if line is not None:
                 line.end(self.line(status))
         if self._n_presses:  # what is queued behind it must not begin
             raise RunStopped(f"{self.name} was completed before it stopped")

@@ -29,15 +29,14 @@ from ..completion import Listed, completed_by_value
 from ..data.continued_loader import continued
 from ..data.loader import is_dataset
 from ..distributed.devices import Devices, device_args, resolve_device
-from ..distributed.launcher import Launcher
-from ..distributed.launcher import launcher_of, world_of
+from ..distributed.launcher import Launcher, launcher_of, world_of
 from ..distributed.world import World
 from ..engine.callback import as_list
 from ..engine.control import Control
 from ..optim.joint_optimizer import named_parts, single
 from ..optim.optimizer_state import move_with_optimizer, uncopied, with_inner
 from ..optim.optimizer_modes import OptimizerModes, with_modes
-from ..engine.addon import AddOnBase, ScheduleService, StateService, options, ordered
+from ..engine.addon import AddOnBase, ScheduleService, StateService, ViewService, options, ordered
 from ..engine.precision import precision_args, resolve_precision
 from ..engine.protocol import EventSink, Ran, Turn
 from ..engine.recorder import Recorder
@@ -52,7 +51,7 @@ from ..history.run_tree import Fork, open_branch_folder
 from ..optim.schedulers import Scheduler, is_marked, mark_step
 from ..tracebacks import TracebackKeeper, in_shell
 from ..source.step_changes import StepCode
-from ..source.user_code import newest
+from ..objects.user_code import newest
 from ..state.best_weights import BestWeights
 from .operation import Operation
 from .compose import Composable, given_addons, new_instance, written_class
@@ -63,8 +62,6 @@ from ..state.memory import Memory
 from ..state.states import States
 
 if TYPE_CHECKING:
-    from nbtrain.views.notebook import NotebookView
-    from nbtrain.views.runs import RunCard
     from nbtrain.views.terminal import View
 
 # %% auto #0
@@ -93,7 +90,7 @@ class SessionProtocol(Protocol):
 
     @property
     def _joins(self) -> bool: ...  # whether its newest run follows another one
-    def run(self, n_epoch: int, loader: Any, valid_loader: Any, travel: Any, *, resume: Any, background: bool) -> Any: ...
+    def run(self, n_epoch: int, loader: Any, valid_loader: Any, *, resume: Any, background: bool) -> Any: ...
     def _rest(self) -> None: ...  # a run has ended
     def end(self, status: Status, reason: str = "") -> None: ...
 
@@ -152,9 +149,9 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     configures_optimizers = False  # True: a LightningModule makes the optimizers when a run begins
     _internal = frozenset(
         {
-            "card", "changed", "code", "configures_optimizers", "continues_run", "control", "finished_phase", "fork", "given", "handle",
+            "changed", "code", "configures_optimizers", "continues_run", "control", "finished_phase", "fork", "given", "handle",
             "holds_steps", "keeps_states", "last_traceback", "made_in", "module", "open_session", "operations", "optimizer_states",
-            "own_names", "parent", "ran", "recorder", "resumed", "sinks", "slider_view", "states", "step_module", "stream",
+            "own_names", "parent", "ran", "recorder", "resumed", "sinks", "states", "step_module", "stream",
             "title", "train_state", "travel_of", "view",
         }
     )  # fmt: skip
@@ -446,9 +443,6 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         self.finished_phase = 0  # the newest phase that this trainer finished, or found finished
         self.handle: HandleProtocol | None = None  # of the newest run in a thread
         self.open_session: SessionProtocol | None = None  # whose runs are one run in the view and the history
-        self.view: View | None = None  # of the newest run
-        self.slider_view: NotebookView | None = None  # of the newest training: an evaluation leaves its slider
-        self.card: RunCard | None = None  # of the newest training, beside other runs
         self.fork: Fork | None = None  # where this trainer branched from another
         self.branches: list[Any] = []  # made with the slider below a run
         self.states = States()
@@ -482,9 +476,6 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             "open_session": None,
             "operations": [],
             "_mode": self.mode,  # a replica in another process continues this operation
-            "view": None,
-            "slider_view": None,
-            "card": None,
             "code": None,
             "changed": None,
             "sinks": [self.train_state.history],
@@ -580,6 +571,12 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             root, fork = self.made_in / self.save_path, self.fork
             self.run_dir = self.world.agree(partial(open_run_folder, root) if fork is None else partial(open_branch_folder, root, fork))
         return self.run_dir
+
+    @property
+    def view(self) -> View | None:
+        """What shows the newest run: a live record in a notebook, a line in a terminal; None without one."""
+        shown = self._service(ViewService)
+        return shown.view if shown is not None else None
 
     @property
     def launcher(self) -> Launcher | None:

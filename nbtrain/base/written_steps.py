@@ -18,7 +18,7 @@ from ..compat.foreign_names import row_of_step
 from ..compat.hook_names import HOOK_NAMES, TrainHook
 from ..engine.hooks import HOOKS
 from ..errors import StepError
-from ..source.user_code import is_user
+from ..objects.user_code import is_user
 
 # %% auto #0
 __all__ = ["check_written_steps", "check_module_steps", "uncalled_methods"]

@@ -37,7 +37,7 @@ from ..data.several_loaders import Loaders
 from ..engine.control import refuse_while_on
 from ..errors import CheckpointError, ConfigError, RunPaused, WorkerError, first_line
 from ..events import Event, Progress
-from ..history.follow import follow, recorded_events
+from ..library.follow import follow, recorded_events
 from ..history.history import ResultMetrics, RunResult, short_path
 from ..history.run_folder import find_run, read_history, run_folders
 from ..history.run_lock import SignOfLife
@@ -45,7 +45,8 @@ from ..remote_errors import RemoteTraceback
 from ..run.live_edits import check_options
 from ..run.resume import continue_from
 from ..tracebacks import boundary, in_kernel
-from ..views.notebook import Controls, NotebookView, open_view
+from ..engine.addon import Controls
+from ..views.notebook import NotebookView, open_view
 from ..views.terminal import View
 from ..views.text import Board
 

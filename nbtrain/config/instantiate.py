@@ -20,7 +20,7 @@ from .trust import check_arguments, check_found, check_written
 from ..compat.config_fields import current_name
 from ..compat.foreign_names import same_argument
 from ..errors import ConfigError, NbtrainError, add_note, first_line, nearest
-from ..source.user_code import is_user_file
+from ..objects.user_code import is_user_file
 
 # %% auto #0
 __all__ = ["load_name", "importable_name", "named", "load_checked", "Maker", "check_value", "check_name", "check_call"]

@@ -17,7 +17,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from ..errors import ConfigError
-from ..source.user_code import is_user_file, is_user_module
+from ..objects.user_code import is_user_file, is_user_module
 
 # %% auto #0
 __all__ = ["is_own", "check_written", "check_found", "check_arguments"]

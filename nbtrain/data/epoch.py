@@ -13,9 +13,9 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from .loader import LoaderWrapper, innermost
-from ..objects import Search, children, kind_of
-from ..source.user_code import is_kind
-from ..source.walk import method_of
+from ..objects.search import Search, children, kind_of
+from ..objects.user_code import is_kind
+from ..objects.walk import method_of
 
 # %% auto #0
 __all__ = ["with_epoch", "set_epoch", "keeps_epoch"]

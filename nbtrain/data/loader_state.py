@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from ..private.torch_parts import ITERATOR, iterator_of
 from .loader import is_default_collate, is_fixed
 from .stream import is_torchdata, place_keeper
-from nbtrain.objects import (
+from nbtrain.objects.search import (
     MOST_NUMBERS,
     Search,
     all_plain,
@@ -33,8 +33,8 @@ from nbtrain.objects import (
     set_generator_state,
     set_values,
 )
-from ..source.user_code import is_kind, module_of
-from ..source.walk import MOST_ITEMS, MOST_OBJECTS
+from ..objects.user_code import is_kind, module_of
+from ..objects.walk import MOST_ITEMS, MOST_OBJECTS
 from ..rng import keep_random, random_state, set_random_state
 
 # %% auto #0

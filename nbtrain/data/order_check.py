@@ -25,9 +25,9 @@ from torch.utils.data import (
 
 from .loader_state import LoaderParts, LoaderState, find_parts, why_not_exact
 from ..errors import first_line
-from ..objects import MOST_NUMBERS, PASSING, kind_of
+from ..objects.search import MOST_NUMBERS, PASSING, kind_of
 from ..rng import keep_random, random_state
-from ..source.walk import MOST_ITEMS
+from ..objects.walk import MOST_ITEMS
 
 # %% auto #0
 __all__ = ["same_random", "OrderCheck"]

@@ -23,7 +23,7 @@ from .loader import BatchList, LoaderWrapper, as_loader
 from .task_loader import TaskLoader
 from .tensor_loader import TensorLoader
 from ..errors import ConfigError
-from ..objects import has_state
+from ..objects.search import has_state
 
 # %% auto #0
 __all__ = ["Loaders", "is_several", "mode_of", "parts_of", "n_batches", "SeveralLoaders", "named_loaders"]

@@ -11,8 +11,8 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from .loader import StatefulLoader, is_default_collate, is_fixed
-from ..objects import has_state
-from ..source.user_code import state
+from ..objects.search import has_state
+from ..objects.user_code import state
 
 # %% auto #0
 __all__ = ["is_torchdata", "place_keeper", "lost_in_pass", "stream_of", "loses_buffer"]

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from .worker import dumps, loads
 from .worker_pool import pickled
-from ..source.source_code import modules_imported, names_read, nested
+from ..source.source_code import modules_imported, names_read
+from ..objects.user_code import is_kind, is_user, is_user_module, module_of, mro, nested, own, state
 from ..source.source_file import cell_texts, put_cells
-from ..source.user_code import is_kind, is_user, is_user_module, module_of, mro, own, state
-from ..source.walk import PLAIN, WRAPPERS, held
+from ..objects.walk import PLAIN, WRAPPERS, held
 
 # %% auto #0
 __all__ = ["Code", "known", "Redefined", "SentCode", "unpack", "OwnCopies"]

@@ -32,7 +32,7 @@ from torch.distributed import FileStore, TCPStore  # pyright: ignore[reportPriva
 from ..deferred_imports import deferring
 from ..errors import add_note
 from ..source.source_file import put_cells
-from ..source.user_code import is_user_module
+from ..objects.user_code import is_user_module
 from ..remote_errors import own_error, remake
 from ..tracebacks import user_frames
 

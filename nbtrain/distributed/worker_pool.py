@@ -37,7 +37,7 @@ from ..resources import n_cores
 from ..source.redaction import environment_variables
 from ..source.source_code import reach
 from ..source.source_file import cell_texts
-from ..source.walk import Walk, held, path_to
+from ..objects.walk import Walk, held, path_to
 from ..remote_errors import RemoteTraceback
 
 # %% auto #0

@@ -33,8 +33,11 @@ __all__ = [
     "Service",
     "StateService",
     "ScheduleService",
+    "Controls",
+    "ViewService",
     "precedes",
     "ordered",
+    "services_of",
     "chosen_options",
     "copy_addon",
     "is_same",
@@ -361,6 +364,60 @@ class ScheduleService(Service):
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class Controls:
+    """The actions of the buttons of a view, by name: "pause", "continue", "stop", "save", "validate". No action may block.
+
+    `cell_waits`: returns whether a cell waits for the run. `travel`: the epochs that a paused or finished run can go back to.
+    """
+
+    actions: Mapping[str, Callable[[], Any]]
+    cell_waits: Callable[[], bool] = lambda: False
+    travel: Any = None
+
+
+class ViewService(Service):
+    """Shows the runs of a trainer, and what else takes time."""
+
+    provided_by = "LiveViewAddon"
+    view: Any = None  # of the newest run; None without one
+
+    def open(self, trainer: Any, controls: Controls | None, settings: Callable[[], dict[str, str]]) -> list[EventSink]:
+        """A run begins: return what gets its events.
+
+        Args:
+            controls: The buttons of its view. None: it has none.
+            settings: Returns what may differ between runs, by name, as text.
+        """
+        raise NotImplementedError
+
+    def begin(self, trainer: Any) -> None:
+        """The record of the run has begun."""
+
+    def forget(self) -> None:
+        """The newest run has not begun."""
+
+    def show(self, *, once: bool = False) -> bool:
+        """Show the newest run in this cell; returns False where that is not possible. `once`: not if this cell shows it already."""
+        return False
+
+    def show_finished(self, trainer: Any) -> None:
+        """Show the record of the newest finished phase again: its cell was run again, and trains nothing."""
+
+    def refresh(self) -> None:
+        """A cell has waited for the run."""
+
+    def refresh_slider(self) -> None:
+        """The epochs that the trainer can go back to have changed."""
+
+    def line(self, words: Callable[[], str]) -> Any:
+        """Show the line that `words` returns from now on; `end(text)` of what this returns leaves `text` in its place."""
+        raise NotImplementedError
+
+    def show_below(self, one: Any) -> None:
+        """Show a picture, a text or a histogram below the current cell."""
+
+
 # %% ../../nbs/engine/addon.ipynb #c3bca42e
 def _check_options(addons: Iterable[type[AddOnBase]]) -> None:
     owners: dict[str, type[AddOnBase]] = {}
@@ -436,11 +493,16 @@ def _check_launchers(addons: Iterable[type[AddOnBase]]) -> None:
         raise AddOnError(f"{' and '.join(names)} both decide where a run executes.", remedy="Leave one of them out.")
 
 
+def services_of(addon: type[AddOnBase]) -> list[type[Service]]:
+    """The services that an addon provides."""
+    return [kind for kind in addon.__mro__ if Service in kind.__bases__]
+
+
 def _check_services(addons: Iterable[type[AddOnBase]]) -> None:
     providers: dict[type[Service], str] = {}
     for addon in addons:
-        for kind in addon.__mro__:
-            if Service in kind.__bases__ and (other := providers.setdefault(kind, addon.__name__)) != addon.__name__:
+        for kind in services_of(addon):
+            if (other := providers.setdefault(kind, addon.__name__)) != addon.__name__:
                 raise AddOnError(f"{other} and {addon.__name__} do the same: each is a {kind.__name__}.", remedy="Leave one of them out.")
 
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from .hooks import check_names
 from ..errors import add_note
-from ..source.user_code import is_user
+from ..objects.user_code import is_user
 
 CallbackType = TypeVar("CallbackType", bound=L.Callback)
 

@@ -18,7 +18,7 @@ from ..best import known_mode
 from ..checkpoint.weight_files import Weights
 from .points import Point, history_of
 from ..history.history import History
-from ..views.text import best_words
+from ..formatting import best_words
 
 # %% auto #0
 __all__ = ["PARTS", "ForeignRun", "random_in", "is_optimizer", "updates_in"]

@@ -36,7 +36,7 @@ from ..history.run_folder import RunFolder, history_events, open_run_folder
 from ..optim.joint_optimizer import named_parts
 from ..rng import random_state
 from ..state.parts import VERSION
-from ..views.text import visible
+from ..formatting import visible
 
 # %% auto #0
 __all__ = ["imported_state", "report", "write_run", "fit_run"]

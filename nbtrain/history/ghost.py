@@ -15,7 +15,7 @@ from .run_files import read_file, recorded_file
 from .run_folder import run_folders
 
 # %% auto #0
-__all__ = ["loss_curve", "run_before", "ghost_of"]
+__all__ = ["loss_curve", "run_before", "compared_with", "ghost_of"]
 
 # %% ../../nbs/history/ghost.ipynb #3f48ee3a
 _MAX_POINTS, _MAX_BYTES, _MAX_READ = 200, 64 * 2**20, 2 * 2**20  # in bytes: of the file, and of the parsed lines
@@ -69,6 +69,13 @@ def run_before(folder: Path, title: str) -> Path | None:
     """The newest other run folder of the class `title` in the parent of `folder`; None if there is none."""
     others = [other for other in run_folders(folder.parent) if other.name != folder.name]
     return next((other for other in others[:20] if _title(other) == title), None)
+
+
+def compared_with(other: Path | None, folder: Path | None, title: str) -> tuple[str, list[tuple[int, float]]] | None:
+    """The label and the loss of the run to compare with the one in `folder`: `other`, or the newest run of class `title` next to it."""
+    if other is None and folder is not None:
+        other = run_before(folder, title)
+    return ghost_of(other, folder) if other is not None and other != folder else None
 
 
 def ghost_of(other: Path, folder: Path | None) -> tuple[str, list[tuple[int, float]]] | None:

@@ -17,13 +17,26 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from ..annotations import checked
-from ..best import BestRestarts, GrowingBest, best_row, is_same_validation, ranked
+from ..annotations import checked, written_in
+from ..best import BestRestarts, GrowingBest, best_row, is_same_validation, ranked, with_best
 from ..compat.keys import result_of
 from ..completion import Listed
-from ..events import OWN_COLUMNS, Event, MonitorMode, Shown, Status, is_rate, read_progress, steps_of, still_shown
-from ..views import html, plots, text
-from ..views.curve import FEW_EPOCHS, LossCurve, Mark, cut_of, measured_curve, without
+from nbtrain.events import (
+    OWN_COLUMNS,
+    Event,
+    Mark,
+    MonitorMode,
+    Shown,
+    Status,
+    column_names,
+    cut_of,
+    is_rate,
+    read_progress,
+    steps_of,
+    still_shown,
+    without,
+)
+from ..formatting import best_words, epochs_words, format_time, format_value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -119,7 +132,7 @@ class Row(dict[str, Any]):
 # %% ../../nbs/history/history.ipynb #04808017
 def csv_text(rows: list[Row]) -> bytes:
     """`rows` as the content of a CSV file; a missing metric is an empty cell."""
-    names = text.column_names(rows)
+    names = column_names(rows)
     names[1:1] = ["step"] if any("step" in row for row in rows) else []
     written = io.StringIO()
     writer = csv.DictWriter(written, names, restval="", extrasaction="ignore")
@@ -401,9 +414,9 @@ class History(Listed):
         return best is not None and bool(self.validations) and best is self.validations[-1]
 
     @property
-    def table(self) -> list[text.Row]:
+    def table(self) -> list[Mapping[str, Any]]:
         """The rows that a table shows: the epochs, and the best validation if it is inside one; without epochs, the tests."""
-        return text.with_best(self.epochs or self.tests, self.best, self.validations)
+        return with_best(self.epochs or self.tests, self.best, self.validations)
 
     @property
     def _under_way(self) -> Row | None:
@@ -417,30 +430,13 @@ class History(Listed):
         validations = [row for row in self.validations[-1:] if row.get("processed", 0) > end]
         return Row({"epoch": f"{epoch + 1} so far", "step": table.steps[-1], **means, **(validations[0].metrics if validations else {})})
 
+    @written_in("library.drawn_history")
     def plot(self) -> Figure:
-        """Plot the curves by epoch, with fewer than five epochs the loss by step; returns a matplotlib figure.
+        """Plot the curves by epoch, with fewer than five epochs the loss by step; returns a matplotlib figure."""
+        ...
 
-        Changes:
-            Nothing.
-
-        Example:
-            >>> trainer.run(6, loader, loader).status
-            'completed'
-            >>> len(trainer.history.plot().axes) > 0
-            True
-        """
-        curve = self._curve(self.cut) if len(self.epochs) < FEW_EPOCHS else None
-        return plots.curves(self.epochs, self.best, self.marks, self.monitor, curve, self.cut)
-
-    def _curve(self, cut: Mark | None = None) -> LossCurve:
-        """The losses by step. `cut`: where the newest run begins."""
-        table = self.steps["train"]
-        return measured_curve(table.steps, table.columns.get("train_loss", ()), self.validations, self.monitor, self.epochs, cut)
-
-    @property
-    def _past(self) -> text.Past | None:
-        """What a run that begins now continues; None if nothing was trained."""
-        return text.Past(self._curve(), list(self.epochs)) if self.epochs or len(self.steps["train"]) else None
+    @written_in("library.drawn_history", "history_png")
+    def _png(self) -> bytes: ...
 
     @checked
     def to_csv(self, path: str | Path) -> Path:
@@ -486,16 +482,16 @@ class History(Listed):
         return len(self.epochs)
 
     @property
-    def _shown(self) -> list[text.Row]:
+    def _shown(self) -> list[Mapping[str, Any]]:
         """The rows of the table, and the epoch that is under way."""
         row = self._under_way
         return [*self.table, *([row] if row is not None else [])]
 
-    def __repr__(self) -> str:
-        return text.table_text(self._shown, self.best) if self._shown else "History(empty)"
+    @written_in("library.drawn_history", "history_text")
+    def __repr__(self) -> str: ...
 
-    def _repr_html_(self) -> str:
-        return html.table_html(self._shown, self.best) if self._shown else "<em>History: nothing was run yet</em>"
+    @written_in("library.drawn_history", "history_html")
+    def _repr_html_(self) -> str: ...
 
 
 # %% ../../nbs/history/history.ipynb #778cbb30
@@ -560,13 +556,13 @@ class RunResult(Listed):
         parts = [self.status + (f" ({self.reason})" if self.reason else "")]
         if self.last is not None and "epoch" in self.last:
             n_all = self.last["epoch"]
-            parts.append(text.epochs_words(n_all if self.n_epochs is None else self.n_epochs, n_all))
+            parts.append(epochs_words(n_all if self.n_epochs is None else self.n_epochs, n_all))
         if self.elapsed_s is not None:
-            parts.append(text.format_time(self.elapsed_s))
+            parts.append(format_time(self.elapsed_s))
         if self.best is not None:
-            parts.append(text.best_words(self.best, self.history.monitor, self.history.epochs))
+            parts.append(best_words(self.best, self.history.monitor, self.history.epochs))
         else:
-            parts += [f"{name} {text.format_value(value)}" for name, value in self.metrics.items()]
+            parts += [f"{name} {format_value(value)}" for name, value in self.metrics.items()]
         if self.run_dir is not None:
             parts.append(short_path(self.run_dir))
         return f"RunResult({' · '.join(parts)})"

@@ -21,7 +21,6 @@ from ..events import Event, EventKind, Progress
 from .history import History, Row, StepTable, csv_text, validation_alone
 from .run_files import append_to, inside, read_file, write_file
 from .run_lock import SignOfLife
-from ..views import plots
 
 # %% auto #0
 __all__ = [
@@ -224,7 +223,7 @@ class RunFolder:
         if self.history.last is not None:
             write_file(self.path, "history.csv", csv_text(self.history.epochs or self.history.tests))
         if self.history.epochs:
-            write_file(self.path, "curves.png", plots.png(self.history.plot()))
+            write_file(self.path, "curves.png", self.history._png())
 
 
 def _drop_cut_line(file: Path) -> None:

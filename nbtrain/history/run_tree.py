@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from .history import History
 from .run_files import read_file, write_file
 from .run_folder import read_history
-from ..views.text import best_words, visible
+from ..formatting import best_words, visible
 
 # %% auto #0
 __all__ = ["Fork", "open_branch_folder", "read_fork", "TreeRun", "tree_lines", "family"]

@@ -14,7 +14,7 @@ from typing import Any
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from ..history.run_files import write_file
-from ..history.shown import ShownValue, file_name
+from ..views.shown import ShownValue, file_name
 from .background import Delivery
 from .local import TrackioTracker
 from .neptune import NeptuneTracker

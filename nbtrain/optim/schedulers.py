@@ -12,10 +12,9 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 from weakref import ref
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
@@ -25,10 +24,6 @@ from ..annotations import checked
 from ..errors import ConfigError, add_note
 from ..events import Plan
 from ..rng import keep_random
-from ..views.plots import blank
-
-if TYPE_CHECKING:  # matplotlib takes half a second to import
-    from matplotlib.figure import Figure
 
 # %% auto #0
 __all__ = [
@@ -64,9 +59,6 @@ __all__ = [
     "get_lr_scheduler",
     "get_multi_step_lr_scheduler",
     "get_combined_lr_scheduler",
-    "learning_rates",
-    "plot_schedules",
-    "plot_schedule",
 ]
 
 
@@ -798,83 +790,3 @@ def get_combined_lr_scheduler(schedules: Mapping[tuple[int, int], LearningRate])
         return schedules[first, last](step - first)
 
     return learning_rate
-
-
-# %% ../../nbs/optim/schedulers.ipynb #c3cb6385
-def learning_rates(schedule: Scheduler, n_steps: int, lr: float = 1.0) -> list[float]:
-    """The learning rates of `n_steps` updates under a function `step -> lr` or a factory; `lr` is the optimizer's rate.
-
-    Raises ConfigError for a scheduler instance, which this would use up.
-    """
-    if isinstance(schedule, (LRScheduler, ReduceLROnPlateau)):
-        name = type(schedule).__name__
-        raise ConfigError(f"To draw this {name} would use it up.", remedy="Give a factory: lambda optimizer, plan: ...")
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
-    driven = resolve_schedule(schedule, optimizer, Plan(1, n_steps))
-    rates = []
-    for _ in range(n_steps):
-        rates.append(float(optimizer.param_groups[0]["lr"]))
-        optimizer.step()
-        driven.step()
-    return rates
-
-
-@checked
-def plot_schedules(schedules: Mapping[str, Scheduler], n_steps: int, lr: float = 1.0) -> Figure:
-    """Plot the learning rates of several schedules by update; returns a matplotlib figure.
-
-    Args:
-        schedules: Functions `step -> lr` or factories `(optimizer, plan)`, by name.
-        n_steps: How many updates.
-        lr: The learning rate of the optimizer, which a factory begins from.
-
-    Returns:
-        A matplotlib figure.
-
-    Raises:
-        ConfigError: a schedule is an instance, which this would use up
-
-    Changes:
-        Nothing.
-
-    Example:
-        >>> figure = plot_schedules({"cosine": warmup_cosine, "constant": lambda step: 0.5}, n_steps=100)
-        >>> len(figure.axes[0].lines)
-        2
-    """
-    figure = blank(4.5, 2.5)
-    axes = figure.add_subplot()
-    for name, schedule in schedules.items():
-        axes.plot(learning_rates(schedule, n_steps, lr), label=name, linewidth=1.5)
-    axes.set_xlabel("update", fontsize=9)
-    axes.set_ylabel("learning rate", fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    if len(schedules) > 1:
-        axes.legend(fontsize=8, frameon=False, loc="upper right")
-    return figure
-
-
-@checked
-def plot_schedule(schedule: Scheduler, n_steps: int, lr: float = 1.0) -> Figure:
-    """Plot the learning rates of one schedule by update; returns a matplotlib figure.
-
-    Args:
-        schedule: A function `step -> lr`, or a factory `(optimizer, plan)`.
-        n_steps: How many updates.
-        lr: The learning rate of the optimizer, which a factory begins from.
-
-    Returns:
-        A matplotlib figure.
-
-    Raises:
-        ConfigError: the schedule is an instance, which this would use up
-
-    Changes:
-        Nothing.
-
-    Example:
-        >>> len(plot_schedule(warmup_cosine, n_steps=100, lr=0.1).axes)
-        1
-    """
-    return plot_schedules({"learning rate": schedule}, n_steps, lr)

@@ -88,7 +88,7 @@ class Beginning:
 
     def _keep(self, loader: Any) -> None:
         trainer, state, before = self.trainer, self.trainer.train_state, self.before
-        before.callback(vars(trainer).update, {name: vars(trainer)[name] for name in ("run_dir", "result", "ran", "card")})
+        before.callback(vars(trainer).update, {name: vars(trainer)[name] for name in ("run_dir", "result", "ran")})
         before.callback(state.load_state_dict, deepcopy(state.state_dict()))
         snapshot = StepSnapshot(trainer)
         snapshot.take()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 from lightning.fabric.utilities.data import sized_len
@@ -35,7 +35,6 @@ from .data_module import is_data_source, read_evaluated, read_source, set_first_
 from ..base.interrupts import keep_handler, signals_stop
 from .lightning_trainer import continue_counts, driving, make_pl_trainer
 from ..base.operation import Operation
-from ..base.show import show_value
 from ..base.trainer_base import TrainerBase
 from .outcome import name_place
 from .redefined import read_code
@@ -128,7 +127,7 @@ class Execution:
                 self.beginning.pl_trainer = pl_trainer
             if self.pauses and not finds_batch_size:
                 self._guard(module, pl_trainer, guarded)
-            vars(pl_trainer)["show"] = partial(show_value, trainer)  # for callbacks of the user, which know this one
+            vars(pl_trainer)["show"] = cast(Any, trainer).show  # for callbacks of the user, which know this one
             use_loops(pl_trainer, trainer, trainer.control)
             guarded.enter_context(self._explained(pl_trainer))
             try:

@@ -15,7 +15,7 @@ from types import CellType, FrameType, FunctionType, GeneratorType, MethodType
 from typing import Any
 from weakref import WeakSet, ref
 
-from ..source.user_code import is_user, module_of
+from ..objects.user_code import is_user, module_of
 from ..tracebacks import clear_frames, in_shell, ipython_shell, is_watched, variable_names
 from ..base.trainer_base import TrainerBase
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..engine.addon import ScheduleService
+from ..engine.addon import ScheduleService, ViewService
 from ..engine.callback import notify
 from ..engine.control import Boundary
 from ..loops.own_loops import loops_of, refuse_in_your_trainer
@@ -30,8 +30,7 @@ from ..optim.schedulers import rate_of_next, scale_lr
 from ..base.trainer_base import TrainerBase
 from .redefined import use_newest
 from .handle import RunHandle
-from ..views.notebook import NotebookView
-from ..views.text import format_value
+from ..formatting import format_value
 
 # %% auto #0
 __all__ = ["check_options", "set_options", "validate_now", "request_edit", "handle_of", "resume"]
@@ -255,6 +254,6 @@ def resume(
         return handle
     with handle._listening():
         trainer.control.proceed("skip" if skip else "retry")
-        if isinstance(trainer.view, NotebookView):
-            trainer.view.show(once=True)
+        if (shown := trainer._service(ViewService)) is not None:
+            shown.show(once=True)
         return handle.wait()

@@ -24,10 +24,10 @@ from ..errors import ConfigError, NbtrainError, first_line, listed
 from ..private.torch_parts import version_of
 from ..loops.training import OwnEpochLoop
 from ..source.step_changes import StepCode, methods_of
-from ..source.user_code import is_kind, is_user, newest
-from ..source.walk import Walk, attributes_of, base_of, held
+from ..objects.user_code import is_kind, is_user, newest
+from ..objects.walk import Walk, attributes_of, base_of, held
 from ..state.best_weights import set_aside
-from ..views.text import format_value
+from ..formatting import format_value
 
 # %% auto #0
 __all__ = [

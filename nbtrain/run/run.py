@@ -8,11 +8,10 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..state.restore import check_restored
 from ..base.arguments import check_optimizer, check_run, check_trained
@@ -22,7 +21,7 @@ from ..base.trainer_base import TrainerBase
 from ..checkpoint.files import ordered_names, progress_of
 from ..data.several_loaders import Loaders
 from ..distributed.launcher import Launcher
-from ..engine.addon import StateService
+from ..engine.addon import StateService, ViewService
 from ..engine.control import Leave, refuse_while_on
 from ..engine.protocol import Ran
 from ..engine.train_state import Mode
@@ -43,10 +42,6 @@ from .redefined import FollowsSource, RenewsElsewhere, use_newest
 from .record import advise, correct_model, header, keep_source, settings_of
 from .sinks import RunSinks
 from ..tracebacks import variable_name
-from ..views.notebook import NotebookView
-
-if TYPE_CHECKING:
-    from nbtrain.views.epoch_slider import Travel
 
 # %% auto #0
 __all__ = ["Run"]
@@ -68,8 +63,7 @@ def _interrupted(trainer: TrainerBase, result: RunResult) -> RunStopped:
 class Run:
     """One call of `run`: `n_epoch` more epochs of `trainer`, or in mode "test" `n_epoch` evaluations.
 
-    `travel` returns the epochs and actions of the slider below it; without it there is no slider. `name`, `mode`: of the operation that
-    it is; the trainer's mode by default. `notify`: what is notified when it is over.
+    `name`, `mode`: of the operation that it is; the trainer's mode by default. `notify`: what is notified when it is over.
     """
 
     def __init__(
@@ -78,7 +72,6 @@ class Run:
         n_epoch: int,
         loader: Any,
         valid_loader: Loaders | None = None,
-        travel: Callable[[], Travel] | None = None,
         *,
         name: str = "run",
         mode: Mode | None = None,
@@ -87,7 +80,7 @@ class Run:
         self.trainer, self.n_epoch, self.loader, self.valid_loader = trainer, n_epoch, loader, valid_loader
         self.operation = Operation(trainer, name, mode or trainer.mode, records=True)
         self.outcome = RunOutcome(trainer, Notifier(notify) if notify is not None else None)
-        self.sinks = RunSinks(trainer, travel, partial(settings_of, trainer, n_epoch, loader, valid_loader))
+        self.sinks = RunSinks(trainer, partial(settings_of, trainer, n_epoch, loader, valid_loader))
 
     def start(self, *, background: bool = False) -> RunResult | RunHandle:
         """Execute the run. Sets and returns `trainer.result`.
@@ -201,7 +194,7 @@ class Run:
                 state.first_epoch, state.phase = state.counts.epoch, state.phase + (trainer.mode == "train" and begins)
             about = header(trainer, self.arguments, self.loader, self.valid_loader)
             trainer.recorder.start(self._shown_goal, about, joins=joins)
-            self.sinks.show_earlier()
+            self.sinks.begin()
             correct_model(trainer)
             if state.run == 1:
                 advise(trainer, self.loader)
@@ -209,7 +202,6 @@ class Run:
                 trainer.recorder.note(text)
             if not joins and (session is not None or trainer.open_session is None):
                 keep_source(trainer, self.n_epoch, self.loader, self.valid_loader)
-                self.sinks.show_run_before()
             if trainer.mode == "train":
                 trainer.ran = Ran.after(trainer.ran, self._goal, self.loader, self.valid_loader)
         except BaseException:
@@ -251,5 +243,5 @@ class Run:
 
     def _refresh_view(self) -> None:
         """Update the view in a notebook, after a cell has waited."""
-        if isinstance(self.trainer.view, NotebookView):
-            self.trainer.view.refresh()
+        if (shown := self.trainer._service(ViewService)) is not None:
+            shown.refresh()

@@ -5,11 +5,11 @@
 # %% ../../nbs/run/session.ipynb #sess0002
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ from ..base.trainer_base import TrainerBase
 from ..completion import Listed
 from ..annotations import PositiveInt, command
 from ..data.resumable_loader import NO_PLACE
-from ..engine.addon import StateService
+from ..engine.addon import StateService, ViewService
 from ..engine.control import refuse_while_on
 from ..engine.protocol import EventSink
 from ..errors import CheckpointError, ConfigError, RunPaused, RunStopped
@@ -29,7 +29,6 @@ from ..rng import random_state, seed_all, set_random_state
 from ..state.object_state import Unpacker, Unsaved, pack
 from ..state.restore import read_state, restore_end
 from ..tracebacks import variable_name
-from ..views.notebook import NotebookView
 from ..views.terminal import View
 from .data_module import is_data_source
 from .failed_runs import end_paused
@@ -38,9 +37,6 @@ from .live_edits import resume as resume_run
 from .outcome import RunOutcome
 from .resume import continue_from
 from .run import Run
-
-if TYPE_CHECKING:
-    from nbtrain.views.epoch_slider import Travel
 
 # %% auto #0
 __all__ = ["RoundMemory", "SavedSession", "Session", "session"]
@@ -350,8 +346,10 @@ class Session(Listed):
             self._add(result, left._random_after)  # resume() has ended the run that was paused
         self._memory.state = self.state
         self._memory.go_back(self._memory.kept, self._memory.random)
-        if isinstance(self.view, NotebookView) and self.sinks:
-            self.view.show(once=True)
+        shown = trainer._service(ViewService)
+        if shown is not None and self.sinks:
+            shown.view = self.view
+            shown.show(once=True)
 
     # -- rounds
     def __iter__(self) -> Iterator[Any]:
@@ -381,9 +379,7 @@ class Session(Listed):
         """Whether the newest run follows another one of the session in this record."""
         return bool(self.sinks)
 
-    def run(
-        self, n_epoch: int, loader: Any, valid_loader: Any, travel: Callable[[], Travel], *, resume: str | Path | None, background: bool
-    ) -> RunResult:
+    def run(self, n_epoch: int, loader: Any, valid_loader: Any, *, resume: str | Path | None, background: bool) -> RunResult:
         """Do what `trainer.run` does in a session: begin the next run, or continue the one that was interrupted in this round."""
         if resume is not None:
             raise ConfigError("resume= in a session: the session is what resumes.", remedy="Give it to session(..., resume='auto').")
@@ -402,12 +398,12 @@ class Session(Listed):
         if self.trainer.control.state == "paused":
             result = resume_run(self.trainer, None, skip=False, background=False)
         else:
-            result = self._start(index, n_epoch, loader, valid_loader, travel)
+            result = self._start(index, n_epoch, loader, valid_loader)
         assert isinstance(result, RunResult)
         self._add(result, random_state())
         return result
 
-    def _start(self, index: int, n_epoch: int, loader: Any, valid_loader: Any, travel: Callable[[], Travel]) -> RunResult | RunHandle:
+    def _start(self, index: int, n_epoch: int, loader: Any, valid_loader: Any) -> RunResult | RunHandle:
         trainer, state = self.trainer, self.trainer.train_state
         left = self._saved.left(index, n_epoch, None if is_data_source(loader) else loader)
         if left == 0:
@@ -421,7 +417,7 @@ class Session(Listed):
         place.update(number=number, n_runs=index + 1, kept=None, same_loader=same)
         self._loader, state.run = loader, number - 1
         trainer.resumed = trainer.states.restored is not None
-        return Run(trainer, left, loader, valid_loader, travel).start()
+        return Run(trainer, left, loader, valid_loader).start()
 
     def _rest(self) -> None:
         """A run has ended, in its thread."""

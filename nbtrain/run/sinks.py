@@ -5,78 +5,33 @@
 # %% ../../nbs/run/sinks.ipynb #b892fdf3
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from weakref import ref
+from typing import Any
 
-from ..engine.control import State
-from ..errors import ConfigError
-from ..history.event_group import EventGroup, deliver
-from ..history.ghost import ghost_of, run_before
-from ..history.history import short_path
-from ..history.run_folder import RunFolder, run_events
-from ..history.run_lock import RunLock
-from ..history.runs import KeptCard, RunEntry, TestedCard, forget_entry, keep_entry, session_entries
-from ..views.curve import Ghost
-from ..views.notebook import Controls, NotebookView, open_view
-from ..tracebacks import in_kernel, is_watched
-from ..views.runs import RunCard
-from ..views.terminal import LogView, TerminalView, View
-from ..views.text import Past
-from ..engine.protocol import EventSink
 from ..base.arguments import asks_for_bar
 from ..base.trainer_base import TrainerBase
+from ..engine.addon import Controls, ViewService
+from ..engine.control import State
+from ..engine.protocol import EventSink
+from ..errors import ConfigError
+from ..history.event_group import EventGroup, deliver
+from ..history.run_folder import RunFolder
+from ..history.run_lock import RunLock
 from .live_edits import request_edit
-
-if TYPE_CHECKING:
-    from nbtrain.views.epoch_slider import Travel
 
 # %% auto #0
 __all__ = ["RunSinks"]
-
-
-# %% ../../nbs/run/sinks.ipynb #c517b9e7
-def _ghost(other: Path | None, folder: Path | None, title: str) -> Ghost | None:
-    """The run to compare with the one in `folder`: `other`, or the newest run of class `title` next to it."""
-    if other is None and folder is not None:
-        other = run_before(folder, title)
-    return ghost_of(other, folder) if other is not None and other != folder else None
-
-
-def _past_of(trainer: ref[TrainerBase]) -> Past | None:
-    """What a training run that begins now continues. The view of a run stays when its trainer is gone."""
-    found = trainer()
-    return None if found is None else found.train_state.history._past
-
-
-class _Settings(Mapping[str, str]):
-    """The settings of a run, described when they are first read: that takes longer than to show its header."""
-
-    def __init__(self, describe: Callable[[], dict[str, str]]) -> None:
-        self._known = cache(describe)
-
-    def __getitem__(self, name: str) -> str:
-        return self._known()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known())
-
-    def __len__(self) -> int:
-        return len(self._known())
 
 
 # %% ../../nbs/run/sinks.ipynb #sinks-of-a-run
 class RunSinks:
     """The sinks of a run's events, in addition to the trainer's history."""
 
-    def __init__(
-        self, trainer: TrainerBase, travel: Callable[[], Travel] | None = None, settings: Callable[[], dict[str, str]] = dict
-    ) -> None:
-        self.trainer, self.travel, self.settings = trainer, travel, settings
-        self._card: RunCard | None = None
+    def __init__(self, trainer: TrainerBase, settings: Callable[[], dict[str, str]] = dict) -> None:
+        self.trainer, self.settings = trainer, settings
+        self._shown = trainer._service(ViewService)
         self._opened: list[EventSink] = []
         self._lock: RunLock | None = None  # of the run folder
 
@@ -122,49 +77,18 @@ class RunSinks:
         trainer = self.trainer
         if not trainer.world.is_first:
             return
-        session = trainer.open_session if trainer.mode == "train" else None
+        session, shown = trainer.open_session if trainer.mode == "train" else None, self._shown
         if session is not None and session.sinks:
-            trainer.view, self._opened = session.view, session.sinks
-            trainer.sinks += self._opened
-            return
-        trainer.view = self._open_view(validates=validates)
-        if trainer.mode == "train":
-            self._take_slider(trainer.view)
-        self._opened = [EventGroup(self._folder(trainer.run_dir).update_all)] if trainer.run_dir is not None else []
-        self._opened += [trainer.view] if trainer.view is not None else []
-        self._opened += self._of_card()
+            self._opened = session.sinks
+            if shown is not None:
+                shown.view = session.view
+        else:
+            self._opened = [EventGroup(self._folder(trainer.run_dir).update_all)] if trainer.run_dir is not None else []
+            if shown is not None:
+                self._opened += shown.open(trainer, self.controls(validates=validates) if self._shows else None, self.settings)
         trainer.sinks += self._opened
         if session is not None:
             session.view, session.sinks = trainer.view, self._opened
-
-    def _take_slider(self, view: View | None) -> None:
-        """`view` is that of the newest training: only this one has a slider."""
-        trainer = self.trainer
-        if trainer.slider_view is not None:
-            trainer.slider_view.refresh_slider(withdraw=True)
-        trainer.slider_view = view if isinstance(view, NotebookView) else None
-
-    def _new_card(self) -> RunCard | None:
-        """The card of a training run; of an evaluation, that of the run before it."""
-        trainer = self.trainer
-        if trainer.mode == "test":
-            return trainer.card
-        return RunCard(f"{trainer.title} {len(session_entries(trainer.title))}", settings=_Settings(self.settings))
-
-    def _of_card(self) -> list[EventSink]:
-        """The sinks that keep the card of the run. A training run is added to the runs of this session."""
-        trainer, view = self.trainer, self.trainer.view
-        if trainer.mode == "test":
-            return [TestedCard(trainer.card)] if trainer.card is not None else []
-        card = self._card = self._card or self._new_card()
-        assert card is not None
-        card.settings = dict(card.settings)  # as they are before the first batch
-        trainer.card, card.name = card, trainer.run_dir.name if trainer.run_dir is not None else card.name
-        keep_entry(RunEntry(card, trainer.run_dir))
-        if isinstance(view, (NotebookView, TerminalView, LogView)):
-            card.board = view.board
-            return []
-        return [KeptCard(card)]
 
     @property
     def _shows(self) -> bool:
@@ -174,32 +98,10 @@ class RunSinks:
         return trainer.log_bar and not is_inside and not asks_for_bar(trainer.lightning)
 
     def show_finished(self) -> None:
-        """In a notebook, show the record of the newest finished phase again: its cell was run again, and trains nothing."""
+        """Show the record of the newest finished phase again: its cell was run again, and trains nothing."""
         trainer = self.trainer
-        folder = trainer.run_dir
-        if folder is None or not trainer.world.is_first or not self._shows or not in_kernel():
-            return
-        with suppress(ConfigError):  # the record was removed, and the checkpoints were not
-            events, history = run_events(folder, trainer.finished_phase)
-            if events:
-                here, travel = trainer.train_state.counts.epoch, self._travel()
-                leads_back = travel is not None and any(place.epoch not in (0, here) for place in travel.places())
-                controls = Controls({}, travel=travel) if leads_back else None
-                trainer.view = view = NotebookView(controls, live=is_watched())
-                self._take_slider(view)
-                view.board.find_past = lambda: history._past
-                view.show_finished(events, f"finished before · the record of {short_path(folder)}")
-
-    def _open_view(self, *, validates: bool) -> View | None:
-        if not self._shows:
-            return None
-        view = open_view(self.controls(validates=validates))
-        view.board.find_past = partial(_past_of, ref(self.trainer))
-        if isinstance(view, NotebookView):
-            view.card = self._card = self._new_card()
-            if self._card is not None and self.trainer.mode == "train":
-                self._card.board = view.board
-        return view
+        if trainer.run_dir is not None and trainer.world.is_first and self._shows and self._shown is not None:
+            self._shown.show_finished(trainer)
 
     def controls(self, *, validates: bool) -> Controls:
         """Return the buttons of a live view and their actions."""
@@ -212,10 +114,7 @@ class RunSinks:
             actions["save"] = partial(request_edit, trainer, "save_state")
         if validates:
             actions["validate"] = partial(request_edit, trainer, "validate_now")
-        return Controls(actions, lambda: trainer.handle is not None and trainer.handle.is_waited_for, self._travel())
-
-    def _travel(self) -> Travel | None:
-        return self.travel() if self.travel is not None else None
+        return Controls(actions, lambda: trainer.handle is not None and trainer.handle.is_waited_for)
 
     def _stop(self) -> None:
         if self.trainer.handle is not None and self.trainer.handle.is_waited_for:
@@ -223,17 +122,10 @@ class RunSinks:
         else:
             self.trainer.control.stop()
 
-    def show_earlier(self) -> None:
-        """Give the view what the run has shown before it was resumed."""
-        trainer = self.trainer
-        if trainer.resumed and isinstance(trainer.view, (NotebookView, TerminalView, LogView)) and trainer.mode == "train":
-            trainer.view.board.shown[:0] = trainer.train_state.history.shown
-
-    def show_run_before(self) -> None:
-        """Give the view the run to compare with: `compare_with`, or the newest other run of the same class in `save_path`."""
-        trainer = self.trainer
-        if isinstance(trainer.view, (NotebookView, TerminalView, LogView)) and trainer.mode == "train":
-            trainer.view.board.find_ghost = cache(partial(_ghost, trainer.compare_with, trainer.run_dir, trainer.title))
+    def begin(self) -> None:
+        """The record of the run has begun."""
+        if self._shown is not None and self.trainer.world.is_first:
+            self._shown.begin(self.trainer)
 
     def _folder(self, run_dir: Path) -> RunFolder:
         """The sink that writes to the run folder. In a new run with a parent, it begins with the parent's history."""
@@ -244,8 +136,8 @@ class RunSinks:
 
     def forget(self) -> None:
         """Take the run from the list of runs: it has not begun."""
-        if self._card is not None:
-            forget_entry(self._card)
+        if self._shown is not None:
+            self._shown.forget()
 
     def close(self) -> None:
         """Close the sinks at the end of the run."""

@@ -18,23 +18,27 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, Modul
 from typing import Any
 
 from .source_file import Definition, cells, execution_number, is_cell, read_source
-from .user_code import is_kind, is_user, is_user_module, module_of, mro, name_of, own, state, written_methods
-from .walk import MOST_OBJECTS, PLAIN, Walk, parts
+from nbtrain.objects.user_code import (
+    closure,
+    is_kind,
+    is_user,
+    is_user_module,
+    module_of,
+    mro,
+    name_of,
+    nested,
+    own,
+    state,
+    written_methods,
+)
+from ..objects.walk import MOST_OBJECTS, PLAIN, Walk, parts
 
 # %% auto #0
-__all__ = ["CODELESS", "nested", "names_read", "modules_imported", "package_of", "closure", "chain", "chains_read", "Reached", "reach"]
+__all__ = ["CODELESS", "names_read", "modules_imported", "package_of", "chain", "chains_read", "Reached", "reach"]
 
 # %% ../../nbs/source/source_code.ipynb #e75c3d0b
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
-
-
-def nested(code: CodeType) -> Iterator[CodeType]:
-    """`code`, and the code of the functions and classes within it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from nested(constant)
 
 
 @functools.lru_cache(4096)
@@ -91,7 +95,7 @@ def _expressions(function: ast.AST) -> list[ast.stmt]:
     return [ast.copy_location(ast.Expr(e), e) for e in (*getattr(function, "decorator_list", ()), *defaults)]
 
 
-# %% ../../nbs/source/source_code.ipynb #561b08f6
+# %% ../../nbs/source/source_code.ipynb #srccode0
 CODELESS = (*PLAIN, ModuleType)  # in which a search for code finds nothing
 
 
@@ -100,17 +104,6 @@ def package_of(item: Any) -> str:
     top = module_of(item).partition(".")[0]
     own_kind = is_kind(item, (FunctionType, type)) and is_user(item)
     return "" if own_kind or is_user_module(module_of(item)) or top in ("", "builtins", *sys.stdlib_module_names) else top
-
-
-def closure(function: FunctionType) -> dict[str, Any]:
-    """The variables of surrounding functions that `function` reads and that have a value."""
-    found = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    return found
 
 
 # %% ../../nbs/source/source_code.ipynb #349e44f1

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from .user_code import is_generated
+from ..objects.user_code import is_generated
 
 # %% auto #0
 __all__ = [

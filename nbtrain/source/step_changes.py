@@ -18,10 +18,10 @@ from typing import Any
 
 from ..private.held_modules import module_dicts
 from .redaction import blot_out
-from .source_code import CODELESS, chain, chains_read, closure, nested
+from .source_code import CODELESS, chain, chains_read
+from ..objects.user_code import closure, is_kind, is_user, is_user_module, module_of, mro, name_of, nested, own
 from .source_file import SourceFile, read_source
-from .user_code import is_kind, is_user, is_user_module, module_of, mro, name_of, own
-from .walk import PLAIN, WRAPPERS, Walk, attributes_of, base_of, parts
+from ..objects.walk import PLAIN, WRAPPERS, Walk, attributes_of, base_of, parts
 
 # %% auto #0
 __all__ = ["methods_of", "Part", "Texts", "StepCode"]

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, Dataset
 from ..private.torch_parts import buffers_of
 from ..engine.protocol import AddOnProtocol, TrainerProtocol
 from ..errors import ConfigError
-from ..objects import is_generator, kind_of, known_kind, module_attributes
-from ..source.user_code import is_kind
-from ..source.walk import function_of, method_of
+from ..objects.search import is_generator, kind_of, known_kind, module_attributes
+from ..objects.user_code import is_kind
+from ..objects.walk import function_of, method_of
 from .object_state import Unpacker, Unsaved, fingerprint, pack
 
 # %% auto #0

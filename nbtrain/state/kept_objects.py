@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from ..engine.control import uninterrupted
 from ..engine.protocol import TrainerProtocol
 from ..loops.step_snapshot import Contents, restore_attributes
-from ..objects import MOST_NUMBERS, Search
-from ..source.walk import MOST_ITEMS, MOST_OBJECTS
+from ..objects.search import MOST_NUMBERS, Search
+from ..objects.walk import MOST_ITEMS, MOST_OBJECTS
 from .attribute_state import objects_of
 
 # %% auto #0

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from ..private.torch_parts import buffers_of
 from ..checkpoint.value_kinds import as_plain, is_value
 from ..checkpoint.weights import load_weights
-from nbtrain.objects import (
+from nbtrain.objects.search import (
     CONSTANT,
     generator_state,
     has_state,
@@ -33,8 +33,8 @@ from nbtrain.objects import (
     set_generator_state,
 )
 from ..optim.optimizer_state import load_optimizer
-from ..source.user_code import is_kind
-from ..source.walk import MOST_OBJECTS, attributes_of
+from ..objects.user_code import is_kind
+from ..objects.walk import MOST_OBJECTS, attributes_of
 
 # %% auto #0
 __all__ = ["Unsaved", "pack", "Unpacker", "pack_module", "fingerprint"]

@@ -29,7 +29,7 @@ from ..engine.train_state import Counts
 from ..errors import ConfigError
 from ..events import Event, Status
 from ..history.history import Row
-from ..objects import has_state
+from ..objects.search import has_state
 from ..optim.optimizer_state import load_optimizer
 from ..rng import random_state, set_random_state
 from .parts import Moment, load_groups, parts_of, put_parts, take_named

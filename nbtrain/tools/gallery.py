@@ -31,7 +31,8 @@ from ..base.trainer_base import TrainerBase
 from ..run.redefined import with_newest
 from ..views.html import image_html
 from ..views.plots import blank, png
-from ..views.text import format_value, table_text, visible
+from ..formatting import format_value, visible
+from ..views.text import table_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

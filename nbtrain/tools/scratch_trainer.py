@@ -22,7 +22,7 @@ from ..addons.hooks import HooksAddon
 from ..engine.callback import as_list
 from ..errors import ConfigError, first_line
 from ..rng import keep_random
-from ..source.walk import Walk
+from ..objects.walk import Walk
 from ..base.trainer_base import TrainerBase
 from ..run.execution import Execution
 from ..state.kept_objects import kept_objects

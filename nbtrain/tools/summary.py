@@ -22,7 +22,8 @@ from ..base.trainer_base import TrainerBase
 from ..engine.train_state import Mode
 from ..run.redefined import with_newest
 from ..views.html import table_html
-from ..views.text import format_count, format_value, table_text
+from ..formatting import format_count, format_value
+from ..views.text import table_text
 
 # %% auto #0
 __all__ = ["check", "Summary", "own_params", "shared_params", "summary"]

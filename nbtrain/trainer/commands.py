@@ -5,47 +5,14 @@
 # %% ../../nbs/trainer/commands.ipynb #f861ca45
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
-from importlib import import_module
-from types import MethodType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from ..annotations import written_in
 from ..base.addon_options import command_of
 from ..base.trainer_base import TrainerBase
 
 # %% auto #0
-__all__ = ["written_in", "TrainerCommands"]
-
-
-# %% ../../nbs/trainer/commands.ipynb #60ed9032
-class _Imported:
-    """A method that is written in another module, and imported when it is first looked up."""
-
-    def __init__(self, module: str, declared: Any) -> None:
-        self.module, self.declared = module, declared
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    @cached_property
-    def function(self) -> Callable[..., Any]:
-        return getattr(import_module(f"nbtrain.{self.module}"), self.name)
-
-    def __get__(self, trainer: Any, kind: type[Any]) -> Callable[..., Any]:
-        if isinstance(self.declared, classmethod):
-            return MethodType(self.function, kind)
-        is_plain = trainer is None or isinstance(self.declared, staticmethod)
-        return self.function if is_plain else MethodType(self.function, trainer)
-
-
-_Declared = TypeVar("_Declared")
-
-
-def written_in(module: str) -> Callable[[_Declared], _Declared]:
-    """Declare a method for type checkers and editors. At run time it is the function of the same name in `module` of nbtrain."""
-    return lambda declared: _Imported(module, declared)  # pyright: ignore[reportReturnType]
-
+__all__ = ["TrainerCommands"]
 
 # %% ../../nbs/trainer/commands.ipynb #trainer-commands-imports
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
@@ -19,10 +18,10 @@ from typing_extensions import Unpack
 
 from ..addons.hooks import Hooks
 from ..addons.non_finite import NonFinite
-from ..annotations import checked
+from ..annotations import checked, written_in
 from ..base.addon_options import AddonOptions
-from ..base.arguments import Optimizers
 from nbtrain.base.arguments import (
+    Optimizers,
     accumulates,
     check_addons,
     check_lightning,
@@ -34,7 +33,6 @@ from nbtrain.base.arguments import (
 )
 from ..base.compose import check_addon_options, make_addons, take_strategy, with_instances
 from ..base.notify import Notify
-from ..base.show import show_value
 from ..base.trainer_base import TrainerBase
 from ..base.written_steps import check_written_steps, uncalled_methods
 from ..completion import completed_by_value
@@ -50,7 +48,6 @@ from ..errors import ConfigError
 from ..events import MonitorMode, ShownKind
 from ..history.history import History, RunResult, short_path
 from ..history.run_folder import find_run
-from ..history.runs import Runs, runs, session_runs
 from ..loops.error_guard import Failure
 from ..loops.own_loops import your_trainer
 from ..optim.joint_optimizer import Schedulers, check_by_name, schedulers_by_name
@@ -67,12 +64,11 @@ from ..run.run import Run
 from ..run.sinks import RunSinks
 from ..tracebacks import boundary, free_last_error
 from .commands import TrainerCommands
-from ..views.html import table_html
-from ..views.notebook import NotebookView
-from ..views.text import best_words, format_count
+from ..formatting import best_words, format_count
+from ..engine.addon import ViewService
 
 if TYPE_CHECKING:
-    from nbtrain.views.epoch_slider import Travel
+    from nbtrain.library.runs import Runs
 
 # %% auto #0
 __all__ = ["AnyTrainer", "Trainer"]
@@ -260,7 +256,7 @@ class Trainer(TrainerCommands):
                 remedy = "Leave it out, and notify after the with block."
                 raise ConfigError("run(notify=...) in a session would send the end of each round.", remedy=remedy)
             if not self.open_session.is_left:
-                return self.open_session.run(n_epoch, loader, valid_loader, self._travel, resume=resume, background=background)
+                return self.open_session.run(n_epoch, loader, valid_loader, resume=resume, background=background)
             self.stop()
         if place := end_paused(self):
             self.recorder.note(f"the run that was paused at {place} is ended; resume() would have continued it")
@@ -268,14 +264,10 @@ class Trainer(TrainerCommands):
             check_run(n_epoch, loader, valid_loader)
             n_epoch = epochs_left(self, n_epoch, resume, None if is_data_source(loader) else loader)
             if n_epoch == 0:
-                RunSinks(self, self._travel).show_finished()
+                RunSinks(self).show_finished()
                 result = RunOutcome(self).conclude("completed", "finished before")
                 return RunHandle(self.control, lambda: "", result=result) if background else result
-        return Run(self, n_epoch, loader, valid_loader, self._travel, notify=notify).start(background=background)
-
-    def _travel(self) -> Travel:
-        """The slider below a run; its module is imported with the first view that has one."""
-        return self.travel_of()
+        return Run(self, n_epoch, loader, valid_loader, notify=notify).start(background=background)
 
     @checked
     def run_epoch(self, loader: Loaders | L.LightningDataModule) -> RunResult:
@@ -547,11 +539,14 @@ class Trainer(TrainerCommands):
             newest = f"show(Path({name!r})) shows the run in that folder" if Path(name).is_dir() else "show() shows the newest run"
             raise ConfigError(f"show({name!r}) got no value.", remedy=f"Give show(name, value); {newest}.")
         if name is not None:
-            show_value(self, name, value, kind, caption)
-        elif isinstance(self.view, NotebookView):
-            self.view.show()
-        else:
+            self._show_value(name, value, kind, caption)
+            return
+        shown = self._service(ViewService)
+        if shown is None or not shown.show():
             print(repr(self.train_state.history))
+
+    @written_in("tools.show", "show_value")
+    def _show_value(self, name: str, value: Any, kind: ShownKind | None, caption: str | Sequence[str] | None) -> None: ...
 
     @boundary
     def free(self) -> None:
@@ -628,7 +623,10 @@ class Trainer(TrainerCommands):
             >>> trainer.run(1, loader).status, len(trainer.runs) > 0
             ('completed', True)
         """
-        return runs(self.made_in / self.save_path) if self.save_path is not None else session_runs(self.title)
+        return self._list_runs()
+
+    @written_in("library.runs", "runs_of")
+    def _list_runs(self) -> Runs: ...
 
     @property
     def train_metrics(self) -> dict[str, float]:
@@ -800,7 +798,5 @@ class Trainer(TrainerCommands):
             parts.append(short_path(self.run_dir))
         return f"{self.title}({' · '.join(parts)})"
 
-    def _repr_html_(self) -> str:
-        history = self.train_state.history
-        table = table_html(history.table, history.best) if history.epochs else ""
-        return f"<div><code>{escape(repr(self))}</code></div>{table}"
+    @written_in("library.drawn_history", "trainer_html")
+    def _repr_html_(self) -> str: ...

@@ -22,7 +22,7 @@ from ..base.operation import operate
 from ..base.trainer_base import TrainerBase
 from ..tools.gallery import Draw, Gallery, Sample, draw_sample, samples_of
 from .replay import watched_step
-from ..views.text import format_value
+from ..formatting import format_value
 
 # %% auto #0
 __all__ = ["BlamedSample", "blame"]

@@ -20,7 +20,7 @@ from ..state.restore import restore_kept
 from .rewind import nearest_state, place_of
 from ..tools.scratch_trainer import copy_trainer
 from .recompute import Place, recompute
-from ..views.text import format_value
+from ..formatting import format_value
 
 BranchType = TypeVar("BranchType", bound=TrainerBase)
 

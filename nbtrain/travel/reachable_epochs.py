@@ -18,7 +18,7 @@ from ..state.disk import saved_states
 from .recompute import can_train
 from ..tracebacks import variable_name
 from ..views.epoch_slider import ReachableEpoch, Travel
-from ..views.text import digits_in, format_value
+from ..formatting import digits_in, format_value
 from ..base.trainer_base import TrainerBase
 from .branch import branch
 from .rewind import rewind

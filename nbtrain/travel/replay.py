@@ -33,7 +33,8 @@ from .rewind import nearest_state
 from ..tools.scratch_trainer import scratch_trainer
 from .recompute import Place, train_from
 from ..views.html import table_html
-from ..views.text import format_value, table_text
+from ..formatting import format_value
+from ..views.text import table_text
 
 # %% auto #0
 __all__ = ["Layer", "Replay", "layers_of", "StepWatcher", "watched_step", "replay", "Diagnosis", "diagnose"]

@@ -11,10 +11,10 @@ from typing import Literal
 
 from ..annotations import command
 from ..state.kept_states import KeptState
-from ..objects import outside_names
+from ..objects.search import outside_names
 from ..engine.control import refuse_while_on
 from ..errors import CheckpointError, ConfigError
-from ..source.user_code import is_user
+from ..objects.user_code import is_user
 from ..base.operation import operate
 from ..base.trainer_base import TrainerBase
 from ..run.failed_runs import end_paused
@@ -22,6 +22,7 @@ from ..state.restore import restore_kept
 from ..state.disk import nearest_saved
 from ..tools.scratch_trainer import called_again
 from .recompute import Place, recompute
+from ..engine.addon import ViewService
 
 # %% auto #0
 __all__ = ["place_of", "nearest_state", "outside", "Rewound", "rewind"]
@@ -188,8 +189,8 @@ def rewind(trainer: TrainerBase, at: Literal["best"] | None = None, *, epoch: in
     there = place_of(trainer, at, epoch, step)
     state, n_recomputed = operate(trainer, "rewind", lambda operation: _find(trainer, there), mode="train", between_batches=False)
     found = _restore(trainer, state, n_recomputed)
-    if trainer.slider_view is not None:
-        trainer.slider_view.refresh_slider()
+    if (shown := trainer._service(ViewService)) is not None:
+        shown.refresh_slider()
     return found
 
 

@@ -6,26 +6,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
+from ..formatting import DIGITS
+
 # %% auto #0
-__all__ = [
-    "LARGEST",
-    "DIGITS",
-    "is_drawn",
-    "told_apart",
-    "digits_of",
-    "short",
-    "short_count",
-    "Axis",
-    "is_log_range",
-    "is_constant_range",
-    "axis_of",
-    "count_ticks",
-]
+__all__ = ["LARGEST", "is_drawn", "short", "short_count", "Axis", "is_log_range", "is_constant_range", "axis_of", "count_ticks"]
 
 # %% ../../nbs/views/axes.ipynb #axes0004
 LARGEST = 1e100  # beyond it differences overflow, and matplotlib has no ticks
@@ -41,24 +29,6 @@ def _tidy(text: str) -> str:
     """`1e-05` as `1e-5`, and a zero without a sign."""
     mantissa, e, exponent = text.partition("e")
     return f"{mantissa}e{int(exponent)}" if e else "0" if text == "-0" else text
-
-
-DIGITS, _MOST_DIGITS = 4, 9  # of a number; more only where they distinguish values, up to those of a float32
-
-
-def told_apart(values: Iterable[Any], least: int, spec: Callable[[int], str]) -> int:
-    """The smallest number from `least` on with which the specification `spec` distinguishes most neighbours of the values."""
-    floats = [value for value in values if isinstance(value, float) and math.isfinite(value)]
-    pairs = [(a, b) for a, b in pairwise(floats) if a != b]
-    n = least
-    while n < least + _MOST_DIGITS - DIGITS and 2 * sum(f"{a:{spec(n)}}" == f"{b:{spec(n)}}" for a, b in pairs) > len(pairs):
-        n += 1
-    return n
-
-
-def digits_of(values: Iterable[Any]) -> int:
-    """The significant digits, 4 to 9, that distinguish most neighbours of the values: more than 4 where a metric hardly changes."""
-    return told_apart(values, DIGITS, lambda n: f".{n}g")
 
 
 def short(value: float, digits: int = DIGITS) -> str:

@@ -7,29 +7,27 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
-from ..events import Event, Progress
-from .axes import Axis, axis_of, count_ticks, digits_of, is_drawn, short, short_count
+from ..events import Mark, Progress
+from .axes import Axis, axis_of, count_ticks, is_drawn, short, short_count
+from ..formatting import digits_of
 from .svg import Area, cross, dots, drawing, fitting, label, path, pills, ring, spread, text_width, value_axis
 
 # %% auto #0
 __all__ = [
-    "Mark",
     "Places",
     "Rows",
     "FEW_EPOCHS",
     "Ghost",
     "epoch_of",
-    "cut_of",
     "Point",
     "LossCurve",
     "measured_curve",
     "mark_numbers",
-    "without",
     "StepAxis",
     "step_axis",
     "step_labels",
@@ -43,18 +41,6 @@ __all__ = [
 def epoch_of(progress: Progress) -> float:
     """The number of finished epochs, plus the finished fraction of the current one."""
     return progress.epoch + (progress.batch / progress.n_batches if progress.n_batches and progress.phase == "train" else 0)
-
-
-Mark = tuple[Progress, str]
-
-
-def cut_of(event: Event) -> Mark | None:
-    """Where the run that begins with `event` cuts the record, and the words for it.
-
-    None for an evaluation, and for a later round of a session.
-    """
-    is_round = event.data.get("round", 1) != 1 and not event.data.get("resumed")
-    return None if is_round or event.progress.n_epochs <= event.progress.epoch else (event.progress, "continued")
 
 
 Places = Sequence[tuple[int, float]]  # (step, value)
@@ -271,15 +257,6 @@ def mark_numbers(marks: Sequence[Any]) -> list[str]:
     """The numbers of changes by hand in a picture and in its lines: `①`, `②`, …, `(51)`."""
     circled = "①②③④⑤⑥⑦⑧⑨⑩⑪⑫⑬⑭⑮⑯⑰⑱⑲⑳㉑㉒㉓㉔㉕㉖㉗㉘㉙㉚㉛㉜㉝㉞㉟㊱㊲㊳㊴㊵㊶㊷㊸㊹㊺㊻㊼㊽㊾㊿"
     return [circled[i] if i < len(circled) else f"({i + 1})" for i in range(len(marks))]
-
-
-def without(marks: Sequence[Mark], texts: Iterable[str]) -> list[Mark]:
-    """`marks` without the newest one of each of these texts, which a later mark withdraws."""
-    left = list(marks)
-    for text in texts:
-        at = next((i for i in reversed(range(len(left))) if left[i][1] == text), None)
-        left = left if at is None else left[:at] + left[at + 1 :]
-    return left
 
 
 # %% ../../nbs/views/curve.ipynb #curv0010

@@ -12,19 +12,16 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
-from ..events import Shown
+from ..events import PREFIXES, Shown
 from .axes import short
 from .curve import mark_numbers
 from .panels import record_picture
 from .svg import Area, drawing, label, path, picture
 from nbtrain.views.text import (
-    PREFIXES,
     Board,
     Row,
     Table,
     cells,
-    digits_in,
-    format_value,
     make_table,
     mark_words,
     note_line,
@@ -35,13 +32,13 @@ from nbtrain.views.text import (
     shown_words,
     state_words,
     summary_line,
-    tip_lines,
     time_words,
-    trying_words,
+    tip_lines,
     title_line,
     titles,
-    visible,
+    trying_words,
 )
+from ..formatting import digits_in, format_value, visible
 
 # %% auto #0
 __all__ = [

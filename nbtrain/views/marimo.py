@@ -11,8 +11,7 @@ from typing import Any, TextIO
 
 from ..events import Event
 from .html import record_html
-from .terminal import LogView
-from .text import Board
+from .terminal import LogView, View
 
 # %% auto #0
 __all__ = ["marimo_output", "marimo_append", "MarimoView"]
@@ -36,17 +35,13 @@ def marimo_append(html: str) -> bool:
     return True
 
 
-class MarimoView:
+class MarimoView(View):
     """Shows a run in a marimo cell: `replace` gets the HTML at most every `every_s` seconds, `stream` gets the lines of a log."""
 
     def __init__(self, replace: Callable[[str], Any], stream: TextIO | None = None, every_s: float = 0.5) -> None:
         self.log, self.replace, self.every_s = LogView(stream), replace, every_s
+        self.board = self.log.board
         self._last_s = float("-inf")
-
-    @property
-    def board(self) -> Board:
-        """What it shows."""
-        return self.log.board
 
     def update(self, event: Event) -> None:
         self.log.update(event)

@@ -9,38 +9,25 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from ..private.client_parts import route_replies
 from ..events import Event
 from ..tracebacks import in_kernel, ipython_shell, is_watched
 from . import html, text
-from .epoch_slider import SLIDER, EpochSlider, Travel, close_widgets
+from .epoch_slider import SLIDER, EpochSlider, close_widgets
 from .cell_runs import CellRuns, runs_of_cell, show_output
 from .marimo import MarimoView, marimo_output
-from .runs import RunCard
 from .terminal import View, stream_view
 
-# %% auto #0
-__all__ = ["Controls", "NotebookView", "open_view"]
+if TYPE_CHECKING:
+    from nbtrain.engine.addon import Controls
 
+# %% auto #0
+__all__ = ["NotebookView", "open_view"]
 
 # %% ../../nbs/views/notebook.ipynb #4833ed9a
-@dataclass(frozen=True)
-class Controls:
-    """The actions of the buttons, by name: "pause", "continue", "stop", "save", "validate". No action may block.
-
-    `cell_waits`: returns whether a cell waits for the run. `travel`: the epochs that a paused or finished run can go
-    back to.
-    """
-
-    actions: Mapping[str, Callable[[], Any]]
-    cell_waits: Callable[[], bool] = lambda: False
-    travel: Travel | None = None
-
-
 _BUTTONS, _HEIGHT = "nbtrain-buttons", 38  # their CSS class, and the px that they take in a record
 _LABELS = {"pause": "Pause", "continue": "Continue", "stop": "Stop", "save": "Save now", "validate": "Validate now"}
 _HINTS = {
@@ -302,7 +289,7 @@ class _Record:
 
 
 # %% ../../nbs/views/notebook.ipynb #11dc24dc
-class NotebookView:
+class NotebookView(View):
     """Shows a run below the cell: a live record with buttons, an epoch slider where the run is paused or over, and a record for the file.
 
     `live=False`: only the record. `every_s`: the least time between two updates.
@@ -318,7 +305,6 @@ class NotebookView:
         self._has_steps = False  # whether it has drawn any; the first ones don't wait
         self._seen_s = self._drawn_s = 0.0  # the newest event and message, by this process's clock
         self._cell = 0  # where it was shown, by its execution count
-        self.card: RunCard | None = None  # beside other runs; an evaluation has that of the run before it
         self.is_folded = False  # a line of several runs has its place
         self._runs: CellRuns | None = None  # of the cell in which it began
         self._lock = threading.RLock()
@@ -387,11 +373,12 @@ class NotebookView:
         if not self.is_folded:
             self._record.send()
 
-    def show(self, *, once: bool = False) -> None:
+    def show(self, *, once: bool = False) -> bool:
         """Show the run again in the current cell; earlier outputs are still updated. `once`: not if this cell shows it already."""
         with self._lock:
             if not (once and self._cell == ipython_shell().execution_count):
                 self._display()
+        return True
 
     def show_finished(self, events: Iterable[Event], note: str) -> None:
         """Show the record of these `events` of a finished run, with a `note`, and the slider of its controls.

@@ -9,11 +9,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..events import is_rate
-from .axes import Axis, axis_of, count_ticks, digits_of, is_drawn, short
-from .curve import FEW_EPOCHS, Mark, curve_svg, curve_words, epoch_of
+from ..events import PREFIXES, Mark, column_names, is_rate
+from .axes import Axis, axis_of, count_ticks, is_drawn, short
+from ..formatting import digits_in, digits_of, visible
+from .curve import FEW_EPOCHS, curve_svg, curve_words, epoch_of
 from .svg import Area, cross, dots, drawing, fitting, label, path, picture, pills, ring, text_width, thinned, value_axis
-from .text import PREFIXES, Board, Row, column_names, digits_in, odd_metrics, visible
+from .text import Board, Row, odd_metrics
 
 # %% auto #0
 __all__ = ["MAX_PANELS", "quantity_of", "series_of", "panels", "also_measured", "panels_svg", "panels_words", "record_picture"]

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from .axes import axis_of, is_drawn
-from .curve import FEW_EPOCHS, LossCurve, Mark, epoch_of, shown_values
+from .curve import FEW_EPOCHS, LossCurve, epoch_of, shown_values
+from ..events import Mark
 from .panels import MAX_PANELS, also_measured, panels, series_of
-from .text import Row, visible
+from .text import Row
+from ..formatting import visible
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import, and most imports of this module plot nothing
     from matplotlib.axes import Axes

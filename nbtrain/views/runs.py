@@ -14,12 +14,13 @@ from html import escape
 from statistics import mean, stdev
 from typing import Any
 
-from .axes import axis_of, count_ticks, digits_of, is_drawn, short
+from .axes import axis_of, count_ticks, is_drawn, short
+from ..formatting import ICONS, digits_of, format_time, format_value, visible
 from .html import SHOWN_BYTES, isolated, record_html
 from .svg import COLOURS, Area, dots, drawing, fitting, label, path, picture, spread, text_width, thinned, value_axis
 from ..best import best_row
 from ..events import MonitorMode
-from .text import ICONS, Board, Row, format_time, format_value, visible
+from .text import Board, Row
 
 # %% auto #0
 __all__ = [

@@ -7,16 +7,42 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol, TextIO
+from html import escape
+from typing import Any, TextIO
 
 from ..events import Event, Shown
-from .text import Board, Row, adds_row, already_shown, cells, format_value, header_line, mark_line, note_line, shown_columns
-from .text import place_words, progress_line, rate_words, round_words, state_words, summary_line, time_words, tip_lines, titles
-from .text import odd_metrics, past_lines, row_formats, shown_line, shown_words
+from nbtrain.views.text import (
+    Board,
+    Row,
+    adds_row,
+    already_shown,
+    cells,
+    header_line,
+    mark_line,
+    note_line,
+    odd_metrics,
+    past_lines,
+    place_words,
+    progress_line,
+    rate_words,
+    round_words,
+    row_formats,
+    shown_columns,
+    shown_line,
+    shown_words,
+    state_words,
+    summary_line,
+    time_words,
+    tip_lines,
+    titles,
+)
+from ..formatting import format_value
+from ..tracebacks import in_kernel
 
 # %% auto #0
 __all__ = [
@@ -39,6 +65,7 @@ __all__ = [
     "TerminalView",
     "LogView",
     "stream_view",
+    "OperationLine",
 ]
 
 # %% ../../nbs/views/terminal.ipynb #writetxt
@@ -244,12 +271,25 @@ def _folded(n: int) -> list[str]:
 
 
 # %% ../../nbs/views/terminal.ipynb #76d89d74
-class View(Protocol):
-    """Something that shows a run: it gets every event."""
+class View:
+    """Something that shows a run: it gets every event. What only a notebook can do, does nothing in other views."""
 
-    @property
-    def board(self) -> Board: ...
-    def update(self, event: Event) -> None: ...
+    board: Board
+    card: Any = None  # of the run, beside others
+
+    def update(self, event: Event) -> None:
+        """Show an event."""
+        raise NotImplementedError
+
+    def show(self, *, once: bool = False) -> bool:
+        """Show the run again in the current cell; returns False where that is not possible. `once`: not if this cell shows it already."""
+        return False
+
+    def refresh(self) -> None:
+        """A cell has waited for the run."""
+
+    def refresh_slider(self, *, withdraw: bool = False) -> None:
+        """The epochs that can be restored have changed; `withdraw`: a newer run has the slider."""
 
 
 class InnerValidations:
@@ -288,7 +328,7 @@ def _event_line(event: Event) -> str | None:
 
 
 # %% ../../nbs/views/terminal.ipynb #bcd86bdc
-class TerminalView:
+class TerminalView(View):
     """Shows a run in a terminal: one line, rewritten at most every `every_s` seconds, and a table row for each epoch.
 
     `width` is in characters; None: the terminal's width, read again at each line. `colour`: None follows
@@ -359,7 +399,7 @@ def _terminal_width(stream: TextIO) -> int:
 
 
 # %% ../../nbs/views/terminal.ipynb #f0302445
-class LogView:
+class LogView(View):
     """Shows a run in a file, a pipe or a CI log: a line for each epoch, and in between at most one every `every_s` seconds."""
 
     def __init__(self, stream: TextIO | None = None, every_s: float = 60.0) -> None:
@@ -403,3 +443,42 @@ def stream_view(stream: TextIO, environment: Mapping[str, str] = os.environ) -> 
     """The view for a process that writes to `stream`: a TerminalView; a LogView if it is not a terminal, CI is set, or TERM is "dumb"."""
     is_plain = bool(environment.get("CI")) or environment.get("TERM") == "dumb"
     return TerminalView(stream) if stream.isatty() and not is_plain else LogView(stream)
+
+
+# %% ../../nbs/views/terminal.ipynb #1240c853
+_MOMENT_S, _EVERY_S = 0.25, 0.5
+
+
+class OperationLine:
+    """Shows the line that `words` returns, in the cell or in a terminal, once an operation has taken longer than a moment."""
+
+    def __init__(self, words: Callable[[], str]) -> None:
+        self.words = words
+        self._over, self._is_shown, self._name = threading.Event(), False, f"nbtrain-{os.urandom(4).hex()}"
+        self._thread = threading.Thread(target=self._run, name="nbtrain-line", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self, text: str) -> None:
+        """Leave `text` in place of the line, if that was shown."""
+        self._over.set()
+        self._thread.join()
+        if self._is_shown:
+            self._write(text, end="\n")
+
+    def _run(self) -> None:
+        wait_s = _MOMENT_S
+        while not self._over.wait(wait_s):
+            self._write(self.words())
+            self._is_shown, wait_s = True, _EVERY_S
+
+    def _write(self, text: str, end: str = "") -> None:
+        if in_kernel():
+            from IPython.display import display, update_display
+
+            bundle = {"text/plain": text, "text/html": f'<div style="font-variant-numeric:tabular-nums">{escape(text)}</div>'}
+            (update_display if self._is_shown else display)(bundle, raw=True, display_id=self._name)
+        elif sys.stdout.isatty():
+            sys.stdout.write(f"\r{text}\x1b[K{end}")
+            sys.stdout.flush()

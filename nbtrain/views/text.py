@@ -6,30 +6,34 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..best import GrowingBest, is_same_validation
-from ..events import OWN_COLUMNS, Event, Progress, Shown, is_rate, steps_of, still_shown
+from ..best import GrowingBest, is_same_validation, with_best
+from nbtrain.events import (
+    OWN_COLUMNS,
+    PREFIXES,
+    Event,
+    Mark,
+    Progress,
+    Shown,
+    column_names,
+    cut_of,
+    is_rate,
+    steps_of,
+    still_shown,
+    without,
+)
 from .advice import Advice
-from .axes import DIGITS, digits_of, told_apart
-from .curve import Ghost, LossCurve, Mark, cut_of, without
+from ..formatting import ICONS, best_words, digits_of, epochs_words, format_count, format_time, format_value, number_format, visible
+from .curve import Ghost, LossCurve
 
 # %% auto #0
 __all__ = [
     "Row",
-    "PREFIXES",
-    "ICONS",
-    "format_value",
-    "number_format",
-    "format_time",
-    "format_count",
-    "visible",
     "adds_row",
-    "with_best",
     "Speed",
     "RunPlace",
     "RunningMeans",
@@ -51,11 +55,7 @@ __all__ = [
     "shown_words",
     "shown_line",
     "tip_lines",
-    "digits_in",
-    "best_words",
-    "epochs_words",
     "summary_line",
-    "column_names",
     "shown_columns",
     "odd_metrics",
     "titles",
@@ -74,88 +74,13 @@ __all__ = [
     "record_text",
 ]
 
-
-# %% ../../nbs/views/text.ipynb #84099456
-def format_value(value: Any, digits: int = DIGITS) -> str:
-    """A number in 4 significant `digits`, `–` for None; other values as `str` shows them."""
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return "NaN" if math.isnan(value) else f"{value:.{digits}g}"
-    return visible(str(value))
-
-
-_MAX_DECIMALS, _MAX_DIGITS = 6, 9  # beyond these a column is in powers of ten
-
-
-def number_format(values: Iterable[Any]) -> str:
-    """The format specification that aligns the floats of a column, such as `.4f`; `.2e` if their range is too wide.
-
-    It has the digits that distinguish most neighbours.
-    """
-    values = list(values)
-    kind = _format(values)
-    return f".{told_apart(values, int(kind[1:-1]), lambda n: f'.{n}{kind[-1]}')}{kind[-1]}"
-
-
-def _format(values: Iterable[Any]) -> str:
-    """The specification for four significant digits of the largest value, without zeros that all values end with."""
-    sizes = [abs(value) for value in values if isinstance(value, float) and value and math.isfinite(value)]
-    if not sizes:
-        return ".0f"
-    first, last = (math.floor(math.log10(size)) for size in (max(sizes), min(sizes)))
-    n = max(0, 3 - first, 1 - last)
-    if n > _MAX_DECIMALS or first + n >= _MAX_DIGITS:
-        return ".2e"
-    n_zeros = min(len(text) - len(text.rstrip("0")) for text in (f"{size:.{n}f}" for size in sizes)) if n else 0
-    return f".{max(0, n - n_zeros)}f"
-
-
-def format_time(seconds: float | None) -> str:
-    """`mm:ss`, or `h:mm:ss` from an hour on; `–` for an unknown time."""
-    if seconds is None or not math.isfinite(seconds):
-        return "–"
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute:02}:{second:02}"
-
-
-def format_count(count: float) -> str:
-    """A count in at most three digits and a unit: `950`, `2.7k`, `1.2M`."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size * 0.9995:
-            return f"{count / size:.3g}{unit}"
-    return f"{count:.3g}"
-
-
-# %% ../../nbs/views/text.ipynb #7a019c39
-_OBEYED = r"\x00-\x08\x0b-\x1f\x7f-\x9f"  # executed by a terminal
-_TURNING = r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # change the writing direction, or break a line
-_UNSEEN = re.compile(rf"[{_OBEYED}{_TURNING}\ud800-\udfff]")
-
-
-def visible(text: str, *, lines: bool = False) -> str:
-    """`text` with its control characters as codes, such as `\\x1b` for escape. `lines`: line breaks and tabs are kept."""
-    shown = _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-    return shown if lines else shown.replace("\n", "\\n").replace("\t", "\\t")
-
-
 # %% ../../nbs/views/text.ipynb #19584645
 Row = Mapping[str, Any]
-PREFIXES = ("train_", "val_", "test_")  # of the metrics
 
 
 def adds_row(event: Event) -> bool:
     """Whether a table has a row for `event`: an epoch, a test, and the validation before the first epoch."""
     return event.kind in ("epoch", "test") or (event.kind == "valid" and not event.data["row"]["epoch"])
-
-
-def with_best(rows: Sequence[Row], best: Row | None, validations: Sequence[Row]) -> list[Row]:
-    """`rows`; if the best validation is inside an epoch, it is inserted before the row of that epoch."""
-    rows = list(rows)
-    if best is not None and any(row is best for row in validations) and not any(row is best for row in rows):
-        rows.insert(next((i for i, row in enumerate(rows) if row.get("processed", 0) > best.get("processed", 0)), len(rows)), best)
-    return rows
 
 
 # %% ../../nbs/views/text.ipynb #3c67c019
@@ -474,17 +399,6 @@ class Board:
 
 
 # %% ../../nbs/views/text.ipynb #bba3b1aa
-ICONS = {
-    "running": "▶",
-    "pausing": "‖",
-    "paused": "‖",
-    "stopping": "■",
-    "completed": "✓",
-    "stopped": "■",
-    "interrupted": "■",
-    "failed": "✗",
-    "not begun": "✗",
-}
 _WORDS = {"pausing": "pausing after this batch", "stopping": "stopping after this batch"}
 
 
@@ -606,26 +520,6 @@ def tip_lines(board: Board) -> list[str]:
     return [f"tip: {visible(line)}" for line in board.advice.lines]
 
 
-def digits_in(rows: Sequence[Row], name: str) -> int:
-    """The digits that distinguish the values of a metric in the newest of these rows, four at least."""
-    return digits_of([row.get(name) for row in rows[-20:]])
-
-
-def best_words(best: Row, monitor: str, rows: Sequence[Row] = ()) -> str:
-    """The best epoch and its metric: `best val_loss 0.1 at epoch 4`; by `train_loss` if `monitor` was not measured.
-
-    The digits are those that distinguish the newest `rows`.
-    """
-    monitor = monitor if monitor in best else "train_loss"
-    return f"best {visible(monitor)} {format_value(best[monitor], digits_in(rows, monitor))} at epoch {best['epoch']}"
-
-
-def epochs_words(n: int, n_all: int) -> str:
-    """The number of epochs of a run and of all runs: `3 epochs, 8 in all`."""
-    n = max(n, 0)  # a run may begin from a checkpoint of an earlier epoch
-    return f"{n} epoch{'' if n == 1 else 's'}" + (f", {n_all} in all" if n_all > n else "")
-
-
 def summary_line(board: Board) -> str:
     """How the run ended, and its best epoch: `✓ completed · 5 epochs · 00:12 · best val_loss 0.1 at epoch 4`.
 
@@ -642,18 +536,6 @@ def summary_line(board: Board) -> str:
 
 
 # %% ../../nbs/views/text.ipynb #43a8afcd
-def column_names(rows: Iterable[Row]) -> list[str]:
-    """Columns in reading order: epoch, round, train_*, val_*, test_*, all others, lr, time_s."""
-    names = list(dict.fromkeys(name for row in rows for name in row if name not in OWN_COLUMNS and not is_rate(name)))
-
-    def group(name: str) -> int:
-        return next((i for i, prefix in enumerate(PREFIXES) if name.startswith(prefix)), len(PREFIXES))
-
-    present = list(dict.fromkeys(name for row in rows for name in row))
-    ends = [*filter(is_rate, present), *(["time_s"] if "time_s" in present else [])]
-    return [name for name in ("epoch", "round") if name in present] + sorted(names, key=group) + ends
-
-
 def shown_columns(rows: Iterable[Row]) -> list[str]:
     """The columns to show: `lr` is left out if the rates of several optimizers have columns, of which the first one has that rate."""
     names = column_names(rows)

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import StepLR
 from nbtrain import AccumulationAddon, AddOnBase, Callback, ConfigError, StateManagerAddon, StepError, TrainHook
 from nbtrain.compat.hook_names import HOOK_NAMES, names_at
 from nbtrain.engine.hooks import HOOKS, HookPoint
-from nbtrain.history.provenance import show
+from nbtrain.library.recorded_run import show
 
 NAMES = [name for point in HOOKS for name in names_at(point.name)]
 Saved = Regress.add_on(AccumulationAddon, StateManagerAddon)

@@ -17,9 +17,9 @@ from samples import make_loader, make_trainer, make_valid
 
 from nbtrain.events import Event, Progress
 from nbtrain.history.event_group import EventGroup
-from nbtrain.history.follow import follow, recorded_events
 from nbtrain.history.history import History
 from nbtrain.history.run_folder import RunFolder, load_run
+from nbtrain.library.follow import follow, recorded_events
 
 
 def epoch(n: int) -> Event:

@@ -16,8 +16,8 @@ from samples import make_loader, make_trainer, make_valid
 
 from nbtrain import ConfigError, Event, compare, load_run
 from nbtrain.cli import main
-from nbtrain.history.follow import follow, recorded_events
 from nbtrain.history.run_lock import SignOfLife
+from nbtrain.library.follow import follow, recorded_events
 
 
 class Kinds:

@@ -24,8 +24,9 @@ from nbtrain.best import best_row
 from nbtrain.engine.meter import Meter
 from nbtrain.events import Event, MonitorMode, Progress
 from nbtrain.history.history import StepTable
-from nbtrain.history.provenance import show
 from nbtrain.history.run_folder import open_run_folder
+from nbtrain.library.drawn_history import past_of
+from nbtrain.library.recorded_run import show
 from nbtrain.views import text
 
 
@@ -426,4 +427,4 @@ def test_first_run_and_an_evaluation_after_it_have_no_cut() -> None:
     trainer = make_trainer()
     trainer.run(1, make_loader(), make_valid())
     trainer.evaluate(make_valid())
-    assert trainer.history.cut is None and trainer.history._past.rows == trainer.history.epochs
+    assert trainer.history.cut is None and past_of(trainer.history).rows == trainer.history.epochs

@@ -22,10 +22,10 @@ from nbtrain import ConfigError, compare, load_run
 from nbtrain.cli import main
 from nbtrain.errors import NbtrainError
 from nbtrain.events import Event
-from nbtrain.history.follow import follow, recorded_events
-from nbtrain.history.provenance import diff, show
 from nbtrain.history.run_folder import read_events, read_history
-from nbtrain.history.runs import Runs, runs
+from nbtrain.library.follow import follow, recorded_events
+from nbtrain.library.recorded_run import diff, show
+from nbtrain.library.runs import Runs, runs
 from nbtrain.views import html, text
 from nbtrain.views.terminal import LogView, TerminalView
 

@@ -24,7 +24,8 @@ from torch.utils.data import DataLoader
 
 from nbtrain import ConfigError
 from nbtrain.cli import main
-from nbtrain.history.provenance import describe, diff, git_state, read_record, record, show
+from nbtrain.history.provenance import describe, git_state, read_record, record
+from nbtrain.library.recorded_run import diff, show
 from nbtrain.source.redaction import blot_out, is_secret
 from nbtrain.source.source_code import Reached, reach
 

@@ -28,11 +28,9 @@ from nbtrain.optim.schedulers import (
     get_combined_lr_scheduler,
     get_lr_scheduler,
     get_multi_step_lr_scheduler,
-    learning_rates,
-    plot_schedule,
-    plot_schedules,
     warmup_cosine,
 )
+from nbtrain.tools.schedule_plot import learning_rates, plot_schedule, plot_schedules
 
 
 def make_optimizer(*rates: Any) -> torch.optim.Optimizer:

@@ -15,7 +15,7 @@ import torch
 from samples import Regress, make_loader, make_trainer, make_valid
 
 from nbtrain import ConfigError, StateManagerAddon, load_run
-from nbtrain.history.provenance import show
+from nbtrain.library.recorded_run import show
 
 Saving = Regress.add_on(StateManagerAddon)
 HELD = r"^run-001 is being written to by another run: of this process, since 20.*\n  .*run-001\n  Wait until that run ends, or"

@@ -20,8 +20,8 @@ from samples import Regress, make_loader, make_trainer, make_valid
 
 from nbtrain import ConfigError, StateManagerAddon, StepError, load_run, runs
 from nbtrain.events import Event, Progress, Shown
-from nbtrain.history.shown import convert
 from nbtrain.views.html import SHOWN_BYTES, shown_html
+from nbtrain.views.shown import convert
 from nbtrain.views.text import Board, record_text
 
 

@@ -30,7 +30,7 @@ from nbtrain import (
     compare,
 )
 from nbtrain.checkpoint.snapshot import Snapshot
-from nbtrain.history.provenance import show
+from nbtrain.library.recorded_run import show
 from nbtrain.state.kept_states import KeptState, KeptStates
 
 

@@ -11,7 +11,8 @@ import pytest
 from drawn import Drawing
 
 from nbtrain.events import Progress
-from nbtrain.views.axes import axis_of, count_ticks, digits_of, short, short_count
+from nbtrain.formatting import digits_of
+from nbtrain.views.axes import axis_of, count_ticks, short, short_count
 from nbtrain.views.curve import LossCurve, curve_svg, curve_words, mark_numbers, step_axis
 from nbtrain.views.svg import COLOURS, picture
 

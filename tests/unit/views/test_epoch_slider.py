@@ -7,9 +7,10 @@ from html import unescape
 
 import pytest
 
+from nbtrain.engine.addon import Controls
 from nbtrain.errors import CheckpointError
 from nbtrain.views.epoch_slider import EpochSlider, ReachableEpoch, Travel
-from nbtrain.views.notebook import Controls, _Live
+from nbtrain.views.notebook import _Live
 from nbtrain.views.text import Board
 
 PLACES = [ReachableEpoch(0), ReachableEpoch(1, "val_loss 0.7"), ReachableEpoch(3, "val_loss 0.4", is_best=True)]

@@ -15,9 +15,8 @@ import pytest
 from drawn import Drawing
 from views_of_runs import HEADER, row, run_events
 
-from nbtrain.events import Event, Progress
+from nbtrain.events import Event, Progress, cut_of
 from nbtrain.views import html, text
-from nbtrain.views.curve import cut_of
 from nbtrain.views.notebook import NotebookView, open_view
 from nbtrain.views.terminal import LogView, RowWriter, TerminalView
 
