@@ -76,6 +76,7 @@ PUBLIC = {
     "TrainerArgs": "jobs.trainer_args",
     "TrainerOptions": "base.addon_options",
     "TrainerProtocol": "engine.protocol",
+    "UpdateRatioAddon": "addons.gradients",
     "WandBLoggerAddon": "loggers.addon",
     "WarmUpScheduler": "optim.schedulers",
     "WorkerError": "errors",
@@ -123,6 +124,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.freeze import FreezeAddon as FreezeAddon
     from nbtrain.optim.param_groups import param_groups as param_groups
     from nbtrain.addons.gradients import GradientStatsAddon as GradientStatsAddon
+    from nbtrain.addons.gradients import UpdateRatioAddon as UpdateRatioAddon
     from nbtrain.library.compare import compare as compare
     from nbtrain.tools.port_check import PortCheck as PortCheck
     from nbtrain.tools.port_check import check_port as check_port

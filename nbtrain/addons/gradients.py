@@ -25,9 +25,10 @@ from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
 from ..optim.joint_optimizer import JointOptimizer, check_by_name
+from ..annotations import PositiveInt
 
 # %% auto #0
-__all__ = ["GradientClipAddon", "GradientStatsAddon"]
+__all__ = ["GradientClipAddon", "GradientStatsAddon", "UpdateRatioAddon"]
 
 
 # %% ../../nbs/addons/gradients.ipynb #totnorm1
@@ -238,3 +239,58 @@ class GradientStatsAddon(AddOnBase):
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Stats(self, trainer)]
+
+
+# %% ../../nbs/addons/gradients.ipynb #ratio001
+class _Ratios(L.Callback):
+    def __init__(self, addon: UpdateRatioAddon, trainer: TrainerProtocol) -> None:
+        self.addon, self.trainer = addon, trainer
+        self._before: dict[str, list[tuple[nn.Parameter, Tensor]]] = {}  # the trained parameters of a layer, each with a copy
+
+    def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+        if self._before or self.trainer.train_state.counts.step % self.addon.ratio_every_n_steps:
+            return
+        for name, part in _blocks(self.trainer.model, self.addon.ratio_depth).items():
+            trained = [(p, p.detach().clone()) for p in part.parameters() if p.requires_grad]
+            if trained:
+                self._before[name] = trained
+
+    def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        before, self._before = self._before, {}
+        for name, trained in before.items():
+            change = total_norm(p.detach() - old for p, old in trained)
+            size = total_norm(old for _, old in trained)
+            pl_module.log(f"train_update_ratio.{name}", change / size, on_step=False, on_epoch=True, batch_size=1)
+
+    def _forget(self, *args: Any, **kwargs: Any) -> None:
+        self._before = {}
+
+    teardown = on_exception = _forget
+
+
+class UpdateRatioAddon(AddOnBase):
+    """Record how large updates are beside the weights: `train_update_ratio.<layer>`, every `ratio_every_n_steps` updates.
+
+    The ratio is the L2 norm of what an update changes in a layer, divided by the L2 norm of its weights before. It is infinite for a layer
+    of zeros, and 0 for an update that `nonfinite="skip"` has skipped. The row of each epoch has the mean.
+
+    Args:
+        ratio_every_n_steps: Measure every n optimizer updates, beginning with the first.
+        ratio_depth: The depth of the layers in the module tree: 1 for the children of the model.
+
+    Raises:
+        ConfigError: an option is not a positive integer
+
+    Example:
+        >>> trainer = Line.add_on(UpdateRatioAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), ratio_every_n_steps=2)
+        >>> [name for name in trainer.run(1, loader).last if name.startswith("train_update_ratio")]
+        ['train_update_ratio.model']
+    """
+
+    ratio_every_n_steps: PositiveInt = 50
+    ratio_depth: PositiveInt = 1
+
+    after = (GradientClipAddon,)
+
+    def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
+        return [_Ratios(self, trainer)]

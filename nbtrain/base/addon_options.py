@@ -32,6 +32,7 @@ __all__ = [
     "PrefetchOptions",
     "StateManagerOptions",
     "SystemMonitorOptions",
+    "UpdateRatioOptions",
     "AddonOptions",
     "TrainerOptions",
     "MissingCommand",
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.early_stopping import EarlyStoppingAddon
     from nbtrain.addons.ema import EMAAddon
     from nbtrain.addons.freeze import FreezeAddon
-    from nbtrain.addons.gradients import GradientClipAddon, GradientStatsAddon
+    from nbtrain.addons.gradients import GradientClipAddon, GradientStatsAddon, UpdateRatioAddon
     from nbtrain.addons.hooks import Hooks, HooksAddon
     from nbtrain.addons.limits import LimitsAddon
     from nbtrain.addons.live_view import LiveViewAddon
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.scheduler import SchedulerAddon
     from nbtrain.addons.state_manager import SaveType, SaveWeights, StateManagerAddon
     from nbtrain.addons.system_monitor import SystemMonitorAddon, TokenCount
+    from nbtrain.annotations import PositiveInt
     from nbtrain.checkpoint.files import SaveFormat
     from nbtrain.distributed.parallelism import Parallelize
     from nbtrain.events import MonitorMode
@@ -91,6 +93,7 @@ if TYPE_CHECKING:
         | type[SchedulerAddon]
         | type[StateManagerAddon]
         | type[SystemMonitorAddon]
+        | type[UpdateRatioAddon]
         | type[WandBLoggerAddon]
     )
 
@@ -257,6 +260,13 @@ class SystemMonitorOptions(TypedDict, total=False):
     count_tokens: TokenCount | None
 
 
+class UpdateRatioOptions(TypedDict, total=False):
+    """Options of UpdateRatioAddon."""
+
+    ratio_every_n_steps: PositiveInt
+    ratio_depth: PositiveInt
+
+
 # %% ../../nbs/base/addon_options.ipynb #addon-types-joined
 class AddonOptions(
     AccumulationOptions,
@@ -278,6 +288,7 @@ class AddonOptions(
     PrefetchOptions,
     StateManagerOptions,
     SystemMonitorOptions,
+    UpdateRatioOptions,
     total=False,
 ):
     """The options of all addons that come with nbtrain."""

@@ -81,7 +81,8 @@ def test_record_that_is_drawn_again_has_the_slider_of_the_run(execute: Any, tmp_
 sgd = lambda params: torch.optim.SGD(params, lr=0.1)
 trainer = Slow.add_on(StateManagerAddon)(nn.Linear(4, 1), "cpu", optimizer=sgd, save_path={str(tmp_path)!r}, keep_last_n=3)"""
     run = "result = trainer.run(3, loader[:20], resume='auto')"
-    look = "import nbtrain; slider = trainer.view._live.slider\nprint([label for label, _ in slider.slider.options], trainer[nbtrain.LiveViewAddon]._slider_view is trainer.view)"
+    look = "from nbtrain import LiveViewAddon\nslider = trainer.view._live.slider\n"
+    look += "print([label for label, _ in slider.slider.options], trainer[LiveViewAddon]._slider_view is trainer.view)"
     go = "slider.slider.value = 0\nslider.press('Rewind here')\nprint(trainer.counts.epoch)"
     cells = execute(SETUP, make, run, make, run, look, go, "trainer.show()").cells
     for slider, record in (cells[4].outputs, cells[7].outputs):

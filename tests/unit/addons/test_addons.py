@@ -42,6 +42,7 @@ from nbtrain import (
     StateManagerAddon,
     SystemMonitorAddon,
     Trainer,
+    UpdateRatioAddon,
     WandBLoggerAddon,
 )
 from nbtrain.engine.addon import options
@@ -194,6 +195,7 @@ ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their opt
     LoggersAddon: lambda folder: {"loggers": ["csv"], "save_path": folder},
     NeptuneLoggerAddon: lambda folder: {"save_path": folder},
     SystemMonitorAddon: lambda folder: {"throughput": True, "count_tokens": lambda batch: batch[0].numel()},
+    UpdateRatioAddon: lambda folder: {"ratio_every_n_steps": 2},
     WandBLoggerAddon: lambda folder: {"web_logger": {"wandb": {"mode": "offline"}}, "save_path": folder},
     MultiGPUAddon: lambda folder: {"device": ONE_DEVICE},
 }

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from samples import DEVICE, Regress, make_data, make_loader, make_model, make_trainer, same_weights
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from nbtrain import ConfigError, GradientClipAddon, GradientStatsAddon, Trainer
+from nbtrain import ConfigError, GradientClipAddon, GradientStatsAddon, StateManagerAddon, Trainer, UpdateRatioAddon
 from nbtrain.addons.gradients import total_norm
 
 
@@ -102,3 +104,52 @@ def test_sparse_and_complex_gradients_are_clipped(algorithm: str) -> None:
     z = complex(moved["complex.0"])
     assert (z.real, z.imag) == pytest.approx((1.0, 1.0) if share is None else (3 * share, 4 * share), rel=1e-5)
     assert trainer.history.steps["train"]["train_grad_norm"] == pytest.approx([norm])
+
+
+class Weights(L.Callback):
+    """The weights of the first layer before the first batch and after each."""
+
+    def __init__(self) -> None:
+        self.taken: list[torch.Tensor] = []
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        if not self.taken:
+            self.on_train_batch_end(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        self.taken.append(torch.cat([p.detach().flatten().clone() for p in pl_module.owner.model[0].parameters()]))
+
+
+def test_update_ratio_is_the_change_of_the_weights_beside_them() -> None:
+    watch = Weights()
+    trainer = make_trainer(Regress.add_on(UpdateRatioAddon), ratio_every_n_steps=2, lightning={"callbacks": [watch]})
+    trainer.run(1, make_loader())
+    measured = [(b - a).norm() / a.norm() for a, b in list(pairwise(watch.taken))[::2]]
+    assert len(measured) == 3 and trainer.history.last["train_update_ratio.0"] == pytest.approx(
+        torch.stack(measured).mean().item(), rel=1e-5
+    )
+    plain = make_trainer()
+    plain.run(1, make_loader())
+    assert same_weights(plain.model, trainer.model) and "train_update_ratio.1" not in trainer.history.last  # a ReLU has no weights
+
+
+def test_resumed_update_ratio_is_that_of_the_uninterrupted_run(tmp_path: Any) -> None:
+    class Stops(Regress.add_on(UpdateRatioAddon, StateManagerAddon)):  # type: ignore[misc]
+        at = -1
+
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            if self.counts.step == self.at:
+                self.stop()
+            return super().train_step(batch)
+
+    def trained(folder: str, at: int, **options: Any) -> Any:
+        trainer = make_trainer(Stops, ratio_every_n_steps=1, save_path=tmp_path / folder)
+        trainer.at = at
+        trainer.run(2, make_loader(own_generator=True), **options)
+        return trainer
+
+    whole = trained("whole", -1)
+    trained("parts", 2)
+    resumed = trained("parts", -1, resume="auto")
+    assert resumed.history.last["train_update_ratio.0"] == whole.history.last["train_update_ratio.0"]
+    assert resumed.history.epochs[0]["train_update_ratio.0"] == whole.history.epochs[0]["train_update_ratio.0"]
