@@ -283,7 +283,10 @@ class Composable:
 
     def _service(self, kind: type[ServiceType]) -> ServiceType | None:
         """The addon that provides the service `kind`, if there is one."""
-        return next((addon for addon in self._addons.values() if isinstance(addon, kind)), None)
+        for addon in self._addons.values():
+            if isinstance(addon, kind):
+                return addon
+        return None
 
     def _required_service(self, kind: type[ServiceType]) -> ServiceType:
         """The addon that provides the service `kind`. Raises AddOnError if there is none."""

@@ -392,8 +392,9 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     @property
     def keeps_states(self) -> bool:
         """Whether a training run keeps its states in memory."""
-        elsewhere = any(isinstance(addon, Launcher) for addon in self.active_addons)
-        return self.mode == "train" and not elsewhere and (self.keep_states is True or (self.keep_states == "auto" and in_shell()))
+        if self.mode != "train" or self.keep_states is False or (self.keep_states == "auto" and not in_shell()):
+            return False
+        return not any(isinstance(addon, Launcher) for addon in self.active_addons)
 
     @checked
     def toggle(self, mode: Mode | None = None) -> None:

@@ -20,7 +20,7 @@ class LongStep(Steps):
     def train_step(self, batch):
         if self.counts.processed == 2:
             print("in the step", flush=True)
-            time.sleep(4)
+            time.sleep(10)  # a busy machine shows two states within it
             stepped.append(time.time())
         return super().train_step(batch)
 
@@ -43,7 +43,7 @@ class Slow(Steps):
     def train_step(self, batch):
         if self.is_slow:
             print("in the step", flush=True)
-            time.sleep(4)
+            time.sleep(10)  # a busy machine shows two states within it
         return super().train_step(batch)
 
 slow = make(Slow)
