@@ -283,7 +283,7 @@ def _call_error(
     if unknown := next((name for name in given if name not in names and not takes_any), None):
         left = [name for name in names if name not in by_place and name not in given]
         known = (remedy_of_argument if title == "run" else same_argument)(unknown, left)
-        return OptionError(f"{title} takes no argument {unknown!r}.", remedy=known or (nearest(unknown, left) if left else ""))
+        return OptionError(f"{title} takes no argument {unknown!r}.", remedy=known or nearest(unknown, left))
     required = [p.name for p in parameters if p.default is p.empty]
     if missing := [name for name in required if name not in by_place and name not in given]:
         named = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} | given.keys()

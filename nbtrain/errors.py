@@ -176,8 +176,10 @@ class RunStopped(KeyboardInterrupt):
 
 # %% ../nbs/errors.ipynb #4c0f0759
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that suggests the name in `known` of which `name` may be a misspelling, or else lists all of `known`."""
+    """A sentence that suggests the name in `known` of which `name` may be a misspelling, or else lists all of `known`; empty if none is."""
     known = sorted(known)
+    if not known:
+        return ""
     close = get_close_matches(name, known, n=1, cutoff=0.75 if len(name) > 3 else 0.65)  # all with one typing error, and few others
     longer = [other for other in known if other.startswith(f"{name}_")]  # "prefetch" for "prefetch_factor"
     swapped = [other for other in known if sorted(other) == sorted(name)]  # "rl" for "lr"

@@ -36,7 +36,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "optim": ("compat", "events", "rng", "private"),
     "engine": ("compat", "events", "rng", "private", "objects", "history", "data", "optim"),
     "loops": ("rng", "private", "objects", "data", "optim", "engine"),
-    "views": ("events", "best", "formatting", "private", "engine"),
+    "views": ("events", "best", "formatting", "private", "history", "engine"),
     "library": ("events", "best", "formatting", "history", "views"),
     "loggers": ("events", "private", "history", "data", "engine", "views"),
     "distributed": ("events", "rng", "resources", "private", "objects", "source", "data", "optim", "engine"),

@@ -271,8 +271,8 @@ class _Ratios(L.Callback):
 class UpdateRatioAddon(AddOnBase):
     """Record how large updates are beside the weights: `train_update_ratio.<layer>`, every `ratio_every_n_steps` updates.
 
-    The ratio is the L2 norm of what an update changes in a layer, divided by the L2 norm of its weights before. It is infinite for a layer
-    of zeros, and 0 for an update that `nonfinite="skip"` has skipped. The row of each epoch has the mean.
+    The ratio is the L2 norm of what an update changes in a layer, divided by the L2 norm of its weights before. It is not finite for a
+    layer of zeros, and 0 for an update that `nonfinite="skip"` has skipped. The row of each epoch has the mean.
 
     Args:
         ratio_every_n_steps: Measure every n optimizer updates, beginning with the first.

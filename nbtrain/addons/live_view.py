@@ -23,7 +23,7 @@ from ..history.session_runs import EvaluationSink, SessionRun, forget_run, keep_
 from ..tracebacks import in_kernel, is_watched
 
 if TYPE_CHECKING:
-    from nbtrain.views.terminal import OperationLine, View
+    from nbtrain.views.terminal import View
     from nbtrain.views.text import Past
 
 # %% auto #0
@@ -64,9 +64,6 @@ class LiveViewAddon(AddOnBase, ViewService):
     def state_dict(self) -> dict[str, Any]:
         return {}
 
-    def in_scratch(self) -> None:
-        return None
-
     # -- a run
     def open(self, trainer: Any, controls: Controls | None, settings: Callable[[], dict[str, str]]) -> list[EventSink]:
         if trainer.mode == "train":
@@ -86,18 +83,17 @@ class LiveViewAddon(AddOnBase, ViewService):
 
     def _open_view(self, trainer: Any, controls: Controls) -> View:
         from nbtrain.views.notebook import open_view
-        from nbtrain.views.runs import RunCard
+        from nbtrain.views.runs import card_of
 
         is_training, run = trainer.mode == "train", self._run
         if is_training and in_kernel():
             controls = replace(controls, travel=trainer.travel_of())
         view = open_view(controls)
         view.board.find_past = partial(_past_of, ref(trainer))
-        if is_training and run is not None:
-            run.show_in(RunCard(run.name, view.board, run.settings))
-            view.board.find_ghost = cache(partial(compared_with, trainer.compare_with, run.folder, run.title))
         if run is not None:
-            view.card = run.show_in(RunCard(run.name, settings=run.settings))
+            view.card = card_of(run, view.board if is_training else None)
+        if is_training and run is not None:
+            view.board.find_ghost = cache(partial(compared_with, trainer.compare_with, run.folder, run.title))
         return view
 
     def _take_slider(self) -> None:
@@ -148,12 +144,12 @@ class LiveViewAddon(AddOnBase, ViewService):
             self._slider_view.refresh_slider()
 
     # -- beside a run
-    def line(self, words: Callable[[], str]) -> OperationLine:
+    def line(self, words: Callable[[], str]) -> Callable[[str], None]:
         from nbtrain.views.terminal import OperationLine
 
         line = OperationLine(words)
         line.start()
-        return line
+        return line.end
 
     def show_below(self, one: Shown) -> None:
         from nbtrain.views.cell_runs import show_below

@@ -319,6 +319,12 @@ def _places(module: L.LightningModule, optimizer: Optimizer) -> list[Any]:
 
 
 # %% ../../nbs/addons/performance.ipynb #e29101c1
+def _own_loop(pl_trainer: L.Trainer) -> OwnEpochLoop:
+    loop = pl_trainer.fit_loop.epoch_loop
+    assert isinstance(loop, OwnEpochLoop)
+    return loop
+
+
 class GraphedTraining:
     """Runs training steps: `n_warm_up` eager ones of one form, a capture, then replays. It is the `whole_step` of a `OwnEpochLoop`.
 
@@ -366,8 +372,7 @@ class GraphedTraining:
 
     def _keep_for_current_stream(self) -> None:
         """The output was made on the stream of the warm-up, and is read on the current one: its memory must not be used again before."""
-        loop = self.module.trainer.fit_loop.epoch_loop
-        for tensor in tensors(loop.window.output) if isinstance(loop, OwnEpochLoop) else ():
+        for tensor in tensors(_own_loop(self.module.trainer).window.output):
             if tensor.is_cuda:
                 tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
@@ -411,7 +416,7 @@ class _Graphed(PassCallback):
             assert graphs is not None and isinstance(pl_module, StepModule)
             self.steps = GraphedTraining(graphs, pl_trainer, pl_module, self.addon.graph_warmup)
         self.steps.begin_epoch()
-        self._loop(pl_trainer).whole_step = self.steps
+        _own_loop(pl_trainer).whole_step = self.steps
 
     def on_train_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         steps = self.steps
@@ -423,15 +428,10 @@ class _Graphed(PassCallback):
     def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._end(pl_trainer)
 
-    def _loop(self, pl_trainer: L.Trainer) -> OwnEpochLoop:
-        loop = pl_trainer.fit_loop.epoch_loop
-        assert isinstance(loop, OwnEpochLoop)
-        return loop
-
     def _end(self, pl_trainer: L.Trainer) -> None:
         """Release the graph's memory."""
         if self.steps is not None:
-            self._loop(pl_trainer).whole_step = self.steps = None
+            _own_loop(pl_trainer).whole_step = self.steps = None
 
     def _say(self, reason: str) -> None:
         if reason:

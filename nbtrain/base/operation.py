@@ -78,7 +78,7 @@ class Operated(Protocol):
     log_bar: bool
     operations: list[Operation]
 
-    def _service(self, kind: type[ViewService]) -> ViewService | None: ...
+    def _required_service(self, kind: type[ViewService]) -> ViewService: ...
 
 
 Result = TypeVar("Result")
@@ -188,9 +188,9 @@ class Operation:
     @contextmanager
     def watched(self, *, shows: bool) -> Iterator[None]:
         """A context in which a cell or a script waits for it: ■ ends it, and if it `shows` its progress, that is in a line."""
-        view, status = self.trainer._service(ViewService) if shows else None, "failed"
+        status = "failed"
         self._watcher = threading.current_thread()
-        line = view.line(self.line) if view is not None else None
+        end_line = self.trainer._required_service(ViewService).line(self.line) if shows else None
         try:
             with handles_signals((signal.SIGINT,), self.interrupt):
                 yield
@@ -205,8 +205,8 @@ class Operation:
             exit_with_130()
             raise self.stopped() from None
         finally:
-            if line is not None:
-                line.end(self.line(status))
+            if end_line is not None:
+                end_line(self.line(status))
         if self._n_presses:  # what is queued behind it must not begin
             raise RunStopped(f"{self.name} was completed before it stopped")
 

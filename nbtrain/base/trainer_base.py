@@ -576,8 +576,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     @property
     def view(self) -> View | None:
         """What shows the newest run: a live record in a notebook, a line in a terminal; None without one."""
-        shown = self._service(ViewService)
-        return shown.view if shown is not None else None
+        return self._required_service(ViewService).view
 
     @property
     def launcher(self) -> Launcher | None:

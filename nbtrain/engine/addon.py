@@ -79,7 +79,9 @@ def _with_known_options(addon: type[AddOnBase]) -> Callable[..., None]:
             for name in given.keys() - set(known):
                 raise OptionError(f"{addon.__name__} takes no option {name!r}.", remedy=nearest(name, known))
             if args:
-                raise OptionError(f"{addon.__name__} takes options by name, got {args[0]!r}.", remedy=f"Known are: {', '.join(known)}.")
+                raise OptionError(
+                    f"{addon.__name__} takes options by name, got {args[0]!r}.", remedy=f"Known are: {', '.join(known) or 'none'}."
+                )
             check_values(given, hints())
             init(self, **given)
         except Exception as error:
@@ -389,7 +391,7 @@ class ViewService(Service):
             controls: The buttons of its view. None: it has none.
             settings: Returns what may differ between runs, by name, as text.
         """
-        raise NotImplementedError
+        return []
 
     def begin(self, trainer: Any) -> None:
         """The record of the run has begun."""
@@ -410,9 +412,9 @@ class ViewService(Service):
     def refresh_slider(self) -> None:
         """The epochs that the trainer can go back to have changed."""
 
-    def line(self, words: Callable[[], str]) -> Any:
-        """Show the line that `words` returns from now on; `end(text)` of what this returns leaves `text` in its place."""
-        raise NotImplementedError
+    def line(self, words: Callable[[], str]) -> Callable[[str], Any]:
+        """Show the line that `words` returns from now on. Returns a function that ends this and leaves its text in the line's place."""
+        return lambda text: None
 
     def show_below(self, one: Any) -> None:
         """Show a picture, a text or a histogram below the current cell."""

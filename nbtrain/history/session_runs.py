@@ -11,7 +11,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ..events import OWN_COLUMNS, Event, is_rate
+from ..events import Event
+from .history import Row
 
 # %% auto #0
 __all__ = ["SessionRun", "EvaluationSink", "keep_run", "forget_run", "kept_runs"]
@@ -59,7 +60,7 @@ class SessionRun:
     def set_tests(self, row: Mapping[str, Any]) -> None:
         """Keep the metrics of an evaluation after the run."""
         with self._lock:
-            self.tests = {name: value for name, value in row.items() if name not in OWN_COLUMNS and not is_rate(name)}
+            self.tests = Row(row).metrics
             if self.card is not None:
                 self.card.tests = self.tests
 

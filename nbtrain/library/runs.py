@@ -25,7 +25,7 @@ from .recorded_run import diff
 from ..history.run_files import read_file, write_file
 from ..history.run_folder import load_run, read_events, run_folders
 from ..tracebacks import boundary
-from ..views.runs import RunCard, best_of, runs_html, runs_text, varying
+from ..views.runs import RunCard, best_of, card_of, runs_html, runs_text, varying
 from ..views.text import Board
 from ..history.session_runs import SessionRun, forget_run, kept_runs
 
@@ -322,7 +322,7 @@ def _folders(path: Path) -> dict[str, Path]:
 
 
 def _entry(run: SessionRun) -> RunEntry:
-    return RunEntry(run.show_in(RunCard(run.name, settings=run.settings)), run.folder)
+    return RunEntry(card_of(run), run.folder)
 
 
 def session_runs(title: str | None = None) -> Runs:

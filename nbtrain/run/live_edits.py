@@ -254,6 +254,5 @@ def resume(
         return handle
     with handle._listening():
         trainer.control.proceed("skip" if skip else "retry")
-        if (shown := trainer._service(ViewService)) is not None:
-            shown.show(once=True)
+        trainer._required_service(ViewService).show(once=True)
         return handle.wait()

@@ -243,5 +243,4 @@ class Run:
 
     def _refresh_view(self) -> None:
         """Update the view in a notebook, after a cell has waited."""
-        if (shown := self.trainer._service(ViewService)) is not None:
-            shown.refresh()
+        self.trainer._required_service(ViewService).refresh()

@@ -18,7 +18,7 @@ from ..base.trainer_base import TrainerBase
 from ..completion import Listed
 from ..annotations import PositiveInt, command
 from ..data.resumable_loader import NO_PLACE
-from ..engine.addon import StateService, ViewService
+from ..engine.addon import StateService
 from ..engine.control import refuse_while_on
 from ..engine.protocol import EventSink
 from ..errors import CheckpointError, ConfigError, RunPaused, RunStopped
@@ -346,10 +346,8 @@ class Session(Listed):
             self._add(result, left._random_after)  # resume() has ended the run that was paused
         self._memory.state = self.state
         self._memory.go_back(self._memory.kept, self._memory.random)
-        shown = trainer._service(ViewService)
-        if shown is not None and self.sinks:
-            shown.view = self.view
-            shown.show(once=True)
+        if self.view is not None and self.sinks:
+            self.view.show(once=True)
 
     # -- rounds
     def __iter__(self) -> Iterator[Any]:

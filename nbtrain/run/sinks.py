@@ -31,7 +31,7 @@ class RunSinks:
 
     def __init__(self, trainer: TrainerBase, settings: Callable[[], dict[str, str]] = dict) -> None:
         self.trainer, self.settings = trainer, settings
-        self._shown = trainer._service(ViewService)
+        self._display = trainer._required_service(ViewService)
         self._opened: list[EventSink] = []
         self._lock: RunLock | None = None  # of the run folder
 
@@ -77,15 +77,12 @@ class RunSinks:
         trainer = self.trainer
         if not trainer.world.is_first:
             return
-        session, shown = trainer.open_session if trainer.mode == "train" else None, self._shown
+        session = trainer.open_session if trainer.mode == "train" else None
         if session is not None and session.sinks:
-            self._opened = session.sinks
-            if shown is not None:
-                shown.view = session.view
+            self._display.view, self._opened = session.view, session.sinks
         else:
             self._opened = [EventGroup(self._folder(trainer.run_dir).update_all)] if trainer.run_dir is not None else []
-            if shown is not None:
-                self._opened += shown.open(trainer, self.controls(validates=validates) if self._shows else None, self.settings)
+            self._opened += self._display.open(trainer, self.controls(validates=validates) if self._shows else None, self.settings)
         trainer.sinks += self._opened
         if session is not None:
             session.view, session.sinks = trainer.view, self._opened
@@ -100,8 +97,8 @@ class RunSinks:
     def show_finished(self) -> None:
         """Show the record of the newest finished phase again: its cell was run again, and trains nothing."""
         trainer = self.trainer
-        if trainer.run_dir is not None and trainer.world.is_first and self._shows and self._shown is not None:
-            self._shown.show_finished(trainer)
+        if trainer.run_dir is not None and trainer.world.is_first and self._shows:
+            self._display.show_finished(trainer)
 
     def controls(self, *, validates: bool) -> Controls:
         """Return the buttons of a live view and their actions."""
@@ -124,8 +121,8 @@ class RunSinks:
 
     def begin(self) -> None:
         """The record of the run has begun."""
-        if self._shown is not None and self.trainer.world.is_first:
-            self._shown.begin(self.trainer)
+        if self.trainer.world.is_first:
+            self._display.begin(self.trainer)
 
     def _folder(self, run_dir: Path) -> RunFolder:
         """The sink that writes to the run folder. In a new run with a parent, it begins with the parent's history."""
@@ -136,8 +133,7 @@ class RunSinks:
 
     def forget(self) -> None:
         """Take the run from the list of runs: it has not begun."""
-        if self._shown is not None:
-            self._shown.forget()
+        self._display.forget()
 
     def close(self) -> None:
         """Close the sinks at the end of the run."""

@@ -541,8 +541,7 @@ class Trainer(TrainerCommands):
         if name is not None:
             self._show_value(name, value, kind, caption)
             return
-        shown = self._service(ViewService)
-        if shown is None or not shown.show():
+        if not self._required_service(ViewService).show():
             print(repr(self.train_state.history))
 
     @written_in("tools.show", "show_value")

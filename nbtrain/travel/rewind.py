@@ -189,8 +189,7 @@ def rewind(trainer: TrainerBase, at: Literal["best"] | None = None, *, epoch: in
     there = place_of(trainer, at, epoch, step)
     state, n_recomputed = operate(trainer, "rewind", lambda operation: _find(trainer, there), mode="train", between_batches=False)
     found = _restore(trainer, state, n_recomputed)
-    if (shown := trainer._service(ViewService)) is not None:
-        shown.refresh_slider()
+    trainer._required_service(ViewService).refresh_slider()
     return found
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from statistics import mean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .axes import axis_of, count_ticks, is_drawn, short
 from ..formatting import ICONS, digits_of, format_time, format_value, visible
@@ -22,9 +22,13 @@ from ..best import best_row
 from ..events import MonitorMode
 from .text import Board, Row
 
+if TYPE_CHECKING:
+    from nbtrain.history.session_runs import SessionRun
+
 # %% auto #0
 __all__ = [
     "RunCard",
+    "card_of",
     "varying",
     "shown_setting",
     "label_of",
@@ -133,6 +137,11 @@ class RunCard:
 
 
 # %% ../../nbs/views/runs.ipynb #688d053c
+def card_of(run: SessionRun, board: Board | None = None) -> RunCard:
+    """The card of a run of this session. `board`: that of its view, if one opens now."""
+    return run.show_in(RunCard(run.name, board or Board(), run.settings))
+
+
 _MISSING = "–"
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from samples import DEVICE, Regress, make_loader, make_model, make_trainer, make_valid
 
-from nbtrain import AddOnBase, AddOnError, ConfigError, MultiOptimizerTrainer, StateManagerAddon, StepError
-from nbtrain.engine.addon import StateService
+from nbtrain import AddOnBase, AddOnError, ConfigError, LiveViewAddon, MultiOptimizerTrainer, OptionError, StateManagerAddon, StepError
+from nbtrain.engine.addon import StateService, ViewService
 from nbtrain.events import Event
 from nbtrain.tools.scratch_trainer import scratch_trainer
 
@@ -248,3 +248,42 @@ def test_an_addon_of_a_user_keeps_the_states() -> None:
         make_trainer(Regress).run(1, make_loader(), resume="auto")
     with pytest.raises(AddOnError, match="OwnStates and MoreStates do the same: each is a StateService"):
         Regress.add_on(OwnStates, MoreStates)
+
+
+class Epochs:
+    """A sink that keeps which epochs it was told of."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def update(self, event: Event) -> None:
+        self.seen += [event.progress.epoch] if event.kind == "epoch" else []
+
+
+class OwnView(AddOnBase, ViewService):
+    def __post_init__(self) -> None:
+        self.epochs = Epochs()
+
+    def open(self, trainer: Any, controls: Any, settings: Any) -> list[Any]:
+        return [self.epochs]
+
+
+class BareView(AddOnBase, ViewService):
+    """It draws nothing."""
+
+
+@pytest.mark.parametrize("kind", [OwnView, BareView])
+def test_view_of_a_user_takes_the_place_of_nbtrains_and_draws_what_it_likes(kind: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = make_trainer(Regress.add_on(kind), log_bar=True)
+    assert trainer.run(2, make_loader(), make_valid()).status == "completed"
+    assert LiveViewAddon not in map(type, trainer.active_addons) and trainer.view is None
+    assert capsys.readouterr().out == "" and (kind is BareView or trainer[OwnView].epochs.seen == [1, 2])
+    trainer.lr_find(make_loader())
+    trainer.show()
+    assert "2  " in capsys.readouterr().out  # without a view, the history
+
+
+def test_addon_without_options_lists_none() -> None:
+    with pytest.raises(OptionError) as found:
+        LiveViewAddon(every_s=1)  # type: ignore[call-arg]
+    assert str(found.value) == "LiveViewAddon takes no option 'every_s'."
