@@ -63,7 +63,7 @@ PUBLIC = {
     "SchedulerBase": "optim.schedulers",
     "Shown": "events",
     "SchedulerChain": "optim.schedulers",
-    "Session": "run.session",
+    "Session": "tools.session",
     "SeededLoader": "data.seeded_loader",
     "StateManagerAddon": "addons.state_manager",
     "StepError": "errors",
@@ -82,6 +82,7 @@ PUBLIC = {
     "WorkerError": "errors",
     "Runs": "library.runs",
     "JobHandle": "cluster.jobs",
+    "KeptStatesAddon": "state.addon",
     "submitted_jobs": "cluster.jobs",
     "check_port": "tools.port_check",
     "compare": "library.compare",
@@ -119,6 +120,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon as StateManagerAddon
     from nbtrain.addons.early_stopping import EarlyStoppingAddon as EarlyStoppingAddon
     from nbtrain.addons.live_view import LiveViewAddon as LiveViewAddon
+    from nbtrain.state.addon import KeptStatesAddon as KeptStatesAddon
     from nbtrain.addons.limits import LimitsAddon as LimitsAddon
     from nbtrain.addons.system_monitor import SystemMonitorAddon as SystemMonitorAddon
     from nbtrain.addons.freeze import FreezeAddon as FreezeAddon
@@ -157,7 +159,7 @@ if TYPE_CHECKING:
     from nbtrain.run.handle import RunHandle as RunHandle
     from nbtrain.cluster.jobs import JobHandle as JobHandle
     from nbtrain.cluster.jobs import submitted_jobs as submitted_jobs
-    from nbtrain.run.session import Session as Session
+    from nbtrain.tools.session import Session as Session
     from nbtrain.trainer.model_trainer import ModelTrainer as ModelTrainer
     from nbtrain.trainer.multi_optimizer import MultiOptimizerTrainer as MultiOptimizerTrainer
     from nbtrain.data.task_loader import Task as Task

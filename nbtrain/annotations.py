@@ -20,7 +20,6 @@ from pathlib import Path
 from types import MethodType, NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from .compat.foreign_names import remedy_of_argument, same_argument
 from .errors import ConfigError, OptionError, nearest
 from .tracebacks import shorten
 
@@ -281,6 +280,8 @@ def _call_error(
     by_place = dict(zip((p.name for p in parameters if p.kind is not p.KEYWORD_ONLY), args))
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     if unknown := next((name for name in given if name not in names and not takes_any), None):
+        from nbtrain.compat.foreign_names import remedy_of_argument, same_argument
+
         left = [name for name in names if name not in by_place and name not in given]
         known = (remedy_of_argument if title == "run" else same_argument)(unknown, left)
         return OptionError(f"{title} takes no argument {unknown!r}.", remedy=known or nearest(unknown, left))

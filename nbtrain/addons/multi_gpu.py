@@ -22,8 +22,8 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from ..optim.optimizer_state import move_with_optimizer
-from ..distributed.devices import Devices, resolve_devices
-from ..distributed.launcher import Launcher
+from ..base.devices import Devices, resolve_devices
+from ..base.launcher import Launcher
 from ..distributed.memory_estimate import device_memory, plan_devices
 from ..distributed.parallelism import Parallelize, resolve_parallelism
 from ..distributed.rank import InWorker, InWorld, RankCallback, WorkerEnvironment
@@ -181,7 +181,7 @@ class RanksAddon(Launcher):
                 remedy="Use strategy='fsdp2', DeepSpeed's stage 1 or 2 under torchrun, or a lightning.Trainer of your own: "
                 "fit(trainer.as_lightning_module(), loader).",
             )
-        if any(isinstance(other, StateService) for other in trainer.active_addons):
+        if any(isinstance(other, StateService) and other.saves for other in trainer.active_addons):
             raise ConfigError(
                 "StateManagerAddon can't save the optimizer, which DeepSpeed shards over the ranks.",
                 remedy="Leave it out, and give lightning={\"callbacks\": [ModelCheckpoint(...)]}, or use strategy='fsdp2'.",

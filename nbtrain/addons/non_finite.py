@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 from copy import copy
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from ..distributed.parallelism import local
-from ..distributed.rank import find_rank, reduced
 from .hooks import HooksAddon
 from ..engine.addon import AddOnBase
 from ..engine.callback import Stopper, active_callbacks
@@ -27,9 +25,10 @@ from ..optim.joint_optimizer import single
 from ..optim.param_groups import total_norm
 from ..private.torch_parts import flag_nonfinite
 from ..tracebacks import variable_name
+from ..base.arguments import NonFinite
 
 # %% auto #0
-__all__ = ["NonFinite", "first_nonfinite", "NonFiniteAddon"]
+__all__ = ["first_nonfinite", "NonFiniteAddon"]
 
 
 # %% ../../nbs/addons/non_finite.ipynb #4a16dd1a
@@ -113,12 +112,15 @@ class _Skip(L.Callback):
         addon._in_a_row = addon._most = 0
         self._skipped: list[tuple[str, float | Tensor]] = []  # of the turns for this batch
         addon._unread = []
+        from nbtrain.distributed.parallelism import local
+
+        self._local = local
         self._flagged: list[Any] = []  # the optimizers that have such a flag
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         self._take_flags()
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        gradients = [local(p.grad) for p in parameters]
+        gradients = [self._local(p.grad) for p in parameters]
         if isinstance(pl_module, StepModule) and pl_trainer.world_size == 1 and self._on_device(pl_trainer, optimizer, gradients):
             is_bad = flag_nonfinite(gradients)
             self._flagged = single([optimizer])
@@ -131,6 +133,8 @@ class _Skip(L.Callback):
         largest = float(total_norm(gradients, math.inf))  # a 2-norm may overflow even if all values are finite
         is_bad = not math.isfinite(largest)
         if pl_trainer.world_size > 1:
+            from nbtrain.distributed.rank import find_rank, reduced
+
             is_bad = reduced(pl_trainer.strategy, find_rank(pl_trainer), [int(is_bad)], "max")[0] > 0
         if isinstance(pl_module, StepModule):
             self._count(pl_module, float(is_bad))
@@ -199,9 +203,6 @@ class _Skip(L.Callback):
 
 
 # %% ../../nbs/addons/non_finite.ipynb #40f8ca29
-NonFinite = Literal["raise", "skip", "stop", "ignore"]
-
-
 class NonFiniteAddon(AddOnBase):
     """Raise, stop or skip an update when a training loss or gradient is NaN or infinite.
 

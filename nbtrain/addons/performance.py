@@ -24,7 +24,7 @@ from .freeze import FreezeAddon
 from .hooks import HooksAddon
 from ..data.prefetch import prefetch
 from ..data.several_loaders import is_several
-from ..distributed.launcher import Launcher
+from ..base.launcher import Launcher
 from ..engine.addon import AddOnBase, StateService
 from ..engine.callback import PassCallback
 from ..engine.protocol import TrainerProtocol

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .accumulation import AccumulationAddon
-from ..checkpoint.files import SaveFormat
+from ..checkpoint.files import SaveFormat, ordered_names, progress_of
 from ..checkpoint.frozen_base import FrozenBase
 from ..checkpoint.pretrained import fitness_of
-from ..checkpoint.store import CheckpointStore, find_checkpoint, open_folder, own_run
+from ..checkpoint.store import FOLDER, CheckpointStore, find_checkpoint, open_folder, own_run
 from ..checkpoint.weights import url_of
 from ..data.loader_state import draws_in_ranks
 from ..data.resumable_loader import ValidLoader
-from ..distributed.launcher import Launcher, n_readers, world_of
-from ..engine.addon import AddOnBase, StateService
+from ..base.launcher import Launcher, n_readers, world_of
+from ..engine.addon import AddOnBase
 from ..engine.callback import as_list
 from ..engine.control import Boundary, refuse_while_on
 from ..engine.protocol import TrainerProtocol
@@ -30,6 +30,7 @@ from ..state.disk import Disk
 from ..state.keeper import StateKeeper
 from ..state.restore import check_optimizer, fit_setup, note_differences, read_state, restore
 from ..state.states import StatefulTrainer, lost_parameters
+from ..state.addon import KeptStatesAddon
 
 # %% auto #0
 __all__ = ["SaveType", "SaveWeights", "StateManagerAddon"]
@@ -40,7 +41,7 @@ SaveWeights = Literal["all", "trainable"]
 
 
 # %% ../../nbs/addons/state_manager.ipynb #380c4c24
-class StateManagerAddon(AddOnBase, StateService):
+class StateManagerAddon(KeptStatesAddon):
     """Save checkpoints during a run, and resume it exactly: `run(..., resume="auto")`.
 
     The folder `checkpoints/` in the run folder has a checkpoint for each save, and the links `last` and `best`. Files are written in a
@@ -101,6 +102,7 @@ class StateManagerAddon(AddOnBase, StateService):
     stop_on_save_error: bool = False
     save_on_error: bool = True
 
+    saves = True
     commands = ("save_state", "load_state", "import_run")
     after = (Launcher, AccumulationAddon)  # a resumed loader wraps the shard of a rank
 
@@ -142,8 +144,16 @@ class StateManagerAddon(AddOnBase, StateService):
         self.save_path = self.save_path if elsewhere is None else elsewhere["save_path"]
         self.__post_init__()  # the checkpoints so far are not its own
 
-    def in_scratch(self) -> AddOnBase | None:
-        return None
+    def in_scratch(self) -> AddOnBase:
+        made = KeptStatesAddon()
+        made.states = self.states
+        return made
+
+    def saved_now(self, trainer: StatefulTrainer) -> Path | None:
+        counts, folder = trainer.train_state.counts, trainer.run_dir / FOLDER if trainer.run_dir is not None else None
+        names = ordered_names(folder) if folder is not None and folder.is_dir() else []
+        saved = [name for name in names if progress_of(name) == (counts.epoch, counts.step)]
+        return folder / saved[-1] if folder is not None and saved else None
 
     def open_disk(self, trainer: StatefulTrainer) -> Disk:
         return Disk(self, trainer)

@@ -59,7 +59,8 @@ if TYPE_CHECKING:
     from nbtrain.addons.live_view import LiveViewAddon
     from nbtrain.addons.metrics import MetricsAddon
     from nbtrain.addons.multi_gpu import MultiGPUAddon
-    from nbtrain.addons.non_finite import NonFinite, NonFiniteAddon
+    from nbtrain.base.arguments import NonFinite
+    from nbtrain.addons.non_finite import NonFiniteAddon
     from nbtrain.addons.performance import CompileAddon, CudaGraphAddon, EnvironmentAddon, PrefetchAddon
     from nbtrain.addons.scheduler import SchedulerAddon
     from nbtrain.addons.state_manager import SaveType, SaveWeights, StateManagerAddon

@@ -12,7 +12,7 @@ from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
 from types import FunctionType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import lightning as L
 import torch
@@ -28,7 +28,6 @@ from ..data.several_loaders import named_loaders
 from ..data.tensor_loader import is_array
 from ..engine.callback import as_list
 from ..annotations import Duration, check_values, parameter_hints
-from ..compat.foreign_names import remedy_of_argument
 from ..data.several_loaders import n_batches
 from ..errors import ConfigError, OptionError, first_line, nearest
 from ..best import known_mode
@@ -38,13 +37,16 @@ from ..objects.user_code import signature_of
 
 # %% auto #0
 __all__ = [
+    "TRANSLATED",
     "Optimizing",
+    "NonFinite",
     "Optimizers",
     "of_lightning",
     "check_lightning_names",
     "check_lightning",
     "asks_for_bar",
     "accumulates",
+    "translate_arguments",
     "check_save_path",
     "check_model",
     "resolve_monitor",
@@ -79,11 +81,14 @@ def check_lightning_names(arguments: Iterable[str]) -> None:
     """Raise OptionError for a name in `lightning={...}` that nbtrain sets itself, or that Lightning does not know."""
     known = inspect.signature(L.Trainer.__init__).parameters.keys() - {"self"}
     for name in arguments:
+        if name not in _OURS and name in known:
+            continue
+        from nbtrain.compat.foreign_names import remedy_of_argument
+
+        remedy = remedy_of_argument(name, ())
         if name in _OURS:
-            raise OptionError(f"lightning={{{name!r}: ...}} is set by nbtrain.", remedy=remedy_of_argument(name, ()))
-        if name not in known:
-            remedy = remedy_of_argument(name, ()) or nearest(str(name), known - _OURS)
-            raise OptionError(f"lightning.Trainer has no argument {name!r}.", remedy=remedy)
+            raise OptionError(f"lightning={{{name!r}: ...}} is set by nbtrain.", remedy=remedy)
+        raise OptionError(f"lightning.Trainer has no argument {name!r}.", remedy=remedy or nearest(str(name), known - _OURS))
 
 
 def check_lightning(arguments: Mapping[str, Any], *, wraps_module: bool = False) -> dict[str, Any]:
@@ -116,6 +121,37 @@ def accumulates(arguments: Mapping[str, Any]) -> bool:
     """Whether `lightning={...}` accumulates gradients over several batches."""
     changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in as_list(arguments.get("callbacks")))
     return changes or arguments.get("accumulate_grad_batches", 1) != 1
+
+
+# %% ../../nbs/base/arguments.ipynb #argtran1
+_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def _monitor(metric: Any) -> Any:
+    return metric if str(metric).startswith(("val_", "train_")) else f"val_{str(metric).removeprefix('eval_')}"
+
+
+# Arguments of OmniGenBench and tlama-core that a trainer takes under their names: what they are called here, and their value
+TRANSLATED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "autocast": ("precision", lambda value: _DTYPES.get(str(value), value)),
+    "use_mixed_precision": ("precision", lambda value: "bf16" if value else None),
+    "optimization_metric": ("monitor", _monitor),
+}
+
+
+def translate_arguments(given: dict[str, Any], **own: tuple[Any, Any]) -> tuple[list[Any], list[str]]:
+    """Remove the arguments in `TRANSLATED` from `given`. Returns the values of `own`, those that they stand for, and a note for each.
+
+    `own`: by name, a value and the default. Raises OptionError if an argument is given under both names.
+    """
+    found, notes = {name: value for name, (value, _) in own.items()}, list[str]()
+    for name in TRANSLATED.keys() & given.keys():
+        ours, convert = TRANSLATED[name]
+        if found[ours] != own[ours][1]:
+            raise OptionError(f"{name} and {ours} are both given, and mean the same.", remedy=f"Leave {name} out.")
+        found[ours] = convert(given.pop(name))
+        notes.append(f"{name} is {ours} here: {ours}={found[ours]!r}")
+    return list(found.values()), notes
 
 
 # %% ../../nbs/base/arguments.ipynb #a3aae1f1
@@ -160,6 +196,7 @@ def _named_optimizer(given: Any) -> str:
 
 
 Optimizing = Annotated[Optimizer | Callable[..., Any], _named_optimizer]
+NonFinite = Literal["raise", "skip", "stop", "ignore"]
 Optimizers = Annotated[Optimizer | Callable[..., Any] | list[Optimizer] | dict[str, Optimizer], _named_optimizer]
 
 

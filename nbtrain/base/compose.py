@@ -14,7 +14,6 @@ from weakref import WeakSet
 
 from .. import addons as shipped
 from ..annotations import checked
-from ..compat.foreign_names import remedy_of_argument
 from ..tracebacks import boundary
 from ..engine.addon import AddOnBase, Service, copy_addon, is_same, join_options, merge_instances, options, ordered, services_of
 from ..errors import AddOnError, OptionError, nearest
@@ -97,6 +96,8 @@ def check_addon_options(kind: type[Any], given: Iterable[str]) -> None:
         if owners := _owners(name):
             remedy = f"It is an option of {' or '.join(owners)}: {title}.add_on({owners[0]})."
         else:
+            from nbtrain.compat.foreign_names import remedy_of_argument
+
             remedy = remedy_of_argument(name, known) or of_lightning(name) or nearest(name, known)
         raise OptionError(f"{title} takes no argument {name!r}.", remedy=remedy)
 
@@ -114,7 +115,7 @@ def _owners(option: str) -> list[str]:
 
 
 # Names of `nbtrain.addons`, whose modules are imported with the first trainer that has them
-DEFAULT_ADDONS = ("NonFiniteAddon", "HooksAddon", "LiveViewAddon")  # of each trainer
+DEFAULT_ADDONS = ("NonFiniteAddon", "HooksAddon", "LiveViewAddon", "KeptStatesAddon")  # of each trainer
 _OF_ARGUMENTS = {"gradient_clip": "GradientClipAddon", "scheduler": "SchedulerAddon", "compile": "CompileAddon"}
 
 

@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 
 from ..errors import ConfigError, first_line
 from ..events import Status
-from ..source.redaction import blot_out
 from ..formatting import best_words, format_time
 
 # %% auto #0
@@ -150,6 +149,8 @@ def _call(function: Callable[[Notification], Any], note: Notification) -> None:
     try:
         function(note)
     except Exception as error:
+        from nbtrain.redaction import blot_out
+
         text = blot_out(f"{type(error).__name__}: {first_line(error)}")
         raise _NotSent(f"{getattr(function, '__name__', type(function).__name__)} raised {text}") from None
 

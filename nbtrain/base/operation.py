@@ -28,7 +28,7 @@ from ..engine.train_state import Mode, TrainState
 from ..errors import RunPaused, RunStopped
 from ..loops.step_snapshot import copy_back, modules_beside, restore_attributes
 from ..rng import keep_random, random_state, set_random_state
-from ..state.kept_objects import kept_objects
+from ..loops.kept_objects import kept_objects
 from ..formatting import ICONS, format_time
 from ..engine.addon import ViewService
 

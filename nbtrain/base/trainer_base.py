@@ -24,13 +24,11 @@ from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
 from ..annotations import checked
-from ..compat.foreign_names import remedy_of_member
 from ..completion import Listed, completed_by_value
 from ..data.continued_loader import continued
 from ..data.loader import is_dataset
-from ..distributed.devices import Devices, device_args, resolve_device
-from ..distributed.launcher import Launcher, launcher_of, world_of
-from ..distributed.world import World
+from .devices import Devices, device_args, resolve_device
+from .launcher import Launcher, World, launcher_of, world_of
 from ..engine.callback import as_list
 from ..engine.control import Control
 from ..optim.joint_optimizer import named_parts, single
@@ -49,17 +47,14 @@ from ..history.history import History, RunResult
 from ..history.run_folder import open_run_folder
 from ..history.run_tree import Fork, open_branch_folder
 from ..optim.schedulers import Scheduler, is_marked, mark_step
-from ..tracebacks import TracebackKeeper, in_shell
+from ..tracebacks import TracebackKeeper
 from ..source.step_changes import StepCode
 from ..objects.user_code import newest
-from ..state.best_weights import BestWeights
+from .best_weights import BestWeights
 from .operation import Operation
 from .compose import Composable, given_addons, new_instance, written_class
 from .arguments import asks_for_bar
 from .progress_checker import ProgressChecker
-from ..state.keeper import StateKeeper
-from ..state.memory import Memory
-from ..state.states import States
 
 if TYPE_CHECKING:
     from nbtrain.views.terminal import View
@@ -305,6 +300,8 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         return {name or type(one).__name__.lower(): one for name, one in named_parts(self.optimizer).items()}
 
     def _remedy_of(self, name: str) -> str:
+        from nbtrain.compat.foreign_names import remedy_of_member
+
         return remedy_of_member(name) or super()._remedy_of(name)
 
     @property
@@ -392,9 +389,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     @property
     def keeps_states(self) -> bool:
         """Whether a training run keeps its states in memory."""
-        if self.mode != "train" or self.keep_states is False or (self.keep_states == "auto" and not in_shell()):
-            return False
-        return not any(isinstance(addon, Launcher) for addon in self.active_addons)
+        return self._required_service(StateService).keeps(self)
 
     @checked
     def toggle(self, mode: Mode | None = None) -> None:
@@ -446,7 +441,6 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         self.open_session: SessionProtocol | None = None  # whose runs are one run in the view and the history
         self.fork: Fork | None = None  # where this trainer branched from another
         self.branches: list[Any] = []  # made with the slider below a run
-        self.states = States()
         self.code: StepCode | None = None  # yours, as it was when the newest operation began
         self.changed: tuple[tuple[int, int], StepCode, str] | None = (
             None  # where it has changed, what it was before, and the text of the mark
@@ -527,7 +521,12 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         shared = {"device": devices, "save_path": str(run_dir.parent)}
         kind: Any = type(self).add_on(*added)
         self.__class__ = kind
-        own = self._addons | {one: one(**{n: v for n, v in shared.items() if n in options(one)}) for one in added}
+        made = {one: one(**{n: v for n, v in shared.items() if n in options(one)}) for one in added}
+        replaced = {kind: addon for kind, addon in self._addons.items() if any(issubclass(one, kind) for one in added)}
+        for addon in replaced.values():  # what a default addon has is that of the one in its place
+            for one in (one for one in made.values() if isinstance(one, type(addon))):
+                vars(one).update(vars(addon))
+        own = {kind: addon for kind, addon in self._addons.items() if kind not in replaced} | made
         self._addons = {one: own[one] for one in ordered(own, apart=kind._addon_instances)}
         for addon in self.active_addons:
             addon.begin_copy(shared)
@@ -574,6 +573,12 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         return self.run_dir
 
     @property
+    def states(self) -> Any:
+        """The states that were kept of the runs, and the one that the next run continues from."""
+        service: Any = self._required_service(StateService)
+        return service.states
+
+    @property
     def view(self) -> View | None:
         """What shows the newest run: a live record in a notebook, a line in a terminal; None without one."""
         return self._required_service(ViewService).view
@@ -610,7 +615,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         if (schedule := self._service(ScheduleService)) is not None:
             schedule.scale(self, factor)
         if self.module is None:
-            self.states.scale_restored(factor)
+            self._required_service(StateService).scale_restored(factor)
 
     def callbacks(self) -> list[L.Callback]:
         """The callbacks of a run. The recorder comes first, because schedules change what it reads.
@@ -626,12 +631,10 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             'RecorderCallback'
         """
         own = [callback for addon in self.active_addons for callback in addon.callbacks(self)]
-        memory = Memory(self) if self.keeps_states else None
-        service = self._service(StateService)
-        disk = service.open_disk(self) if service is not None else None
-        keeper = [StateKeeper(self, memory, disk)] if memory is not None or disk is not None else []
+        savers = [callback for callback in own if isinstance(callback, Checkpoint)]  # come last, as in Lightning
         modes = [OptimizerModes(self)] if self.configures_optimizers or with_modes(self.optimizer) else []
-        return [RecorderCallback(self.recorder), *modes, *own, BestWeights(self), *keeper]
+        others = [callback for callback in own if not isinstance(callback, Checkpoint)]
+        return [RecorderCallback(self.recorder), *modes, *others, BestWeights(self), *savers]
 
     def as_lightning_module(self) -> StepModule:
         """Return the steps as a LightningModule, for your own `lightning.Trainer`. It includes the callbacks of the addons.

@@ -14,8 +14,6 @@ import lightning as L
 
 from .compose import written_class
 from .trainer_base import TrainerBase
-from ..compat.foreign_names import row_of_step
-from ..compat.hook_names import HOOK_NAMES, TrainHook
 from ..engine.hooks import HOOKS
 from ..errors import StepError
 from ..objects.user_code import is_user
@@ -47,7 +45,7 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _unused(kind: type) -> dict[str, FunctionType]:
-    """The methods that the user wrote and no other part of his classes uses, by name."""
+    """The methods that the user wrote and neither nbtrain nor another part of his classes uses, by name."""
     parts = list(_parts(kind))
     methods = {name: item for part in parts for name, item in part.items() if isinstance(item, FunctionType)}
     used = {
@@ -58,7 +56,7 @@ def _unused(kind: type) -> dict[str, FunctionType]:
         for other in _names(function.__code__) | {function.__name__}
         if other != name
     }
-    return {name: method for name, method in methods.items() if name not in used}
+    return {name: method for name, method in methods.items() if name not in used and not hasattr(TrainerBase, name)}
 
 
 # %% ../../nbs/base/written_steps.ipynb #sn000007
@@ -70,7 +68,12 @@ def check_written_steps(kind: type[TrainerBase]) -> None:
             is_step = name in ("train_step", "test_step") or name.startswith("train_step_")
             if is_step and isinstance(item, FunctionType) and getattr(kind, name) is item:
                 _check_signature(title, name, item)
-    for name in _unused(kind):
+    unused = _unused(kind)
+    if not unused:
+        return
+    from nbtrain.compat.foreign_names import row_of_step
+
+    for name in unused:
         ours = row.same[0] if (row := row_of_step(name)) is not None and row.same else ""
         if row is not None and ours and getattr(kind, ours) is getattr(TrainerBase, ours):
             raise StepError(f"{title} has {name}, which nbtrain does not call, and no {ours}.", remedy=row.sentence)
@@ -109,8 +112,13 @@ _HOOKS = {point.method for point in HOOKS}
 
 def uncalled_methods(kind: type[TrainerBase]) -> list[str]:
     """A note for each method that another library would call in a run, and nbtrain does not."""
-    title, notes = written_class(kind).__name__, []
-    for name in _unused(kind):
+    title, notes, unused = written_class(kind).__name__, [], _unused(kind)
+    if not unused:
+        return []
+    from nbtrain.compat.foreign_names import row_of_step
+    from nbtrain.compat.hook_names import HOOK_NAMES, TrainHook
+
+    for name in unused:
         if (row := row_of_step(name)) is not None:
             notes.append(f"{title}.{name} is not called in a run. {row.sentence}")
         elif name in _HOOKS | HOOK_NAMES.keys() and not issubclass(kind, TrainHook):

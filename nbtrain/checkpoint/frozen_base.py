@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..private.torch_parts import version_of
+from ..private.torch_parts import bare, bare_name, version_of
 from .files import read_checkpoint
 from .weights import Weights, local_file
-from ..compat.weight_names import bare, bare_name
 from ..errors import CheckpointError, listed
 
 # %% auto #0

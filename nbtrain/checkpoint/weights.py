@@ -21,30 +21,16 @@ from fsspec.core import url_to_fs
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..private.torch_parts import buffers_of, loads_itself
+from ..private.torch_parts import bare, buffers_of, loads_itself
 from .atomic import sync, written
 from .weight_files import Weights, find_weights
-from ..compat.weight_names import bare, fit_names
+from ..compat.weight_names import fit_names
 from ..compat.weight_renames import Shape, hits, propose_rename
-from ..distributed.parallelism import whole
 from ..errors import CheckpointError, first_line
+from ..base.best_weights import copy_weights
 
 # %% auto #0
-__all__ = ["copy_weights", "url_of", "local_file", "save_weights", "read_weights", "Loaded", "load_weights", "check_weights"]
-
-
-# %% ../../nbs/checkpoint/weights.ipynb #c2077b6a
-def copy_weights(model: nn.Module, into: Weights | None = None, instead: Mapping[str, Tensor] | None = None) -> Weights:
-    """Copy the model's weights to the CPU, by the names of the uncompiled model, into the tensors of `into` if they fit.
-
-    Tensors in `instead` replace the model's of the same name. All ranks of a sharded model must call this.
-    """
-    state = {name: value for name, value in {**bare(model.state_dict()), **(instead or {})}.items() if isinstance(value, Tensor)}
-    if into is None or any(name not in into or into[name].shape != value.shape for name, value in state.items()):
-        return {name: whole(value).detach().to("cpu", copy=True).contiguous() for name, value in state.items()}
-    for name, value in state.items():
-        into[name].copy_(value if type(value) is Tensor else whole(value))
-    return into
+__all__ = ["url_of", "local_file", "save_weights", "read_weights", "Loaded", "load_weights", "check_weights"]
 
 
 # %% ../../nbs/checkpoint/weights.ipynb #8d1f60ab

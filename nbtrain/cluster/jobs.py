@@ -43,7 +43,7 @@ from ..history.run_folder import find_run, read_history, run_folders
 from ..history.run_lock import SignOfLife
 from ..remote_errors import RemoteTraceback
 from ..run.live_edits import check_options
-from ..run.resume import continue_from
+from ..state.resume import continue_from
 from ..tracebacks import boundary, in_kernel
 from ..engine.addon import Controls
 from ..views.notebook import NotebookView, open_view

@@ -36,7 +36,7 @@ from ..engine.control import Leave
 from ..errors import CheckpointError, ConfigError, WorkerError, add_note, first_line
 from ..events import Status
 from ..rng import random_state
-from ..run.resume import go_back
+from ..state.resume import go_back
 from ..source.source_file import cell_texts
 
 # %% auto #0

@@ -34,7 +34,7 @@ from ..base.arguments import check_optimizer, check_run, check_trained
 from ..base.trainer_base import TrainerBase
 from ..checkpoint.files import newest_valid
 from .command_file import FOLDER, CommandReader, make_folder, read_own, write_own
-from ..distributed.launcher import Launcher
+from ..base.launcher import Launcher
 from ..distributed.worker import describe_failure, loads
 from ..distributed.worker_pool import pack
 from ..engine.control import refuse_while_on

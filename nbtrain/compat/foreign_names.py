@@ -5,11 +5,8 @@
 # %% ../../nbs/compat/foreign_names.ipynb #fn000003
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from ..errors import OptionError
 
 # %% auto #0
 __all__ = [
@@ -17,9 +14,7 @@ __all__ = [
     "ARGUMENTS",
     "MEMBERS",
     "STEPS",
-    "TRANSLATED",
     "Row",
-    "translate_arguments",
     "same_argument",
     "remedy_of_argument",
     "remedy_of_field",
@@ -444,36 +439,6 @@ def _by_name(rows: Iterable[Row]) -> dict[str, Row]:
 
 
 _ARGUMENTS, _MEMBERS, _STEPS = map(_by_name, (ARGUMENTS, MEMBERS, STEPS))
-
-
-_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-
-
-def _monitor(metric: Any) -> Any:
-    return metric if str(metric).startswith(("val_", "train_")) else f"val_{str(metric).removeprefix('eval_')}"
-
-
-# Arguments of OmniGenBench and tlama-core that a trainer takes under their names: what they are called here, and their value
-TRANSLATED: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "autocast": ("precision", lambda value: _DTYPES.get(str(value), value)),
-    "use_mixed_precision": ("precision", lambda value: "bf16" if value else None),
-    "optimization_metric": ("monitor", _monitor),
-}
-
-
-def translate_arguments(given: dict[str, Any], **own: tuple[Any, Any]) -> tuple[list[Any], list[str]]:
-    """Remove the arguments in `TRANSLATED` from `given`. Returns the values of `own`, those that they stand for, and a note for each.
-
-    `own`: by name, a value and the default. Raises OptionError if an argument is given under both names.
-    """
-    found, notes = {name: value for name, (value, _) in own.items()}, list[str]()
-    for name in TRANSLATED.keys() & given.keys():
-        ours, convert = TRANSLATED[name]
-        if found[ours] != own[ours][1]:
-            raise OptionError(f"{name} and {ours} are both given, and mean the same.", remedy=f"Leave {name} out.")
-        found[ours] = convert(given.pop(name))
-        notes.append(f"{name} is {ours} here: {ours}={found[ours]!r}")
-    return list(found.values()), notes
 
 
 def same_argument(name: str, free: Collection[str]) -> str:

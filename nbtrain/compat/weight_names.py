@@ -10,32 +10,13 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from .weight_renames import check_rename, renamed
+from ..private.torch_parts import COMPILED_PREFIX, bare, bare_name
 
 # %% auto #0
-__all__ = ["Value", "bare_name", "bare", "by_own_names", "of_part", "Fit", "fit_names"]
+__all__ = ["Value", "of_part", "Fit", "fit_names"]
 
 # %% ../../nbs/compat/weight_names.ipynb #11bcbc3a
 Value = TypeVar("Value")
-
-# %% ../../nbs/compat/weight_names.ipynb #0f6325e5
-_COMPILED = "_orig_mod."
-
-
-def bare_name(name: str) -> str:
-    """The name of a weight in the uncompiled model."""
-    return name.replace(_COMPILED, "")
-
-
-def bare(weights: Mapping[str, Value]) -> Mapping[str, Value]:
-    """`weights` by the names of the uncompiled model."""
-    return {bare_name(name): value for name, value in weights.items()} if any(_COMPILED in name for name in weights) else weights
-
-
-def by_own_names(weights: Mapping[str, Value], names: Iterable[str]) -> dict[str, Value]:
-    """`weights` by the corresponding `names` of a model, compiled or not; those without one keep their name."""
-    own = {bare_name(name): name for name in names}
-    return {own.get(bare_name(name), name): value for name, value in weights.items()}
-
 
 # %% ../../nbs/compat/weight_names.ipynb #0f045bf6
 _PART = "model."
@@ -49,7 +30,7 @@ def of_part(weights: Mapping[str, Value]) -> dict[str, Value]:
 
 
 # %% ../../nbs/compat/weight_names.ipynb #421ae2fb
-_WRAPPERS = ("module.", _COMPILED, _PART, "net.", "network.", "_model.", "_module.", "_forward_module.", "_fsdp_wrapped_module.")
+_WRAPPERS = ("module.", COMPILED_PREFIX, _PART, "net.", "network.", "_model.", "_module.", "_forward_module.", "_fsdp_wrapped_module.")
 _WRAPPERS += ("ema_model.", "model_ema.", "ema.", "wrapped_model.")
 _COUNT = "n_averaged"
 

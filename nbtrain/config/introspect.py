@@ -20,7 +20,7 @@ from .document import At, Problems, dotted, literal
 from .instantiate import importable_name
 from .overrides import escape
 from ..errors import ConfigError, first_line
-from ..source.redaction import blot_out
+from ..redaction import blot_out
 from ..rng import keep_random
 
 # %% auto #0

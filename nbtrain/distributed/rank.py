@@ -26,7 +26,8 @@ from ..data.several_loaders import is_several
 from .parallelism import Parallelism, SplitStrategy, gather
 from .rank_loader import RankLoader, RankMeter, check_lengths, sampled_share
 from .worker import Agreement, Rank
-from .world import StopTogether, World
+from .world import StopTogether
+from ..base.launcher import World
 from ..engine.callback import callbacks_of, notify
 from ..engine.control import State
 from ..engine.protocol import TrainerProtocol

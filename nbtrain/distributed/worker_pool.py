@@ -34,7 +34,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from .worker import RankFailure, Rank, WorkerTask, dumps, loads
 from ..errors import WorkerError, add_note
 from ..resources import n_cores
-from ..source.redaction import environment_variables
+from ..redaction import environment_variables
 from ..source.source_code import reach
 from ..source.source_file import cell_texts
 from ..objects.walk import Walk, held, path_to

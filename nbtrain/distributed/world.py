@@ -5,98 +5,20 @@
 # %% ../../nbs/distributed/world.ipynb #c238c9dd
 from __future__ import annotations
 
-import atexit
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
-import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
-from .parallelism import Value
 from .worker import LateReduce
-from ..errors import ConfigError, NbtrainError
+from ..errors import ConfigError
+from ..base.launcher import World
 
 # %% auto #0
-__all__ = ["World", "find_world", "reader_number", "StopTogether"]
-
-
-# %% ../../nbs/distributed/world.ipynb #b1242426
-@dataclass(frozen=True)
-class World:
-    """The processes that were started together. This one is rank `number` of `size`, and the `local`-th of `n_local` on its machine.
-
-    `environment`: Lightning's, for processes that torchrun or SLURM has started; None for a single process.
-    """
-
-    number: int = 0
-    size: int = 1
-    local: int = 0
-    n_local: int = 1
-    environment: ClusterEnvironment | None = None
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the process that writes files."""
-        return self.number == 0
-
-    @property
-    def n_machines(self) -> int:
-        return self.size // self.n_local
-
-    def own_device(self, devices: Sequence[torch.device]) -> torch.device:
-        """The device of this process, from `devices` of each machine. Raises ConfigError if there are fewer devices than processes."""
-        if len(devices) == 1 and devices[0].type == "cpu":
-            return devices[0]
-        if self.n_local > len(devices):
-            names = ", ".join(map(str, devices))
-            raise ConfigError(
-                f"{self.n_local} processes were started on this machine, and its devices are {names}.",
-                remedy=f"Start {len(devices)} on each: torchrun --nproc-per-node {len(devices)}.",
-            )
-        return devices[self.local]
-
-    def join(self) -> None:
-        """Connect to the other processes through torch.distributed, once per process."""
-        if self.environment is None or self.size == 1 or dist.is_initialized():
-            return
-        os.environ["MASTER_ADDR"] = self.environment.main_address
-        os.environ["MASTER_PORT"] = str(self.environment.main_port)
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, store=self._store(), rank=self.number, world_size=self.size)
-        atexit.register(dist.destroy_process_group)
-
-    def _store(self) -> Any:
-        """Where the processes find each other.
-
-        torchrun starts them again with the store of the processes that are gone, where a new one could read the address of an old one. So
-        each start has its own names there. On several machines torchrun counts the starts of each machine apart, so they can't.
-        """
-        store, _, _ = next(rendezvous("env://", self.number, self.size))
-        n_restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return store if self.n_machines > 1 else PrefixStore(f"start {n_restarts}", store)
-
-    def agree(self, make: Callable[[], Value]) -> Value:
-        """Call `make` in the first process and return its result in all processes. An NbtrainError is raised in all of them."""
-        if self.size == 1:
-            return make()
-        self.join()
-        reply: list[Any] = [None, None]
-        if self.is_first:
-            try:
-                reply[0] = make()
-            except NbtrainError as error:
-                reply[1] = error
-        dist.broadcast_object_list(reply, src=0)
-        if reply[1] is not None:
-            raise reply[1]
-        return reply[0]
+__all__ = ["find_world", "reader_number", "StopTogether"]
 
 
 # %% ../../nbs/distributed/world.ipynb #5cde6e18

@@ -320,13 +320,44 @@ class Service:
 
 
 class StateService(Service):
-    """Keeps the states of a trainer on disk, and restores them."""
+    """Keeps the states of a trainer, and restores them. One of yours inherits KeptStatesAddon, and has another place or rule."""
 
-    provided_by = "StateManagerAddon"
+    provided_by = "KeptStatesAddon"
+    saves = False  # on disk
     strict = True  # whether a state that does not fit is refused
+    restored: Mapping[str, Any] | None = None  # the state that the next run continues from, until it has reached its first batch
 
-    def open_disk(self, trainer: Any) -> Any:
-        """The place on disk for the states of a run that begins."""
+    def keeps(self, trainer: Any) -> bool:
+        """Whether a training run keeps its states in memory."""
+        return False
+
+    # -- a run
+    def check_restored(self, trainer: Any, loader: Any) -> None:
+        """A run begins. Raises CheckpointError if the restored state can't be continued with `loader`."""
+
+    def begin(self, trainer: Any, loader: Any = None, valid_loader: Any = None) -> None:
+        """A training begins with these loaders; without them, the module makes its loaders."""
+
+    def read(self, trainer: Any, loader: Any, valid_loader: Any) -> Any:
+        """Return the loader that the training reads: `loader` itself, or a wrapper that knows its place."""
+        return loader
+
+    def write_weights(self, trainer: Any, folder: Path) -> None:
+        """A run has ended: write its weights into its `folder`. Raises CheckpointError."""
+
+    def saved_now(self, trainer: Any) -> Path | None:
+        """The checkpoint of the current place, if there is one."""
+
+    # -- changes
+    def set_aside(self, trainer: Any) -> None:
+        """Keep the best weights beside, if the search for the best has started again."""
+
+    def scale_restored(self, factor: float) -> None:
+        """Scale the schedule that the next run continues, after a learning rate was set by hand."""
+
+    # -- resume
+    def resume(self, trainer: Any, n_epoch: int, resume: str | Path, loader: Any) -> int:
+        """Restore the saved run that `resume` names, for `loader`. Returns how many of its `n_epoch` epochs are left."""
         raise NotImplementedError
 
     def find(self, trainer: Any, resume: str | Path) -> str | Path | None:

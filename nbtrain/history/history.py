@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..annotations import checked, written_in
 from ..best import BestRestarts, GrowingBest, best_row, is_same_validation, ranked, with_best
-from ..compat.keys import result_of
 from ..completion import Listed
 from nbtrain.events import (
     OWN_COLUMNS,
@@ -43,7 +42,18 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = ["StepTable", "Row", "csv_text", "data_frame", "validation_alone", "History", "ResultMetrics", "short_path", "RunResult"]
+__all__ = [
+    "StepTable",
+    "Row",
+    "csv_text",
+    "data_frame",
+    "validation_alone",
+    "History",
+    "result_of",
+    "ResultMetrics",
+    "short_path",
+    "RunResult",
+]
 
 
 # %% ../../nbs/history/history.ipynb #df4b47df
@@ -495,6 +505,28 @@ class History(Listed):
 
 
 # %% ../../nbs/history/history.ipynb #778cbb30
+def _renamed(row: Mapping[str, Any], prefix: str, other: str) -> dict[str, Any]:
+    """The values in `row` with `prefix`, renamed to the prefix `other`."""
+    return {other + name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix)}
+
+
+def result_of(key: str, rows: History) -> Any:
+    """The value that OmniGenBench returns under `key`. Raises KeyError for a key that it does not have.
+
+    `best_valid`: the metrics of the best validation, as `eval_<name>`. `valid`: a dict for each epoch with a validation.
+    `test`: the metrics of the newest test, as `test_<name>`. `train_metrics_history`: a dict for each epoch, as `train_<name>`.
+    """
+    if key == "best_valid":
+        return _renamed(rows.best or {}, "val_", "eval_")
+    if key == "valid":
+        return [found for row in rows.epochs if (found := _renamed(row, "val_", "eval_"))]
+    if key == "test":
+        return next((found for row in reversed(rows.tests) if (found := _renamed(row, "test_", "test_"))), {})
+    if key == "train_metrics_history":
+        return [{"epoch": row["epoch"]} | _renamed(row, "train_", "train_") for row in rows.epochs]
+    raise KeyError(key)
+
+
 class ResultMetrics(dict[str, Any]):
     """The last row's metrics by name, and metrics of the whole run by OmniGenBench's four keys, such as `["best_valid"]["eval_loss"]`.
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import nbtrain
 from ..errors import ConfigError
-from ..source.redaction import HIDDEN, blot_diff, blot_out, environment_variables, held_environment, is_from_environment, is_secret
+from ..redaction import HIDDEN, blot_diff, blot_out, environment_variables, held_environment, is_from_environment, is_secret
 from .run_files import read_file, write_file
 from ..source.source_code import Reached, reach
 from ..source.source_file import is_cell, lambda_text

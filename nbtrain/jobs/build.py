@@ -31,7 +31,7 @@ from ..config.document import At, Document, Problems
 from ..config.instantiate import Maker
 from ..config.schema import DatasetSamplerConfig, LRSchedulerConfig, OneOptimizerConfig, OneSchedulerConfig
 from ..config.schema import OptimizerConfig, PartConfig, Settings
-from ..distributed.devices import resolve_devices
+from ..base.devices import resolve_devices
 from ..distributed.memory_estimate import DevicePlan, device_memory, plan_devices
 from ..distributed.world import find_world
 from ..engine.addon import AddOnBase

@@ -18,7 +18,7 @@ from ..config.compute_plan import ComputePlan, accumulation, device_batches, pla
 from ..config.document import At, Document, Problems, dotted
 from ..config.instantiate import check_call, check_name, check_value, load_checked
 from ..config.schema import LRSchedulerConfig, OptimizerConfig, PartConfig, Settings
-from ..distributed.devices import resolve_devices
+from ..base.devices import resolve_devices
 from ..distributed.world import find_world
 from ..errors import ConfigError
 from ..resources import n_cores

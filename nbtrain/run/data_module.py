@@ -128,7 +128,7 @@ def read_source(trainer: TrainerBase, module: StepModule, source: Any) -> Iterat
                 vars(holder)[name] = _read_to_predict(make) if to_predict else _read(trainer, module, make, training=training)
                 restored.callback(_put_back, vars(holder), name, own)
         if isinstance(source, L.LightningDataModule):
-            state, name = trainer.states.restored, type(source).__qualname__
+            state, name = trainer._required_service(StateService).restored, type(source).__qualname__
             if state is not None and name in state:  # of a checkpoint
                 source.load_state_dict(state[name])
         yield {"datamodule": source} if isinstance(source, L.LightningDataModule) else {}

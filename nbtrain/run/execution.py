@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader
 
 from ..private.lightning_parts import call_callback_hooks, call_lightning_hook, trainer_of
 from ..data.loader import LoaderWrapper, as_loader, with_batch_size
-from ..data.several_loaders import Loaders
-from ..data.several_loaders import is_several
+from ..data.several_loaders import Loaders, is_several
 from ..data.resumable_loader import RereadableLoader
 from ..engine.callback import Stopper
 from ..engine.control import Leave, cause_of_end
@@ -27,7 +26,6 @@ from ..loops.batch_ways import explain_errors
 from ..loops.own_loops import use_loops
 from ..engine.step_module import StepModule
 from ..optim.param_groups import TrainedParts
-from ..state.settings import as_given
 from ..errors import ConfigError, add_note, first_line
 from ..events import Status
 from .beginning import Beginning, FirstStep, MonitorCheck, SanityCheck
@@ -38,6 +36,7 @@ from ..base.operation import Operation
 from ..base.trainer_base import TrainerBase
 from .outcome import name_place
 from .redefined import read_code
+from ..engine.addon import StateService
 
 # %% auto #0
 __all__ = ["why_stopped", "LoaderModule", "batch_size_module", "Execution", "execute_replica"]
@@ -163,7 +162,6 @@ class Execution:
     def _fit(self, pl_trainer: L.Trainer, module: StepModule) -> None:
         trainer = self.trainer
         continue_counts(pl_trainer, trainer.train_state.counts)
-        trainer.states.given = trainer.states.given or as_given(trainer)
         if trainer.train_state.counts.processed:
             module.continued = TrainedParts(trainer.model, trainer.all_optimizers).restore
         with self._read(module, pl_trainer) as given:
@@ -182,25 +180,24 @@ class Execution:
     @contextmanager
     def _read(self, module: StepModule, pl_trainer: L.Trainer) -> Iterator[dict[str, Any]]:
         """A context in which the loaders are read. Yields the arguments for Lightning's `fit`."""
-        trainer, valid = self.trainer, None
+        trainer, valid, states = self.trainer, None, self.trainer._required_service(StateService)
         if isinstance(module, LoaderModule):
+            states.begin(trainer)
             yield {}
             return
         if is_data_source(self.loader):
-            trainer.states.begin()
+            states.begin(trainer)
             with read_source(trainer, module, self.loader) as given:
                 yield given
             return
-        trainer.states.begin(self.loader, self.valid_loader)
+        states.begin(trainer, self.loader, self.valid_loader)
         if self.valid_loader is not None:
             valid = read_evaluated(trainer, module, self.valid_loader)
             if self.sanity_check.is_needed:
                 self.sanity_check.read(pl_trainer, valid)
             valid = self._rereadable(valid)
         loader = trainer._read_loader(as_loader(self.loader), training=True)
-        if trainer.keeps_states:
-            loader = trainer.states.keep_in_memory(trainer, loader, valid)
-        loader = self._rereadable(loader)
+        loader = self._rereadable(states.read(trainer, loader, valid))
         set_first_epoch(loader, trainer, pl_trainer)
         yield {"train_dataloaders": loader, "val_dataloaders": valid}
 

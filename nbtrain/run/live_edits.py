@@ -22,7 +22,6 @@ from ..engine.control import Boundary
 from ..loops.own_loops import loops_of, refuse_in_your_trainer
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
-from ..compat.foreign_names import same_argument
 from ..errors import ConfigError, NbtrainError, OptionError, first_line, nearest
 from ..history.history import RunResult
 from ..optim.joint_optimizer import JointOptimizer
@@ -47,6 +46,8 @@ def check_options(optimizer: Optimizer | None, options: Mapping[str, Any]) -> No
     known = [name for name in optimizer.param_groups[0] if name not in ("params", "initial_lr")]
     for name, value in options.items():
         if name not in known:
+            from nbtrain.compat.foreign_names import same_argument
+
             remedy = same_argument(name, known) or nearest(name, known)
             raise OptionError(f"{type(optimizer).__name__} has no option {name!r}.", remedy=remedy)
         if name == "lr" and not (_is_number(value) and value > 0):

@@ -7,22 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from safetensors.torch import save_file
 
-from ..checkpoint.atomic import written
-from ..checkpoint.weights import Weights, copy_weights
 from ..engine.control import State
 from ..errors import CheckpointError, ConfigError, NbtrainError, add_note, first_line, place_of
 from ..events import Status
-from ..history.history import ResultMetrics, Row, RunResult
+from ..history.history import ResultMetrics, RunResult
 from .beginning import Beginning
 from .failed_runs import keep_watch
 from ..tracebacks import keep_traceback
 from ..base.notify import Notification, Notifier
 from ..base.trainer_base import TrainerBase
-from ..source.redaction import blot_out
+from ..engine.addon import StateService
 
 # %% auto #0
 __all__ = ["name_place", "RunOutcome"]
@@ -94,7 +90,7 @@ class RunOutcome:
         epochs = trainer.train_state.history.epochs
         if trainer.run_dir is not None and trainer.world.is_first and epochs and epochs[-1].path is None:
             try:
-                self.write_weights(trainer.run_dir)
+                trainer._required_service(StateService).write_weights(trainer, trainer.run_dir)
             except CheckpointError as error:  # after a full disk there is still a result
                 trainer.recorder.note(f"The weights were not written: {first_line(error)}")
         if trainer.open_session is not None and trainer.mode == "train":
@@ -111,34 +107,16 @@ class RunOutcome:
         if self.notifier is None or not trainer.world.is_first:
             return
         name = " ".join(filter(None, [trainer.title, trainer.run_dir and trainer.run_dir.name]))
-        error = blot_out(reason) if status in ("failed", "paused") else None
+        error = None
+        if status in ("failed", "paused"):
+            from nbtrain.redaction import blot_out
+
+            error = blot_out(reason)
         seconds = trainer.recorder.progress.elapsed_s - trainer.recorder.begun_s
         history = trainer.train_state.history
         best = dict(history.best) if history.best is not None else None
         if problem := self.notifier.send(Notification(name, status, best, history.monitor, seconds, error)):
             trainer.recorder.note(problem)
-
-    def write_weights(self, folder: Path) -> None:
-        """Write last.safetensors and best.safetensors, and set the paths of their rows. Raises CheckpointError."""
-
-        def save(weights: Weights, name: str, row: Row | None) -> None:
-            with written(folder / name) as temp:
-                save_file(weights, temp)
-            if row is not None:
-                row.path = folder / name
-
-        trainer, state, names = self.trainer, self.trainer.train_state, ("last.safetensors", "best.safetensors")
-        for row in (*state.history.epochs, *state.history.validations):
-            if row.path is not None and row.path.name in names:
-                row.path = None  # the best and last files of an earlier run are overwritten
-        best = state.history.best
-        has_best = best is not None and best.path is not None
-        if all(bool(p.isfinite().all()) for p in trainer.model.parameters()):
-            save(copy_weights(trainer.model), "last.safetensors", state.history.last)
-        else:
-            trainer.recorder.note("The weights are not finite, and were not saved.")
-        if state.best_weights is not None and not has_best:
-            save(state.best_weights, "best.safetensors", best)
 
     def conclude(self, status: Status, reason: str = "") -> RunResult:
         """Set and return the result, with the metrics so far."""

@@ -26,8 +26,8 @@ from ..loops.training import OwnEpochLoop
 from ..source.step_changes import StepCode, methods_of
 from ..objects.user_code import is_kind, is_user, newest
 from ..objects.walk import Walk, attributes_of, base_of, held
-from ..state.best_weights import set_aside
 from ..formatting import format_value
+from ..engine.addon import StateService
 
 # %% auto #0
 __all__ = [
@@ -199,7 +199,7 @@ def _mark(trainer: TrainerBase, before: StepCode, after: StepCode) -> None:
     trainer.changed = place, before, text
     trainer.recorder.mark(text, **data)
     if trainer.module is not None:
-        set_aside(trainer)
+        trainer._required_service(StateService).set_aside(trainer)
 
 
 def renew(trainer: TrainerBase, loaders: Iterable[Any], steps: type[Any] | None) -> StepCode:

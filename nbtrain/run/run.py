@@ -13,14 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..state.restore import check_restored
 from ..base.arguments import check_optimizer, check_run, check_trained
 from ..base.notify import Notifier, Notify
 from ..base.operation import Operation
 from ..base.trainer_base import TrainerBase
-from ..checkpoint.files import ordered_names, progress_of
 from ..data.several_loaders import Loaders
-from ..distributed.launcher import Launcher
+from ..base.launcher import Launcher
 from ..engine.addon import StateService, ViewService
 from ..engine.control import Leave, refuse_while_on
 from ..engine.protocol import Ran
@@ -50,12 +48,9 @@ __all__ = ["Run"]
 # %% ../../nbs/run/run.ipynb #41bd1d3f
 def _interrupted(trainer: TrainerBase, result: RunResult) -> RunStopped:
     """What `run` raises after Ctrl-C in a script: it names the checkpoint of the current epoch and update, if there is one."""
-    folder, counts = trainer.run_dir / "checkpoints" if trainer.run_dir is not None else None, trainer.train_state.counts
-    names = ordered_names(folder) if folder is not None and folder.is_dir() else []
-    saved = [name for name in names if progress_of(name) == (counts.epoch, counts.step)]
-    if folder is None or not saved:
+    path, here = trainer._required_service(StateService).saved_now(trainer), Path.cwd()
+    if path is None:
         return ended_by_hand(result, trainer.recorder.place)
-    path, here = folder / saved[-1], Path.cwd()
     return ended_by_hand(result, trainer.recorder.place, f"state saved in {path.relative_to(here) if path.is_relative_to(here) else path}")
 
 
@@ -151,8 +146,7 @@ class Run:
                 check_optimizer(trainer.optimizer, trainer.model)
                 check_trained(trainer.optimizer, trainer.model, vars(trainer))
             loader = None if is_data_source(self.loader) else self.loader
-            service = trainer._service(StateService)
-            check_restored(trainer, loader, strict=service is None or service.strict)
+            trainer._required_service(StateService).check_restored(trainer, loader)
         if background and trainer.world.size > 1:
             raise ConfigError(f"background=True: this process is one rank of {trainer.world.size}.", remedy="Leave it out.")
         if trainer.on_error == "pause" and (trainer.launcher is not None or trainer.world.size > 1):
@@ -175,7 +169,8 @@ class Run:
         self.pauses = pauses_on_error(trainer)
         if trainer.save_path is not None:
             self.sinks.claim()
-        if trainer.train_state.run == 0 and trainer.seed is not None and trainer.states.restored is None and trainer.open_session is None:
+        is_fresh = trainer._required_service(StateService).restored is None and trainer.open_session is None
+        if trainer.train_state.run == 0 and trainer.seed is not None and is_fresh:
             seed_all(trainer.seed)
 
     def _open(self) -> None:

@@ -17,7 +17,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from ..private.held_modules import module_dicts
-from .redaction import blot_out
+from ..redaction import blot_out
 from .source_code import CODELESS, chain, chains_read
 from ..objects.user_code import closure, is_kind, is_user, is_user_module, module_of, mro, name_of, nested, own
 from .source_file import SourceFile, read_source

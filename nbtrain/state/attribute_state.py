@@ -5,122 +5,26 @@
 # %% ../../nbs/state/attribute_state.ipynb #2c4cebca
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Container, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..private.torch_parts import buffers_of
-from ..engine.protocol import AddOnProtocol, TrainerProtocol
-from ..errors import ConfigError
-from ..objects.search import is_generator, kind_of, known_kind, module_attributes
+from ..engine.protocol import TrainerProtocol
+from ..objects.search import is_generator, kind_of
 from ..objects.user_code import is_kind
-from ..objects.walk import function_of, method_of
+from ..objects.walk import method_of
 from .object_state import Unpacker, Unsaved, fingerprint, pack
+from ..loops.kept_objects import Place, own_addons, places, stated_addons, user_classes
 
 # %% auto #0
-__all__ = ["Place", "objects_of", "trainer_places", "drop_new", "AttributeState"]
+__all__ = ["AttributeState"]
 
 
-# %% ../../nbs/state/attribute_state.ipynb #62e9b531
-class Place(NamedTuple):
-    """The place of an attribute. `owner`: "model", "trainer", "addons" or "classes". `path`: of a module, or the name of a class."""
-
-    owner: str
-    path: str
-    name: str
-
-
-def _is_shared_state(name: str, value: Any) -> bool:
-    """Whether it is a collection in a class body, which the steps of an instance may change."""
-    return type(value) in (list, dict, set, deque) and not name.startswith("__") and name not in ("_addon_instances", "addons")
-
-
-def _own_attributes(trainer: TrainerProtocol) -> dict[str, Any]:
-    """What a user's class and steps added to a trainer, including collections in the class body."""
-    own: dict[str, Any] = vars(trainer)
-    kinds = (kind for kind in reversed(type(trainer).__mro__) if known_kind(kind).is_user)
-    shared = {name: value for kind in kinds for name, value in vars(kind).items() if _is_shared_state(name, value)}
-    return {**shared, **{n: v for n, v in own.items() if n not in own["own_names"]}}
-
-
-def _own_addons(trainer: TrainerProtocol) -> dict[str, AddOnProtocol]:
-    """The addons whose attributes are saved, by the name of their class: yours, without a `state_dict`."""
-    return {type(addon).__qualname__: addon for addon in trainer.active_addons if kind_of(addon).is_own and _state_of(addon) is None}
-
-
-def _stated_addons(trainer: TrainerProtocol) -> dict[str, tuple[AddOnProtocol, dict[str, Any]]]:
-    """The addons with a `state_dict`, each with that."""
-    found = ((addon, _state_of(addon)) for addon in trainer.active_addons)
-    return {type(addon).__qualname__: (addon, state) for addon, state in found if state is not None}
-
-
-def _state_of(addon: AddOnProtocol) -> dict[str, Any] | None:
-    """What its `state_dict` returns. Raises ConfigError for anything but a dict or None."""
-    state = addon.state_dict()
-    if state is not None and not isinstance(state, dict):
-        raise ConfigError(
-            f"{type(addon).__name__}.state_dict returned {type(state).__name__}, expected a dict.",
-            remedy='Return {"name": value}, which load_state_dict gets; or None to save the attributes of the addon.',
-        )
-    return state
-
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _user_classes(trainer: TrainerProtocol) -> dict[str, type]:
-    """The classes of the trainer, the modules and the addons that you have written, by name."""
-    items = (type(trainer), *map(type, trainer.model.modules()), *map(type, trainer.active_addons))
-    return {_name(kind): kind for item in dict.fromkeys(items) for kind in item.__mro__ if known_kind(kind).is_user}
-
-
-def _holders(trainer: TrainerProtocol) -> Iterator[tuple[str, str, str, Any, Mapping[str, Any]]]:
-    """The objects whose attributes are saved: owner, path, the name of the class for a note, the object, and its attributes."""
-    for path, module in trainer.model.named_modules():
-        yield "model", path, type(module).__name__, module, module_attributes(module)
-    yield "trainer", "", trainer.title, trainer, _own_attributes(trainer)
-    for name, addon in _own_addons(trainer).items():
-        yield "addons", name, type(addon).__name__, addon, vars(addon)
-    for name, kind in _user_classes(trainer).items():
-        counters = {key: value for key, value in vars(kind).items() if type(value) in (int, float, bool) and not key.startswith("_")}
-        yield "classes", name, kind.__name__, kind, counters
-
-
-def _places(trainer: TrainerProtocol) -> Iterator[tuple[Place, str, Any, Any]]:
-    """The attributes that are saved, each with the name of its class, its holder, and its value."""
-    for owner, path, title, holder, values in _holders(trainer):
-        for name, value in values.items():
-            yield Place(owner, path, name), title, holder, value
-
-
-def objects_of(trainer: TrainerProtocol) -> Iterator[tuple[str, Any]]:
-    """The objects in the attributes of the model and the trainer, the addons, and the methods that use them, each with its path."""
-    for place, title, _, value in _places(trainer):
-        yield f"{title}.{place.name}", value
-    yield from ((type(addon).__name__, addon) for addon in trainer.active_addons)
-    for kind in _user_classes(trainer).values():
-        yield kind.__name__, kind
-        for name, value in vars(kind).items():
-            yield f"{kind.__name__}.{name}", function_of(value)
-
-
-def trainer_places(trainer: TrainerProtocol) -> list[Place]:
-    """The places of the current attributes of the model, the trainer and the addons."""
-    return [place for place, *_ in _places(trainer)]
-
-
-def drop_new(trainer: TrainerProtocol, known: Container[Place]) -> None:
-    """Delete the attributes that are not at one of the `known` places, because they were added later."""
-    for place, _, holder, _ in list(_places(trainer)):
-        if place not in known and place.owner != "classes" and place.name in vars(holder):
-            delattr(holder, place.name)
-
-
+# %% ../../nbs/state/attribute_state.ipynb #aaf118b3
 def _known(trainer: TrainerProtocol) -> set[int]:
     """The ids of objects that are saved elsewhere."""
     tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
@@ -131,7 +35,6 @@ def _is_buffer(place: Place, holder: Any) -> bool:
     return place.owner == "model" and place.name in buffers_of(holder)
 
 
-# %% ../../nbs/state/attribute_state.ipynb #aaf118b3
 class AttributeState:
     """The attributes of the model, the trainer and the addons that have changed since `begin`, as a part of a checkpoint.
 
@@ -152,7 +55,7 @@ class AttributeState:
             return ""
         known, unsaved = _known(trainer), []
         self._before = {}
-        for place, title, holder, value in _places(trainer):
+        for place, title, holder, value in places(trainer):
             self._before[place] = fingerprint(value, known)
             if not _is_buffer(place, holder) and (kind := _kind_unsaved(value, known, holder)):
                 unsaved.append(f"{title}.{place.name} is a {kind}")
@@ -162,7 +65,7 @@ class AttributeState:
         """The changed attributes, the non-persistent buffers, the random generators, and the states of addons that have one."""
         known = _known(trainer)
         found: dict[str, dict[str, Any]] = {"model": {}, "trainer": {}}
-        for place, _, holder, value in _places(trainer):
+        for place, _, holder, value in places(trainer):
             is_buffer = _is_buffer(place, holder)
             is_known = not (self._whole or is_buffer) and place not in self._changed
             if is_known and (self._before or {}).get(place) == fingerprint(value, known):
@@ -174,7 +77,7 @@ class AttributeState:
             self._changed.add(place)
             owned = found.setdefault(place.owner, {})
             (owned if place.owner == "trainer" else owned.setdefault(place.path, {}))[place.name] = packed
-        if states := {name: pack(state) for name, (_, state) in _stated_addons(trainer).items()}:
+        if states := {name: pack(state) for name, (_, state) in stated_addons(trainer).items()}:
             found["addon_states"] = states
         return found
 
@@ -192,7 +95,7 @@ class AttributeState:
                 missing += [f"{title}.{name}"] if unpacker.missing else []
                 if value is not fresh:
                     setattr(holder, name, value)
-        for name, (addon, _) in _stated_addons(trainer).items():
+        for name, (addon, _) in stated_addons(trainer).items():
             if name in state.get("addon_states", {}):
                 addon.load_state_dict(unpacker.unpack(state["addon_states"][name]))
         return ", ".join(missing)
@@ -201,7 +104,7 @@ class AttributeState:
     def _saved(trainer: TrainerProtocol, state: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Any, Mapping[str, Any]]]:
         """The saved attributes beside those of the model: owner, path, the name of the class, its holder, and their values by name."""
         yield "trainer", "", trainer.title, trainer, state["trainer"]
-        for owner, holders in (("addons", _own_addons(trainer)), ("classes", _user_classes(trainer))):
+        for owner, holders in (("addons", own_addons(trainer)), ("classes", user_classes(trainer))):
             for path, values in state.get(owner, {}).items():
                 if (holder := holders.get(path)) is not None:
                     yield owner, path, path.rpartition(".")[2], holder, values

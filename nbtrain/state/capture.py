@@ -14,10 +14,11 @@ import lightning as L
 
 from ..private.lightning_parts import checkpoint_of, data_fetcher
 from ..checkpoint.snapshot import Snapshot, snapshot
-from ..compat.weight_names import bare
+from ..private.torch_parts import bare
 from ..distributed.parallelism import SplitStrategy
 from ..rng import random_state
-from .parts import Moment, keep_weights, kept_weights, take_named, take_parts
+from .parts import Moment, keep_weights, take_named, take_parts
+from ..base.best_weights import kept_weights
 from .settings import as_given, setup_of
 from .states import StatefulTrainer
 

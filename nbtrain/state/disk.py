@@ -25,10 +25,11 @@ from ..errors import CheckpointError, first_line
 from ..history.history import Row
 from ..history.journal import save_history
 from ..rng import random_state
-from .attribute_state import trainer_places
+from ..loops.kept_objects import trainer_places
 from .capture import Capture, from_outside, own_part
 from .kept_states import KeptState
-from .parts import Moment, keep_weights, kept_weights
+from .parts import Moment, keep_weights
+from ..base.best_weights import kept_weights
 from .restore import best_weights_of, read_state, without_weights
 from .settings import setup_of
 from .states import StatefulTrainer

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .attribute_state import Place
+from ..loops.kept_objects import Place
 from ..checkpoint.snapshot import Snapshot, restore_views
 from ..checkpoint.weights import Weights
 from ..resources import free_memory

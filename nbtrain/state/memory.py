@@ -18,7 +18,7 @@ from ..engine.protocol import TrainerProtocol
 from ..errors import first_line
 from ..events import Event
 from ..resources import free_memory
-from .attribute_state import trainer_places
+from ..loops.kept_objects import trainer_places
 from .capture import Capture, n_finished
 from .kept_states import KeptState, size_of
 from .states import StatefulTrainer

@@ -13,9 +13,10 @@ from typing import Any, Literal
 import lightning as L
 
 from ..private.lightning_parts import load_callbacks, set_counts
-from ..compat.weight_names import bare_name, of_part
+from ..private.torch_parts import bare_name
+from ..compat.weight_names import of_part
 from ..checkpoint.weights import Weights, load_weights
-from ..distributed.launcher import n_readers
+from ..base.launcher import n_readers
 from ..distributed.parallelism import gather
 from ..engine.callback import Freezer, PassKeeper, active_callbacks, callbacks_of
 from ..engine.logged import known_metrics, load_known_metrics, load_logged, logged_state
@@ -43,7 +44,6 @@ __all__ = [
     "Part",
     "weights_of",
     "training_weights",
-    "kept_weights",
     "keep_weights",
     "has_kept_weights",
     "load_groups",
@@ -125,11 +125,6 @@ def weights_of(state: Mapping[str, Any], part: str = "state_dict") -> dict[str, 
 def training_weights(trainer: TrainerProtocol, state: Mapping[str, Any]) -> Weights:
     """The weights in a state that `trainer` continues with."""
     return weights_of(state, _TRAINING if _TRAINING in state and trainer.mode == "train" else "state_dict")
-
-
-def kept_weights(trainer: TrainerProtocol) -> Weights | None:
-    """The weights used for validation and kept as the best, if an addon has others than the model; else None."""
-    return next((found for addon in trainer.active_addons if (found := addon.weights(trainer)) is not None), None)
 
 
 def keep_weights(state: dict[str, Any], kept: Weights | None, best: Weights | None = None) -> None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from ..data.resumable_loader import loader_place, restore_loader
-from ..distributed.launcher import Launcher, launcher_of
+from ..base.launcher import Launcher, launcher_of
 from ..distributed.parallelism import whole
 from ..distributed.rank import InWorld, RankCallback, begin_copy
 from ..distributed.sent_code import OwnCopies

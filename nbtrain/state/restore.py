@@ -25,7 +25,7 @@ from ..events import in_updates
 from ..history.history import History
 from ..history.journal import history_in_updates, is_older, journal_of, whole_history
 from ..rng import set_random_state
-from .attribute_state import drop_new
+from ..loops.kept_objects import drop_new
 from .kept_states import KeptState
 from .parts import VERSION, WEIGHTS, Moment, has_kept_weights, put_parts, training_weights, weights_of
 from .settings import PROCESSES, as_given, check_setup, in_words, restored_parts, setup_of

@@ -14,12 +14,12 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import BatchSizeFinder
 from torch.optim import Optimizer
 
-from ..compat.weight_names import bare_name
+from ..private.torch_parts import bare_name
 from ..data.loader import BatchList, as_loader, innermost
 from ..data.seeded_loader import SeededLoader
 from ..data.several_loaders import is_several, mode_of, n_batches, parts_of
 from ..data.tensor_loader import TensorLoader
-from ..distributed.launcher import n_readers
+from ..base.launcher import n_readers
 from ..engine.callback import Freezer, active_callbacks, as_list
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ..data.resumable_loader import ResumableLoader, ValidLoader
 from ..data.several_loaders import SeveralLoaders, is_several
-from ..distributed.launcher import n_readers
+from ..base.launcher import n_readers
 from ..distributed.world import reader_number
 from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError
@@ -19,7 +19,7 @@ from ..rng import random_state
 from ..source.step_changes import StepCode
 from .attribute_state import AttributeState
 from .kept_states import KeptStates
-from .settings import Setup
+from .settings import Setup, as_given
 
 # %% auto #0
 __all__ = ["States", "of_rank", "lost_parameters", "StatefulTrainer"]
@@ -63,8 +63,9 @@ class States:
         of_run = {"open_loader": None, "open_valid": None, "loaders": (None, None), "setup": None}
         return vars(self) | {"memory": KeptStates(0), **of_run}
 
-    def begin(self, loader: Any = None, valid_loader: Any = None) -> None:
+    def begin(self, trainer: TrainerProtocol, loader: Any = None, valid_loader: Any = None) -> None:
         """A training begins with these loaders; without them, a LightningDataModule makes its loaders."""
+        self.given = self.given or as_given(trainer)
         self.open_loader = self.open_valid = self.setup = None
         self.loaders = loader, valid_loader
         self._noted.clear()
@@ -133,7 +134,9 @@ def lost_parameters(trainer: TrainerProtocol) -> list[str]:
 class StatefulTrainer(TrainerProtocol, Protocol):
     """The part of a trainer that taking and restoring its state needs."""
 
-    states: States
+    @property
+    def states(self) -> States: ...
+
     resumed: bool  # a state was restored since the last run
     parent: str | None  # the checkpoint that a new run continues from
     finished_phase: int  # the newest phase that the trainer finished, or found finished

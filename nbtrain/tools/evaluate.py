@@ -31,7 +31,7 @@ from ..data.batch import to_device
 from ..data.loader import BatchList
 from ..data.several_loaders import Loaders, n_batches, named_loaders
 from ..data.tensor_loader import as_tensor, is_array
-from ..distributed.devices import device_args
+from ..base.devices import device_args
 from ..engine.addon import AddOnBase
 from ..engine.control import refuse_while_on
 from ..loops.own_loops import use_loops

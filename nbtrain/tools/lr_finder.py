@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from ..annotations import command
 from ..data.loader import as_loader
 from ..data.resumable_loader import borrowed
-from ..distributed.devices import device_args
+from ..base.devices import device_args
 from ..engine.control import refuse_while_on
 from ..loops.own_loops import use_loops
 from ..engine.precision import precision_args

@@ -25,8 +25,9 @@ from ..rng import keep_random
 from ..objects.walk import Walk
 from ..base.trainer_base import TrainerBase
 from ..run.execution import Execution
-from ..state.kept_objects import kept_objects
+from ..loops.kept_objects import kept_objects
 from ..state.states import States
+from ..state.addon import KeptStatesAddon
 
 # %% auto #0
 __all__ = ["called_again", "copy_trainer", "scratch_trainer", "train_copy"]
@@ -91,7 +92,7 @@ def copy_trainer(trainer: TrainerBase) -> TrainerBase:
             f"{trainer.title} can't be copied: {type(error).__name__}: {first_line(error)}.",
             remedy="Give the object that fails a __deepcopy__, or rewind to the end of an epoch that is kept.",
         ) from error
-    made.states, made.keep_states = States(trainer.states.memory.copy()), True
+    made[KeptStatesAddon].states, made.keep_states = States(trainer.states.memory.copy()), True
     return made
 
 

@@ -13,7 +13,7 @@ from ..base.trainer_base import TrainerBase
 from ..checkpoint.pretrained import open_pretrained
 from ..checkpoint.weights import load_weights, save_weights
 from ..errors import CheckpointError, ConfigError
-from ..state.best_weights import weights_before
+from ..checkpoint.run_weights import weights_before
 
 # %% auto #0
 __all__ = ["save_model", "apply_weights"]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nbtrain.cluster.jobs import JobHandle
     from nbtrain.data.several_loaders import Loaders
     from nbtrain.engine.train_state import Mode
-    from nbtrain.run.session import Session
+    from nbtrain.tools.session import Session
     from nbtrain.tools.evaluate import Predicted
     from nbtrain.tools.gallery import Draw, Gallery
     from nbtrain.tools.lr_finder import RangeTest
@@ -49,7 +49,7 @@ class TrainerCommands(TrainerBase):
         """Make a trainer for an existing LightningModule; its steps, hooks, optimizers and `self.log` work as under Lightning."""
         ...
 
-    @written_in("run.session")
+    @written_in("tools.session")
     def session(
         self,
         rounds: PositiveInt | Sequence[Any] | None = None,

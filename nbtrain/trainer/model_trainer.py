@@ -19,12 +19,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from typing_extensions import Unpack
 
 from ..annotations import checked
-from ..compat.keys import label_key, prediction_of
 from ..data.batch import describe
 from ..data.loader import is_dataset
 from ..data.several_loaders import Loaders
 from ..data.seeded_loader import SeededLoader
-from ..distributed.devices import Device
+from ..base.devices import Device
 from ..engine.addon import AddOnBase, Phase
 from ..engine.meter import is_scalar
 from ..engine.protocol import TrainerProtocol
@@ -40,7 +39,11 @@ from .trainer import Trainer
 
 # %% auto #0
 __all__ = [
+    "LABEL_KEYS",
+    "OUTPUT_KEYS",
     "call_model",
+    "label_key",
+    "prediction_of",
     "Loading",
     "choose_optimizer",
     "perplexity",
@@ -63,6 +66,21 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, (tuple, list)) and (len(names) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)):
         return model(*batch)
     return model(batch)
+
+
+# %% ../../nbs/trainer/model_trainer.ipynb #modelke1
+LABEL_KEYS = ("labels", "label", "target", "y")
+OUTPUT_KEYS = ("output", "logits", "prediction")
+
+
+def label_key(batch: Any) -> str | None:
+    """The key of the target in a mapping; None if there is none."""
+    return next((name for name in LABEL_KEYS if name in batch), None) if isinstance(batch, Mapping) else None
+
+
+def prediction_of(output: Mapping[str, Any]) -> Any:
+    """The prediction in a model's output, under the first known key; None if there is none."""
+    return next((output[name] for name in OUTPUT_KEYS if output.get(name) is not None), None)
 
 
 # %% ../../nbs/trainer/model_trainer.ipynb #e4683f53

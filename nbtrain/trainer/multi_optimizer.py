@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from typing_extensions import Unpack
 
 from ..annotations import checked
-from ..distributed.devices import Device
+from ..base.devices import Device
 from ..engine.protocol import Turn
 from ..engine.meter import N_SAMPLES
 from ..engine.step_output import NoUpdate, check_output, named

@@ -16,11 +16,10 @@ import lightning as L
 from torch import nn
 from typing_extensions import Unpack
 
-from ..addons.hooks import Hooks
-from ..addons.non_finite import NonFinite
 from ..annotations import checked, written_in
 from ..base.addon_options import AddonOptions
 from nbtrain.base.arguments import (
+    NonFinite,
     Optimizers,
     accumulates,
     check_addons,
@@ -30,17 +29,16 @@ from nbtrain.base.arguments import (
     check_save_path,
     make_optimizer,
     resolve_monitor,
+    translate_arguments,
 )
 from ..base.compose import check_addon_options, make_addons, take_strategy, with_instances
 from ..base.notify import Notify
 from ..base.trainer_base import TrainerBase
 from ..base.written_steps import check_written_steps, uncalled_methods
 from ..completion import completed_by_value
-from ..compat.foreign_names import translate_arguments
-from ..checkpoint.weights import Weights
 from ..data.several_loaders import Loaders
-from ..distributed.devices import Device, resolve_device
-from ..distributed.launcher import Launcher
+from ..base.devices import Device, resolve_device
+from ..base.launcher import Launcher
 from ..engine.meter import EpochLog, Meter
 from ..engine.precision import resolve_precision
 from ..engine.train_state import Counts, Mode
@@ -59,15 +57,16 @@ from ..run.handle import RunHandle
 from ..run.live_edits import check_options, handle_of, resume, set_options, validate_now
 from ..run.outcome import RunOutcome
 from ..run.redefined import use_newest, use_sent
-from ..run.resume import epochs_left
 from ..run.run import Run
 from ..run.sinks import RunSinks
 from ..tracebacks import boundary, free_last_error
 from .commands import TrainerCommands
 from ..formatting import best_words, format_count
-from ..engine.addon import ViewService
+from ..engine.addon import StateService, ViewService
 
 if TYPE_CHECKING:
+    from nbtrain.addons.hooks import Hooks
+    from nbtrain.base.best_weights import Weights
     from nbtrain.library.runs import Runs
 
 # %% auto #0
@@ -262,7 +261,7 @@ class Trainer(TrainerCommands):
             self.recorder.note(f"the run that was paused at {place} is ended; resume() would have continued it")
         if resume is not None:
             check_run(n_epoch, loader, valid_loader)
-            n_epoch = epochs_left(self, n_epoch, resume, None if is_data_source(loader) else loader)
+            n_epoch = self._required_service(StateService).resume(self, n_epoch, resume, None if is_data_source(loader) else loader)
             if n_epoch == 0:
                 RunSinks(self).show_finished()
                 result = RunOutcome(self).conclude("completed", "finished before")
@@ -531,9 +530,7 @@ class Trainer(TrainerCommands):
             History(empty)
         """
         if isinstance(name, Path):
-            from nbtrain.cluster.jobs import show_run
-
-            show_run(name)
+            self._show_run(name)
             return
         if name is not None and value is None:
             newest = f"show(Path({name!r})) shows the run in that folder" if Path(name).is_dir() else "show() shows the newest run"
@@ -543,6 +540,10 @@ class Trainer(TrainerCommands):
             return
         if not self._required_service(ViewService).show():
             print(repr(self.train_state.history))
+
+    @written_in("cluster.jobs", "show_run")
+    @staticmethod
+    def _show_run(run: Path) -> None: ...
 
     @written_in("tools.show", "show_value")
     def _show_value(self, name: str, value: Any, kind: ShownKind | None, caption: str | Sequence[str] | None) -> None: ...

@@ -20,8 +20,8 @@ from samples import without_times
 from torch.distributed import TCPStore
 
 from nbtrain import load_run
+from nbtrain.base.launcher import World
 from nbtrain.checkpoint.files import newest_valid, read_counts
-from nbtrain.distributed.world import World
 
 TESTS = Path(__file__).parent.parent
 RANK = Path(__file__).with_name("rank.py")

@@ -33,8 +33,8 @@ from nbtrain import (
     WorkerError,
 )
 from nbtrain.addons.multi_gpu import _pool
+from nbtrain.base.launcher import Launcher
 from nbtrain.cli import main
-from nbtrain.distributed.launcher import Launcher
 from nbtrain.history.run_folder import load_run
 
 TWO = ["cuda:0", "cuda:1"] if DEVICE == "cuda" and torch.cuda.device_count() > 1 else ["cpu", "cpu"]

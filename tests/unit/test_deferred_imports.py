@@ -216,7 +216,7 @@ def test_transformers_is_imported_when_torchmetrics_uses_it(first: str, tmp_path
 
 SECRETS = """
 import pkgutil, sys, importlib
-from nbtrain.source.redaction import blot_out
+from nbtrain.redaction import blot_out
 print("sk_live_" + 24 * "a" in blot_out(f"key = 'sk_live_{24 * 'a'}'"), "requests" in sys.modules)
 import detect_secrets.plugins
 from detect_secrets.plugins.stripe import StripeDetector

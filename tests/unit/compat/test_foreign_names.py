@@ -23,9 +23,10 @@ from torch.utils.data import DataLoader
 
 import nbtrain
 from nbtrain import AddOnBase, ConfigError, ModelTrainer, MultiOptimizerTrainer, OptionError, StateManagerAddon, StepError, Trainer
+from nbtrain.base.arguments import TRANSLATED
 from nbtrain.base.compose import keywords
 from nbtrain.base.written_steps import uncalled_methods
-from nbtrain.compat.foreign_names import ARGUMENTS, LIBRARIES, MEMBERS, STEPS, TRANSLATED, Row
+from nbtrain.compat.foreign_names import ARGUMENTS, LIBRARIES, MEMBERS, STEPS, Row
 from nbtrain.config.schema import Settings
 from nbtrain.engine.addon import options
 from nbtrain.errors import nearest

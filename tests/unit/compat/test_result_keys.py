@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from nbtrain.compat.keys import label_key, prediction_of, result_of
+from nbtrain.history.history import result_of
+from nbtrain.trainer.model_trainer import label_key, prediction_of
 
 TRAINED = {"epoch": 1, "train_loss": 0.9}
 VALIDATED = {"epoch": 2, "train_loss": 0.5, "val_loss": 0.7}

@@ -12,8 +12,9 @@ import torch
 from samples import DEVICE, Regress, make_loader, make_model, make_trainer, make_valid
 
 from nbtrain import AddOnBase, AddOnError, ConfigError, LiveViewAddon, MultiOptimizerTrainer, OptionError, StateManagerAddon, StepError
-from nbtrain.engine.addon import StateService, ViewService
+from nbtrain.engine.addon import ViewService
 from nbtrain.events import Event
+from nbtrain.state.addon import KeptStatesAddon
 from nbtrain.tools.scratch_trainer import scratch_trainer
 
 
@@ -221,22 +222,17 @@ def test_copy_that_shows_nothing_has_what_addons_give_it() -> None:
         assert (copy[LoudAddon].loud, trainer[LoudAddon].loud) == (False, True)
 
 
-class OwnStates(AddOnBase, StateService):
-    """Keeps one state, in memory."""
-
-    strict = True
+class OwnStates(KeptStatesAddon):
+    """Looks for states in a place of its own."""
 
     def __post_init__(self) -> None:
         self.asked: list[Any] = []
-
-    def open_disk(self, trainer: Any) -> None:
-        return None
 
     def find(self, trainer: Any, resume: Any) -> None:
         self.asked.append(resume)
 
 
-class MoreStates(AddOnBase, StateService):
+class MoreStates(KeptStatesAddon):
     pass
 
 

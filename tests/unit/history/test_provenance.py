@@ -26,7 +26,7 @@ from nbtrain import ConfigError
 from nbtrain.cli import main
 from nbtrain.history.provenance import describe, git_state, read_record, record
 from nbtrain.library.recorded_run import diff, show
-from nbtrain.source.redaction import blot_out, is_secret
+from nbtrain.redaction import blot_out, is_secret
 from nbtrain.source.source_code import Reached, reach
 
 Write = Callable[..., ModuleType]

@@ -12,7 +12,7 @@ from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits, hexd
 import pytest
 
 from nbtrain.history.provenance import describe, git_state
-from nbtrain.source.redaction import HIDDEN, blot_diff, blot_out, is_secret
+from nbtrain.redaction import HIDDEN, blot_diff, blot_out, is_secret
 
 # The keys are put together here, so that no scanner takes them for real ones
 HEX = "9f86d081884c7d659a2feaa0c55ad015"

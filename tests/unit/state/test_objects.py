@@ -25,8 +25,9 @@ from nbtrain import AddOnBase, ConfigError, StateManagerAddon
 from nbtrain.base.operation import unchanged
 from nbtrain.data.loader_state import LoaderState, why_not_exact
 from nbtrain.distributed.worker import dumps, loads
+from nbtrain.loops.kept_objects import objects_of
 from nbtrain.objects.search import Search
-from nbtrain.state.attribute_state import AttributeState, objects_of
+from nbtrain.state.attribute_state import AttributeState
 from nbtrain.state.object_state import fingerprint
 from nbtrain.state.replica import load_replica_state, take_state
 
