@@ -18,7 +18,7 @@ PUBLIC = {
     "CheckpointError": "errors",
     "CompileAddon": "addons.performance",
     "ConfigError": "errors",
-    "CosineAnnealingScheduler": "optim.schedulers",
+    "CosineAnnealingScheduler": "optim.schedules",
     "CudaGraphAddon": "addons.performance",
     "EMAAddon": "addons.ema",
     "EarlyStoppingAddon": "addons.early_stopping",
@@ -60,9 +60,10 @@ PUBLIC = {
     "RunResult": "history.history",
     "Sample": "tools.gallery",
     "SchedulerAddon": "addons.scheduler",
-    "SchedulerBase": "optim.schedulers",
+    "SchedulerBase": "optim.schedules",
     "Shown": "events",
-    "SchedulerChain": "optim.schedulers",
+    "SourceAddon": "source.addon",
+    "SchedulerChain": "optim.schedules",
     "Session": "tools.session",
     "SeededLoader": "data.seeded_loader",
     "StateManagerAddon": "addons.state_manager",
@@ -78,7 +79,7 @@ PUBLIC = {
     "TrainerProtocol": "engine.protocol",
     "UpdateRatioAddon": "addons.gradients",
     "WandBLoggerAddon": "loggers.addon",
-    "WarmUpScheduler": "optim.schedulers",
+    "WarmUpScheduler": "optim.schedules",
     "WorkerError": "errors",
     "Runs": "library.runs",
     "JobHandle": "cluster.jobs",
@@ -86,15 +87,15 @@ PUBLIC = {
     "submitted_jobs": "cluster.jobs",
     "check_port": "tools.port_check",
     "compare": "library.compare",
-    "get_combined_lr_scheduler": "optim.schedulers",
-    "get_lr_scheduler": "optim.schedulers",
-    "get_multi_step_lr_scheduler": "optim.schedulers",
+    "get_combined_lr_scheduler": "optim.schedules",
+    "get_lr_scheduler": "optim.schedules",
+    "get_multi_step_lr_scheduler": "optim.schedules",
     "load_run": "history.run_folder",
     "runs": "library.runs",
     "param_groups": "optim.param_groups",
     "plot_schedule": "tools.schedule_plot",
     "plot_schedules": "tools.schedule_plot",
-    "warmup_cosine": "optim.schedulers",
+    "warmup_cosine": "optim.schedules",
 }
 __all__ = [*PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -120,6 +121,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon as StateManagerAddon
     from nbtrain.addons.early_stopping import EarlyStoppingAddon as EarlyStoppingAddon
     from nbtrain.addons.live_view import LiveViewAddon as LiveViewAddon
+    from nbtrain.source.addon import SourceAddon as SourceAddon
     from nbtrain.state.addon import KeptStatesAddon as KeptStatesAddon
     from nbtrain.addons.limits import LimitsAddon as LimitsAddon
     from nbtrain.addons.system_monitor import SystemMonitorAddon as SystemMonitorAddon
@@ -169,16 +171,16 @@ if TYPE_CHECKING:
     from nbtrain.events import Shown as Shown
     from nbtrain.base.notify import Notification as Notification
     from nbtrain.events import Progress as Progress
-    from nbtrain.optim.schedulers import CosineAnnealingScheduler as CosineAnnealingScheduler
-    from nbtrain.optim.schedulers import SchedulerBase as SchedulerBase
-    from nbtrain.optim.schedulers import SchedulerChain as SchedulerChain
-    from nbtrain.optim.schedulers import WarmUpScheduler as WarmUpScheduler
-    from nbtrain.optim.schedulers import get_combined_lr_scheduler as get_combined_lr_scheduler
-    from nbtrain.optim.schedulers import get_lr_scheduler as get_lr_scheduler
-    from nbtrain.optim.schedulers import get_multi_step_lr_scheduler as get_multi_step_lr_scheduler
+    from nbtrain.optim.schedules import CosineAnnealingScheduler as CosineAnnealingScheduler
+    from nbtrain.optim.schedules import SchedulerBase as SchedulerBase
+    from nbtrain.optim.schedules import SchedulerChain as SchedulerChain
+    from nbtrain.optim.schedules import WarmUpScheduler as WarmUpScheduler
+    from nbtrain.optim.schedules import get_combined_lr_scheduler as get_combined_lr_scheduler
+    from nbtrain.optim.schedules import get_lr_scheduler as get_lr_scheduler
+    from nbtrain.optim.schedules import get_multi_step_lr_scheduler as get_multi_step_lr_scheduler
     from nbtrain.tools.schedule_plot import plot_schedule as plot_schedule
     from nbtrain.tools.schedule_plot import plot_schedules as plot_schedules
-    from nbtrain.optim.schedulers import warmup_cosine as warmup_cosine
+    from nbtrain.optim.schedules import warmup_cosine as warmup_cosine
     from nbtrain.data.seeded_loader import SeededLoader as SeededLoader
     from nbtrain.base.addon_options import TrainerOptions as TrainerOptions
     from nbtrain.engine.protocol import TrainerProtocol as TrainerProtocol

@@ -16,9 +16,7 @@ from ..engine.addon import AddOnBase, Controls, ViewService
 from ..engine.protocol import EventSink
 from ..errors import ConfigError
 from ..events import Shown
-from ..history.ghost import compared_with
 from ..history.history import short_path
-from ..history.run_folder import run_events
 from ..history.session_runs import EvaluationSink, SessionRun, forget_run, keep_run, kept_runs
 from ..tracebacks import in_kernel, is_watched
 
@@ -82,6 +80,7 @@ class LiveViewAddon(AddOnBase, ViewService):
         return sinks
 
     def _open_view(self, trainer: Any, controls: Controls) -> View:
+        from nbtrain.history.ghost import compared_with
         from nbtrain.views.notebook import open_view
         from nbtrain.views.runs import card_of
 
@@ -120,6 +119,7 @@ class LiveViewAddon(AddOnBase, ViewService):
     def show_finished(self, trainer: Any) -> None:
         if not in_kernel():
             return
+        from nbtrain.history.run_folder import run_events
         from nbtrain.library.drawn_history import past_of
         from nbtrain.views.notebook import NotebookView
 

@@ -12,7 +12,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 from weakref import WeakSet
 
-from .. import addons as shipped
+import nbtrain.addons as shipped
 from ..annotations import checked
 from ..tracebacks import boundary
 from ..engine.addon import AddOnBase, Service, copy_addon, is_same, join_options, merge_instances, options, ordered, services_of
@@ -115,7 +115,7 @@ def _owners(option: str) -> list[str]:
 
 
 # Names of `nbtrain.addons`, whose modules are imported with the first trainer that has them
-DEFAULT_ADDONS = ("NonFiniteAddon", "HooksAddon", "LiveViewAddon", "KeptStatesAddon")  # of each trainer
+DEFAULT_ADDONS = ("NonFiniteAddon", "HooksAddon", "LiveViewAddon", "KeptStatesAddon", "SourceAddon")  # of each trainer
 _OF_ARGUMENTS = {"gradient_clip": "GradientClipAddon", "scheduler": "SchedulerAddon", "compile": "CompileAddon"}
 
 

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from ..errors import ConfigError, first_line
 from ..events import Status
 from ..formatting import best_words, format_time
+from ..engine.protocol import TrainerProtocol
 
 # %% auto #0
 __all__ = ["Notify", "Notification", "sender", "Notifier"]
@@ -178,6 +179,16 @@ class Notifier:
     def __init__(self, notify: Any) -> None:
         self._send = sender(notify)
         self._is_sent = False
+
+    def report(self, trainer: TrainerProtocol, status: Status, reason: str) -> str | None:
+        """Send the end of the run of `trainer`, or its pause by an error. Returns why it was not sent; None if it was."""
+        from nbtrain.redaction import blot_out
+
+        history, recorder = trainer.train_state.history, trainer.recorder
+        name = " ".join(filter(None, [trainer.title, trainer.run_dir and trainer.run_dir.name]))
+        best = dict(history.best) if history.best is not None else None
+        error = blot_out(reason) if status in ("failed", "paused") else None
+        return self.send(Notification(name, status, best, history.monitor, recorder.progress.elapsed_s - recorder.begun_s, error))
 
     def send(self, note: Notification) -> str | None:
         """Send `note`, if it is the first one. Returns why it was not sent, in one line; None if it was."""

@@ -28,7 +28,6 @@ from ..engine.train_state import Mode, TrainState
 from ..errors import RunPaused, RunStopped
 from ..loops.step_snapshot import copy_back, modules_beside, restore_attributes
 from ..rng import keep_random, random_state, set_random_state
-from ..loops.kept_objects import kept_objects
 from ..formatting import ICONS, format_time
 from ..engine.addon import ViewService
 
@@ -272,6 +271,8 @@ def unchanged(trainer: TrainerProtocol, *, weights: bool = True) -> Iterator[Non
 
     `weights=False`: don't copy the parameters, if nothing inside trains them.
     """
+    from nbtrain.loops.kept_objects import kept_objects
+
     model = trainer.model
     tensors = chain(model.parameters(), model.buffers()) if weights else model.buffers()
     values = [(tensor, tensor.detach().clone()) for tensor in tensors]

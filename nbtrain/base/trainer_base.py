@@ -34,7 +34,7 @@ from ..engine.control import Control
 from ..optim.joint_optimizer import named_parts, single
 from ..optim.optimizer_state import move_with_optimizer, uncopied, with_inner
 from ..optim.optimizer_modes import OptimizerModes, with_modes
-from ..engine.addon import AddOnBase, ScheduleService, StateService, ViewService, options, ordered
+from ..engine.addon import AddOnBase, CodeService, ScheduleService, StateService, ViewService, options, ordered
 from ..engine.precision import precision_args, resolve_precision
 from ..engine.protocol import EventSink, Ran, Turn
 from ..engine.recorder import Recorder
@@ -44,12 +44,8 @@ from ..engine.train_state import Mode, TrainState
 from ..errors import ConfigError, StepError
 from ..events import Event, MonitorMode, Status
 from ..history.history import History, RunResult
-from ..history.run_folder import open_run_folder
-from ..history.run_tree import Fork, open_branch_folder
 from ..optim.schedulers import Scheduler, is_marked, mark_step
 from ..tracebacks import TracebackKeeper
-from ..source.step_changes import StepCode
-from ..objects.user_code import newest
 from .best_weights import BestWeights
 from .operation import Operation
 from .compose import Composable, given_addons, new_instance, written_class
@@ -57,6 +53,7 @@ from .arguments import asks_for_bar
 from .progress_checker import ProgressChecker
 
 if TYPE_CHECKING:
+    from nbtrain.history.run_tree import Fork
     from nbtrain.views.terminal import View
 
 # %% auto #0
@@ -73,6 +70,7 @@ class HandleProtocol(Protocol):
     def thread(self) -> Thread: ...
     def join(self) -> None: ...  # wait until the run has ended, or an error has paused it
     def stop_by_hand(self) -> None: ...  # as ■ does
+    def free(self) -> None: ...  # what its error holds
 
 
 class SessionProtocol(Protocol):
@@ -144,8 +142,8 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     configures_optimizers = False  # True: a LightningModule makes the optimizers when a run begins
     _internal = frozenset(
         {
-            "changed", "code", "configures_optimizers", "continues_run", "control", "finished_phase", "fork", "given", "handle",
-            "holds_steps", "keeps_states", "last_traceback", "made_in", "module", "open_session", "operations", "optimizer_states",
+            "configures_optimizers", "continues_run", "control", "finished_phase", "fork", "given", "handle",
+            "keeps_states", "last_traceback", "made_in", "module", "open_session", "operations", "optimizer_states",
             "own_names", "parent", "ran", "recorder", "resumed", "sinks", "states", "step_module", "stream",
             "title", "train_state", "travel_of", "view",
         }
@@ -441,11 +439,6 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         self.open_session: SessionProtocol | None = None  # whose runs are one run in the view and the history
         self.fork: Fork | None = None  # where this trainer branched from another
         self.branches: list[Any] = []  # made with the slider below a run
-        self.code: StepCode | None = None  # yours, as it was when the newest operation began
-        self.changed: tuple[tuple[int, int], StepCode, str] | None = (
-            None  # where it has changed, what it was before, and the text of the mark
-        )
-        self.holds_steps = newest(self._written_steps) is not None  # it keeps its class, although there is a newer one of that name
         for text in notes:
             self.recorder.note(text, once=True)
 
@@ -471,8 +464,6 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             "open_session": None,
             "operations": [],
             "_mode": self.mode,  # a replica in another process continues this operation
-            "code": None,
-            "changed": None,
             "sinks": [self.train_state.history],
             "branches": [],
             "_of_optimizers": [(is_marked(optimizer), uncopied(optimizer)) for optimizer in self._each_optimizer()],
@@ -505,6 +496,8 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     @checked
     def _begin_branch(self, parent: str, changes: Mapping[str, str]) -> None:
         """This trainer is a copy of the run `parent` at its current place, with `changes`: it gets its own run folder."""
+        from nbtrain.history.run_tree import Fork
+
         counts = self.train_state.counts
         self.run_dir, self.fork = None, Fork(parent, counts.epoch, counts.step, counts.processed, changes)
         self.parent = f"{parent}, epoch {counts.epoch}, step {counts.step}"
@@ -568,9 +561,16 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         if self.run_dir is None:
             if self.save_path is None:
                 raise ConfigError("The run needs a folder, and save_path is missing.", remedy='Give save_path="runs/my-run".')
+            from nbtrain.history.run_folder import open_run_folder
+            from nbtrain.history.run_tree import open_branch_folder
+
             root, fork = self.made_in / self.save_path, self.fork
             self.run_dir = self.world.agree(partial(open_run_folder, root) if fork is None else partial(open_branch_folder, root, fork))
         return self.run_dir
+
+    def _use_newest(self, *loaders: Any, steps: type[Any] | None = None) -> None:
+        """Use the newest definitions of your code, or the class `steps`."""
+        self._required_service(CodeService).use_newest(self, *loaders, steps=steps)
 
     @property
     def states(self) -> Any:

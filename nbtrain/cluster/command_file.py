@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from ..base.trainer_base import TrainerBase
 from ..errors import ConfigError, NbtrainError, first_line, nearest
-from ..run.live_edits import request_edit
+from ..run.sinks import request_edit
 
 # %% auto #0
 __all__ = ["FOLDER", "Command", "make_folder", "read_own", "write_own", "send", "CommandFile", "obey", "CommandReader"]

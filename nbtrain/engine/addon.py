@@ -32,6 +32,7 @@ __all__ = [
     "AddOnBase",
     "Service",
     "StateService",
+    "CodeService",
     "ScheduleService",
     "Controls",
     "ViewService",
@@ -371,6 +372,40 @@ class StateService(Service):
     def save_state(self, trainer: Any) -> Path | None:
         """Save a checkpoint now, or, during a run, between two batches."""
         raise NotImplementedError
+
+
+class CodeService(Service):
+    """Knows the user's code that the steps reach: a run has its newest definitions, and keeps what it was made of."""
+
+    provided_by = "SourceAddon"
+    code: Any = None  # as it was when the newest operation began
+
+    def use_newest(self, trainer: Any, *loaders: Any, steps: type[Any] | None = None) -> None:
+        """An operation begins: use the newest definitions, and mark what has changed; during a run, between two batches.
+
+        `steps`: a class to use instead of the newest of the trainer's. Raises ConfigError for one that can't be used.
+        """
+
+    def followers(self, trainer: Any) -> list[L.Callback]:
+        """Return callbacks of a run in this process, in which it may be paused and continued."""
+        return []
+
+    def renews_elsewhere(self, trainer: Any, loaders: tuple[Any, ...]) -> Any:
+        """Return what sends the newest definitions to a run in other processes; None if they keep theirs."""
+        return None
+
+    def begin_replica(self, trainer: Any, loaders: tuple[Any, ...]) -> None:
+        """A run begins in another process, with this copy of the trainer."""
+
+    def use_sent(self, trainer: Any, data: bytes) -> None:
+        """Use the definitions that the process which started this run has sent."""
+
+    def settings(self, trainer: Any, n_epoch: int, loader: Any, valid_loader: Any) -> dict[str, str]:
+        """What may differ between this run and others, by name, as text; empty if it is not known."""
+        return {}
+
+    def keep(self, trainer: Any, n_epoch: int, loader: Any, valid_loader: Any) -> None:
+        """The record of a run has begun: keep its source and its settings in the run folder."""
 
 
 class ScheduleService(Service):

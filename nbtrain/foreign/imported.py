@@ -30,7 +30,7 @@ from ..errors import CheckpointError, ConfigError
 from ..events import Event, Progress
 from .foreign_run import PARTS, ForeignRun
 from ..history.history import short_path
-from ..history.provenance import describe
+from ..source.provenance import describe
 from ..history.run_files import write_file
 from ..history.run_folder import RunFolder, history_events, open_run_folder
 from ..optim.joint_optimizer import named_parts

@@ -23,7 +23,7 @@ from ..engine.callback import active_callbacks
 from ..engine.control import Leave
 from ..engine.protocol import EventSink, TrainerProtocol
 from ..errors import AddOnError, ConfigError, OptionError, nearest
-from ..history.provenance import describe, record
+from ..source.provenance import describe, record
 from ..history.run_files import kept_id, read_file
 from .background import Connect, Delivery
 from .local import LOCAL

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities import CombinedLoader
@@ -20,11 +20,13 @@ from ..data.resumable_loader import RereadableLoader
 from ..data.seeded_loader import SeededLoader
 from ..data.task_loader import TaskLoader
 from ..data.tensor_loader import TensorLoader
-from .error_guard import ErrorGuard
 from .step_snapshot import RandomSnapshot
 from ..errors import CheckpointError
 from ..remote_errors import raise_own
 from ..rng import random_state
+
+if TYPE_CHECKING:
+    from nbtrain.loops.error_guard import ErrorGuard
 
 # %% auto #0
 __all__ = ["only_iterator", "ends_at_length", "length_of", "limits_of", "set_limits", "LiveFetcher", "live", "quiet_fetcher"]

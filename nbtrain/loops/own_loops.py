@@ -5,6 +5,8 @@
 # %% ../../nbs/loops/own_loops.ipynb #own_0002
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import lightning as L
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 
@@ -15,12 +17,24 @@ from .batch_ways import Listeners
 from ..errors import ConfigError
 from .epochs import OwnFitLoop
 from .evaluation import OwnEvaluationLoop
-from .stock_loops import StockLoops, why_stock
 from .training import OwnEpochLoop
 from ..private.lightning_parts import trainer_of
+from ..private.lightning_loops import MISSING
+
+if TYPE_CHECKING:
+    from nbtrain.loops.stock_loops import StockLoops
 
 # %% auto #0
-__all__ = ["KNOWN_VERSIONS", "unknown_version", "use_loops", "use_own_loops", "loops_of", "your_trainer", "refuse_in_your_trainer"]
+__all__ = [
+    "KNOWN_VERSIONS",
+    "unknown_version",
+    "why_stock",
+    "use_loops",
+    "use_own_loops",
+    "loops_of",
+    "your_trainer",
+    "refuse_in_your_trainer",
+]
 
 # %% ../../nbs/loops/own_loops.ipynb #own_0004
 KNOWN_VERSIONS = ("2.6",)  # of Lightning, whose private parts the loops use
@@ -31,12 +45,19 @@ def unknown_version() -> str:
     return "" if L.__version__.rpartition(".")[0] in KNOWN_VERSIONS else L.__version__
 
 
+def why_stock() -> str:
+    """The names that this Lightning lacks, if all runs take its own loops; else an empty text."""
+    return ", ".join(MISSING)
+
+
 def use_loops(pl_trainer: L.Trainer, trainer: TrainerProtocol, control: Control | None = None) -> None:
     """Choose the loops of a new `pl_trainer` by the owner of the steps: a LightningModule trains on Lightning's, unchanged.
 
     Own steps do, too, where the installed Lightning lacks a part that nbtrain's loops need. Both attend to `control`.
     """
     if trainer.configures_optimizers or why_stock() or unknown_version():
+        from nbtrain.loops.stock_loops import StockLoops
+
         pl_trainer.callbacks.append(StockLoops(control))  # pyright: ignore[reportAttributeAccessIssue]
     else:
         use_own_loops(pl_trainer, control)
@@ -64,7 +85,11 @@ def use_own_loops(pl_trainer: L.Trainer, control: Control | None = None) -> OwnE
 def loops_of(pl_trainer: L.Trainer) -> OwnEpochLoop | StockLoops | None:
     """What lets requests in between two batches of a training; None in your own `lightning.Trainer`."""
     loop = pl_trainer.fit_loop.epoch_loop
-    return loop if isinstance(loop, OwnEpochLoop) else next(iter(callbacks_of(pl_trainer, StockLoops)), None)
+    if isinstance(loop, OwnEpochLoop):
+        return loop
+    from nbtrain.loops.stock_loops import StockLoops
+
+    return next(iter(callbacks_of(pl_trainer, StockLoops)), None)
 
 
 def your_trainer(trainer: TrainerProtocol) -> L.Trainer | None:

@@ -16,21 +16,15 @@ from lightning.pytorch.callbacks import Checkpoint, LambdaCallback
 from ..engine.addon import Phase
 from ..engine.callback import BoundaryCallback, callbacks_of
 from ..engine.control import Boundary, Control
-from ..private.lightning_loops import MISSING
 from ..private.lightning_parts import call_before_fetch, data_fetcher, is_last_batch, is_validation_due, is_window_open, leave_idle
 from ..private.lightning_parts import set_counts, skip_next_validation, validate_between
 from .batch_ways import resume_epoch
 
 # %% auto #0
-__all__ = ["why_stock", "StockLoops"]
+__all__ = ["StockLoops"]
 
 
 # %% ../../nbs/loops/stock_loops.ipynb #51e14bac
-def why_stock() -> str:
-    """The names that this Lightning lacks, if all runs take its own loops; else an empty text."""
-    return ", ".join(MISSING)
-
-
 @contextmanager
 def _as_in_checkpoint(pl_trainer: L.Trainer, *, is_over: bool) -> Iterator[None]:
     """A context in which Lightning's counters of epochs are those of a checkpoint, of an epoch that `is_over` or of one that is open."""

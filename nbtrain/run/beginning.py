@@ -30,7 +30,6 @@ from ..engine.pass_module import is_sanity_check
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, add_note, set_place
 from ..events import Event
-from ..loops.error_guard import place_in
 from ..loops.step_snapshot import StepSnapshot
 from ..base.operation import unchanged
 from ..base.trainer_base import TrainerBase
@@ -283,6 +282,8 @@ class SanityCheck(L.Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._kept.close()
         if is_sanity_check(trainer) and isinstance(exception, Exception):
+            from nbtrain.loops.error_guard import place_in
+
             set_place(exception, place_in(self.trainer, trainer))
             if self.trainer.configures_optimizers:
                 epoch = self.trainer.train_state.counts.epoch + 1

@@ -21,7 +21,6 @@ from ..data.several_loaders import Loaders, is_several
 from ..data.resumable_loader import RereadableLoader
 from ..engine.callback import Stopper
 from ..engine.control import Leave, cause_of_end
-from ..loops.error_guard import ErrorGuard
 from ..loops.batch_ways import explain_errors
 from ..loops.own_loops import use_loops
 from ..engine.step_module import StepModule
@@ -35,8 +34,7 @@ from .lightning_trainer import continue_counts, driving, make_pl_trainer
 from ..base.operation import Operation
 from ..base.trainer_base import TrainerBase
 from .outcome import name_place
-from .redefined import read_code
-from ..engine.addon import StateService
+from ..engine.addon import CodeService, StateService
 
 # %% auto #0
 __all__ = ["why_stopped", "LoaderModule", "batch_size_module", "Execution", "execute_replica"]
@@ -153,6 +151,8 @@ class Execution:
 
     def _guard(self, module: StepModule, pl_trainer: L.Trainer, guarded: ExitStack) -> None:
         """Let errors of the user's code pause the run, until `guarded` ends."""
+        from nbtrain.loops.error_guard import ErrorGuard
+
         may_pause = (lambda: True) if self.beginning is None else self.beginning.has_begun
         strict = any(addon.refuses_nonfinite(self.trainer) for addon in self.trainer.active_addons)
         module.guard = guard = ErrorGuard(module, refuses_nonfinite=strict, may_pause=may_pause)
@@ -242,7 +242,7 @@ def execute_replica(goal: int, trainer: TrainerBase, loader: Any, valid_loader: 
     operation.begin(moves_model=False)
     try:
         n_epoch = goal - trainer.train_state.counts.epoch
-        trainer.code = read_code(trainer, (loader, valid_loader))
+        trainer._required_service(CodeService).begin_replica(trainer, (loader, valid_loader))
         return Execution(trainer, n_epoch, loader, valid_loader).execute(trainer.lightning_args())
     except Exception as error:
         name_place(error, trainer.recorder.place)

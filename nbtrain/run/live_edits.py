@@ -22,17 +22,16 @@ from ..engine.control import Boundary
 from ..loops.own_loops import loops_of, refuse_in_your_trainer
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
-from ..errors import ConfigError, NbtrainError, OptionError, first_line, nearest
+from ..errors import ConfigError, OptionError, first_line, nearest
 from ..history.history import RunResult
 from ..optim.joint_optimizer import JointOptimizer
 from ..optim.schedulers import rate_of_next, scale_lr
 from ..base.trainer_base import TrainerBase
-from .redefined import use_newest
 from .handle import RunHandle
 from ..formatting import format_value
 
 # %% auto #0
-__all__ = ["check_options", "set_options", "validate_now", "request_edit", "handle_of", "resume"]
+__all__ = ["check_options", "set_options", "validate_now", "handle_of", "resume"]
 
 
 # %% ../../nbs/run/live_edits.ipynb #e815dabc
@@ -204,21 +203,6 @@ def _validate(trainer: TrainerProtocol, at: Boundary | None) -> dict[str, float]
 
 
 # %% ../../nbs/run/live_edits.ipynb #07a8931c
-def request_edit(trainer: TrainerBase, name: str, **options: Any) -> None:
-    """Call the method `name` of the trainer between two batches, without waiting for it; its error becomes a note of the run."""
-
-    def call(at: Boundary | None = None) -> None:
-        try:
-            getattr(trainer, name)(**options)
-        except NbtrainError as error:
-            trainer.recorder.note(first_line(error))
-
-    if trainer.control.elsewhere is not None:
-        call()  # which sends it there
-    else:
-        trainer.control.leave(call, whole=name != "set")
-
-
 def handle_of(trainer: TrainerBase, request: str) -> RunHandle:
     """The handle of the run in progress, for this `request`.
 
@@ -240,7 +224,7 @@ def resume(
 ) -> RunResult | RunHandle | None:
     """Continue a paused run at its next batch, with the class `steps` if it is given; without a run, the next one uses it."""
     if steps is not None and not skip and trainer.control.state == "idle":
-        use_newest(trainer, steps=steps)
+        trainer._use_newest(steps=steps)
         print(f"No run is paused. The next run() uses the steps of {steps.__name__}.")
         return None
     handle = handle_of(trainer, "resume()")
@@ -249,7 +233,7 @@ def resume(
     if skip and trainer.control.failure is None:
         raise ConfigError("skip=True: no error has paused this run.", remedy="resume() continues it at its next batch.")
     if steps is not None:
-        use_newest(trainer, steps=steps)
+        trainer._use_newest(steps=steps)
     if background:
         trainer.control.proceed("skip" if skip else "retry")
         return handle

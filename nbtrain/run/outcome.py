@@ -5,6 +5,8 @@
 # %% ../../nbs/run/outcome.ipynb #3fee7461
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,9 +18,11 @@ from ..history.history import ResultMetrics, RunResult
 from .beginning import Beginning
 from .failed_runs import keep_watch
 from ..tracebacks import keep_traceback
-from ..base.notify import Notification, Notifier
 from ..base.trainer_base import TrainerBase
 from ..engine.addon import StateService
+
+if TYPE_CHECKING:
+    from nbtrain.base.notify import Notifier
 
 # %% auto #0
 __all__ = ["name_place", "RunOutcome"]
@@ -106,16 +110,7 @@ class RunOutcome:
         trainer = self.trainer
         if self.notifier is None or not trainer.world.is_first:
             return
-        name = " ".join(filter(None, [trainer.title, trainer.run_dir and trainer.run_dir.name]))
-        error = None
-        if status in ("failed", "paused"):
-            from nbtrain.redaction import blot_out
-
-            error = blot_out(reason)
-        seconds = trainer.recorder.progress.elapsed_s - trainer.recorder.begun_s
-        history = trainer.train_state.history
-        best = dict(history.best) if history.best is not None else None
-        if problem := self.notifier.send(Notification(name, status, best, history.monitor, seconds, error)):
+        if problem := self.notifier.report(trainer, status, reason):
             trainer.recorder.note(problem)
 
     def conclude(self, status: Status, reason: str = "") -> RunResult:

@@ -11,26 +11,21 @@ from collections.abc import Iterable
 from typing import Any
 
 import lightning as L
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ..data.loader import innermost
-from ..data.several_loaders import named_loaders
-from ..data.several_loaders import n_batches
+from ..data.several_loaders import n_batches, named_loaders
 from ..data.epoch import keeps_epoch
 from ..data.tensor_loader import suggest_loader
 from ..loops.fast_step import unknown_torch
-from ..loops.own_loops import unknown_version
-from ..loops.stock_loops import why_stock
-from ..history.differences import settings
-from ..history.provenance import describe_run, record
+from ..loops.own_loops import unknown_version, why_stock
 from .data_module import validates
 from ..base.trainer_base import TrainerBase
 from ..resources import n_cores
 from ..tracebacks import variable_name
 
 # %% auto #0
-__all__ = ["header", "correct_model", "advise", "settings_of", "keep_source"]
+__all__ = ["header", "correct_model", "advise"]
 
 
 # %% ../../nbs/run/record.ipynb #681eb3b6
@@ -138,52 +133,3 @@ def advise(trainer: TrainerBase, loader: Iterable[Any]) -> None:
         )
     if (n_batches(loader) or 0) >= _LONG_EPOCH and (advice := suggest_loader(loader)) is not None:
         trainer.recorder.note(advice)
-
-
-# %% ../../nbs/run/record.ipynb #f6d3877f
-_OF_SCHEDULES = {"lr", "betas", "momentum"}
-
-
-def _set_by_hand(trainer: TrainerBase) -> dict[str, Any]:
-    """The options of the optimizer that have no longer the value with which it was made, such as a rate that `set` has changed."""
-    groups, made = (getattr(trainer.optimizer, name, {}) for name in ("param_groups", "defaults"))
-    found: dict[str, Any] = {}
-    for name in made.keys() - (_OF_SCHEDULES if trainer.scheduler is not None else set()):
-        was, value = (float(item) if isinstance(item, Tensor) else item for item in (made[name], groups[0].get(name)))
-        if type(value) in (int, float, bool, tuple) and value != was:
-            found[name] = value
-    return found
-
-
-def _described(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
-    """The arguments of the trainer and of this run, and the objects whose code it runs."""
-    arguments = {name: value for name, value in trainer.given.items() if value is not None}
-    run = {"mode": trainer.mode, "n_epoch": n_epoch, "loader": loader, "valid_loader": valid_loader}
-    run |= {"set": changed} if (changed := _set_by_hand(trainer)) else {}
-    own = (value for name, value in vars(trainer).items() if name not in trainer._internal)  # without the history, which grows
-    return arguments, run, [type(trainer), *own, *trainer.given.values(), loader, valid_loader]
-
-
-def settings_of(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any) -> dict[str, str]:
-    """What may differ between this run and others, by name, as text; empty if it can't be described."""
-    arguments, run, roots = _described(trainer, n_epoch, loader, valid_loader)
-    try:
-        return settings(describe_run(roots, arguments, run, trainer.seed))
-    except Exception:  # whatever an object of the user raises, the run begins
-        return {}
-
-
-def keep_source(trainer: TrainerBase, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
-    """Save the provenance of this run in the run folder. If that fails, add a note and continue."""
-    if trainer.parent is not None:
-        trainer.recorder.note(f"This is a new run, and continues from {trainer.parent}")
-    if trainer.run_dir is None or not trainer.keep_source or not trainer.world.is_first:
-        return
-    arguments, run, roots = _described(trainer, n_epoch, loader, valid_loader)
-    run |= {"parent": trainer.parent} if trainer.parent is not None else {}
-    try:
-        names_only = trainer.keep_source == "names"
-        device = str(trainer.device)
-        record(trainer.run_dir, roots, arguments=arguments, run=run, seed=trainer.seed, device=device, names_only=names_only)
-    except Exception as error:
-        trainer.recorder.note(f"The source of this run was not kept: {type(error).__name__}: {error}")

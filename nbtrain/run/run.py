@@ -11,15 +11,13 @@ import threading
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..base.arguments import check_optimizer, check_run, check_trained
-from ..base.notify import Notifier, Notify
 from ..base.operation import Operation
 from ..base.trainer_base import TrainerBase
 from ..data.several_loaders import Loaders
 from ..base.launcher import Launcher
-from ..engine.addon import StateService, ViewService
 from ..engine.control import Leave, refuse_while_on
 from ..engine.protocol import Ran
 from ..engine.train_state import Mode
@@ -33,13 +31,16 @@ from .data_module import check_source, is_data_source, validates
 from .beginning import Beginning, check_steps
 from .execution import Execution, execute_replica
 from .failed_runs import drop_unreachable, needs_thread, pauses_on_error
-from .handle import RunHandle
 from ..base.interrupts import ended_by_hand, exit_with_130, signals_stop, workers_ignore_interrupts
 from .outcome import RunOutcome
-from .redefined import FollowsSource, RenewsElsewhere, use_newest
-from .record import advise, correct_model, header, keep_source, settings_of
+from .record import advise, correct_model, header
 from .sinks import RunSinks
 from ..tracebacks import variable_name
+from ..engine.addon import CodeService, StateService, ViewService
+
+if TYPE_CHECKING:
+    from nbtrain.run.handle import RunHandle
+    from nbtrain.base.notify import Notify
 
 # %% auto #0
 __all__ = ["Run"]
@@ -74,8 +75,14 @@ class Run:
     ) -> None:
         self.trainer, self.n_epoch, self.loader, self.valid_loader = trainer, n_epoch, loader, valid_loader
         self.operation = Operation(trainer, name, mode or trainer.mode, records=True)
-        self.outcome = RunOutcome(trainer, Notifier(notify) if notify is not None else None)
-        self.sinks = RunSinks(trainer, partial(settings_of, trainer, n_epoch, loader, valid_loader))
+        notifier = None
+        if notify is not None:
+            from nbtrain.base.notify import Notifier
+
+            notifier = Notifier(notify)
+        self.outcome = RunOutcome(trainer, notifier)
+        self.code = trainer._required_service(CodeService)
+        self.sinks = RunSinks(trainer, partial(self.code.settings, trainer, n_epoch, loader, valid_loader))
 
     def start(self, *, background: bool = False) -> RunResult | RunHandle:
         """Execute the run. Sets and returns `trainer.result`.
@@ -87,6 +94,8 @@ class Run:
         self._get_ready(background)
         control.begin(partial(self.sinks.follow, self.outcome.follow), can_pause=self.operation.mode == "train")
         if background or needs_thread(trainer):
+            from nbtrain.run.handle import RunHandle
+
             handle = RunHandle(control, lambda: trainer.recorder.place, self._refresh_view, lambda: variable_name(trainer))
             with nullcontext() if background else handle._listening():  # ■ pauses the run as soon as it is shown
                 trainer.handle = handle  # for the Stop button
@@ -135,7 +144,7 @@ class Run:
         """Raise ConfigError for invalid arguments, before anything else happens."""
         trainer = self.trainer
         refuse_while_on(trainer.control, trainer.recorder.place)
-        use_newest(trainer, self.loader, self.valid_loader)
+        trainer._use_newest(self.loader, self.valid_loader)
         notes = contradictions(Planned(trainer, self.loader, self.valid_loader))
         self.notes = notes if trainer.train_state.run == 0 else []  # said once
         check_source(trainer, self.loader, self.valid_loader)
@@ -184,7 +193,7 @@ class Run:
                 trainer.sinks.append(self.beginning)
                 self.beginning.before.callback(self.sinks.forget)
             self.arguments = trainer.lightning_args()
-            self.arguments["callbacks"] = [*self.arguments["callbacks"], FollowsSource(trainer)]  # that list is the user's
+            self.arguments["callbacks"] = [*self.arguments["callbacks"], *self.code.followers(trainer)]  # that list is the user's
             if not trainer.continues_run:
                 state.first_epoch, state.phase = state.counts.epoch, state.phase + (trainer.mode == "train" and begins)
             about = header(trainer, self.arguments, self.loader, self.valid_loader)
@@ -196,7 +205,9 @@ class Run:
             for text in self.notes:
                 trainer.recorder.note(text)
             if not joins and (session is not None or trainer.open_session is None):
-                keep_source(trainer, self.n_epoch, self.loader, self.valid_loader)
+                if trainer.parent is not None:
+                    trainer.recorder.note(f"This is a new run, and continues from {trainer.parent}")
+                self.code.keep(trainer, self.n_epoch, self.loader, self.valid_loader)
             if trainer.mode == "train":
                 trainer.ran = Ran.after(trainer.ran, self._goal, self.loader, self.valid_loader)
         except BaseException:
@@ -231,7 +242,7 @@ class Run:
         try:
             goal = self.trainer.train_state.counts.epoch + self.n_epoch
             if self.trainer.world.size == 1:
-                self.trainer.control.renew = RenewsElsewhere(self.trainer, (self.loader, self.valid_loader))
+                self.trainer.control.renew = self.code.renews_elsewhere(self.trainer, (self.loader, self.valid_loader))
             return launcher.launch(self.trainer, partial(execute_replica, goal), self.loader, self.valid_loader)
         except Leave:  # a third ■
             return "interrupted", self.trainer.recorder.place

@@ -8,24 +8,40 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..base.arguments import asks_for_bar
 from ..base.trainer_base import TrainerBase
 from ..engine.addon import Controls, ViewService
-from ..engine.control import State
+from ..engine.control import Boundary, State
 from ..engine.protocol import EventSink
-from ..errors import ConfigError
+from ..errors import ConfigError, NbtrainError, first_line
 from ..history.event_group import EventGroup, deliver
-from ..history.run_folder import RunFolder
-from ..history.run_lock import RunLock
-from .live_edits import request_edit
+
+if TYPE_CHECKING:
+    from nbtrain.history.run_folder import RunFolder
+    from nbtrain.history.run_lock import RunLock
 
 # %% auto #0
-__all__ = ["RunSinks"]
+__all__ = ["request_edit", "RunSinks"]
 
 
 # %% ../../nbs/run/sinks.ipynb #sinks-of-a-run
+def request_edit(trainer: TrainerBase, name: str, **options: Any) -> None:
+    """Call the method `name` of the trainer between two batches, without waiting for it; its error becomes a note of the run."""
+
+    def call(at: Boundary | None = None) -> None:
+        try:
+            getattr(trainer, name)(**options)
+        except NbtrainError as error:
+            trainer.recorder.note(first_line(error))
+
+    if trainer.control.elsewhere is not None:
+        call()  # which sends it there
+    else:
+        trainer.control.leave(call, whole=name != "set")
+
+
 class RunSinks:
     """The sinks of a run's events, in addition to the trainer's history."""
 
@@ -48,6 +64,8 @@ class RunSinks:
         trainer = self.trainer
         if trainer.run_dir is None or not trainer.world.is_first:
             return
+        from nbtrain.history.run_lock import RunLock
+
         is_new = self._lock is None
         self._lock = self._lock or RunLock(trainer.run_dir)
         try:
@@ -126,6 +144,8 @@ class RunSinks:
 
     def _folder(self, run_dir: Path) -> RunFolder:
         """The sink that writes to the run folder. In a new run with a parent, it begins with the parent's history."""
+        from nbtrain.history.run_folder import RunFolder
+
         folder = RunFolder(run_dir, self.trainer.train_state.history)
         if self.trainer.parent is not None:
             folder.begin(self.trainer.train_state.run)

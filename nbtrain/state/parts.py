@@ -32,6 +32,7 @@ from ..optim.param_groups import group_names, set_group_names, switch_off, switc
 from ..source.step_changes import StepCode
 from .settings import frozen_names
 from .states import StatefulTrainer, of_rank
+from ..engine.addon import CodeService
 
 # %% auto #0
 __all__ = [
@@ -348,11 +349,13 @@ def _load_gathered(at: Moment, value: Mapping[str, Any]) -> None:
 
 def _code(at: Moment) -> dict[str, Any] | None:
     """Your code at the beginning of the newest operation: what is continued with other code is marked."""
-    return at.trainer.code.state_dict(whole=at.whole) if at.trainer.code is not None else None
+    code = at.trainer._required_service(CodeService).code
+    return code.state_dict(whole=at.whole) if code is not None else None
 
 
 def _load_code(at: Moment, value: Mapping[str, Any]) -> None:
-    at.trainer.code = StepCode.from_state_dict(value) or at.trainer.code
+    service = at.trainer._required_service(CodeService)
+    service.code = StepCode.from_state_dict(value) or service.code
 
 
 # %% ../../nbs/state/parts.ipynb #951fcdf3

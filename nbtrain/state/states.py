@@ -16,7 +16,6 @@ from ..distributed.world import reader_number
 from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError
 from ..rng import random_state
-from ..source.step_changes import StepCode
 from .attribute_state import AttributeState
 from .kept_states import KeptStates
 from .settings import Setup, as_given
@@ -140,4 +139,5 @@ class StatefulTrainer(TrainerProtocol, Protocol):
     resumed: bool  # a state was restored since the last run
     parent: str | None  # the checkpoint that a new run continues from
     finished_phase: int  # the newest phase that the trainer finished, or found finished
-    code: StepCode | None  # yours, as it was when the newest operation began
+
+    def _required_service(self, kind: type[Any]) -> Any: ...

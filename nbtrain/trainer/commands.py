@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nbtrain.tools.lr_finder import RangeTest
     from nbtrain.tools.step_profile import Profile
     from nbtrain.tools.summary import Summary
-    from nbtrain.trainer.from_lightning import LightningMade
+    from nbtrain.from_lightning import LightningMade
     from nbtrain.travel.branch import BranchType
     from nbtrain.travel.replay import Replay
     from nbtrain.travel.rewind import Rewound
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class TrainerCommands(TrainerBase):
     """The methods of a trainer that are written in other packages or in addons."""
 
-    @written_in("trainer.from_lightning")
+    @written_in("from_lightning")
     @classmethod
     def from_lightning(cls: type[LightningMade], module: Any, mode: Mode = "train", **options: Any) -> LightningMade:
         """Make a trainer for an existing LightningModule; its steps, hooks, optimizers and `self.log` work as under Lightning."""

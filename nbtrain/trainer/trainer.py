@@ -32,7 +32,6 @@ from nbtrain.base.arguments import (
     translate_arguments,
 )
 from ..base.compose import check_addon_options, make_addons, take_strategy, with_instances
-from ..base.notify import Notify
 from ..base.trainer_base import TrainerBase
 from ..base.written_steps import check_written_steps, uncalled_methods
 from ..completion import completed_by_value
@@ -45,26 +44,24 @@ from ..engine.train_state import Counts, Mode
 from ..errors import ConfigError
 from ..events import MonitorMode, ShownKind
 from ..history.history import History, RunResult, short_path
-from ..history.run_folder import find_run
-from ..loops.error_guard import Failure
 from ..loops.own_loops import your_trainer
 from ..optim.joint_optimizer import Schedulers, check_by_name, schedulers_by_name
 from ..optim.schedulers import check_stepping
 from ..rng import check_seed
 from ..run.data_module import is_data_source
 from ..run.failed_runs import end_paused
-from ..run.handle import RunHandle
-from ..run.live_edits import check_options, handle_of, resume, set_options, validate_now
 from ..run.outcome import RunOutcome
-from ..run.redefined import use_newest, use_sent
 from ..run.run import Run
 from ..run.sinks import RunSinks
 from ..tracebacks import boundary, free_last_error
 from .commands import TrainerCommands
 from ..formatting import best_words, format_count
-from ..engine.addon import StateService, ViewService
+from ..engine.addon import CodeService, StateService, ViewService
 
 if TYPE_CHECKING:
+    from nbtrain.base.notify import Notify
+    from nbtrain.loops.error_guard import Failure
+    from nbtrain.run.handle import RunHandle
     from nbtrain.addons.hooks import Hooks
     from nbtrain.base.best_weights import Weights
     from nbtrain.library.runs import Runs
@@ -158,7 +155,11 @@ class Trainer(TrainerCommands):
         check_stepping(self.scheduler)
         self.log_bar, self.seed, self.save_path, self.on_error = log_bar, seed, save_path, on_error
         self.keep_source: bool | Literal["names"] = keep_source
-        self.advice, self.compare_with = advice, find_run(compare_with).resolve() if compare_with is not None else None
+        self.advice, self.compare_with = advice, None
+        if compare_with is not None:
+            from nbtrain.history.run_folder import find_run
+
+            self.compare_with = find_run(compare_with).resolve()
         self.keep_states: Literal["auto"] | bool = keep_states
         self.monitor, self.monitor_mode = monitor, resolve_monitor(monitor, monitor_mode)
         lightning = check_lightning(lightning or {}, wraps_module=self.configures_optimizers)
@@ -265,7 +266,11 @@ class Trainer(TrainerCommands):
             if n_epoch == 0:
                 RunSinks(self).show_finished()
                 result = RunOutcome(self).conclude("completed", "finished before")
-                return RunHandle(self.control, lambda: "", result=result) if background else result
+                if not background:
+                    return result
+                from nbtrain.run.handle import RunHandle
+
+                return RunHandle(self.control, lambda: "", result=result)
         return Run(self, n_epoch, loader, valid_loader, notify=notify).start(background=background)
 
     @checked
@@ -310,6 +315,8 @@ class Trainer(TrainerCommands):
             >>> trainer.stop().status
             'stopped'
         """
+        from nbtrain.run.live_edits import handle_of
+
         handle_of(self, "pause()")
         self.control.pause()
         if threading.current_thread() is not self.control.thread:
@@ -358,6 +365,8 @@ class Trainer(TrainerCommands):
             >>> trainer.stop().status
             'stopped'
         """
+        from nbtrain.run.live_edits import resume
+
         return resume(self, steps, skip=skip, background=background)
 
     @checked
@@ -385,11 +394,11 @@ class Trainer(TrainerCommands):
             >>> type(trainer).__name__
             'Absolute'
         """
-        use_newest(self, steps=steps)
+        self._use_newest(steps=steps)
 
     def _use_sent(self, data: bytes) -> None:
         """Use the definitions that the process which started this run has sent."""
-        use_sent(self, data)
+        self._required_service(CodeService).use_sent(self, data)
 
     @property
     @completed_by_value
@@ -452,6 +461,8 @@ class Trainer(TrainerCommands):
             >>> trainer.optimizer.param_groups[0]["lr"]
             0.01
         """
+        from nbtrain.run.live_edits import check_options, set_options
+
         check_options(self.optimizer, options)
         if not self.control.request_elsewhere("set", **options):
             set_options(self, options)
@@ -479,6 +490,8 @@ class Trainer(TrainerCommands):
             >>> trainer.stop().status
             'stopped'
         """
+        from nbtrain.run.live_edits import validate_now
+
         return None if self.control.request_elsewhere("validate_now") else validate_now(self)
 
     @overload
@@ -561,7 +574,7 @@ class Trainer(TrainerCommands):
         Example:
             >>> trainer.free()
         """
-        if isinstance(self.handle, RunHandle):
+        if self.handle is not None:
             self.handle.free()
         free_last_error()
         if self.optimizer is not None and self.control.state == "idle":

@@ -33,7 +33,7 @@ from nbtrain import (
     addons,
 )
 from nbtrain.engine.addon import chosen_options, options
-from nbtrain.run.redefined import with_addons
+from nbtrain.source.redefined import with_addons
 
 
 class Tilt(AddOnBase):

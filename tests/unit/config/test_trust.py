@@ -37,7 +37,7 @@ STRANGE = words("""
     lightning.pytorch.cli.LightningCLI lightning.pytorch.cli.instantiate_class lightning.LightningModule.load_from_checkpoint
     lightning.pytorch.utilities.migration.migrate_checkpoint lightning.fabric.utilities.cloud_io.get_filesystem
     nbtrain.cli.main nbtrain.config.instantiate.load_name nbtrain.distributed.worker.loads nbtrain.TrainerArgs.from_yaml
-    nbtrain.jobs.notebook.export_run nbtrain.trainer.trainer.os.system nbtrain.history.provenance.subprocess.run
+    nbtrain.jobs.notebook.export_run nbtrain.trainer.trainer.os.system nbtrain.source.provenance.subprocess.run
     pytest.main nbtrain.cli.sys.exit
     nbtrain.jobs.sweep.run_sweep nbtrain.load_run nbtrain.__main__ antigravity this pdb.set_trace webbrowser.open numpy.load
     mine.os.system mine.system mine.run mine.shell mine.Net.__init__ mine.load mine.Fit.load_from_checkpoint mine.subprocess.run

@@ -27,7 +27,7 @@ from nbtrain import Callback, ConfigError, OptionError, RunHandle, RunPaused, Ru
 from nbtrain.base.interrupts import signals_stop, workers_ignore_interrupts
 from nbtrain.engine.control import Boundary, Control, RunState
 from nbtrain.events import Event
-from nbtrain.optim.schedulers import WarmUpScheduler
+from nbtrain.optim.schedules import WarmUpScheduler
 from nbtrain.run import failed_runs
 from nbtrain.run import run as run_module
 

@@ -24,9 +24,10 @@ from torch.utils.data import DataLoader
 
 from nbtrain import ConfigError
 from nbtrain.cli import main
-from nbtrain.history.provenance import describe, git_state, read_record, record
+from nbtrain.history.differences import read_record
 from nbtrain.library.recorded_run import diff, show
 from nbtrain.redaction import blot_out, is_secret
+from nbtrain.source.provenance import describe, git_state, record
 from nbtrain.source.source_code import Reached, reach
 
 Write = Callable[..., ModuleType]
@@ -408,7 +409,7 @@ def test_failure_to_record_is_noted_and_the_run_goes_on(tmp_path: Path, monkeypa
 
 @pytest.mark.long  # its time is that of a quiet machine
 def test_recording_takes_less_than_50_ms_apart_from_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nbtrain.history.provenance.git_state", lambda folder: None)
+    monkeypatch.setattr("nbtrain.source.provenance.git_state", lambda folder: None)
     trainer, loader = make_trainer(), make_loader()
     times = []
     for number in range(3):
@@ -442,9 +443,9 @@ def steady(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Versions, platform and place that are the same everywhere."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "nbtrain.history.provenance.git_state", lambda folder: ({"commit": "1234567890abcdef", "branch": "main", "dirty": False}, "")
+        "nbtrain.source.provenance.git_state", lambda folder: ({"commit": "1234567890abcdef", "branch": "main", "dirty": False}, "")
     )
-    monkeypatch.setattr("nbtrain.history.provenance._versions", lambda packages: {"nbtrain": "0.1.0", "torch": "2.13.0"})
+    monkeypatch.setattr("nbtrain.source.provenance._versions", lambda packages: {"nbtrain": "0.1.0", "torch": "2.13.0"})
     monkeypatch.setattr("platform.platform", lambda: "Linux")
     monkeypatch.setattr("platform.python_version", lambda: "3.11.7")
     monkeypatch.setattr("sys.argv", ["train.py", "--width", "8", "--api-key", "abc", "--token=abc"])

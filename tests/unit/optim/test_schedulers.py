@@ -17,14 +17,12 @@ from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from nbtrain import StateManagerAddon
 from nbtrain.errors import ConfigError
 from nbtrain.events import Plan
-from nbtrain.optim.schedulers import (
+from nbtrain.optim.schedulers import FunctionSchedule, Schedule, check_stepping
+from nbtrain.optim.schedules import (
     CosineAnnealingScheduler,
-    FunctionSchedule,
-    Schedule,
     SchedulerBase,
     SchedulerChain,
     WarmUpScheduler,
-    check_stepping,
     get_combined_lr_scheduler,
     get_lr_scheduler,
     get_multi_step_lr_scheduler,

@@ -16,7 +16,7 @@ from samples import make_loader, make_trainer, make_valid, same_weights
 from nbtrain import EarlyStoppingAddon, StateManagerAddon, Trainer
 from nbtrain.errors import CheckpointError
 from nbtrain.history.run_folder import load_run, read_events
-from nbtrain.run.redefined import read_code
+from nbtrain.source.redefined import read_code
 from nbtrain.source.step_changes import StepCode
 from nbtrain.views.html import record_html
 from nbtrain.views.text import Board, record_text

@@ -16,8 +16,8 @@ from samples import Regress, make_loader, make_trainer
 from nbtrain import RunStopped, Trainer
 from nbtrain.engine.control import Control
 from nbtrain.run import failed_runs
-from nbtrain.run import run as run_module
 from nbtrain.run.handle import RunHandle, RunThread
+from nbtrain.source.addon import SourceAddon
 
 pytestmark = pytest.mark.usefixtures("ranked_locks")
 TESTS = Path(__file__).parents[2]
@@ -164,7 +164,7 @@ def test_a_run_that_can_not_be_shown_leaves_a_trainer_that_can_be_stopped(traine
         raise OSError("no disk")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "keep_source", fails)
+        patch.setattr(SourceAddon, "keep", fails)
         with pytest.raises(OSError, match="no disk"):
             trainer.run(1, make_loader())
     assert trainer.stop() is None and trainer.run(1, make_loader()).status == "completed"

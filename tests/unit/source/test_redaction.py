@@ -11,8 +11,8 @@ from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits, hexd
 
 import pytest
 
-from nbtrain.history.provenance import describe, git_state
 from nbtrain.redaction import HIDDEN, blot_diff, blot_out, is_secret
+from nbtrain.source.provenance import describe, git_state
 
 # The keys are put together here, so that no scanner takes them for real ones
 HEX = "9f86d081884c7d659a2feaa0c55ad015"
@@ -332,5 +332,5 @@ def test_git_diff_has_no_ignored_files_and_no_secrets(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_detector_is_imported_when_it_is_needed() -> None:
-    code = "import sys, nbtrain.history.provenance, nbtrain.trainer.trainer; print('detect_secrets' in sys.modules)"
+    code = "import sys, nbtrain.source.provenance, nbtrain.trainer.trainer; print('detect_secrets' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

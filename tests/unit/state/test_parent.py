@@ -13,7 +13,7 @@ import pytest
 from samples import Breaks, Broken, Regress, make_loader, make_trainer, make_valid, same_weights, without_times
 
 from nbtrain import CheckpointError, EarlyStoppingAddon, LimitsAddon, StateManagerAddon
-from nbtrain.history.provenance import read_record
+from nbtrain.history.differences import read_record
 from nbtrain.history.run_folder import load_run
 from nbtrain.library.follow import follow, recorded_events
 from nbtrain.library.recorded_run import show
