@@ -57,8 +57,10 @@ TOPICS = {  # title, what the page is for, the packages whose public names it li
     "configuration": ("Commands and configuration", "The command line, and the fields of a YAML file.", ("jobs", "config")),
 }
 _OF_RUNS = ("JobHandle", "RunHandle", "RunPaused", "RunStopped", "Session", "submitted_jobs")
-MOVED = {"AddOnBase": "addons", "plot_schedule": "schedules", "plot_schedules": "schedules"} | dict.fromkeys(
-    _OF_RUNS, "run_history"
+MOVED = (
+    dict.fromkeys(("AddOnBase", "KeptStatesAddon", "SourceAddon"), "addons")
+    | {"plot_schedule": "schedules", "plot_schedules": "schedules"}
+    | dict.fromkeys(_OF_RUNS, "run_history")
 )  # where to look
 TASKS = {  # the members of Trainer by what one wants, each on a page
     "write": ("Steps and metrics", ("train_step", "test_step", "metric_on_epoch_end", "log", "show", "backward", "automatic_optimization")),

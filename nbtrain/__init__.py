@@ -62,7 +62,7 @@ PUBLIC = {
     "SchedulerAddon": "addons.scheduler",
     "SchedulerBase": "optim.schedules",
     "Shown": "events",
-    "SourceAddon": "source.addon",
+    "SourceAddon": "code.addon",
     "SchedulerChain": "optim.schedules",
     "Session": "tools.session",
     "SeededLoader": "data.seeded_loader",
@@ -121,7 +121,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.state_manager import StateManagerAddon as StateManagerAddon
     from nbtrain.addons.early_stopping import EarlyStoppingAddon as EarlyStoppingAddon
     from nbtrain.addons.live_view import LiveViewAddon as LiveViewAddon
-    from nbtrain.source.addon import SourceAddon as SourceAddon
+    from nbtrain.code.addon import SourceAddon as SourceAddon
     from nbtrain.state.addon import KeptStatesAddon as KeptStatesAddon
     from nbtrain.addons.limits import LimitsAddon as LimitsAddon
     from nbtrain.addons.system_monitor import SystemMonitorAddon as SystemMonitorAddon

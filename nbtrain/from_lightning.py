@@ -27,7 +27,7 @@ from .optim.param_groups import set_group_names
 from .optim.schedulers import check_length, scale_rates
 from .base.trainer_base import TrainerBase
 from .base.compose import compose, given_addons, written_class
-from .source.redefined import with_newest
+from .code.redefined import with_newest
 from .tools.evaluate import test_once, validate_once
 
 # %% auto #0

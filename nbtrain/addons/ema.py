@@ -12,7 +12,8 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from ..private.torch_parts import bare_name, move_all
+from ..private.compiled_names import bare_name
+from ..private.torch_parts import move_all
 from ..engine.addon import AddOnBase
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError, ConfigError

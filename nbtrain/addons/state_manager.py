@@ -155,7 +155,7 @@ class StateManagerAddon(KeptStatesAddon):
         saved = [name for name in names if progress_of(name) == (counts.epoch, counts.step)]
         return folder / saved[-1] if folder is not None and saved else None
 
-    def open_disk(self, trainer: StatefulTrainer) -> Disk:
+    def _open_disk(self, trainer: StatefulTrainer) -> Disk:
         return Disk(self, trainer)
 
     def loader(self, trainer: StatefulTrainer, loader: Any, *, training: bool) -> Any:
@@ -204,7 +204,7 @@ class StateManagerAddon(KeptStatesAddon):
 
     def _save_now(self, trainer: StatefulTrainer, at: Boundary | None) -> Path | None:
         if at is None:
-            disk = self.open_disk(trainer)
+            disk = self._open_disk(trainer)
             path = disk.save_outside()
         else:
             keeper = next(c for c in at.pl_trainer.callbacks if isinstance(c, StateKeeper))  # pyright: ignore[reportAttributeAccessIssue]

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, TypeVar
 
 from ..engine.addon import AddOnBase
-from ..tracebacks import UnknownAttribute
 
 # %% auto #0
 __all__ = [
@@ -35,8 +34,6 @@ __all__ = [
     "UpdateRatioOptions",
     "AddonOptions",
     "TrainerOptions",
-    "MissingCommand",
-    "command_of",
     "TrainerFactory",
 ]
 
@@ -59,17 +56,19 @@ if TYPE_CHECKING:
     from nbtrain.addons.live_view import LiveViewAddon
     from nbtrain.addons.metrics import MetricsAddon
     from nbtrain.addons.multi_gpu import MultiGPUAddon
-    from nbtrain.base.arguments import NonFinite
     from nbtrain.addons.non_finite import NonFiniteAddon
     from nbtrain.addons.performance import CompileAddon, CudaGraphAddon, EnvironmentAddon, PrefetchAddon
     from nbtrain.addons.scheduler import SchedulerAddon
     from nbtrain.addons.state_manager import SaveType, SaveWeights, StateManagerAddon
     from nbtrain.addons.system_monitor import SystemMonitorAddon, TokenCount
     from nbtrain.annotations import PositiveInt
+    from nbtrain.base.arguments import NonFinite
     from nbtrain.checkpoint.files import SaveFormat
+    from nbtrain.code.addon import SourceAddon
     from nbtrain.distributed.parallelism import Parallelize
     from nbtrain.events import MonitorMode
     from nbtrain.loggers.addon import LoggersAddon, NeptuneLoggerAddon, WandBLoggerAddon
+    from nbtrain.state.addon import KeptStatesAddon
 
     ShippedAddon: TypeAlias = (
         type[AccumulationAddon]
@@ -82,6 +81,7 @@ if TYPE_CHECKING:
         | type[GradientClipAddon]
         | type[GradientStatsAddon]
         | type[HooksAddon]
+        | type[KeptStatesAddon]
         | type[LimitsAddon]
         | type[LiveViewAddon]
         | type[LoggersAddon]
@@ -92,6 +92,7 @@ if TYPE_CHECKING:
         | type[NonFiniteAddon]
         | type[PrefetchAddon]
         | type[SchedulerAddon]
+        | type[SourceAddon]
         | type[StateManagerAddon]
         | type[SystemMonitorAddon]
         | type[UpdateRatioAddon]
@@ -349,30 +350,6 @@ class TrainerOptions(AddonOptions, total=False):
     count_samples: Callable[[Any], int] | None
     keep_states: Literal["auto"] | bool
     lightning: dict[str, Any] | None
-
-
-# %% ../../nbs/base/addon_options.ipynb #ebda0dec
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-
-
-class MissingCommand:
-    """A command of an addon that a trainer does not have."""
-
-    def __init__(self, addon: str, method: Callable[..., Any]) -> None:
-        self.addon, self.__doc__ = addon, method.__doc__
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, trainer: Any, kind: type[Any]) -> Any:
-        title = kind.__name__ if trainer is None else trainer.title
-        text = f"{title} has no {self.name}: it is a command of {self.addon}.\n  Make the trainer with {title}.add_on({self.addon})."
-        raise UnknownAttribute(lambda: text)
-
-
-def command_of(addon: str) -> Callable[[_Method], _Method]:
-    """Declares a command for type checkers; at run time it is there once the addon is."""
-    return lambda method: MissingCommand(addon, method)  # pyright: ignore[reportReturnType]
 
 
 # %% ../../nbs/base/addon_options.ipynb #cf1e4120

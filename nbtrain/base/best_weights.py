@@ -21,7 +21,7 @@ from ..engine.step_module import StepModule, in_validation_of_run, is_whole_epoc
 from ..errors import ConfigError
 from ..history.history import Row
 from ..engine.addon import StateService
-from ..private.torch_parts import bare
+from ..private.compiled_names import bare
 
 Weights = dict[str, Tensor]
 

@@ -14,14 +14,13 @@ from weakref import WeakSet
 
 import nbtrain.addons as shipped
 from ..annotations import checked
-from ..tracebacks import boundary
 from ..engine.addon import AddOnBase, Service, copy_addon, is_same, join_options, merge_instances, options, ordered, services_of
 from ..errors import AddOnError, OptionError, nearest
-from .addon_options import MissingCommand, TrainerFactory
 from .arguments import of_lightning
+from ..tracebacks import UnknownAttribute, boundary
 
 if TYPE_CHECKING:
-    from nbtrain.base.addon_options import ShippedAddon
+    from nbtrain.base.addon_options import ShippedAddon, TrainerFactory
 
 # %% auto #0
 __all__ = [
@@ -37,6 +36,8 @@ __all__ = [
     "make_addons",
     "take_strategy",
     "with_instances",
+    "MissingCommand",
+    "command_of",
     "addon_commands",
     "compose",
     "given_addons",
@@ -162,6 +163,29 @@ def with_instances(kind: type[Any], given: Mapping[str, Any], shared: Collection
 
 
 # %% ../../nbs/base/compose.ipynb #271a476f
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+class MissingCommand:
+    """A command of an addon that a trainer does not have."""
+
+    def __init__(self, addon: str, method: Callable[..., Any]) -> None:
+        self.addon, self.__doc__ = addon, method.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, trainer: Any, kind: type[Any]) -> Any:
+        title = kind.__name__ if trainer is None else trainer.title
+        text = f"{title} has no {self.name}: it is a command of {self.addon}.\n  Make the trainer with {title}.add_on({self.addon})."
+        raise UnknownAttribute(lambda: text)
+
+
+def command_of(addon: str) -> Callable[[_Method], _Method]:
+    """Declares a command for type checkers; at run time it is there once the addon is."""
+    return lambda method: MissingCommand(addon, method)  # pyright: ignore[reportReturnType]
+
+
 def addon_commands(base: type[Any], addons: Iterable[type[AddOnBase]]) -> dict[str, Callable[..., Any]]:
     """The methods that the addons add to the trainer. Raises AddOnError for a name that is already taken."""
     found: dict[str, Callable[..., Any]] = {}

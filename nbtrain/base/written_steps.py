@@ -44,8 +44,11 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*(_names(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
 
 
+_CALLED = ("train_step", "test_step", "metric_on_epoch_end")
+
+
 def _unused(kind: type) -> dict[str, FunctionType]:
-    """The methods that the user wrote and neither nbtrain nor another part of his classes uses, by name."""
+    """The methods that the user wrote and neither a run nor another part of his classes uses, by name."""
     parts = list(_parts(kind))
     methods = {name: item for part in parts for name, item in part.items() if isinstance(item, FunctionType)}
     used = {
@@ -56,7 +59,7 @@ def _unused(kind: type) -> dict[str, FunctionType]:
         for other in _names(function.__code__) | {function.__name__}
         if other != name
     }
-    return {name: method for name, method in methods.items() if name not in used and not hasattr(TrainerBase, name)}
+    return {name: method for name, method in methods.items() if name not in used and name not in _CALLED}
 
 
 # %% ../../nbs/base/written_steps.ipynb #sn000007

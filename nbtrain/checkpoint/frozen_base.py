@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..private.torch_parts import bare, bare_name, version_of
+from ..private.compiled_names import bare, bare_name
+from ..private.torch_parts import version_of
 from .files import read_checkpoint
 from .weights import Weights, local_file
 from ..errors import CheckpointError, listed

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .frozen_base import with_base
 from .weight_files import Fitness, FoundWeights, find_weights
 from .weights import Loaded, load_weights, local_file
-from ..private.torch_parts import bare_name
+from ..private.compiled_names import bare_name
 from ..compat.weight_names import fit_names
 
 # %% auto #0

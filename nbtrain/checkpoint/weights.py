@@ -21,7 +21,8 @@ from fsspec.core import url_to_fs
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..private.torch_parts import bare, buffers_of, loads_itself
+from ..private.compiled_names import bare
+from ..private.torch_parts import buffers_of, loads_itself
 from .atomic import sync, written
 from .weight_files import Weights, find_weights
 from ..compat.weight_names import fit_names

@@ -29,7 +29,7 @@ from ..addons.multi_gpu import Job, RanksAddon, Restarted
 from ..addons.state_manager import StateManagerAddon
 from .ray_cluster import check_address, check_installed, check_node, check_room, connect, looker, places_on
 from .sent_folder import FolderReceiver, FolderSender
-from ..distributed.sent_code import OwnCopies
+from ..code.sent_code import OwnCopies
 from ..distributed.worker import RankFailure, WorkerTask, describe_failure, do_payload
 from ..distributed.worker_pool import Launched, OnMessage, Outcome, held_interrupts, pack, serve_store
 from ..engine.control import Leave

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from .weight_renames import check_rename, renamed
-from ..private.torch_parts import COMPILED_PREFIX, bare, bare_name
+from ..private.compiled_names import COMPILED_PREFIX, bare, bare_name
 
 # %% auto #0
 __all__ = ["Value", "of_part", "Fit", "fit_names"]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, nearest
 
 # %% auto #0
-__all__ = ["resolve_precision", "precision_args", "CastPrecision", "precision_plugin", "convert_model"]
+__all__ = ["CONTEXTS", "resolve_precision", "precision_args", "CastPrecision", "precision_plugin", "convert_model"]
 
 # %% ../../nbs/engine/precision.ipynb #7e2614e6
 _NAMES = {
@@ -50,6 +50,10 @@ def _why_not(name: str, device: torch.device) -> str:
 
 
 # %% ../../nbs/engine/precision.ipynb #62350f24
+# By the name of a step, the context that Lightning's precision plugins have for it
+CONTEXTS = {"training_step": "train_step_context", "validation_step": "val_step_context", "test_step": "test_step_context"}
+
+
 def _lightning_name(name: Any) -> str:
     if str(name) not in _NAMES:
         raise ConfigError(f"precision={name!r} is unknown.", remedy=nearest(str(name), _KNOWN))

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..private.lightning_parts import call_callback_hooks, call_lightning_hook, device_of, evaluation_loop, results_of, trainer_of
-from ..private.torch_parts import bare, by_own_names
+from ..private.compiled_names import bare, by_own_names
 from ..data.batch import describe, to_device
 from .addon import AddOnBase, TrainStep
 from .logged import KnownMetrics, current_results, lend_log, take_log_back

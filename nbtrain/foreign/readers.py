@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from ..checkpoint.weight_files import Fitness, Weights, choose_weights, find_weights
-from ..private.torch_parts import bare
+from ..private.compiled_names import bare
 from ..errors import CheckpointError, ConfigError, NbtrainError, first_line, listed
 from .foreign_files import Files, Unmade, read_content, read_table
 from .foreign_run import ForeignRun, is_optimizer, random_in, updates_in

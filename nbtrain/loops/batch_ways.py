@@ -19,11 +19,10 @@ from torch import Tensor
 
 from ..data.batch import is_out_of_memory, out_of_memory
 from ..engine.callback import PassCallback
-from ..engine.precision import CastPrecision
+from ..engine.precision import CONTEXTS, CastPrecision
 from ..engine.step_module import StepModule
 from ..errors import StepError
 from ..private.lightning_parts import OneStreamDDP, compresses_gradients
-from .ddp_step import CONTEXTS, find_ddp_step
 
 Hook = Callable[..., Any]
 _MONITORING = (EarlyStopping, Checkpoint)  # at the end of an epoch they come after the module, which may log what they read
@@ -198,6 +197,8 @@ class Ways:
         if not self.is_short:
             return getattr(self.strategy, name)
         if self.strategy.model is not self.module:
+            from nbtrain.loops.ddp_step import find_ddp_step
+
             return find_ddp_step(self.strategy, name)
         if type(self.precision) is Precision:
             return getattr(self.module, name)

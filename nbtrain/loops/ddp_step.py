@@ -17,9 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from ..private.torch_parts import call_hooks_of, is_compiled
 from ..private.lightning_loops import DDPForwardRedirection
 from .fast_step import is_defined_in, is_profiling
+from ..engine.precision import CONTEXTS
 
 # %% auto #0
-__all__ = ["KNOWN_FORWARD", "CONTEXTS", "DDPStep", "ddp_functions", "find_ddp_step"]
+__all__ = ["KNOWN_FORWARD", "DDPStep", "ddp_functions", "find_ddp_step"]
 
 # %% ../../nbs/loops/ddp_step.ipynb #12f1dc12
 KNOWN_FORWARD = {  # what DDP's functions for a forward pass name, in the order of its use: this says what `DDPStep` must do
@@ -28,8 +29,6 @@ KNOWN_FORWARD = {  # what DDP's functions for a forward pass name, in the order 
     "_run_ddp_forward": "_use_python_reducer module _inside_ddp_forward",
     "_inside_ddp_forward": "DistributedDataParallel _active_ddp_module",
 }
-# Of Lightning's precision plugins
-CONTEXTS = {"training_step": "train_step_context", "validation_step": "val_step_context", "test_step": "test_step_context"}
 
 
 def _has_hooks(module: Any) -> bool:

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from ..private.torch_parts import bare_name, scale_all
+from ..private.compiled_names import bare_name
+from ..private.torch_parts import scale_all
 from ..annotations import checked
 from ..errors import ConfigError, nearest
 

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cache, partial
 from operator import attrgetter, methodcaller
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,6 @@ __all__ = [
     "load_hooks_of",
     "call_hooks_of",
     "BATCH_NORM",
-    "Value",
-    "COMPILED_PREFIX",
     "version_of",
     "is_view",
     "scale_all",
@@ -44,9 +42,6 @@ __all__ = [
     "is_compiled",
     "compile_calls",
     "compile_modes",
-    "bare_name",
-    "bare",
-    "by_own_names",
     "flag_nonfinite",
     "find_step_hooks",
     "hooks_of_all_steps",
@@ -173,27 +168,6 @@ def compile_modes() -> list[str] | None:
     """The modes of torch.compile; None where this torch does not list them. The first call takes a second."""
     modes = find("torch._inductor.list_mode_options")
     return None if modes is None else list(modes())
-
-
-# %% ../../nbs/private/torch_parts.ipynb #torchna1
-Value = TypeVar("Value")
-COMPILED_PREFIX = "_orig_mod."
-
-
-def bare_name(name: str) -> str:
-    """The name of a weight in the uncompiled model."""
-    return name.replace(COMPILED_PREFIX, "")
-
-
-def bare(weights: Mapping[str, Value]) -> Mapping[str, Value]:
-    """`weights` by the names of the uncompiled model."""
-    return {bare_name(name): value for name, value in weights.items()} if any(COMPILED_PREFIX in name for name in weights) else weights
-
-
-def by_own_names(weights: Mapping[str, Value], names: Iterable[str]) -> dict[str, Value]:
-    """`weights` by the corresponding `names` of a model, compiled or not; those without one keep their name."""
-    own = {bare_name(name): name for name in names}
-    return {own.get(bare_name(name), name): value for name, value in weights.items()}
 
 
 # %% ../../nbs/private/torch_parts.ipynb #ec30894b

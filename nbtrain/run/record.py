@@ -5,7 +5,6 @@
 # %% ../../nbs/run/record.ipynb #3bc988f9
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -51,18 +50,10 @@ def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any
         "accumulate": _batches_per_update(trainer, arguments),
         **({"max_steps": arguments["max_steps"]} if arguments.get("max_steps", -1) >= 0 else {}),
         **({"advice": False} if not trainer.advice else _facts(trainer, loader)),
-        **({"keeps_states": True} if trainer.keeps_states else {}),
-        **_first_loss(trainer),
         **({"round": session["round"] + 1, "n_rounds": session["n_rounds"]} if session is not None else {}),
         **({"variable": name} if name != "trainer" else {}),  # for lines to be copied
         **{name: value for addon in trainer.active_addons for name, value in addon.facts(trainer).items()},
     }
-
-
-def _first_loss(trainer: TrainerBase) -> dict[str, float]:
-    """The first loss of the runs before: a run that continues begins with a small one, beside which any loss seems to jump."""
-    losses = list(trainer.train_state.history.steps["train"].columns.get("train_loss", ())[:1])
-    return {"first_loss": losses[0]} if losses and math.isfinite(losses[0]) and trainer.keeps_states else {}
 
 
 def _batches_per_update(trainer: TrainerBase, arguments: dict[str, Any]) -> int | None:

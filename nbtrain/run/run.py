@@ -144,7 +144,7 @@ class Run:
         """Raise ConfigError for invalid arguments, before anything else happens."""
         trainer = self.trainer
         refuse_while_on(trainer.control, trainer.recorder.place)
-        trainer._use_newest(self.loader, self.valid_loader)
+        self.code.use_newest(trainer, self.loader, self.valid_loader)
         notes = contradictions(Planned(trainer, self.loader, self.valid_loader))
         self.notes = notes if trainer.train_state.run == 0 else []  # said once
         check_source(trainer, self.loader, self.valid_loader)
@@ -178,9 +178,12 @@ class Run:
         self.pauses = pauses_on_error(trainer)
         if trainer.save_path is not None:
             self.sinks.claim()
-        is_fresh = trainer._required_service(StateService).restored is None and trainer.open_session is None
-        if trainer.train_state.run == 0 and trainer.seed is not None and is_fresh:
+        if trainer.train_state.run == 0 and trainer.seed is not None and self._is_fresh():
             seed_all(trainer.seed)
+
+    def _is_fresh(self) -> bool:
+        """Whether it continues no session and no restored state."""
+        return self.trainer.open_session is None and self.trainer._required_service(StateService).restored is None
 
     def _open(self) -> None:
         """Show the run, and begin its record."""
@@ -205,9 +208,7 @@ class Run:
             for text in self.notes:
                 trainer.recorder.note(text)
             if not joins and (session is not None or trainer.open_session is None):
-                if trainer.parent is not None:
-                    trainer.recorder.note(f"This is a new run, and continues from {trainer.parent}")
-                self.code.keep(trainer, self.n_epoch, self.loader, self.valid_loader)
+                self._keep_source()
             if trainer.mode == "train":
                 trainer.ran = Ran.after(trainer.ran, self._goal, self.loader, self.valid_loader)
         except BaseException:
@@ -216,6 +217,13 @@ class Run:
             self.sinks.close()
             trainer.control.end()
             raise
+
+    def _keep_source(self) -> None:
+        """Keep in the run folder what the run was made of."""
+        trainer = self.trainer
+        if trainer.parent is not None:
+            trainer.recorder.note(f"This is a new run, and continues from {trainer.parent}")
+        self.code.keep(trainer, self.n_epoch, self.loader, self.valid_loader)
 
     def _work(self) -> RunResult:
         """Execute and finish the run, in this thread."""

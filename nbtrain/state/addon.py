@@ -5,6 +5,7 @@
 # %% ../../nbs/state/addon.ipynb #stadd002
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,14 @@ class KeptStatesAddon(AddOnBase, StateService):
             return False
         return not any(isinstance(addon, Launcher) for addon in trainer.active_addons)
 
-    def open_disk(self, trainer: Any) -> Disk | None:
+    def facts(self, trainer: Any) -> dict[str, Any]:
+        if not self.keeps(trainer):
+            return {}
+        # A run that continues begins with a small loss, beside which any other seems to jump: views need the first one of all runs
+        losses = list(trainer.train_state.history.steps["train"].columns.get("train_loss", ())[:1])
+        return {"keeps_states": True} | ({"first_loss": losses[0]} if losses and math.isfinite(losses[0]) else {})
+
+    def _open_disk(self, trainer: Any) -> Disk | None:
         """The place on disk for the states of a run that begins."""
         return None
 
@@ -63,7 +71,7 @@ class KeptStatesAddon(AddOnBase, StateService):
         from nbtrain.state.memory import Memory
 
         memory = Memory(trainer) if self.keeps(trainer) else None
-        return [StateKeeper(trainer, memory, self.open_disk(trainer))]
+        return [StateKeeper(trainer, memory, self._open_disk(trainer))]
 
     # -- a run
     def check_restored(self, trainer: Any, loader: Any) -> None:

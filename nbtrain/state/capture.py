@@ -14,7 +14,7 @@ import lightning as L
 
 from ..private.lightning_parts import checkpoint_of, data_fetcher
 from ..checkpoint.snapshot import Snapshot, snapshot
-from ..private.torch_parts import bare
+from ..private.compiled_names import bare
 from ..distributed.parallelism import SplitStrategy
 from ..rng import random_state
 from .parts import Moment, keep_weights, take_named, take_parts

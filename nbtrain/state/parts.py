@@ -13,7 +13,7 @@ from typing import Any, Literal
 import lightning as L
 
 from ..private.lightning_parts import load_callbacks, set_counts
-from ..private.torch_parts import bare_name
+from ..private.compiled_names import bare_name
 from ..compat.weight_names import of_part
 from ..checkpoint.weights import Weights, load_weights
 from ..base.launcher import n_readers

@@ -19,7 +19,7 @@ from ..data.resumable_loader import loader_place, restore_loader
 from ..base.launcher import Launcher, launcher_of
 from ..distributed.parallelism import whole
 from ..distributed.rank import InWorld, RankCallback, begin_copy
-from ..distributed.sent_code import OwnCopies
+from ..code.sent_code import OwnCopies
 from ..distributed.worker import dumps, loads
 from ..engine.addon import AddOnBase, options
 from ..engine.callback import as_list

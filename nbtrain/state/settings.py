@@ -14,7 +14,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import BatchSizeFinder
 from torch.optim import Optimizer
 
-from ..private.torch_parts import bare_name
+from ..private.compiled_names import bare_name
 from ..data.loader import BatchList, as_loader, innermost
 from ..data.seeded_loader import SeededLoader
 from ..data.several_loaders import is_several, mode_of, n_batches, parts_of

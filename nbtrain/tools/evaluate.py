@@ -45,7 +45,7 @@ from ..base.operation import Operation, advance, operate
 from ..base.trainer_base import TrainerBase
 from ..run.data_module import is_data_source, read_evaluated, read_source
 from ..run.lightning_trainer import ENTRY_POINTS, continue_counts, driving, make_pl_trainer
-from ..source.redefined import use_newest, with_newest
+from ..code.redefined import use_newest, with_newest
 from ..run.run import Run
 
 # %% auto #0

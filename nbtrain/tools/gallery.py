@@ -28,7 +28,7 @@ from ..base.arguments import check_run
 from .evaluate import look_at
 from ..base.operation import Operation, operate
 from ..base.trainer_base import TrainerBase
-from ..source.redefined import with_newest
+from ..code.redefined import with_newest
 from ..views.html import image_html
 from ..views.plots import blank, png
 from ..formatting import format_value, visible

@@ -33,7 +33,7 @@ from ..errors import ConfigError, StepError
 from ..optim.schedulers import check_has_lr, initial_lrs, set_group_lr
 from ..base.arguments import check_optimizer, check_run, need_automatic
 from ..run.lightning_trainer import driving, make_pl_trainer, quiet
-from ..source.redefined import with_newest
+from ..code.redefined import with_newest
 from ..base.interrupts import workers_ignore_interrupts
 from ..base.operation import Operation, advance, operate, unchanged
 from ..base.trainer_base import TrainerBase

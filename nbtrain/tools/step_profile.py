@@ -36,7 +36,7 @@ from ..engine.control import Leave, refuse_while_on
 from ..errors import ConfigError
 from ..resources import n_cores
 from ..run.data_module import is_data_source
-from ..source.redefined import with_newest
+from ..code.redefined import with_newest
 from .scratch_trainer import scratch_trainer, train_copy
 from ..views.html import TABLE
 from ..views.terminal import blocks

@@ -20,7 +20,7 @@ from ..base.arguments import need_automatic
 from ..base.operation import Operation, operate, unchanged
 from ..base.trainer_base import TrainerBase
 from ..engine.train_state import Mode
-from ..source.redefined import with_newest
+from ..code.redefined import with_newest
 from ..views.html import table_html
 from ..formatting import format_count, format_value
 from ..views.text import table_text

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..annotations import written_in
-from ..base.addon_options import command_of
+from ..base.compose import command_of
 from ..base.trainer_base import TrainerBase
 
 # %% auto #0
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from nbtrain.cluster.jobs import JobHandle
     from nbtrain.data.several_loaders import Loaders
     from nbtrain.engine.train_state import Mode
-    from nbtrain.tools.session import Session
+    from nbtrain.from_lightning import LightningMade
     from nbtrain.tools.evaluate import Predicted
     from nbtrain.tools.gallery import Draw, Gallery
     from nbtrain.tools.lr_finder import RangeTest
+    from nbtrain.tools.session import Session
     from nbtrain.tools.step_profile import Profile
     from nbtrain.tools.summary import Summary
-    from nbtrain.from_lightning import LightningMade
     from nbtrain.travel.branch import BranchType
     from nbtrain.travel.replay import Replay
     from nbtrain.travel.rewind import Rewound

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload, runtime_checkable
 
 import lightning as L
 from torch import Tensor, nn
@@ -32,10 +32,12 @@ from ..errors import ConfigError, StepError
 from ..history.history import RunResult
 from ..optim.param_groups import param_groups
 from ..optim.joint_optimizer import Schedulers
-from ..base.addon_options import TrainerOptions
 from ..base.arguments import Optimizers
 from ..run.handle import RunHandle
 from .trainer import Trainer
+
+if TYPE_CHECKING:
+    from nbtrain.base.addon_options import TrainerOptions
 
 # %% auto #0
 __all__ = [

@@ -23,11 +23,11 @@ from ..engine.train_state import Mode
 from ..errors import ConfigError
 from ..loops.fast_step import step_around
 from ..optim.joint_optimizer import JointOptimizer, check_by_name, join_schedulers, parameters_in
-from ..base.addon_options import TrainerOptions
 from ..base.arguments import Optimizing
 from .trainer import Trainer
 
 if TYPE_CHECKING:
+    from nbtrain.base.addon_options import TrainerOptions
     from nbtrain.tools.lr_finder import RangeTest
 
 # %% auto #0

@@ -17,7 +17,6 @@ from torch import nn
 from typing_extensions import Unpack
 
 from ..annotations import checked, written_in
-from ..base.addon_options import AddonOptions
 from nbtrain.base.arguments import (
     NonFinite,
     Optimizers,
@@ -27,6 +26,7 @@ from nbtrain.base.arguments import (
     check_model,
     check_run,
     check_save_path,
+    compared_run,
     make_optimizer,
     resolve_monitor,
     translate_arguments,
@@ -59,6 +59,7 @@ from ..formatting import best_words, format_count
 from ..engine.addon import CodeService, StateService, ViewService
 
 if TYPE_CHECKING:
+    from nbtrain.base.addon_options import AddonOptions
     from nbtrain.base.notify import Notify
     from nbtrain.loops.error_guard import Failure
     from nbtrain.run.handle import RunHandle
@@ -155,11 +156,7 @@ class Trainer(TrainerCommands):
         check_stepping(self.scheduler)
         self.log_bar, self.seed, self.save_path, self.on_error = log_bar, seed, save_path, on_error
         self.keep_source: bool | Literal["names"] = keep_source
-        self.advice, self.compare_with = advice, None
-        if compare_with is not None:
-            from nbtrain.history.run_folder import find_run
-
-            self.compare_with = find_run(compare_with).resolve()
+        self.advice, self.compare_with = advice, compared_run(compare_with)
         self.keep_states: Literal["auto"] | bool = keep_states
         self.monitor, self.monitor_mode = monitor, resolve_monitor(monitor, monitor_mode)
         lightning = check_lightning(lightning or {}, wraps_module=self.configures_optimizers)

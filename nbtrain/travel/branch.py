@@ -15,7 +15,7 @@ from ..annotations import command
 from ..base.operation import operate
 from ..base.trainer_base import TrainerBase
 from ..run.live_edits import check_options, set_options
-from ..source.redefined import use_newest
+from ..code.redefined import use_newest
 from ..state.restore import restore_kept
 from .rewind import nearest_state, place_of
 from ..tools.scratch_trainer import copy_trainer

@@ -32,8 +32,8 @@ from nbtrain import (
     WarmUpScheduler,
     addons,
 )
+from nbtrain.code.redefined import with_addons
 from nbtrain.engine.addon import chosen_options, options
-from nbtrain.source.redefined import with_addons
 
 
 class Tilt(AddOnBase):

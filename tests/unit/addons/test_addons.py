@@ -39,6 +39,7 @@ from nbtrain import (
     OptionError,
     PrefetchAddon,
     SchedulerAddon,
+    SourceAddon,
     StateManagerAddon,
     SystemMonitorAddon,
     Trainer,
@@ -189,6 +190,7 @@ ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their opt
     GradientStatsAddon: lambda folder: {"stats_every_n_steps": 2},
     HooksAddon: lambda folder: {"hooks": {"after_gnorm_clip": watch, "on_step_start": watch, "on_val_end": watch}},
     LiveViewAddon: lambda folder: {},
+    SourceAddon: lambda folder: {},
     LimitsAddon: lambda folder: {"max_steps": 100, "max_val_steps": 3},
     MicroBatchAddon: lambda folder: {"micro_reduction": "mean"},
     MetricsAddon: lambda folder: {"metrics": bias, "metrics_in_training": True},
@@ -205,6 +207,7 @@ def test_the_contract_is_tested_of_every_addon() -> None:
     public = [getattr(nbtrain, name) for name in nbtrain.__all__]
     assert {kind for kind in public if isinstance(kind, type) and issubclass(kind, AddOnBase)} == {
         AddOnBase,
+        nbtrain.KeptStatesAddon,  # in whose place StateManagerAddon is
         nbtrain.RayAddon,  # tests/cluster
         *ADDONS,
     }

@@ -19,11 +19,13 @@ from nbtrain import (
     CompileAddon,
     GradientClipAddon,
     HooksAddon,
+    KeptStatesAddon,
     LiveViewAddon,
     MultiGPUAddon,
     NeptuneLoggerAddon,
     NonFiniteAddon,
     PrefetchAddon,
+    SourceAddon,
     StateManagerAddon,
     StepError,
     SystemMonitorAddon,
@@ -162,7 +164,7 @@ def test_shorthand_uses_the_subclass_that_is_there() -> None:
         pass
 
     trainer = make_trainer(Regress.add_on(Clip, Hooks, Skips), gradient_clip=0.5, nonfinite="skip")
-    assert {type(addon) for addon in trainer.active_addons} == {Clip, Hooks, Skips, LiveViewAddon}
+    assert {type(addon) for addon in trainer.active_addons} == {Clip, Hooks, KeptStatesAddon, LiveViewAddon, Skips, SourceAddon}
     assert trainer[GradientClipAddon].gradient_clip == 0.5 and trainer[NonFiniteAddon].nonfinite == "skip"
     trainer.run(1, make_loader())
     assert trainer.history.last["train_grad_norm"] > 0

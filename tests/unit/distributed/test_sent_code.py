@@ -16,7 +16,7 @@ from cells import RunCell, in_main
 from samples import DEVICE
 
 from nbtrain import WorkerError
-from nbtrain.distributed.sent_code import OwnCopies, Redefined, SentCode, unpack
+from nbtrain.code.sent_code import OwnCopies, Redefined, SentCode, unpack
 from nbtrain.distributed.worker_pool import pickled
 
 CELL = """

@@ -25,11 +25,11 @@ from torch.utils.data import DataLoader, default_collate
 
 from nbtrain import Callback, ConfigError, OptionError, RunHandle, RunPaused, RunResult, RunStopped, StateManagerAddon, Trainer
 from nbtrain.base.interrupts import signals_stop, workers_ignore_interrupts
+from nbtrain.code.addon import SourceAddon
 from nbtrain.engine.control import Boundary, Control, RunState
 from nbtrain.events import Event
 from nbtrain.optim.schedules import WarmUpScheduler
 from nbtrain.run import failed_runs
-from nbtrain.run import run as run_module
 
 pytestmark = pytest.mark.usefixtures("ranked_locks")
 
@@ -211,13 +211,13 @@ MOMENTS += ["on_validation_batch_end"]
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("press", [in_destructor, in_finalizer])
-@pytest.mark.parametrize("moment", ["keep_source", "loader", *MOMENTS])
+@pytest.mark.parametrize("moment", ["keep", "loader", *MOMENTS])
 def test_ctrl_c_within_a_destructor_is_not_lost(moment: str, press: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     callbacks = [Noisy(moment, press)] if moment in MOMENTS else []
     trainer = make_trainer(lightning={"callbacks": callbacks})
     loader: Any = make_loader()
-    if moment == "keep_source":
-        monkeypatch.setattr(run_module, "keep_source", lambda *_: press())
+    if moment == "keep":
+        monkeypatch.setattr(SourceAddon, "keep", lambda *_: press())
     if moment == "loader":
         dataset = loader.dataset
         loader = DataLoader(dataset, 16, collate_fn=lambda rows: (press() if len(rows) == 6 else None, default_collate(rows))[1])
@@ -230,7 +230,7 @@ def test_ctrl_c_within_a_destructor_is_not_lost(moment: str, press: Callable[[],
 
 def test_ctrl_c_while_a_run_is_prepared_ends_it_before_its_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "keep_source", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(SourceAddon, "keep", lambda *_: os.kill(os.getpid(), signal.SIGINT))
         trainer = make_trainer()
         with pytest.raises(RunStopped, match="^stopped at epoch 1, batch 1 · trainer.result has what it reached$"):
             trainer.run(3, make_loader())
@@ -250,7 +250,7 @@ def test_an_interrupt_before_the_first_batch_and_right_after_going_on_pauses(mon
     trainer = make_trainer()
     monkeypatch.setattr(failed_runs, "in_shell", lambda: True)
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "keep_source", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(SourceAddon, "keep", lambda *_: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(RunPaused, match="epoch 1, batch 1"):
             trainer.run(40, make_loader())
     with monkeypatch.context() as patch:

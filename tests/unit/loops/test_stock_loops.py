@@ -18,14 +18,14 @@ from samples import DEVICE, Regress, make_loader, make_trainer, make_valid, same
 
 from nbtrain import ConfigError, RunPaused, StateManagerAddon, Trainer
 from nbtrain.engine import logged
-from nbtrain.loops import stock_loops
+from nbtrain.loops import own_loops, stock_loops
 from nbtrain.loops.training import OwnEpochLoop
 from nbtrain.run import record
 
 
 @pytest.fixture
 def stock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stock_loops, "MISSING", ("_first_loop_iter", "_gone"))
+    monkeypatch.setattr(own_loops, "MISSING", ("_first_loop_iter", "_gone"))
     monkeypatch.setattr(logged, "MISSING", ("_first_loop_iter", "_gone"))
     monkeypatch.setattr(record, "_SAID", [])
 

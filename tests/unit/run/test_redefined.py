@@ -14,9 +14,9 @@ from cells import cell
 from samples import make_loader, make_trainer, make_valid, same_weights
 
 from nbtrain import EarlyStoppingAddon, StateManagerAddon, Trainer
+from nbtrain.code.redefined import read_code
 from nbtrain.errors import CheckpointError
 from nbtrain.history.run_folder import load_run, read_events
-from nbtrain.source.redefined import read_code
 from nbtrain.source.step_changes import StepCode
 from nbtrain.views.html import record_html
 from nbtrain.views.text import Board, record_text

@@ -14,10 +14,10 @@ import pytest
 from samples import Regress, make_loader, make_trainer
 
 from nbtrain import RunStopped, Trainer
+from nbtrain.code.addon import SourceAddon
 from nbtrain.engine.control import Control
 from nbtrain.run import failed_runs
 from nbtrain.run.handle import RunHandle, RunThread
-from nbtrain.source.addon import SourceAddon
 
 pytestmark = pytest.mark.usefixtures("ranked_locks")
 TESTS = Path(__file__).parents[2]

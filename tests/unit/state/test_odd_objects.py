@@ -14,11 +14,11 @@ from samples import Regress, make_trainer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from nbtrain.code.redefined import read_code
 from nbtrain.data.epoch import with_epoch
 from nbtrain.data.loader_state import LoaderState
 from nbtrain.objects.search import Search
 from nbtrain.objects.walk import MOST_OBJECTS, Walk, attributes_of
-from nbtrain.source.redefined import read_code
 
 LIBRARIES = [module for name, module in list(sys.modules.items()) if name.startswith("_cython")]
 CYTHON = next(kind for module in LIBRARIES for kind in vars(module).values() if isinstance(kind, type) and type(kind) is type)
