@@ -29,9 +29,10 @@ PUBLIC = {
     "GradientClipAddon": "addons.gradients",
     "GradientStatsAddon": "addons.gradients",
     "History": "history.history",
+    "HealAddon": "addons.heal",
     "HooksAddon": "addons.hooks",
     "LimitsAddon": "addons.limits",
-    "LiveViewAddon": "addons.live_view",
+    "LiveViewAddon": "library.live_view",
     "LoggersAddon": "loggers.addon",
     "MetricsAddon": "addons.metrics",
     "MicroBatchAddon": "addons.accumulation",
@@ -105,6 +106,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.ema import EMAAddon as EMAAddon
     from nbtrain.engine.addon import AddOnBase as AddOnBase
     from nbtrain.addons.performance import EnvironmentAddon as EnvironmentAddon
+    from nbtrain.addons.heal import HealAddon as HealAddon
     from nbtrain.addons.hooks import HooksAddon as HooksAddon
     from nbtrain.loggers.addon import LoggersAddon as LoggersAddon
     from nbtrain.loggers.addon import NeptuneLoggerAddon as NeptuneLoggerAddon
@@ -120,7 +122,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.performance import PrefetchAddon as PrefetchAddon
     from nbtrain.addons.state_manager import StateManagerAddon as StateManagerAddon
     from nbtrain.addons.early_stopping import EarlyStoppingAddon as EarlyStoppingAddon
-    from nbtrain.addons.live_view import LiveViewAddon as LiveViewAddon
+    from nbtrain.library.live_view import LiveViewAddon as LiveViewAddon
     from nbtrain.code.addon import SourceAddon as SourceAddon
     from nbtrain.state.addon import KeptStatesAddon as KeptStatesAddon
     from nbtrain.addons.limits import LimitsAddon as LimitsAddon

@@ -20,6 +20,7 @@ __all__ = [
     "FreezeOptions",
     "GradientClipOptions",
     "GradientStatsOptions",
+    "HealOptions",
     "LimitsOptions",
     "LoggersOptions",
     "MetricsOptions",
@@ -51,9 +52,9 @@ if TYPE_CHECKING:
     from nbtrain.addons.ema import EMAAddon
     from nbtrain.addons.freeze import FreezeAddon
     from nbtrain.addons.gradients import GradientClipAddon, GradientStatsAddon, UpdateRatioAddon
+    from nbtrain.addons.heal import HealAddon
     from nbtrain.addons.hooks import Hooks, HooksAddon
     from nbtrain.addons.limits import LimitsAddon
-    from nbtrain.addons.live_view import LiveViewAddon
     from nbtrain.addons.metrics import MetricsAddon
     from nbtrain.addons.multi_gpu import MultiGPUAddon
     from nbtrain.addons.non_finite import NonFiniteAddon
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from nbtrain.code.addon import SourceAddon
     from nbtrain.distributed.parallelism import Parallelize
     from nbtrain.events import MonitorMode
+    from nbtrain.library.live_view import LiveViewAddon
     from nbtrain.loggers.addon import LoggersAddon, NeptuneLoggerAddon, WandBLoggerAddon
     from nbtrain.state.addon import KeptStatesAddon
 
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
         | type[FreezeAddon]
         | type[GradientClipAddon]
         | type[GradientStatsAddon]
+        | type[HealAddon]
         | type[HooksAddon]
         | type[KeptStatesAddon]
         | type[LimitsAddon]
@@ -159,6 +162,15 @@ class GradientStatsOptions(TypedDict, total=False):
 
     stats_every_n_steps: int
     stats_depth: int
+
+
+class HealOptions(TypedDict, total=False):
+    """Options of HealAddon."""
+
+    heal_steps: int
+    heal_factor: float
+    heal_window: int
+    max_heals: int
 
 
 # %% ../../nbs/base/addon_options.ipynb #addon-types-options-1
@@ -279,6 +291,7 @@ class AddonOptions(
     FreezeOptions,
     GradientClipOptions,
     GradientStatsOptions,
+    HealOptions,
     LimitsOptions,
     LoggersOptions,
     MetricsOptions,

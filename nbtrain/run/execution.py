@@ -182,7 +182,7 @@ class Execution:
         """A context in which the loaders are read. Yields the arguments for Lightning's `fit`."""
         trainer, valid, states = self.trainer, None, self.trainer._required_service(StateService)
         if isinstance(module, LoaderModule):
-            states.begin(trainer)
+            states.begin(trainer, self.loader, self.valid_loader)
             yield {}
             return
         if is_data_source(self.loader):

@@ -49,7 +49,7 @@ class KeptStatesAddon(AddOnBase, StateService):
         return self.states.restored if "states" in vars(self) else None
 
     def keeps(self, trainer: Any) -> bool:
-        if trainer.mode != "train" or trainer.keep_states is False or (trainer.keep_states == "auto" and not in_shell()):
+        if trainer.keep_states is False or (trainer.keep_states == "auto" and not in_shell()) or trainer.mode != "train":
             return False
         return not any(isinstance(addon, Launcher) for addon in trainer.active_addons)
 
