@@ -50,7 +50,7 @@ class _Groups:
 
 
 # -- of many cases `make test` takes some
-EVERY, MANY = 4, 5
+EVERY, MANY = 5, 5
 DRAWN = (
     "test_random_jobs",
     "test_random_configurations",
@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a unit test with five cases or more, `make test` runs each fourth one, `make faults` the others; all where its path is given."""
+    """Of a unit test with five cases or more, `make test` runs each fifth one, `make faults` the others; all where its path is given."""
     if os.environ[WHOLE] == "0":
         return
     families: dict[str, list[pytest.Item]] = {}

@@ -48,6 +48,9 @@ class _Watch(L.Callback):
 class HealAddon(AddOnBase):
     """At a spike of the loss or of the gradient norm, go back some steps, leave out the batches since, and continue.
 
+    It reads the loss and the norm off the device in each step, which costs a synchronization. It holds two copies of the model and the
+    optimizer.
+
     Args:
         heal_steps: How many updates it goes back at least; less than twice as many.
         heal_factor: A loss or a gradient norm of so many times the median is a spike. One that is not finite always is.
