@@ -31,12 +31,12 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from .files import read_checkpoint, verify_weights
 from ..compat.weight_names import of_part
 from ..errors import CheckpointError, listed, nearest
+from ..base.best_weights import Weights
 
 # %% auto #0
-__all__ = ["Weights", "Fitness", "StoredTensor", "DcpReader", "FoundWeights", "find_weights", "choose_weights"]
+__all__ = ["Fitness", "StoredTensor", "DcpReader", "FoundWeights", "find_weights", "choose_weights"]
 
 # %% ../../nbs/checkpoint/weight_files.ipynb #17449f3e
-Weights = dict[str, Tensor]
 _POSIX, _WINDOWS = pathlib.PurePosixPath, pathlib.PureWindowsPath
 _PLAIN: list[Any] = [argparse.Namespace, types.SimpleNamespace]  # attributes, and nothing else
 _PLAIN += [(kind, f"{module}.{name}") for module in ("pathlib", "pathlib._local") for kind, name in (
