@@ -92,6 +92,7 @@ class _Service:
                 if self._is_silenced and not self._n_starting:  # the client reads the whole environment as a run starts
                     self._is_silenced = False
                     os.environ.pop(name, None)
+                self._end_if_unused()  # a run that could not begin leaves no process
 
     def open(self, tracker: Logger) -> None:
         with self._lock:
@@ -99,12 +100,15 @@ class _Service:
 
     def close(self, tracker: Logger) -> None:
         """Remove the finished `tracker`. End the process if it was the last one and the user has no open run."""
-        import wandb
-
         with self._lock:
             self._open.discard(tracker)
-            if not self._open and not self._n_starting and wandb.setup().most_recent_active_run is None:
-                wandb.teardown()
+            self._end_if_unused()
+
+    def _end_if_unused(self) -> None:
+        import wandb
+
+        if not self._open and not self._n_starting and wandb.setup().most_recent_active_run is None:
+            wandb.teardown()
 
 
 _SERVICE = _Service()

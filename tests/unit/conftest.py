@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -25,3 +27,15 @@ def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if request.path.parent.name in UNSEEN:
         monkeypatch.setattr("nbtrain.history.history.History.plot", lambda history: None)
         monkeypatch.setattr("nbtrain.views.plots.png", lambda figure: b"")
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A busy machine may take much longer to import a client and to connect it; no test leaves the client of wandb to the next."""
+    for kind in ("WandBLoggerAddon", "NeptuneLoggerAddon"):
+        monkeypatch.setattr(f"nbtrain.{kind}.wait_s", 600.0)
+    for name in ("loggers.addon._LOCAL_S", "loggers.addon._AWAY_S", "loggers.wandb._INIT_S", "loggers.wandb._FINISH_S"):
+        monkeypatch.setattr(f"nbtrain.{name}", 600.0)
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "600")
+    yield
+    assert getattr(sys.modules.get("wandb.sdk.wandb_setup"), "_singleton", None) is None

@@ -215,6 +215,7 @@ def test_the_contract_is_tested_of_every_addon() -> None:
     }
 
 
+@pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize("addon", ADDONS, ids=lambda a: a.__name__)
 def test_addon_trains_under_lightnings_own_trainer_as_under_ours(addon: type[AddOnBase], tmp_path: Path) -> None:
     def trainer() -> Trainer:

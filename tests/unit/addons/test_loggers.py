@@ -46,14 +46,7 @@ Web = Regress.add_on(WandBLoggerAddon, NeptuneLoggerAddon)
 Local = Regress.add_on(LoggersAddon)
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may take much longer to import a client and to connect it."""
-    for kind in (WandBLoggerAddon, NeptuneLoggerAddon):
-        monkeypatch.setattr(kind, "wait_s", 600.0)
-    for name in ("loggers.addon._LOCAL_S", "loggers.addon._AWAY_S", "loggers.wandb._INIT_S", "loggers.wandb._FINISH_S"):
-        monkeypatch.setattr(f"nbtrain.{name}", 600.0)
-    monkeypatch.setenv("WANDB__SERVICE_WAIT", "600")
+pytestmark = pytest.mark.usefixtures("patience")
 
 
 @pytest.fixture(autouse=True)
@@ -450,6 +443,8 @@ class Slow(Regress):
         return super().train_step(batch)
 trainer = make_trainer(Slow.add_on(WandBLoggerAddon), save_path="runs", web_logger={{"wandb": {{"mode": "offline"}}}})
 trainer.run(1000, make_loader(), background=True)
+while trainer.current_step < 1:  # the client connects after the first batch
+    time.sleep(0.01)
 trainer.pause()
 """
     manager, client = start_new_kernel(600, "python3", cwd=str(tmp_path), extra_arguments=["--log-level=ERROR"])

@@ -97,6 +97,7 @@ def test_a_turn_of_several_optimizers_is_one_step() -> None:
 
 
 # -- files and trackers
+@pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize(("accumulate", "ends"), [(1, [5, 10]), (3, [2, 4])])
 def test_files_trackers_and_checkpoints_have_the_numbers_of_the_history(accumulate: int, ends: list[int], tmp_path: Path) -> None:
     kind = Regress.add_on(LoggersAddon, WandBLoggerAddon, StateManagerAddon, AccumulationAddon)

@@ -34,14 +34,12 @@ ENDS = [3 * epoch for epoch in range(1, N_EPOCHS + 1)]  # the newest update at t
 Known = dict[int, str]  # the values of a series by step, in four digits
 
 
+pytestmark = pytest.mark.usefixtures("patience")
+
+
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A busy machine may take much longer to connect a client. No key of the user's is used."""
-    for name in ("loggers.addon._LOCAL_S", "loggers.addon._AWAY_S", "loggers.wandb._INIT_S", "loggers.wandb._FINISH_S"):
-        monkeypatch.setattr(f"nbtrain.{name}", 600.0)
-    for kind in ("WandBLoggerAddon", "NeptuneLoggerAddon"):
-        monkeypatch.setattr(f"nbtrain.{kind}.wait_s", 600.0)
-    monkeypatch.setenv("WANDB__SERVICE_WAIT", "600")
+def no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No key of the user's is used."""
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.chdir(tmp_path)
 
