@@ -58,6 +58,7 @@ PUBLIC = {
     "RunHandle": "run.handle",
     "RunPaused": "errors",
     "RunStopped": "errors",
+    "SAMAddon": "addons.gradients",
     "RunResult": "history.history",
     "Sample": "tools.gallery",
     "SchedulerAddon": "addons.scheduler",
@@ -130,6 +131,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.freeze import FreezeAddon as FreezeAddon
     from nbtrain.optim.param_groups import param_groups as param_groups
     from nbtrain.addons.gradients import GradientStatsAddon as GradientStatsAddon
+    from nbtrain.addons.gradients import SAMAddon as SAMAddon
     from nbtrain.addons.gradients import UpdateRatioAddon as UpdateRatioAddon
     from nbtrain.library.compare import compare as compare
     from nbtrain.tools.port_check import PortCheck as PortCheck

@@ -25,7 +25,7 @@ from ..engine.step_module import StepModule
 from ..engine.step_output import count_samples
 from ..errors import ConfigError, StepError
 from ..loops.training import OwnEpochLoop
-from ..optim.param_groups import scale_gradients
+from ..optim.param_groups import WithGradients, gradients_of, scale_gradients
 
 # %% auto #0
 __all__ = [
@@ -42,19 +42,6 @@ __all__ = [
 
 
 # %% ../../nbs/addons/accumulation.ipynb #4b1c1258
-class _Computed(torch.autograd.Function):
-    """A loss whose gradients have already been computed."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, gradients: Sequence[Tensor | None], *parameters: Tensor) -> Tensor:
-        ctx.gradients = gradients
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> Any:
-        return None, None, *(None if gradient is None else gradient * outer[0] for gradient in ctx.gradients)
-
-
 class _Sum:
     """The gradients and outputs of the parts of one batch of `n` samples."""
 
@@ -67,9 +54,7 @@ class _Sum:
     def add(self, output: Mapping[str, Any], size: int) -> None:
         """Add the gradients of a part, and release its graph."""
         loss = output["loss"] * (self.scale if self.sums else self.scale * size / self.n)
-        with torch.autocast(loss.device.type, enabled=False):
-            found = torch.autograd.grad(loss.reshape(()), self.parameters, allow_unused=True)
-        torch.clear_autocast_cache()  # its casts of the weights belong to the released graph
+        found = gradients_of(loss.reshape(()), self.parameters)
         self.gradients = [new if old is None else old if new is None else old + new for old, new in zip(self.gradients, found)]
         self.outputs.append({name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()})
         self.sizes.append(size)
@@ -82,7 +67,7 @@ class _Sum:
             self.gradients = [None if gradient is None else gradient * (n / self.n) for gradient in self.gradients]
         joined = {name: self._join(name, [output[name] for output in self.outputs]) for name in names}
         gradients = self.gradients if self.scale == 1 else [None if g is None else g / self.scale for g in self.gradients]
-        return joined | {"loss": _Computed.apply(joined["loss"], gradients, *self.parameters)}
+        return joined | {"loss": WithGradients.apply(joined["loss"], gradients, *self.parameters)}
 
     def _join(self, name: str, values: list[Any]) -> Any:
         if len(values) == 1:
@@ -170,6 +155,8 @@ class MicroBatchAddon(AddOnBase):
 
     auto_micro_batch: bool = True
     micro_reduction: Literal["mean", "sum"] = "mean"
+
+    excludes = frozenset({"lightning_module"})
 
     def __post_init__(self) -> None:
         self.n_at_once: int | None = None

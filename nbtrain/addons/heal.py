@@ -72,7 +72,7 @@ class HealAddon(AddOnBase):
     heal_window: int = 50
     max_heals: int = 3
 
-    excludes = frozenset({"by_hand", "several_optimizers"})
+    excludes = frozenset({"by_hand", "several_optimizers", "lightning_module"})
 
     def __post_init__(self) -> None:
         for name in ("heal_steps", "heal_factor", "heal_window", "max_heals"):

@@ -30,6 +30,7 @@ __all__ = [
     "WebLoggerOptions",
     "NonFiniteOptions",
     "PrefetchOptions",
+    "SAMOptions",
     "StateManagerOptions",
     "SystemMonitorOptions",
     "UpdateRatioOptions",
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from nbtrain.addons.early_stopping import EarlyStoppingAddon
     from nbtrain.addons.ema import EMAAddon
     from nbtrain.addons.freeze import FreezeAddon
-    from nbtrain.addons.gradients import GradientClipAddon, GradientStatsAddon, UpdateRatioAddon
+    from nbtrain.addons.gradients import GradientClipAddon, GradientStatsAddon, SAMAddon, UpdateRatioAddon
     from nbtrain.addons.heal import HealAddon
     from nbtrain.addons.hooks import Hooks, HooksAddon
     from nbtrain.addons.limits import LimitsAddon
@@ -94,6 +95,7 @@ if TYPE_CHECKING:
         | type[NeptuneLoggerAddon]
         | type[NonFiniteAddon]
         | type[PrefetchAddon]
+        | type[SAMAddon]
         | type[SchedulerAddon]
         | type[SourceAddon]
         | type[StateManagerAddon]
@@ -246,6 +248,13 @@ class PrefetchOptions(TypedDict, total=False):
 
 
 # %% ../../nbs/base/addon_options.ipynb #addon-types-options-2
+class SAMOptions(TypedDict, total=False):
+    """Options of SAMAddon."""
+
+    sam_rho: float
+    sam_adaptive: bool
+
+
 class StateManagerOptions(TypedDict, total=False):
     """Options of StateManagerAddon."""
 
@@ -301,6 +310,7 @@ class AddonOptions(
     WebLoggerOptions,
     NonFiniteOptions,
     PrefetchOptions,
+    SAMOptions,
     StateManagerOptions,
     SystemMonitorOptions,
     UpdateRatioOptions,

@@ -229,10 +229,20 @@ def make_optimizer(optimizer: Any, model: nn.Module, mode: str, *, by_hand: bool
     return make_optimizer(made, model, mode, by_hand=by_hand)
 
 
+def _needs_own_steps(addon: AddOnBase) -> bool:
+    """Whether the addon would do nothing for a LightningModule: those of nbtrain say so."""
+    kind = type(addon)
+    is_wrapping = kind.wrap_step is not AddOnBase.wrap_step
+    return "lightning_module" in addon.excludes or (is_wrapping and not kind.__module__.startswith("nbtrain."))
+
+
 def check_addons(trainer: TrainerProtocol, addons: Collection[AddOnBase], options: Mapping[str, Any]) -> None:
     """Raise ConfigError for an addon that does not fit `trainer`, and for what can't be used where that makes its steps by hand."""
     for addon in addons:
         addon.check(trainer)
+        if trainer.configures_optimizers and _needs_own_steps(addon):
+            what = f"{type(addon).__name__} wraps train_step, and the steps of a LightningModule are called by Lightning's loop."
+            raise ConfigError(what, remedy="Leave it out; or write a Trainer whose train_step calls the module, or its training_step.")
     if trainer.automatic_optimization:
         return
     own = f"{trainer.title} has automatic_optimization = False"

@@ -48,7 +48,7 @@ __all__ = [
 
 # %% ../../nbs/engine/addon.ipynb #a958d0ac
 Phase = Literal["train", "valid", "test"]
-Excluded = Literal["by_hand", "several_optimizers"]
+Excluded = Literal["by_hand", "several_optimizers", "lightning_module"]
 # A batch on the device -> the checked output of `train_step`, with its graph; None if it leaves the batch out
 TrainStep = Callable[[Any], Mapping[str, Any] | None]
 _definitions = count()
@@ -97,18 +97,18 @@ def _with_known_options(addon: type[AddOnBase]) -> Callable[..., None]:
 class AddOnBase:
     """Base class of addons. A subclass becomes a dataclass with keyword-only fields, which are its options.
 
-    Override the methods for what the addon contributes; `trainer` is the trainer it belongs to. `after` names addons that must come before
-    this one, if both are used: in callbacks, loaders, wrapped steps, metrics and sinks. A subclass counts as the addon it inherits from.
+    Override the methods for what the addon contributes; `trainer` is the trainer it belongs to. `after` and `before` declare the order of
+    callbacks, loaders, wrapped steps, metrics and sinks. A subclass counts as the addon it inherits from.
     `commands` names methods that the trainer gets, too: `trainer.freeze()` calls `addon.freeze(trainer)`.
 
     Attributes:
-        after: The addons that must come before this one, if both are used: classes, or their names.
+        after: The addons that must come before this one, if they are used: classes, or their names.
+        before: The addons that must come after this one, alike.
         commands: The names of methods that the trainer gets, too.
         decides_where_runs_execute: True for an addon that executes runs in other processes; a trainer has at most one.
         excludes: What the addon does not work with, which is refused when a trainer is made: "by_hand", steps that make their own updates
-            (`automatic_optimization = False`); "several_optimizers", a MultiOptimizerTrainer. One addon is enough for a refusal.
-        shapes_updates: True for an addon whose callbacks change the gradients of an update, as clipping does. `lr_find` uses the callbacks
-            of all these addons, and of no others.
+            (`automatic_optimization = False`); "several_optimizers", a MultiOptimizerTrainer; "lightning_module".
+        shapes_updates: True for an addon whose callbacks change gradients, as clipping does: `lr_find` uses these callbacks alone.
 
     Raises:
         AddOnError: an option has the name of a method, or a class defines `apply(cls, base)`
@@ -125,6 +125,7 @@ class AddOnBase:
     """
 
     after: ClassVar[tuple[type[Any] | str, ...]] = ()
+    before: ClassVar[tuple[type[Any] | str, ...]] = ()
     decides_where_runs_execute: ClassVar[bool] = False  # True for a `Launcher`; a trainer has at most one
     commands: ClassVar[tuple[str, ...]] = ()
     excludes: ClassVar[frozenset[Excluded]] = frozenset()
@@ -156,7 +157,7 @@ class AddOnBase:
     def wrap_step(self, trainer: TrainerProtocol, step: TrainStep) -> TrainStep:
         """Return `step` itself, or a function around it, which gets the training step's output before the backward pass.
 
-        Called when training begins, after the callbacks' `setup`. The addons wrap in their order, the first one innermost.
+        Called when training begins, after the callbacks' `setup`. The first addon wraps innermost. Refused with a LightningModule.
 
         Args:
             step: Takes a batch on the device, and returns the checked output of `train_step` with its graph; None if it leaves the batch
@@ -507,15 +508,20 @@ def _is_a(addon: type[AddOnBase], declared: type[Any] | str) -> bool:
 
 
 def precedes(first: type[AddOnBase], second: type[AddOnBase]) -> bool:
-    """Whether `first` must come before `second`, by the `after` of `second` or of the addons it comes after."""
-    waiting, seen = list(second.after), set[type[Any] | str]()
+    """Whether `first` must come before `second`: by the `after` of `second`, the `before` of `first`, or those of addons between them."""
+    return _leads(second, "after", first) or _leads(first, "before", second)
+
+
+def _leads(start: type[AddOnBase], declaration: Literal["after", "before"], end: type[AddOnBase]) -> bool:
+    """Whether `start` declares `end`, or declares an addon that does."""
+    waiting, seen = list(getattr(start, declaration)), set[type[Any] | str]()
     while waiting:
         declared = waiting.pop()
-        if _is_a(first, declared):
+        if _is_a(end, declared):
             return True
         if declared not in seen:
             seen.add(declared)
-            waiting += getattr(declared, "after", ())  # what a name stands for may not be imported
+            waiting += getattr(declared, declaration, ())  # what a name stands for may not be imported
     return False
 
 
@@ -525,7 +531,7 @@ def _defined(addon: type[AddOnBase]) -> tuple[int, ...]:
 
 
 def ordered(addons: Iterable[type[AddOnBase]], apart: Collection[type[AddOnBase]] = ()) -> tuple[type[AddOnBase], ...]:
-    """Order the addons, without duplicates: each after those in its `after`, otherwise in the order of definition.
+    """Order the addons, without duplicates: as `after` and `before` say, otherwise in the order of definition.
 
     Raises AddOnError for something that is not an addon, for an addon and a subclass of it, for two that have the same option or change the
     loader in an undeclared order, for two launchers, and for a circular order. The options of those in `apart` are not given by keyword,

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping
 from samples import Regress, make_loader, make_trainer, make_valid, same_weights, without_times
 from test_addons import ADDONS
 
-from nbtrain import Trainer
+from nbtrain import SAMAddon, Trainer
 from nbtrain.loops.batch_ways import is_plain
 
 EveryAddon = Regress.add_on(*ADDONS)
@@ -90,9 +90,9 @@ class Watched(Regress):
         return found
 
 
-@pytest.mark.parametrize("n_addons", [0, len(ADDONS)])
+@pytest.mark.parametrize("n_addons", [0, len(ADDONS) - 1])
 def test_nothing_of_a_step_is_alive_in_the_next(n_addons: int, tmp_path: Path) -> None:
-    addons = list(ADDONS)[:n_addons]
+    addons = [addon for addon in ADDONS if addon is not SAMAddon][:n_addons]  # which calls train_step twice for a batch
     gc.disable()  # it is gone at once, without a collector
     try:
         trainer, _ = run(tmp_path, Watched.add_on(*addons), addons=addons)

@@ -230,7 +230,11 @@ def test_idle_addons_leave_the_step_as_it_is() -> None:
             wrapped.append(self.module._wrapped_step is not None)
             return super().train_step(batch)
 
-    idle = [addon for addon in ADDONS if addon not in SLOW and addon.__name__ not in ("AccumulationAddon", "HealAddon", "MicroBatchAddon")]
+    idle = [
+        addon
+        for addon in ADDONS
+        if addon not in SLOW and addon.__name__ not in ("AccumulationAddon", "HealAddon", "MicroBatchAddon", "SAMAddon")
+    ]
     kind = Looks.add_on(*[addon for addon in idle if "save_path" not in addon.__annotations__])
     make_trainer(kind, device=ONE_DEVICE, metrics=()).run(1, make_loader())
     assert wrapped == [False] * 5
