@@ -111,7 +111,7 @@ class AddOnBase:
         shapes_updates: True for an addon whose callbacks change gradients, as clipping does: `lr_find` uses these callbacks alone.
 
     Raises:
-        AddOnError: an option has the name of a method, or a class defines `apply(cls, base)`
+        AddOnError: an option has the name of a method; a class defines `apply(cls, base)`
         OptionError: an option is unknown
 
     Example:
@@ -166,7 +166,7 @@ class AddOnBase:
         return step
 
     def pass_metrics(self, trainer: TrainerProtocol, phase: Phase) -> dict[str, float]:
-        """Return more metrics of a pass, by names without `train_`, `val_` or `test_`. Called after its last batch, in each process.
+        """Return more metrics of a pass, by names without `train_` and `val_`. Called after its last batch, in each process.
 
         Args:
             phase: "train", "valid" or "test".
