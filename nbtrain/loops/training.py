@@ -245,7 +245,8 @@ def compute_guarded(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, compute:
         except Exception as error:
             if guard.is_final(error):
                 raise
-            if meter.n_batches > n_recorded:
+            has_row = meter.n_batches > n_recorded  # not in a further call of the closure
+            if has_row:
                 meter.drop_newest()
                 loop.module.forget_newest()
             n_again = zero_grad.total.ready - n_zeroed
@@ -257,6 +258,8 @@ def compute_guarded(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, compute:
             lost = f"the gradients of the {n_lost} batches before it in this window are lost" if n_lost else ""
             if not guard.repaired(error, "the backward pass", batch, lost=lost):
                 window.output, window.loss, window.is_left_out = None, None, True
+                if has_row:
+                    loop.module.leave_out("train", batch)
                 return
 
 

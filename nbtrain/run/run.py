@@ -186,37 +186,51 @@ class Run:
         return self.trainer.open_session is None and self.trainer._required_service(StateService).restored is None
 
     def _open(self) -> None:
-        """Show the run, and begin its record."""
-        trainer, state = self.trainer, self.trainer.train_state
-        session = trainer.open_session if trainer.mode == "train" else None
+        """Show the run, and begin its record. If that fails, the trainer of a new run is left as it was."""
+        session = self.trainer.open_session if self.trainer.mode == "train" else None
         joins, begins = session is not None and session._joins, session is None or session.begins
         try:
-            self.sinks.open(validates=validates(self.loader, self.valid_loader))
-            if self.beginning.is_new:
-                trainer.sinks.append(self.beginning)
-                self.beginning.before.callback(self.sinks.forget)
-            self.arguments = trainer.lightning_args()
-            self.arguments["callbacks"] = [*self.arguments["callbacks"], *self.code.followers(trainer)]  # that list is the user's
-            if not trainer.continues_run:
-                state.first_epoch, state.phase = state.counts.epoch, state.phase + (trainer.mode == "train" and begins)
-            about = header(trainer, self.arguments, self.loader, self.valid_loader)
-            trainer.recorder.start(self._shown_goal, about, joins=joins)
-            self.sinks.begin()
-            correct_model(trainer)
-            if state.run == 1:
-                advise(trainer, self.loader)
-            for text in self.notes:
-                trainer.recorder.note(text)
-            if not joins and (session is not None or trainer.open_session is None):
-                self._keep_source()
-            if trainer.mode == "train":
-                trainer.ran = Ran.after(trainer.ran, self._goal, self.loader, self.valid_loader)
+            self._begin_record(joins=joins, begins=begins)
+            with self.outcome.records_errors(self.beginning):
+                self._say_what_runs(joins=joins)
         except BaseException:
             self.operation.end()
+            folder = self.trainer.run_dir  # without a record: the next run takes it
+            self.beginning.take_back()
+            self.trainer.run_dir = folder
             self.beginning.end()
             self.sinks.close()
-            trainer.control.end()
+            self.trainer.control.end()
             raise
+
+    def _begin_record(self, *, joins: bool, begins: bool) -> None:
+        """Open view and run folder, and write the header. `begins`, `joins`: in a session, its first run and the others."""
+        trainer, state = self.trainer, self.trainer.train_state
+        self.sinks.open(validates=validates(self.loader, self.valid_loader))
+        if self.beginning.is_new:
+            trainer.sinks.append(self.beginning)
+            self.beginning.before.callback(self.sinks.forget)
+        self.arguments = trainer.lightning_args()
+        self.arguments["callbacks"] = [*self.arguments["callbacks"], *self.code.followers(trainer)]  # that list is the user's
+        if not trainer.continues_run:
+            state.first_epoch, state.phase = state.counts.epoch, state.phase + (trainer.mode == "train" and begins)
+        about = header(trainer, self.arguments, self.loader, self.valid_loader)
+        trainer.recorder.start(self._shown_goal, about, joins=joins)
+
+    def _say_what_runs(self, *, joins: bool) -> None:
+        """Note what is found before the first batch, and keep what the run was made of."""
+        trainer = self.trainer
+        self.sinks.begin()
+        correct_model(trainer)
+        if trainer.train_state.run == 1:
+            advise(trainer, self.loader)
+        for text in self.notes:
+            trainer.recorder.note(text)
+        is_inside = trainer.open_session is not None and trainer.mode == "test"  # an evaluation in a session
+        if not joins and not is_inside:
+            self._keep_source()
+        if trainer.mode == "train":
+            trainer.ran = Ran.after(trainer.ran, self._goal, self.loader, self.valid_loader)
 
     def _keep_source(self) -> None:
         """Keep in the run folder what the run was made of."""

@@ -938,3 +938,41 @@ def test_error_in_the_first_batch_of_other_processes_is_not_begun(tmp_path: Path
         trainer.run(1, make_loader())
     assert (trainer.result, trainer.train_state.run, trainer.run_dir) == (None, 0, None) and same_weights(trainer.model, make_model())
     assert open_run_folder(tmp_path).name == "run-001"
+
+
+class _BreaksHeader(AddOnBase):
+    breaks = True
+
+    def facts(self, trainer: Any) -> dict[str, Any]:
+        if self.breaks:
+            raise ValueError("boom")
+        return {}
+
+
+class _BreaksView(nbtrain.LiveViewAddon):
+    breaks = True
+
+    def begin(self, trainer: Any) -> None:
+        if self.breaks:
+            raise ValueError("boom")
+        super().begin(trainer)
+
+
+@pytest.mark.parametrize("addon", [_BreaksHeader, _BreaksView])
+def test_an_error_before_the_first_batch_leaves_the_trainer_as_it_was(addon: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, seeded = Regress.add_on(addon), {"seed": 7, "log_bar": False}
+    trainer = make_trainer(kind, save_path=tmp_path / "a", **seeded)
+    with pytest.raises(ValueError, match="boom"):
+        trainer.run(1, make_loader())
+    state = trainer.train_state
+    assert (state.run, state.phase, trainer.result, trainer.control.state) == (0, 0, None, "idle")
+    monkeypatch.setattr(addon, "breaks", False)
+    plain = make_trainer(kind, save_path=tmp_path / "b", **seeded)
+    for one in (trainer, plain):
+        one.run(1, make_loader())
+    assert same_weights(trainer.model, plain.model) and trainer.run_dir == tmp_path / "a" / "run-001" and state.run == 1
+    monkeypatch.setattr(addon, "breaks", True)
+    with pytest.raises(ValueError, match="boom"):
+        trainer.run(1, make_loader())
+    monkeypatch.setattr(addon, "breaks", False)
+    assert trainer.run(1, make_loader()).status == "completed" and trainer.counts.epoch == 2

@@ -418,6 +418,7 @@ def test_batch_that_is_skipped_after_an_error_of_the_backward_pass_makes_no_upda
     without.run(1, [whole[0], whole[2]])
     assert trainer.counts.step == without.counts.step == 2
     assert same_weights(trainer.model, without.model)
+    assert trainer.counts.left_out == 1
 
 
 def test_stopped_after_an_error_it_is_saved_and_resumed_exactly(tmp_path: Path) -> None:
