@@ -21,9 +21,10 @@ class Listed:
     """An object whose `dir`, and with it completion in a notebook, has only what is meant for the person who types."""
 
     _internal: ClassVar[frozenset[str]] = frozenset()  # the names that other modules of nbtrain use
+    _unlisted: ClassVar[frozenset[str]] = frozenset()  # public names that nobody looks for here: what you have given or written
 
     def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if name not in self._internal]
+        return [name for name in super().__dir__() if name not in self._internal and name not in self._unlisted]
 
     def _about_missing(self, name: str) -> str:
         title = getattr(self, "title", "") or type(self).__name__

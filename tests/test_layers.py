@@ -341,6 +341,18 @@ WRITES = {
 }
 
 
+def test_where_a_run_comes_from_is_written_by_its_own_methods_alone() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}: {ast.unparse(target)}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign))
+        for target in ast.walk(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+        if isinstance(target, ast.Attribute) and ast.unparse(target.value).endswith("origin")
+    ]
+    assert not found
+
+
 def written(path: Path) -> set[str]:
     """The attributes that a module sets on what it calls `trainer` or `owner`."""
     targets: list[ast.expr] = []

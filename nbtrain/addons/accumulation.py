@@ -25,7 +25,8 @@ from ..engine.step_module import StepModule
 from ..engine.step_output import count_samples
 from ..errors import ConfigError, StepError
 from ..loops.training import OwnEpochLoop
-from ..optim.param_groups import WithGradients, gradients_of, scale_gradients
+from ..optim.given_gradients import WithGradients, gradients_of
+from ..optim.param_groups import scale_gradients
 
 # %% auto #0
 __all__ = [
@@ -452,7 +453,7 @@ class _Accumulate(_Windows):
         return {"unit": self.unit}  # a resumed run may begin with a short batch, and would round differently
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.unit = state_dict["unit"] if self.trainer.continues_run else 0
+        self.unit = state_dict["unit"] if self.trainer.origin.continues else 0
 
 
 # %% ../../nbs/addons/accumulation.ipynb #51e5e74d

@@ -80,7 +80,7 @@ class _EarlyStop(Stopper):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.addon.best_value = state_dict["best_value"]
         self.addon.restarts = [(step, epoch) for step, epoch in state_dict.get("restarts", ())]
-        self.n_waited = state_dict["n_waited"] if self.trainer.continues_run else 0
+        self.n_waited = state_dict["n_waited"] if self.trainer.origin.continues else 0
 
 
 # %% ../../nbs/addons/early_stopping.ipynb #8f48ac1d

@@ -20,7 +20,8 @@ from torch.utils.hooks import RemovableHandle
 
 from .accumulation import AccumulationAddon
 from ..data.batch import tensors
-from ..optim.param_groups import WithGradients, gradients_of, total_norm
+from ..optim.given_gradients import WithGradients, gradients_of
+from ..optim.param_groups import total_norm
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import Notifier, notifier
 from ..engine.protocol import TrainerProtocol

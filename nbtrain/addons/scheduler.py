@@ -137,7 +137,7 @@ class _Step(PassCallback):
         session = self.trainer.train_state.session or {"schedule": None, "first_epoch": None}
         if session["schedule"] is not None and not self._begin:
             self._load_place(session["schedule"])
-        self._goes_on = self.trainer.continues_run or self._begin.get("first_epoch", -1) == session["first_epoch"]
+        self._goes_on = self.trainer.origin.continues or self._begin.get("first_epoch", -1) == session["first_epoch"]
 
     def _plan(self, pl_trainer: L.Trainer) -> Plan:
         """The length of the run, for a resumed run the whole length, so that its schedule is that of an uninterrupted run.

@@ -315,10 +315,10 @@ class Composable:
 
     def _required_service(self, kind: type[ServiceType]) -> ServiceType:
         """The addon that provides the service `kind`. Raises AddOnError if there is none."""
-        for addon in self._addons.values():
-            if isinstance(addon, kind):
-                return addon
-        raise _without_addon(written_class(type(self)).__name__, kind.provided_by)
+        found = self._service(kind)
+        if found is None:
+            raise _without_addon(written_class(type(self)).__name__, kind.provided_by)
+        return found
 
     @property
     def active_addons(self) -> list[AddOnBase]:

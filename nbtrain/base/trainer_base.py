@@ -40,7 +40,7 @@ from ..engine.protocol import EventSink, Ran, Turn
 from ..engine.recorder import Recorder
 from ..engine.recorder_callback import RecorderCallback
 from ..engine.step_module import StepModule
-from ..engine.train_state import Mode, TrainState
+from ..engine.train_state import Mode, Origin, TrainState
 from ..errors import ConfigError, StepError
 from ..events import Event, MonitorMode, Status
 from ..history.history import History, RunResult
@@ -53,7 +53,6 @@ from .arguments import asks_for_bar
 from .progress_checker import ProgressChecker
 
 if TYPE_CHECKING:
-    from nbtrain.history.run_tree import Fork
     from nbtrain.views.terminal import View
 
 # %% auto #0
@@ -142,10 +141,28 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     configures_optimizers = False  # True: a LightningModule makes the optimizers when a run begins
     _internal = frozenset(
         {
-            "configures_optimizers", "continues_run", "control", "finished_phase", "fork", "given", "handle",
-            "keeps_states", "last_traceback", "made_in", "module", "open_session", "operations", "optimizer_states",
-            "own_names", "parent", "ran", "recorder", "resumed", "sinks", "states", "step_module", "stream",
+            "configures_optimizers", "control", "given", "handle", "keeps_states", "last_traceback", "made_in",
+            "module", "open_session", "operations", "optimizer_states", "origin", "own_names", "ran", "recorder",
+            "sinks", "states", "step_module", "stream",
             "title", "train_state", "travel_of", "view",
+        }
+    )  # fmt: skip
+
+    _unlisted = frozenset(
+        {
+            # what you write in the class, or call in a step
+            "automatic_optimization", "backward", "loader_name", "log", "metric_on_epoch_end", "short_way", "show_limits", "test_step",
+            "train_step",
+            # arguments
+            "advice", "compare_with", "count_samples", "keep_source", "keep_states", "lightning", "log_bar", "monitor_mode", "on_error",
+            "precision", "save_path", "seed",
+            # other ways to make one, which are called on the class
+            "add_on", "from_lightning", "from_steps", "load_from_checkpoint",
+            # for addons and for Lightning
+            "active_addons", "addons", "all_optimizers", "callbacks", "is_main_process", "launcher", "lightning_args", "open_run_dir",
+            "progress_checker", "world",
+            # zae-engine's names of what the history has
+            "get_loss_history", "loss_history_test", "loss_history_train",
         }
     )  # fmt: skip
 
@@ -431,13 +448,9 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         self.last_traceback = None
         self.ran: Ran | None = None  # the arguments of the newest training run
         self.stream: Iterable[Any] | None = None  # the loader of the newest run, if epochs divide it as a stream
-        self.resumed = False  # a state was loaded since the last run
-        self.parent: str | None = None  # the checkpoint that the next run starts from, if that is a new run
-        self.continues_run = False  # the next run is the one that was saved
-        self.finished_phase = 0  # the newest phase that this trainer finished, or found finished
+        self.origin = Origin()
         self.handle: HandleProtocol | None = None  # of the newest run in a thread
         self.open_session: SessionProtocol | None = None  # whose runs are one run in the view and the history
-        self.fork: Fork | None = None  # where this trainer branched from another
         self.branches: list[Any] = []  # made with the slider below a run
         for text in notes:
             self.recorder.note(text, once=True)
@@ -499,8 +512,8 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         from nbtrain.history.run_tree import Fork
 
         counts = self.train_state.counts
-        self.run_dir, self.fork = None, Fork(parent, counts.epoch, counts.step, counts.processed, changes)
-        self.parent = f"{parent}, epoch {counts.epoch}, step {counts.step}"
+        self.run_dir = None
+        self.origin.branch(Fork(parent, counts.epoch, counts.step, counts.processed, changes))
 
     @checked
     def _begin_elsewhere(self, run_dir: Path, devices: Devices, given: dict[str, Any], added: Sequence[type[AddOnBase]]) -> None:
@@ -532,7 +545,8 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     @checked
     def _adopt(self, run_dir: Path, result: RunResult | None) -> None:
         """A state of a run elsewhere was restored: this trainer continues in its folder, and has its `result` if it is over."""
-        history, self.run_dir, self.parent = self.train_state.history, run_dir, None
+        history, self.run_dir = self.train_state.history, run_dir
+        self.origin.restore(continues=self.origin.continues)  # in its own folder, so that it has no parent
         self.train_state.first_epoch = self.train_state.counts.epoch
         if result is not None:
             self.result = replace(result, history=history, best=history.best, last=history.last)
@@ -564,7 +578,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             from nbtrain.history.run_folder import open_run_folder
             from nbtrain.history.run_tree import open_branch_folder
 
-            root, fork = self.made_in / self.save_path, self.fork
+            root, fork = self.made_in / self.save_path, self.origin.fork
             self.run_dir = self.world.agree(partial(open_run_folder, root) if fork is None else partial(open_branch_folder, root, fork))
         return self.run_dir
 

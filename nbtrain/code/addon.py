@@ -64,7 +64,7 @@ def keep_source(trainer: TrainerBase, n_epoch: int, loader: Iterable[Any], valid
     if trainer.run_dir is None or not trainer.keep_source or not trainer.world.is_first:
         return
     arguments, run, roots = _described(trainer, n_epoch, loader, valid_loader)
-    run |= {"parent": trainer.parent} if trainer.parent is not None else {}
+    run |= {"parent": trainer.origin.parent} if trainer.origin.parent is not None else {}
     try:
         names_only = trainer.keep_source == "names"
         device = str(trainer.device)

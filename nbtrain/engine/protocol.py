@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from .control import Control
 from .recorder import Recorder
-from .train_state import Mode, TrainState
+from .train_state import Mode, Origin, TrainState
 from ..events import Event
 
 # %% auto #0
@@ -72,7 +72,7 @@ class TrainerProtocol(Protocol):
     recorder: Recorder  # where its events come from
     run_dir: Path | None  # the run folder, once there is one
     given: dict[str, Any]  # the arguments it was made with; empty in a worker process
-    continues_run: bool  # whether the current or next run resumes a saved one
+    origin: Origin  # where the current or next run comes from
     lightning: dict[str, Any]  # the arguments for Lightning's trainer among them
     seed: int | None
     keep_source: bool | Literal["names"]  # whether to record the source of a run

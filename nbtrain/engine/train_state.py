@@ -9,15 +9,18 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
 from .meter import Meter
 from ..history.history import History
 
+if TYPE_CHECKING:
+    from nbtrain.history.run_tree import Fork
+
 # %% auto #0
-__all__ = ["Mode", "Counts", "TrainState"]
+__all__ = ["Mode", "Counts", "Origin", "TrainState"]
 
 # %% ../../nbs/engine/train_state.ipynb #8396c4c2
 Mode = Literal["train", "test"]
@@ -34,6 +37,53 @@ class Counts:
     step: int = 0
     processed: int = 0
     left_out: int = 0
+
+
+# %% ../../nbs/engine/train_state.ipynb #orig0001
+class Origin:
+    """Where a run comes from: the one that is on, and between two runs the next one.
+
+    Attributes:
+        is_restored: Whether a state was restored for it.
+        continues: Whether it is the run that was saved in that state, and not a new one.
+        parent: What a new run begins from, as text: a checkpoint, or another run and a place in it. None for the trainer as it is.
+        fork: Where this trainer was branched off; None if it was not.
+        finished_phase: The newest training that this trainer has finished, or has found finished.
+    """
+
+    def __init__(self) -> None:
+        self.is_restored = self.continues = False
+        self.parent: str | None = None
+        self.fork: Fork | None = None
+        self.finished_phase = 0
+
+    def restore(self, *, continues: bool, parent: str | None = None, finished_phase: int | None = None) -> None:
+        """A state was restored. `finished_phase`: that of the state, if it is of this trainer itself."""
+        self.is_restored, self.continues, self.parent = True, continues, parent
+        if finished_phase is not None:
+            self.finished_phase = finished_phase
+
+    def begin_from_state(self) -> None:
+        """The run begins from a state that was restored earlier, or from the counts that it had."""
+        self.is_restored = True
+
+    def branch(self, fork: Fork) -> None:
+        """The trainer was branched off."""
+        self.fork, self.parent = fork, f"{fork.parent}, epoch {fork.epoch}, step {fork.step}"
+
+    def find_finished(self, phase: int | None) -> None:
+        """What was restored is the end of a run, and with it of the training `phase`, if any."""
+        self.is_restored = self.continues = False
+        if phase is not None:
+            self.finished_phase = phase
+
+    def finish(self, phase: int) -> None:
+        """A training is finished."""
+        self.finished_phase = phase
+
+    def end(self) -> None:
+        """A training is over, however it ended."""
+        self.is_restored, self.continues, self.parent = False, False, None
 
 
 # %% ../../nbs/engine/train_state.ipynb #fb52646e

@@ -101,19 +101,20 @@ class Trained(Protocol):
     history: History
     title: str
     run_dir: Path | None
-    fork: Fork | None
+    origin: Any  # whose `fork` says where it was branched off
 
 
 def _of_trainers(trainers: Sequence[Trained]) -> Comparison:
     """Compare the runs of trainers in memory, including branches."""
     runs: dict[str, TreeRun] = {}
     for trainer in trainers:
+        fork: Fork | None = trainer.origin.fork
         name = trainer.run_dir.name if trainer.run_dir is not None else trainer.title
-        name = name if trainer.run_dir is not None or trainer.fork is None else f"{trainer.fork.parent}-b1"
+        name = name if trainer.run_dir is not None or fork is None else f"{fork.parent}-b1"
         number = count(2)
         while name in runs:
-            name = f"{name.rstrip('0123456789')}{next(number)}" if trainer.fork is not None else f"{trainer.title} {next(number)}"
-        runs[name] = TreeRun(trainer.history, trainer.fork)
+            name = f"{name.rstrip('0123456789')}{next(number)}" if fork is not None else f"{trainer.title} {next(number)}"
+        runs[name] = TreeRun(trainer.history, fork)
     return Comparison({name: run.history for name, run in runs.items()}, forks=_forks(runs))
 
 

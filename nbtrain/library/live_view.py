@@ -103,7 +103,7 @@ class LiveViewAddon(AddOnBase, ViewService):
 
     def begin(self, trainer: Any) -> None:
         """Give the view what the run has shown before it was resumed."""
-        if trainer.resumed and self.view is not None and trainer.mode == "train":
+        if trainer.origin.is_restored and self.view is not None and trainer.mode == "train":
             self.view.board.shown[:0] = trainer.history.shown
 
     def forget(self) -> None:
@@ -124,7 +124,7 @@ class LiveViewAddon(AddOnBase, ViewService):
         from nbtrain.views.notebook import NotebookView
 
         with suppress(ConfigError):  # the record was removed, and the checkpoints were not
-            events, history = run_events(trainer.run_dir, trainer.finished_phase)
+            events, history = run_events(trainer.run_dir, trainer.origin.finished_phase)
             if not events:
                 return
             here, travel = trainer.train_state.counts.epoch, trainer.travel_of()

@@ -255,10 +255,6 @@ class _GuardedFetcher:
         self.is_over = False
         self._random = RandomSnapshot(guard.trainer.device)
 
-    @property
-    def done(self) -> bool:
-        return self.is_over or self.fetcher.done
-
     def __next__(self) -> tuple[Any, int, int]:
         self._random.take()
         while not self.is_over:
@@ -304,10 +300,6 @@ class _GuardedFetcher:
             self.fetcher.release()
         if (inside := self._find_rereadable()) is not None:
             inside.release()
-
-    def teardown(self) -> None:
-        self.release()
-        self.fetcher.teardown()
 
 
 # %% ../../nbs/loops/fetcher.ipynb #5a2d3d31

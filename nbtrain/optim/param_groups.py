@@ -10,7 +10,6 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
@@ -27,8 +26,6 @@ __all__ = [
     "check_patterns",
     "param_groups",
     "scale_gradients",
-    "gradients_of",
-    "WithGradients",
     "group_names",
     "set_group_names",
     "switched_off",
@@ -110,28 +107,6 @@ def scale_gradients(optimizer: Optimizer, factor: float | Tensor) -> None:
         alike = [gradient for gradient in gradients if isinstance(gradient, DTensor) is is_part]
         if alike:
             scale_all(alike, factor)
-
-
-# %% ../../nbs/optim/param_groups.ipynb #knowngr1
-def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """The gradients of `loss`, inside a step; its graph is released."""
-    with torch.autocast(loss.device.type, enabled=False):
-        found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    torch.clear_autocast_cache()  # its casts of the weights belong to the released graph
-    return found
-
-
-class WithGradients(torch.autograd.Function):
-    """A loss whose gradients are known: `WithGradients.apply(loss, gradients, *parameters)`, with a loss that has no graph."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, gradients: Sequence[Tensor | None], *parameters: Tensor) -> Tensor:
-        ctx.gradients = gradients
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> Any:
-        return None, None, *(None if gradient is None else gradient * outer[0] for gradient in ctx.gradients)
 
 
 # %% ../../nbs/optim/param_groups.ipynb #grpnames1

@@ -63,7 +63,7 @@ def is_untrained(trainer: TrainerBase) -> bool:
     """Whether a training would be the first: no batch of one is finished, and no state was restored."""
     state = trainer.train_state
     is_trained = state.counts.epoch or state.counts.step or len(state.history.steps["train"])
-    return trainer.mode == "train" and not (is_trained or trainer.resumed)
+    return trainer.mode == "train" and not (is_trained or trainer.origin.is_restored)
 
 
 class Beginning:

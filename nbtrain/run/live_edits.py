@@ -170,7 +170,7 @@ def _set_next(trainer: TrainerBase, lr: float) -> None:
 
 def _set_lr(trainer: TrainerProtocol, before: float, lr: float) -> None:
     assert isinstance(trainer, TrainerBase)
-    if trainer.module is None and not trainer.continues_run and not trainer.configures_optimizers:
+    if trainer.module is None and not trainer.origin.continues and not trainer.configures_optimizers:
         _set_next(trainer, lr)
         return
     if before == 0:

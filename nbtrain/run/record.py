@@ -41,8 +41,8 @@ def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any
         "monitor": trainer.monitor,
         "monitor_mode": trainer.monitor_mode,
         "best": trainer.train_state.history.best,
-        "resumed": trainer.resumed,
-        "parent": trainer.parent,
+        "resumed": trainer.origin.is_restored,
+        "parent": trainer.origin.parent,
         "n_train_batches": n_batches(loader, limit=arguments.get("limit_train_batches")),
         "n_valid_batches": None
         if valid_loader is None and validates(loader, None)

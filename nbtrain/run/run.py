@@ -212,7 +212,7 @@ class Run:
             self.beginning.before.callback(self.sinks.forget)
         self.arguments = trainer.lightning_args()
         self.arguments["callbacks"] = [*self.arguments["callbacks"], *self.code.followers(trainer)]  # that list is the user's
-        if not trainer.continues_run:
+        if not trainer.origin.continues:
             state.first_epoch, state.phase = state.counts.epoch, state.phase + (trainer.mode == "train" and begins)
         about = header(trainer, self.arguments, self.loader, self.valid_loader)
         trainer.recorder.start(self._shown_goal, about, joins=joins)
@@ -235,8 +235,8 @@ class Run:
     def _keep_source(self) -> None:
         """Keep in the run folder what the run was made of."""
         trainer = self.trainer
-        if trainer.parent is not None:
-            trainer.recorder.note(f"This is a new run, and continues from {trainer.parent}")
+        if trainer.origin.parent is not None and trainer.mode == "train":
+            trainer.recorder.note(f"This is a new run, and continues from {trainer.origin.parent}")
         self.code.keep(trainer, self.n_epoch, self.loader, self.valid_loader)
 
     def _work(self) -> RunResult:
@@ -251,10 +251,11 @@ class Run:
                 else:
                     status, reason = self._launch(launcher)
             if status in ("completed", "stopped") and trainer.mode == "train" and trainer.open_session is None:
-                trainer.finished_phase = trainer.train_state.phase
+                trainer.origin.finish(trainer.train_state.phase)
             return self.outcome.finish(status, reason)
         finally:
-            trainer.resumed, trainer.continues_run, trainer.parent = False, False, None
+            if self.operation.mode == "train":  # an evaluation leaves it to the training that follows
+                trainer.origin.end()
             self.operation.end()
             self.beginning.end()
             self.sinks.close()

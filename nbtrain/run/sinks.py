@@ -147,7 +147,7 @@ class RunSinks:
         from nbtrain.history.run_folder import RunFolder
 
         folder = RunFolder(run_dir, self.trainer.train_state.history)
-        if self.trainer.parent is not None:
+        if self.trainer.origin.parent is not None:
             folder.begin(self.trainer.train_state.run)
         return folder
 

@@ -344,7 +344,7 @@ def nearest_saved(trainer: StatefulTrainer, processed: int, step: int | None = N
     state = read_state(trainer, found[at])
     own, counts = state["nbtrain"], state["nbtrain"]["counts"]
     epoch = counts["epoch"]
-    is_newest = own["run"] == trainer.train_state.run + trainer.continues_run
+    is_newest = own["run"] == trainer.train_state.run + trainer.origin.continues
     if not is_newest and at not in (exact, processed):
         return None
     begins = [callback.get("begin") for callback in state.get("callbacks", {}).values() if isinstance(callback, dict)]

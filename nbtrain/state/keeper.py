@@ -91,7 +91,7 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         states, disk = self.trainer.states, self.disk
         self._step_seen = pl_trainer.global_step
-        if disk is not None and self.trainer.continues_run and has_stopped(self.trainer, states.restored or {}):
+        if disk is not None and self.trainer.origin.continues and has_stopped(self.trainer, states.restored or {}):
             disk.stopped, pl_trainer.should_stop = dict((states.restored or {}).get("stopped", {})), True  # before min_epochs were reached
         if states.open_loader is not None and (random := states.open_loader.random_ahead) is not None:
             set_random_state(random)  # Lightning has made an iterator of the validation loader, which may draw a random number

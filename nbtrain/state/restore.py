@@ -224,7 +224,6 @@ def _put_back(at: Moment) -> None:
     trainer, state = at.trainer, dict(at.state or {})
     put_parts("now", at)
     trainer.train_state.run -= 1  # the next run is the one that was saved
-    trainer.resumed, trainer.continues_run = True, False
     states = trainer.states
     states.restored, states.restored_from, states.is_rewound = state, at.name, at.whole
     states.rest, states.places = without_weights(state), places_in(state["nbtrain"])
@@ -254,8 +253,9 @@ def restore(
     at = Moment(trainer, state=state, name=checkpoint, without=[*without, *(["trained"] if "model" in differing else [])])
     _put_back(at)
     states.note_unsaved(trainer, f"{at.missing[0]} is made after the run has begun" if at.missing else "")
-    trainer.run_dir, trainer.continues_run = run_dir, continues
-    trainer.parent = None if run_dir is not None else url_of(checkpoint) or str(path.resolve())
+    trainer.run_dir = run_dir
+    parent = None if run_dir is not None else url_of(checkpoint) or str(path.resolve())
+    trainer.origin.restore(continues=continues, parent=parent)
     history = trainer.train_state.history
     if lacks := own["history"].get("lacks"):
         trainer.recorder.note(lacks)
@@ -302,8 +302,8 @@ def restore_kept(trainer: StatefulTrainer, kept: KeptState) -> str:
     if trainer.optimizer is not None:
         trainer.optimizer.zero_grad()
     is_over = kept.batch is None and kept.epoch >= kept.goal and not kept.is_start
-    trainer.continues_run, here.run = not is_over, here.run + is_over
-    trainer.finished_phase, trainer.parent = here.phase - (not is_over), None
+    here.run += is_over
+    trainer.origin.restore(continues=not is_over, finished_phase=here.phase - (not is_over))
     return "; ".join(at.missing)
 
 

@@ -33,7 +33,7 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: 
     if trainer.mode == "test":
         raise ConfigError("In mode 'test' there is no run to resume.", remedy="Load the state with load_state(path).")
     manager = trainer._required_service(StateService)
-    state, number, is_newest = trainer.train_state, trainer.finished_phase + 1, resume in ("auto", "last")
+    state, number, is_newest = trainer.train_state, trainer.origin.finished_phase + 1, resume in ("auto", "last")
     if is_newest and number > state.phase > 0:
         return n_epoch  # this trainer itself finished all earlier phases
     path = manager.find(trainer, resume)
@@ -46,16 +46,21 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: 
     return continue_from(trainer, path, n_epoch, number if is_newest else state.phase)
 
 
-def continue_from(trainer: TrainerBase, path: str | Path, n_epoch: int, number: int) -> int:
-    """Continue from the restored state in `path` with the phase `number`, or be at its end. Returns the epochs that are left of it."""
+def continue_from(trainer: TrainerBase, path: str | Path, n_epoch: int, number: int, *, is_part: bool = False) -> int:
+    """Continue from the restored state in `path` with the phase `number`, or be at its end. Returns the epochs that are left of it.
+
+    `is_part`: of a phase that is not over with it.
+    """
     state = trainer.train_state
     left = _left(trainer, n_epoch, number, trainer.states.restored or {})
-    trainer.resumed, trainer.continues_run = left > 0, left > 0 and number == state.phase
-    state.run += not trainer.continues_run  # a new run gets the next number
-    if left and trainer.parent is None:
+    if left:
+        trainer.origin.restore(continues=number == state.phase, parent=trainer.origin.parent)
+    else:
+        trainer.origin.find_finished(None if is_part else number)
+    state.run += not trainer.origin.continues  # a new run gets the next number
+    if left and trainer.origin.parent is None:
         trainer.recorder.note(f"resumed from {Path(path).name}")
     elif not left:
-        trainer.finished_phase = number
         restore_end(trainer)  # the trainer is as the finished run left it
         for addon in trainer.active_addons:
             addon.end_run(trainer)
@@ -98,7 +103,7 @@ def go_back(trainer: TrainerBase, before: Counts, loader: Any, valid_loader: Any
     if path is None:
         vars(state.counts).update(vars(before))
         state.run -= 1
-        trainer.resumed = True
+        trainer.origin.begin_from_state()
     else:
         trainer._required_service(StateService).restore(trainer, path)
         continue_from(trainer, path, goal - state.first_epoch, state.phase)

@@ -136,8 +136,4 @@ class StatefulTrainer(TrainerProtocol, Protocol):
     @property
     def states(self) -> States: ...
 
-    resumed: bool  # a state was restored since the last run
-    parent: str | None  # the checkpoint that a new run continues from
-    finished_phase: int  # the newest phase that the trainer finished, or found finished
-
     def _required_service(self, kind: type[Any]) -> Any: ...

@@ -164,7 +164,7 @@ class SavedSession:
         """Restore the session that `resume` names. Returns where it is: "new", in a "round", or "finished"."""
         trainer, state = self.trainer, self.trainer.train_state
         manager = trainer._required_service(StateService)
-        number = trainer.finished_phase + 1
+        number = trainer.origin.finished_phase + 1
         if number > state.phase > 0:  # this trainer itself finished all earlier phases
             return "new"
         found = manager.find(trainer, resume)
@@ -183,7 +183,8 @@ class SavedSession:
         self._restore(path)
         if phase != number:
             state.session = None
-        trainer.finished_phase += phase >= number
+        if phase >= number:
+            trainer.origin.finish(number)
         return "finished" if phase >= number else "new"
 
     def _go_back(self, path: Path, saved: Mapping[str, Any]) -> None:
@@ -201,7 +202,7 @@ class SavedSession:
         """Restore the trainer to a state between two runs."""
         trainer = self.trainer
         trainer._required_service(StateService).restore(trainer, path)
-        trainer.continues_run = False
+        trainer.origin.restore(continues=False, parent=trainer.origin.parent)  # the next run is a new one
         trainer.train_state.run += 1
         restore_end(trainer)
         self._drop_loader()
@@ -226,10 +227,8 @@ class SavedSession:
         self._newest = None
         if index >= saved["n_runs"]:  # nothing was saved of it
             return n_epoch
-        finished = trainer.finished_phase
         trainer._required_service(StateService).restore(trainer, path, loader)
-        left = continue_from(trainer, path, n_epoch, trainer.train_state.phase)
-        trainer.finished_phase = finished
+        left = continue_from(trainer, path, n_epoch, trainer.train_state.phase, is_part=True)
         if not left:
             self._drop_loader()
         return left
@@ -414,7 +413,8 @@ class Session(Listed):
         same = place["same_loader"] if self._loader is None else loader is self._loader
         place.update(number=number, n_runs=index + 1, kept=None, same_loader=same)
         self._loader, state.run = loader, number - 1
-        trainer.resumed = trainer.states.restored is not None
+        if trainer.states.restored is not None:
+            trainer.origin.begin_from_state()
         return Run(trainer, left, loader, valid_loader).start()
 
     def _rest(self) -> None:
@@ -451,7 +451,7 @@ class Session(Listed):
         was_open = place["number"] > 0
         if was_open and not place["done"]:
             place.update(done=True, kept=self._memory.copy(), n_runs=0)
-            trainer.finished_phase = trainer.train_state.phase
+            trainer.origin.finish(trainer.train_state.phase)
             self._saved.save()
         self._close(status, reason)
         trainer.open_session = trainer.train_state.session = None

@@ -577,9 +577,6 @@ class Trainer(TrainerCommands):
         if self.optimizer is not None and self.control.state == "idle":
             self.optimizer.zero_grad()
 
-    # -- evaluate and predict
-    # -- inspect the trainer, its model and its data, without changing them
-    # -- go back in a run
     # -- counts, logs and metrics
     @property
     def current_step(self) -> int:
@@ -731,7 +728,6 @@ class Trainer(TrainerCommands):
         """
         return self.loss_history_train if mode == "train" else self.loss_history_test
 
-    # -- weights
     # -- other ways to make a trainer
     @classmethod
     @checked

@@ -105,7 +105,7 @@ def _copy(trainer: BranchType, place: Place, steps: type[TrainerBase] | None, op
     made.keep_states, made.result, made.handle = trainer.keep_states, None, None
     restore(made)
     made._begin_branch(trainer.run_dir.name if trainer.run_dir is not None else trainer.title, _changes(made, options, steps))
-    made.recorder.mark(f"branched from {made.parent}")
+    made.recorder.mark(f"branched from {made.origin.parent}")
     if steps is not None:
         use_newest(made, steps=steps)
     if options:

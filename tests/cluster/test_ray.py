@@ -115,7 +115,7 @@ class Stopping(Regress):
     """Stops in the fifth step of a run that is not resumed."""
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        if self.counts.processed == 8 and not self.resumed:
+        if self.counts.processed == 8 and not self.origin.is_restored:
             self.control.stop()
         return super().train_step(batch)
 

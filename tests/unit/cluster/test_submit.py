@@ -167,7 +167,7 @@ class Stopping(Regress):
     """Stops after its seventh step, once."""
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        if self.counts.step == 7 and self.history.last is not None and not self.resumed and self.save_path is not None:
+        if self.counts.step == 7 and self.history.last is not None and not self.origin.is_restored and self.save_path is not None:
             self.control.stop()
         return super().train_step(batch)
 

@@ -155,7 +155,7 @@ def test_resumed_run_is_over_after_the_updates_of_an_addon(tmp_path: Path) -> No
     first, again = make_trainer(kind, save_path=tmp_path), make_trainer(kind, save_path=tmp_path)
     assert first.run(4, make_loader()).status == "stopped" and first[ThreeAddon].ended == 0
     again.run(4, make_loader(), resume="auto")
-    assert again.current_step == 3 and not again.resumed and again[ThreeAddon].ended == 1
+    assert again.current_step == 3 and not again.origin.is_restored and again[ThreeAddon].ended == 1
 
 
 class StrictAddon(AddOnBase):
@@ -239,7 +239,7 @@ class MoreStates(KeptStatesAddon):
 def test_an_addon_of_a_user_keeps_the_states() -> None:
     trainer = make_trainer(Regress.add_on(OwnStates))
     assert trainer.run(1, make_loader(), resume="auto").status == "completed"
-    assert trainer[OwnStates].asked == ["auto"] and not trainer.resumed
+    assert trainer[OwnStates].asked == ["auto"] and not trainer.origin.is_restored
     with pytest.raises(AddOnError, match=r"Regress has no StateManagerAddon\.\n  Make it with Regress\.add_on\(StateManagerAddon\)\."):
         make_trainer(Regress).run(1, make_loader(), resume="auto")
     with pytest.raises(AddOnError, match="OwnStates and MoreStates do the same: each is a StateService"):

@@ -203,7 +203,7 @@ def phases(folder: Path, end: int | None = None) -> Any:
 def test_sessions_and_runs_are_phases_that_resume_in_their_order(tmp_path: Path) -> None:
     whole, seen = phases(tmp_path / "whole")
     assert seen == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert whole.train_state.run == whole.train_state.phase == whole.finished_phase == 4
+    assert whole.train_state.run == whole.train_state.phase == whole.origin.finished_phase == 4
     assert phases(tmp_path / "whole")[1] == []
     for end in (2, 3):
         with pytest.raises(OSError):

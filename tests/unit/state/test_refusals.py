@@ -177,7 +177,7 @@ def everything(trainer: Any, folder: Path) -> dict[str, Any]:
         "history": repr(trainer.history.state_dict()),
         "schedule": repr(scheduler.state_dict()) if isinstance(scheduler, LRScheduler) else None,
         "random": (torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())),
-        "folder": (trainer.run_dir, trainer.resumed, trainer.continues_run, trainer.finished_phase),
+        "folder": (trainer.run_dir, dict(vars(trainer.origin))),
         "files": {str(path): path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))},
     }
 

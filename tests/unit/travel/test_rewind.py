@@ -333,7 +333,7 @@ def test_a_branch_can_have_other_steps() -> None:
     trainer.run(1, make_loader())
     made = trainer.branch(epoch=0, steps=Doubled)
     made.run(1, make_loader())
-    assert (made.title, trainer.title, made.fork.words) == ("Doubled", "Regress", "steps Doubled")
+    assert (made.title, trainer.title, made.origin.fork.words) == ("Doubled", "Regress", "steps Doubled")
 
 
 def test_two_branches_that_run_at_once_equal_themselves_alone() -> None:
@@ -553,3 +553,21 @@ def test_a_rewind_into_an_epoch_saves_no_file_again_and_says_which_callbacks_it_
     trainer.run(1, make_loader())
     assert all(torch.equal(a, b) for a, b in zip(trainer.model.state_dict().values(), end))
     assert trainer.rewind(epoch=0).called == ()
+
+
+def test_an_evaluation_between_rewind_and_run_changes_nothing_of_the_training() -> None:
+    found = []
+    for evaluates in (False, True):
+        trainer = make_trainer(keep_states=True)
+        trainer.run(3, make_loader(), make_valid())
+        trainer.rewind(step=7)
+        origin = dict(vars(trainer.origin))
+        if evaluates:
+            trainer.evaluate(make_valid())
+        assert vars(trainer.origin) == origin and origin["continues"]
+        trainer.run(3, make_loader(), make_valid())
+        state = trainer.train_state
+        found.append(
+            (state.phase, state.first_epoch, trainer.counts.epoch, trainer.origin.finished_phase, trainer.history.last["val_loss"])
+        )
+    assert found[0] == found[1]

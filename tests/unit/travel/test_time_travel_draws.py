@@ -32,7 +32,7 @@ def test_a_branch_without_changes_ends_as_its_parent(seed: int) -> None:
     warnings.simplefilter("ignore")
     here, expected = journey(seed)
     made: Any = here.go(here.trainer.branch)
-    assert _differences(here, made, expected) == [], (here.case, made.fork)
+    assert _differences(here, made, expected) == [], (here.case, made.origin.fork)
 
 
 @pytest.mark.parametrize("seed", some(range(2, N_CASES, 3), 10))
