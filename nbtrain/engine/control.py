@@ -173,7 +173,7 @@ _Value = TypeVar("_Value")
 
 
 def uninterrupted(call: Callable[[], _Value]) -> _Value:
-    """Call what keeps something or puts it back: ■ in an operation raises no exception in it."""
+    """Call what keeps something or puts it back. ■ in an operation looks for this frame on the stack, and raises no exception in it."""
     return call()
 
 
@@ -184,7 +184,7 @@ def _stronger(a: int | None, b: int | None) -> int | None:
 
 @dataclass(frozen=True)
 class Request:
-    """A `command` for the training thread. `whole`: only where a checkpoint can be saved."""
+    """A `command` for the training thread. `whole`: only where a checkpoint can be saved. Without a boundary no run is on, and it fits."""
 
     command: Command
     whole: bool = False
@@ -386,11 +386,11 @@ class Control:
         `whole`: only where a checkpoint can be saved; called within a batch, it runs later and the result is None. Raises ConfigError
         if the run is paused where no checkpoint can be saved, and for a run in other processes.
         """
-        future = self.leave(command, whole=whole)
+        future = self.submit(command, whole=whole)
         is_left = threading.current_thread() is self.thread and not future.done()
         return None if is_left else self._requests.result(future, whole=whole)
 
-    def leave(self, command: Command, *, whole: bool = False) -> Future[Any]:
+    def submit(self, command: Command, *, whole: bool = False) -> Future[Any]:
         """Like `do`, without waiting: returns a future."""
         if self.elsewhere is not None and self.state != "idle":
             raise ConfigError(

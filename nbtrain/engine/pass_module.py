@@ -292,7 +292,7 @@ class PassModule(L.LightningModule):
         )
 
     def is_repeated(self) -> bool:
-        """Whether this batch was counted already. LBFGS and SAM call their closure several times; the first call makes the row."""
+        """Note a call of the step. Returns whether this batch was counted already: LBFGS calls it several times, the first is the row."""
         turn, before = self.owner._turn, self._recorded
         here = self._batches.ready, "" if turn is None else turn.name
         self.__dict__["_recorded"] = here  # through nn.Module it costs 1 µs

@@ -33,7 +33,7 @@ def _rate(optimizer: Optimizer) -> float | Tensor | None:
 
 
 class RecorderCallback(PassCallback):
-    """Notifies a recorder of what Lightning does with a StepModule. It comes before other callbacks, which may change what it reads."""
+    """Notifies a recorder of what Lightning does with a StepModule. It comes before those of addons, which may change what it reads."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder

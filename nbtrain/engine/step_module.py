@@ -82,10 +82,10 @@ class StepModule(PassModule):
             self.owner.sinks.extend(self._sinks)
 
     def _wrap(self) -> None:
-        def bare(batch: Any) -> Mapping[str, Any] | None:
+        def unwrapped(batch: Any) -> Mapping[str, Any] | None:
             return self._run("train_step", batch, self.trainer.fit_loop.epoch_loop.batch_idx)
 
-        step, self.wrapped_by = bare, []
+        step, self.wrapped_by = unwrapped, []
         for addon in self._addons:
             inner, step = step, addon.wrap_step(self.owner, step)
             self.wrapped_by += [addon] if step is not inner else []

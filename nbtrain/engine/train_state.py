@@ -100,7 +100,7 @@ class TrainState:
         self.phase = 0  # training runs that have begun; one that is resumed counts once
         self.counts = Counts()
         self.history = history
-        self.meters: dict[Mode, Meter] = {"train": Meter(), "test": Meter()}
+        self.meters: dict[Mode, Meter] = {"train": Meter(), "test": Meter()}  # validations are in "test", too
         self.metrics: dict[Mode, dict[str, float]] = {"train": {}, "test": {}}  # of `metric_on_epoch_end`, of the newest passes
         self.best_weights: dict[str, Tensor] | None = None
         self.best_before: dict[

@@ -23,7 +23,7 @@ from ..engine.pass_module import TrainingModes, is_sanity_check
 from ..engine.step_module import StepModule
 from ..private.lightning_loops import EvaluationLoop, PrefetchDataFetcher
 from .batch_ways import Listeners, Ways, explain_errors, has_profiler
-from .fetcher import LiveFetcher, limits_of, live, quiet_fetcher
+from .fetcher import LiveFetcher, limits_of, live, open_pass
 
 # %% auto #0
 __all__ = ["evaluate", "OwnEvaluationLoop"]
@@ -44,7 +44,7 @@ def evaluate(loop: OwnEvaluationLoop) -> list[dict[str, Any]]:
     progress: Any = loop.batch_progress
     guard: Any = module.guard
     total, current, hooks = progress.total, progress.current, listeners.hooks
-    batches, logged, of_set = quiet_fetcher(loop.fetcher, guard, labelled=has_profiler(pl_trainer)), list[dict[str, Any]](), 0
+    batches, logged, of_set = open_pass(loop.fetcher, guard, labelled=has_profiler(pl_trainer)), list[dict[str, Any]](), 0
     while True:
         try:
             batch, index, set_index = next(batches)

@@ -213,11 +213,11 @@ def find_step(optimizer: Optimizer, *, gradients_first: bool = False) -> Callabl
         return partial(step_around, optimizer, gradients_first=gradients_first)
     inner = labelled.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
     hooks, (before_all, after_all) = find_step_hooks(), hooks_of_all_steps()
-    state = vars(optimizer)
+    attributes = vars(optimizer)
 
     def step(closure: Closure) -> None:
         before, after = hooks(optimizer)
-        if before or before_all or state.get("step") is not own:
+        if before or before_all or attributes.get("step") is not own:
             step_around(optimizer, closure, gradients_first=gradients_first)
             return
         closure()
@@ -225,7 +225,7 @@ def find_step(optimizer: Optimizer, *, gradients_first: bool = False) -> Callabl
             optimizer.step()  # pyright: ignore[reportCallIssue]
             return
         if own is not None:
-            state[marks()[1]] = True  # the wrapper does only that
+            attributes[marks()[1]] = True  # the wrapper does only that
         inner(optimizer)
 
     return step

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nbtrain.loops.error_guard import ErrorGuard
 
 # %% auto #0
-__all__ = ["only_iterator", "ends_at_length", "length_of", "limits_of", "set_limits", "LiveFetcher", "live", "quiet_fetcher"]
+__all__ = ["only_iterator", "ends_at_length", "length_of", "limits_of", "set_limits", "LiveFetcher", "live", "open_pass"]
 
 
 # %% ../../nbs/loops/fetcher.ipynb #2cc92cc5
@@ -312,8 +312,8 @@ def _nothing() -> None:
     """In place of the label for a profiler. A function of the module: Lightning's trainer keeps it, and must stay picklable."""
 
 
-def quiet_fetcher(fetcher: Any, guard: ErrorGuard | None = None, *, labelled: bool = False) -> Any:
-    """`fetcher` for a pass that begins now; its errors go to `guard`. `labelled`: each fetch has a label for a profiler."""
+def open_pass(fetcher: Any, guard: ErrorGuard | None = None, *, labelled: bool = False) -> Any:
+    """Begin a pass over `fetcher`; returns what it is read through. Errors go to `guard`. `labelled`: a profiler labels each fetch."""
     if not labelled:
         fetcher._start_profiler = fetcher._stop_profiler = _nothing
     if isinstance(fetcher, LiveFetcher):

@@ -30,7 +30,7 @@ from ..private.lightning_parts import may_stop, set_counts
 from .batch_ways import Listeners, Ways, explain_errors, has_profiler, labelled
 from .due import are_loggers_due, is_validation_due
 from .fast_step import find_backward, find_step, find_zero_grad, gradients_first, has_hooks_before
-from .fetcher import LiveFetcher, quiet_fetcher
+from .fetcher import LiveFetcher, open_pass
 
 # %% auto #0
 __all__ = [
@@ -65,7 +65,7 @@ def train_epoch(loop: OwnEpochLoop, fetcher: Any) -> None:
     window, listeners, hooks = loop.window, loop.listeners, loop.listeners.hooks
     listeners.find(*_HOOKS)
     train, ways = labelled(pl_trainer, "run_training_batch", train_batch), TrainingWays(loop)
-    wait, batches = module.owner.recorder.wait, quiet_fetcher(fetcher, guard, labelled=has_profiler(pl_trainer))
+    wait, batches = module.owner.recorder.wait, open_pass(fetcher, guard, labelled=has_profiler(pl_trainer))
     is_over = loop.is_over()
     try:
         while not is_over:
@@ -127,7 +127,8 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
     there your `train_step` runs, and its output becomes a row of the trainer's meter, before the backward pass.
     """
     pl_trainer, module, window = loop.trainer, loop.module, loop.window
-    progress, own, n_batches = loop.automatic_optimization.optim_progress.optimizer, vars(module), pl_trainer.accumulate_grad_batches
+    zero_grad = loop.automatic_optimization.optim_progress.optimizer.zero_grad
+    own, n_batches = vars(module), pl_trainer.accumulate_grad_batches
     # Whether the window continues after this batch; so does one without backward passes, in which SWA adapts the batch norm
     is_open = (n_batches > 1 or loop.skips_backward) and loop._should_accumulate()
     window.n_calls, window.is_left_out, window.has_stepped = 0, False, False
@@ -142,7 +143,7 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
         if window.is_left_out and module.round is None:
             return
         if not window.n_accumulated and not loop.skips_backward:  # after the forward pass, as in Lightning
-            ways.zero_gradients(progress.zero_grad)
+            ways.zero_gradients(zero_grad)
         loss = None if output is None else output.get("loss")
         if loss is None or loop.skips_backward:
             return

@@ -39,7 +39,7 @@ def request_edit(trainer: TrainerBase, name: str, **options: Any) -> None:
     if trainer.control.elsewhere is not None:
         call()  # which sends it there
     else:
-        trainer.control.leave(call, whole=name != "set")
+        trainer.control.submit(call, whole=name != "set")
 
 
 class RunSinks:

@@ -168,7 +168,7 @@ class Memory:
         is_by_hand = event.kind == "mark" or (event.kind == "state" and event.data["state"] == "pausing")
         is_late = event.kind == "steps" and event.progress.phase == "train" and self.times.age_s > _WITHIN_EPOCH_S
         if (is_by_hand or (is_late and self.times.is_due)) and self.trainer.control.state != "idle":
-            self.trainer.control.leave(self._take_between if is_by_hand else self._take_late, whole=True)
+            self.trainer.control.submit(self._take_between if is_by_hand else self._take_late, whole=True)
 
     def _take_late(self, at: Boundary | None) -> None:
         if self.times.is_due:  # the epoch may have ended with a state in the meantime

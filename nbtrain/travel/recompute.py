@@ -98,7 +98,7 @@ class _Arrival(Checkpoint, BoundaryCallback):
         return self.place.distance_of(self.trainer.train_state.counts)
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        self.trainer.control.leave(self._look, whole=True)
+        self.trainer.control.submit(self._look, whole=True)
 
     def _look(self, at: Boundary | None) -> None:
         if at is not None and self._distance <= 0:

@@ -50,7 +50,7 @@ class Order(Callback):
 def asks(trainer: Any, batches: Any, idx: int) -> None:
     """In the middle of the run: a setting, and a pause that another thread ends."""
     if trainer.counts.epoch == 0 and idx == 0:
-        trainer.control.leave(lambda at: trainer.set(lr=5e-3), whole=True)
+        trainer.control.submit(lambda at: trainer.set(lr=5e-3), whole=True)
         trainer.control.pause()
         threading.Thread(target=lambda: (trainer.control.wait_settled(), trainer.control.proceed())).start()
 

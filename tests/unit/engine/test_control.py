@@ -684,12 +684,12 @@ def test_requests_without_an_end_do_not_keep_a_run_from_its_batches() -> None:
 
     def look(at: Boundary | None) -> None:
         seen.append(trainer.counts.processed)
-        asker = threading.Thread(target=trainer.control.leave, args=(look,))
+        asker = threading.Thread(target=trainer.control.submit, args=(look,))
         if at is not None:
             asker.start()
             asker.join()
 
-    trainer = asking(1, lambda trainer: trainer.control.leave(look, whole=True))
+    trainer = asking(1, lambda trainer: trainer.control.submit(look, whole=True))
     start(trainer, 1, make_loader()).wait()
     assert seen[:5] == [1, 2, 3, 4, 5]
 

@@ -220,7 +220,7 @@ def test_a_run_is_validated_between_two_batches() -> None:
     class Asks(L.Callback):
         def on_train_batch_end(self, pl_trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             if pl_trainer.global_step == 2:
-                trainer.control.leave(lambda at: found.append(trainer.validate_now()), whole=True)
+                trainer.control.submit(lambda at: found.append(trainer.validate_now()), whole=True)
 
     found: list[Any] = []
     trainer = make(Validates(), lightning={"callbacks": [Asks()]})
