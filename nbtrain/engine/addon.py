@@ -320,6 +320,9 @@ class Service:
 
     provided_by: ClassVar[str]  # the addon of nbtrain that does, for the error that it is missing
 
+    def _unwritten(self, method: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__} has no {method}: write it, or inherit {self.provided_by}.")
+
 
 class StateService(Service):
     """Keeps the states of a trainer, and restores them. One of yours inherits KeptStatesAddon, and has another place or rule."""
@@ -360,19 +363,19 @@ class StateService(Service):
     # -- resume
     def resume(self, trainer: Any, n_epoch: int, resume: str | Path, loader: Any) -> int:
         """Restore the saved run that `resume` names, for `loader`. Returns how many of its `n_epoch` epochs are left."""
-        raise NotImplementedError
+        raise self._unwritten("resume")
 
     def find(self, trainer: Any, resume: str | Path) -> str | Path | None:
         """The checkpoint that `resume` names: "last", "best", "auto", a path or a URL. None if there is none yet."""
-        raise NotImplementedError
+        raise self._unwritten("find")
 
     def restore(self, trainer: Any, checkpoint: str | Path, loader: Any = None, *, phase: int | None = None) -> str | Path:
         """Restore the trainer from a checkpoint, and return the file. Raises CheckpointError if it does not fit."""
-        raise NotImplementedError
+        raise self._unwritten("restore")
 
     def save_state(self, trainer: Any) -> Path | None:
         """Save a checkpoint now, or, during a run, between two batches."""
-        raise NotImplementedError
+        raise self._unwritten("save_state")
 
 
 class CodeService(Service):
@@ -416,21 +419,21 @@ class ScheduleService(Service):
 
     def scale(self, trainer: Any, factor: float) -> None:
         """Multiply all later learning rates of the current run; the current one is scaled already."""
-        raise NotImplementedError
+        raise self._unwritten("scale")
 
     def scale_part(self, trainer: Any, part: str, factor: float) -> None:
         """Multiply the learning rate of one of several optimizers, and all later ones.
 
         Raises ConfigError, and changes nothing, if one schedule drives the rates of all.
         """
-        raise NotImplementedError
+        raise self._unwritten("scale_part")
 
     def set_next(self, trainer: Any, lr: float) -> None:
         """Set the learning rate that the next run begins with, for the first parameter group; the others keep their ratio to it.
 
         Raises ConfigError if a schedule that continues is at 0, which can't be scaled.
         """
-        raise NotImplementedError
+        raise self._unwritten("set_next")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from samples import DEVICE, Regress, make_loader, make_model, make_trainer, make_valid
 
 from nbtrain import AddOnBase, AddOnError, ConfigError, LiveViewAddon, MultiOptimizerTrainer, OptionError, StateManagerAddon, StepError
-from nbtrain.engine.addon import ViewService
+from nbtrain.engine.addon import StateService, ViewService
 from nbtrain.events import Event
 from nbtrain.state.addon import KeptStatesAddon
 from nbtrain.tools.scratch_trainer import scratch_trainer
@@ -244,6 +244,12 @@ def test_an_addon_of_a_user_keeps_the_states() -> None:
         make_trainer(Regress).run(1, make_loader(), resume="auto")
     with pytest.raises(AddOnError, match="OwnStates and MoreStates do the same: each is a StateService"):
         Regress.add_on(OwnStates, MoreStates)
+
+    class Half(AddOnBase, StateService):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Half has no resume: write it, or inherit KeptStatesAddon"):
+        Half().resume(None, 1, "auto", None)
 
 
 class Epochs:
