@@ -21,7 +21,9 @@ class Listed:
     """An object whose `dir`, and with it completion in a notebook, has only what is meant for the person who types."""
 
     _internal: ClassVar[frozenset[str]] = frozenset()  # the names that other modules of nbtrain use
-    _unlisted: ClassVar[frozenset[str]] = frozenset()  # public names that nobody looks for here: what you have given or written
+    _unlisted: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # public names that are not called on an object: arguments, and what you write in the class
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in self._internal and name not in self._unlisted]

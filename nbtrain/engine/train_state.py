@@ -63,10 +63,6 @@ class Origin:
         if finished_phase is not None:
             self.finished_phase = finished_phase
 
-    def begin_from_state(self) -> None:
-        """The run begins from a state that was restored earlier, or from the counts that it had."""
-        self.is_restored = True
-
     def branch(self, fork: Fork) -> None:
         """The trainer was branched off."""
         self.fork, self.parent = fork, f"{fork.parent}, epoch {fork.epoch}, step {fork.step}"

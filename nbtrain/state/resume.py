@@ -103,7 +103,7 @@ def go_back(trainer: TrainerBase, before: Counts, loader: Any, valid_loader: Any
     if path is None:
         vars(state.counts).update(vars(before))
         state.run -= 1
-        trainer.origin.begin_from_state()
+        trainer.origin.restore(continues=trainer.origin.continues, parent=trainer.origin.parent)
     else:
         trainer._required_service(StateService).restore(trainer, path)
         continue_from(trainer, path, goal - state.first_epoch, state.phase)

@@ -414,7 +414,7 @@ class Session(Listed):
         place.update(number=number, n_runs=index + 1, kept=None, same_loader=same)
         self._loader, state.run = loader, number - 1
         if trainer.states.restored is not None:
-            trainer.origin.begin_from_state()
+            trainer.origin.restore(continues=trainer.origin.continues, parent=trainer.origin.parent)
         return Run(trainer, left, loader, valid_loader).start()
 
     def _rest(self) -> None:
