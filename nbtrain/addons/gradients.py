@@ -5,8 +5,9 @@
 # %% ../../nbs/addons/gradients.ipynb #04a100fa
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import lightning as L
@@ -172,12 +173,18 @@ class _Stats(L.Callback):
         self._handles: list[RemovableHandle] = []
         self._found: dict[str, Tensor] = {}
         self._is_due = False
+        self._eager = ExitStack()  # of the current batch, if it is measured
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         self._is_due = self.trainer.train_state.counts.step % self.addon.stats_every_n_steps == 0
         if self._is_due and not self._handles:
             self._blocks = _blocks(self.trainer.model, self.addon.stats_depth)
             self._handles = [part.register_forward_hook(self._look(name)) for name, part in self._blocks.items()]
+        if self._is_due and "torch._dynamo" in sys.modules:  # a compiled model keeps the hooks that it had when it was compiled
+            self._eager.enter_context(torch.compiler.set_stance("force_eager"))
+
+    def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._eager.close()
 
     def _look(self, name: str) -> Callable[..., None]:
         def look(module: nn.Module, args: Any, output: Any) -> None:
@@ -202,6 +209,7 @@ class _Stats(L.Callback):
         self._remove()
 
     def _remove(self, *args: Any, **kwargs: Any) -> None:
+        self._eager.close()
         for handle in self._handles:
             handle.remove()
         self._handles, self._found = [], {}
@@ -214,7 +222,7 @@ class GradientStatsAddon(AddOnBase):
 
     `train_grad_norm.<layer>` and `train_weight_norm.<layer>` are L2 norms. `train_act_mean.<layer>`, `train_act_std.<layer>` and
     `train_act_zeros.<layer>` are the mean, the standard deviation and the fraction of zeros, in [0, 1], of the layer's output for the last
-    batch before the update. The row of each epoch has their means.
+    batch before the update. The row of each epoch has their means. A measured batch of a compiled model is computed without the compiler.
 
     Args:
         stats_every_n_steps: Measure every n optimizer updates, beginning with the first.

@@ -13,7 +13,7 @@ from samples import DEVICE, Regress, make_data, make_loader, make_model, make_tr
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from nbtrain import ConfigError, GradientClipAddon, GradientStatsAddon, StateManagerAddon, Trainer, UpdateRatioAddon
+from nbtrain import CompileAddon, ConfigError, GradientClipAddon, GradientStatsAddon, StateManagerAddon, Trainer, UpdateRatioAddon
 from nbtrain.addons.gradients import total_norm
 
 
@@ -34,6 +34,15 @@ def test_statistics_are_those_of_the_batch_and_the_training_is_not_touched() -> 
     assert steps["train_act_zeros.1"][0] == pytest.approx((hidden <= 0).float().mean().item())
     assert [math.isnan(value) for value in steps["train_grad_norm.0"]] == [False, True, True, False]
     assert "train_grad_norm.1" not in steps.columns and not trainer.model[0]._forward_hooks
+
+
+def test_activations_of_a_compiled_model_are_those_of_the_model() -> None:
+    def rows(*addons: Any, **options: Any) -> list[dict[str, float]]:
+        trainer = make_trainer(Regress.add_on(GradientStatsAddon, *addons), stats_every_n_steps=2, seed=3, **options)
+        trainer.run(2, make_loader())
+        return [{name: value for name, value in row.metrics.items() if "_act_" in name} for row in trainer.history.epochs]
+
+    assert rows(CompileAddon, compile={"backend": "eager"}) == rows() != [{}, {}]
 
 
 def test_depth_chooses_the_layers() -> None:
