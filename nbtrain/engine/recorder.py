@@ -121,7 +121,7 @@ class Recorder:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.trainer, self.emit, self.every_s, self.clock, self.wall = trainer, emit, every_s, clock, wall
-        self.n_epochs = self.first_epoch = 0  # the epochs at which the run ends and began
+        self.goal = self.first_epoch = 0  # the finished epochs at the end and at the beginning of the run
         self.begun_s = 0.0  # when the run began, by its clock: the session's may have begun before
         self.lr: float | Tensor | None = None  # of the newest update
         self.lrs: dict[str, float | Tensor | None] = {}  # those of several optimizers, by name
@@ -130,10 +130,10 @@ class Recorder:
         self._held: list[tuple[EventKind, Mapping[str, Any]]] = []
         self._once: list[Mapping[str, Any]] = []  # what is shown only once, and was
 
-    def start(self, n_epochs: int, header: Mapping[str, Any], *, joins: bool = False) -> None:
-        """Begin a run, which ends when `n_epochs` epochs are finished. `joins`: its clock is that of the run before, in one session."""
+    def start(self, goal: int, header: Mapping[str, Any], *, joins: bool = False) -> None:
+        """Begin a run, which ends when `goal` epochs are finished. `joins`: its clock is that of the run before, in one session."""
         self.trainer.train_state.run += 1
-        self.n_epochs, self.pass_place = n_epochs, PassPlace()
+        self.goal, self.pass_place = goal, PassPlace()
         self.first_epoch = self.trainer.train_state.counts.epoch
         now_s = self.clock()
         if joins:
@@ -206,7 +206,7 @@ class Recorder:
         at, timer, state = self.pass_place, self.timer, self.trainer.train_state
         elapsed_s = (self.clock() if timer.paused_s is None else timer.paused_s) - timer.start_s
         n_batches = int(at.n_batches) if at.batch <= at.n_batches < math.inf else None  # a forecast may be too low
-        here = state.run, at.phase, state.counts.epoch, self.n_epochs, at.batch, n_batches
+        here = state.run, at.phase, state.counts.epoch, self.goal, at.batch, n_batches
         return Progress(*here, state.counts.step, state.counts.processed, elapsed_s)
 
     def emit_now(self, kind: EventKind, data: Mapping[str, Any]) -> None:

@@ -76,13 +76,13 @@ class Beginning:
     def __init__(self, trainer: TrainerBase, loader: Any) -> None:
         self.trainer = trainer
         self.pl_trainer: L.Trainer | None = None  # once it is made
-        self.is_new = is_untrained(trainer) and trainer.on_error != "pause" and trainer.open_session is None
+        self.can_take_back = is_untrained(trainer) and trainer.on_error != "pause" and trainer.open_session is None
         self._processed = trainer.train_state.counts.processed
         # Where a batch makes several updates, one may fail after another
         by_hand = not (trainer.automatic_optimization and getattr(trainer.model, "automatic_optimization", True))
         self._copies_weights = by_hand or type(trainer)._turn is not TrainerBase._turn
         self.before = ExitStack()  # restores it; what must be undone, too, may be added
-        if self.is_new:
+        if self.can_take_back:
             self._keep(loader)
 
     def _keep(self, loader: Any) -> None:
@@ -104,7 +104,7 @@ class Beginning:
 
     def has_begun(self) -> bool:
         """Whether a batch is finished, or has changed weights of which there is no copy."""
-        if not self.is_new or self.trainer.train_state.counts.processed > self._processed:
+        if not self.can_take_back or self.trainer.train_state.counts.processed > self._processed:
             return True
         return not self._copies_weights and self.pl_trainer is not None and self.pl_trainer.global_step > 0
 
@@ -114,8 +114,8 @@ class Beginning:
             self.end()
 
     def end(self) -> None:
-        """The run has begun, or is over."""
-        self.is_new = False
+        """The run has begun, or is over: from now on nothing is taken back."""
+        self.can_take_back = False
         self.before.pop_all()
         self.trainer.sinks[:] = [sink for sink in self.trainer.sinks if sink is not self]
 

@@ -207,7 +207,7 @@ class Run:
         """Open view and run folder, and write the header. `begins`, `joins`: in a session, its first run and the others."""
         trainer, state = self.trainer, self.trainer.train_state
         self.sinks.open(validates=validates(self.loader, self.valid_loader))
-        if self.beginning.is_new:
+        if self.beginning.can_take_back:
             trainer.sinks.append(self.beginning)
             self.beginning.before.callback(self.sinks.forget)
         self.arguments = trainer.lightning_args()

@@ -59,7 +59,8 @@ class RunSinks:
     def lock(self) -> None:
         """Lock the run folder, also again after a pause. Raises ConfigError if another run writes to it.
 
-        If another run took the folder during a pause, this run leaves it, and saves to a new run folder from then on.
+        If another run took the folder during a pause, this run leaves it: where it is continued after the error, it has no folder any more,
+        and saves to a new one.
         """
         trainer = self.trainer
         if trainer.run_dir is None or not trainer.world.is_first:

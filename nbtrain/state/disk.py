@@ -349,7 +349,7 @@ def nearest_saved(trainer: StatefulTrainer, processed: int, step: int | None = N
         return None
     begins = [callback.get("begin") for callback in state.get("callbacks", {}).values() if isinstance(callback, dict)]
     goals = [begin["goal"] for begin in begins if isinstance(begin, dict) and "goal" in begin]  # of a schedule
-    goal = next(iter(goals), trainer.recorder.n_epochs if is_newest else epoch + (own["finished"] is not None))
+    goal = next(iter(goals), trainer.recorder.goal if is_newest else epoch + (own["finished"] is not None))
     best, _ = best_weights_of(trainer.model, state, found[at], trainer.recorder.note)
     return KeptState(
         own["run"], epoch, counts["step"], at, own["finished"], goal, False, Snapshot(state),

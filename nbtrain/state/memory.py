@@ -93,7 +93,7 @@ def keep(capture: Capture, *, is_start: bool = False) -> KeptState:
     taken, trainer = capture.copy(), capture.trainer
     counts = trainer.train_state.counts
     return KeptState(
-        trainer.train_state.run, counts.epoch, counts.step, counts.processed, taken.state["nbtrain"]["finished"], trainer.recorder.n_epochs,
+        trainer.train_state.run, counts.epoch, counts.step, counts.processed, taken.state["nbtrain"]["finished"], trainer.recorder.goal,
         is_start, taken, trainer.states.loaders, frozenset(trainer_places(trainer)), _shared_best(trainer), size_of(taken.state),
     )  # fmt: skip
 
@@ -126,7 +126,7 @@ class Memory:
         times, counts, best = self.times, self.trainer.train_state.counts, self.trainer.train_state.history.best
         if times.is_due:
             return True
-        if counts.epoch > self.trainer.recorder.n_epochs - _N_LAST or self._pl_trainer.should_stop:
+        if counts.epoch > self.trainer.recorder.goal - _N_LAST or self._pl_trainer.should_stop:
             return times.is_quick or times.has_room(1)
         return times.has_room(1 + _N_LAST) and best is not None and best["processed"] == counts.processed
 

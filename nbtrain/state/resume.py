@@ -98,7 +98,7 @@ def go_back(trainer: TrainerBase, before: Counts, loader: Any, valid_loader: Any
 
     `between_epochs`: only to the end of an epoch, from where another number of processes can continue.
     """
-    state, goal = trainer.train_state, trainer.recorder.n_epochs
+    state, goal = trainer.train_state, trainer.recorder.goal
     path = _newest(trainer, before, between_epochs=between_epochs)
     if path is None:
         vars(state.counts).update(vars(before))

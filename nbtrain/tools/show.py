@@ -56,7 +56,7 @@ def _epoch(trainer: Showing) -> int:
     pl_trainer = trainer.module.trainer
     if pl_trainer.state.fn is not TrainerFn.FITTING:
         return trainer.train_state.counts.epoch
-    return min(pl_trainer.current_epoch + 1, max(trainer.recorder.n_epochs, 1))
+    return min(pl_trainer.current_epoch + 1, max(trainer.recorder.goal, 1))
 
 
 def _is_too_much(trainer: Showing, epoch: int) -> bool:
