@@ -302,7 +302,7 @@ def life(settings: dict[str, Any], folder: str, end: dict[str, Any] | None) -> d
         except Cut:
             pass
         except Exception as error:
-            found["error"] = f"{type(error).__name__}: {error}"
+            found["error"] = f"{type(error).__name__}: {error}".partition("\n")[0]  # what to do is said in other words today
     found |= {"told": told, "n_until_cut": watches.n_until_cut}
     if end is None:
         found["outcome"] = outcome(trainer, Path(folder))

@@ -364,7 +364,7 @@ class _Uphill(L.Callback):
 class SAMAddon(AddOnBase):
     """Sharpness-aware minimization: each update has the gradients of the weights that are `sam_rho` uphill of the current ones.
 
-    `train_step` is called twice for a batch, which takes twice the time; what it returns the first time is recorded. It needs a copy of the
+    `train_step` is called twice for a batch, which takes a little more than twice the time; what it returns first is recorded. It needs a copy of the
     weights and one more gradient. With accumulation each batch has its own way uphill, with several processes each one.
 
     Args:
