@@ -364,8 +364,8 @@ class _Uphill(L.Callback):
 class SAMAddon(AddOnBase):
     """Sharpness-aware minimization: each update has the gradients of the weights that are `sam_rho` uphill of the current ones.
 
-    `train_step` is called twice for a batch, which takes a little more than twice the time; what it returns first is recorded. It needs a copy of the
-    weights and one more gradient. With accumulation each batch has its own way uphill, with several processes each one.
+    `train_step` is called twice for a batch, which takes a little more than twice the time; what it returns first is recorded. It needs a
+    copy of the weights and one more gradient. With accumulation each batch has its own way uphill, with several processes each one.
 
     Args:
         sam_rho: How far uphill, as the L2 norm of the change of all weights. Usual are 0.02 to 0.2; with `sam_adaptive` 0.5 to 2.
