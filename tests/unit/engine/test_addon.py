@@ -223,7 +223,7 @@ def test_copy_that_shows_nothing_has_what_addons_give_it() -> None:
 
 
 class OwnStates(KeptStatesAddon):
-    """Finds states in a place of its own."""
+    """Finds states in a separate place."""
 
     def __post_init__(self) -> None:
         self.asked: list[Any] = []
