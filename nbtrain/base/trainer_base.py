@@ -42,7 +42,7 @@ from ..engine.recorder_callback import RecorderCallback
 from ..engine.step_module import StepModule
 from ..engine.train_state import Mode, Origin, TrainState
 from ..errors import ConfigError, StepError
-from ..events import Event, MonitorMode, Status
+from ..events import MonitorMode, Status
 from ..history.history import History, RunResult
 from ..optim.schedulers import Scheduler, is_marked, mark_step
 from ..tracebacks import TracebackKeeper
@@ -143,7 +143,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         {
             "configures_optimizers", "control", "given", "handle", "keeps_states", "last_traceback", "made_in",
             "module", "open_session", "operations", "optimizer_states", "origin", "own_names", "ran", "recorder",
-            "sinks", "states", "step_module", "stream",
+            "states", "step_module", "stream",
             "title", "train_state", "travel_of", "view",
         }
     )  # fmt: skip
@@ -440,8 +440,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         self.module: StepModule | None = None
         self.control = Control()
         self.operations: list[Operation] = []  # that are on, innermost last
-        self.sinks: list[EventSink] = [self.train_state.history]
-        self.recorder = Recorder(self, self._emit)
+        self.recorder = Recorder(self, self.train_state.history)
         self.run_dir: Path | None = None
         self.made_in = Path.cwd()  # a relative save_path starts here, even if the process changes its directory later
         self.result: RunResult | None = None
@@ -460,11 +459,6 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         """The class that has your steps."""
         return written_class(type(self))
 
-    def _emit(self, event: Event) -> None:
-        with self.control.run_state.changed:
-            for sink in tuple(self.sinks):  # another thread may end its run at the same time, and remove its sinks
-                sink.update(event)
-
     def __reduce__(self) -> tuple[Any, ...]:
         base = written_class(type(self))
         # without what may not pickle: arguments (lambdas), loaders, threads, open views
@@ -477,7 +471,6 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             "open_session": None,
             "operations": [],
             "_mode": self.mode,  # a replica in another process continues this operation
-            "sinks": [self.train_state.history],
             "branches": [],
             "_of_optimizers": [(is_marked(optimizer), uncopied(optimizer)) for optimizer in self._each_optimizer()],
         }

@@ -382,7 +382,7 @@ def begin_copy(
     trainer.control.begin(change)
     trainer.control.thread = threading.current_thread()
     if update is not None:
-        trainer.sinks.append(_EventSender(update))
+        trainer.recorder.add(_EventSender(update))
 
 
 # %% ../../nbs/distributed/rank.ipynb #17a8b982

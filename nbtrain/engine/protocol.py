@@ -76,7 +76,6 @@ class TrainerProtocol(Protocol):
     lightning: dict[str, Any]  # the arguments for Lightning's trainer among them
     seed: int | None
     keep_source: bool | Literal["names"]  # whether to record the source of a run
-    sinks: list[EventSink]  # what gets each event
     automatic_optimization: bool  # False: `train_step` steps the optimizers by hand
     configures_optimizers: bool  # whether its model is a LightningModule, which makes the optimizers when a run begins
     short_way: bool  # False: each batch goes through the public calls of strategy and precision, also where these add nothing

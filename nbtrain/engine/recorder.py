@@ -9,13 +9,17 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
+from .control import Control
 from .meter import Meter
 from .train_state import Mode, TrainState
 from ..events import Event, EventKind, Phase, Progress
+
+if TYPE_CHECKING:
+    from nbtrain.engine.protocol import EventSink
 
 # %% auto #0
 __all__ = ["RunTimer", "DataWait", "PassPlace", "Recorded", "Recorder"]
@@ -101,26 +105,27 @@ class Recorded(Protocol):
 
     @property
     def train_state(self) -> TrainState: ...
+    @property
+    def control(self) -> Control: ...
 
 
 # %% ../../nbs/engine/recorder.ipynb #1ce4e305
 class Recorder:
-    """Records a run of `trainer` as `Event`s.
+    """Records a run of `trainer` as `Event`s, which `sinks` get.
 
-    `emit` is called with each event. A flush is due after the first step and every `every_s` seconds of `clock`; `wall` gives the time of
-    the events.
+    A flush is due after the first step and every `every_s` seconds of `clock`; `wall` gives the time of the events.
     """
 
     def __init__(
         self,
         trainer: Recorded,
-        emit: Callable[[Event], None],
-        *,
+        *sinks: EventSink,
         every_s: float = 0.2,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.trainer, self.emit, self.every_s, self.clock, self.wall = trainer, emit, every_s, clock, wall
+        self.trainer, self.every_s, self.clock, self.wall = trainer, every_s, clock, wall
+        self.sinks: list[EventSink] = list(sinks)
         self.goal = self.first_epoch = 0  # the finished epochs at the end and at the beginning of the run
         self.begun_s = 0.0  # when the run began, by its clock: the session's may have begun before
         self.lr: float | Tensor | None = None  # of the newest update
@@ -129,6 +134,17 @@ class Recorder:
         self._is_open = False  # whether a run is on; between two runs notes and marks wait for the next one
         self._held: list[tuple[EventKind, Mapping[str, Any]]] = []
         self._once: list[Mapping[str, Any]] = []  # what is shown only once, and was
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"sinks": self.sinks[:1]}  # the history: files and views are not copied
+
+    def add(self, *sinks: EventSink) -> None:
+        """Give all later events to `sinks`, too."""
+        self.sinks = [*self.sinks, *sinks]
+
+    def remove(self, *sinks: EventSink) -> None:
+        """Give no more events to `sinks`."""
+        self.sinks = [sink for sink in self.sinks if not any(sink is one for one in sinks)]
 
     def start(self, goal: int, header: Mapping[str, Any], *, joins: bool = False) -> None:
         """Begin a run, which ends when `goal` epochs are finished. `joins`: its clock is that of the run before, in one session."""
@@ -212,6 +228,12 @@ class Recorder:
     def emit_now(self, kind: EventKind, data: Mapping[str, Any]) -> None:
         """Emit an event with the current progress."""
         self.emit(Event(kind, self.progress, self.wall(), data))
+
+    def emit(self, event: Event) -> None:
+        """Give `event` to all sinks."""
+        with self.trainer.control.run_state.changed:
+            for sink in self.sinks:  # another thread may end its run at the same time: then this is the list as it was
+                sink.update(event)
 
     def follow(self, progress: Progress) -> None:
         """Take over the `progress` of a run in another process."""

@@ -107,7 +107,7 @@ class RecorderCallback(PassCallback):
         pl_module.after_epoch(partial(self._leave, "epoch", pl_trainer, pl_module, before, rate))
 
     def on_save_checkpoint(self, pl_trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        deliver(pl_module.owner.sinks)
+        deliver(self.recorder.sinks)
 
     def on_test_start(self, pl_trainer: L.Trainer, pl_module: Any) -> None:
         self._enter("test", sum(pl_trainer.num_test_batches))

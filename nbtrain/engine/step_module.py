@@ -79,7 +79,7 @@ class StepModule(PassModule):
                 self.watch = StepWatch(self.owner.optimizer, self._before_step)
         if stage != "predict":
             self._sinks = [sink for addon in self._addons if (sink := addon.sink(self.owner)) is not None]
-            self.owner.sinks.extend(self._sinks)
+            self.owner.recorder.add(*self._sinks)
 
     def _wrap(self) -> None:
         def unwrapped(batch: Any) -> Mapping[str, Any] | None:
@@ -96,7 +96,7 @@ class StepModule(PassModule):
 
     def close(self) -> None:
         """Release what the addons contributed, and restore the state before a validation if an error ended it."""
-        self.owner.sinks[:] = [sink for sink in self.owner.sinks if not any(sink is own for own in self._sinks)]
+        self.owner.recorder.remove(*self._sinks)
         self._sinks, self._wrapped_step = [], None
         if self.watch is not None:
             self.watch.close()

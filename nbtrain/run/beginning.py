@@ -117,7 +117,7 @@ class Beginning:
         """The run has begun, or is over: from now on nothing is taken back."""
         self.can_take_back = False
         self.before.pop_all()
-        self.trainer.sinks[:] = [sink for sink in self.trainer.sinks if sink is not self]
+        self.trainer.recorder.remove(self)
 
     def take_back(self) -> None:
         """Leave the trainer as the run found it. Hooks that a step has registered, and files that it has written, stay."""

@@ -208,7 +208,7 @@ class Run:
         trainer, state = self.trainer, self.trainer.train_state
         self.sinks.open(validates=validates(self.loader, self.valid_loader))
         if self.beginning.can_take_back:
-            trainer.sinks.append(self.beginning)
+            trainer.recorder.add(self.beginning)
             self.beginning.before.callback(self.sinks.forget)
         self.arguments = trainer.lightning_args()
         self.arguments["callbacks"] = [*self.arguments["callbacks"], *self.code.followers(trainer)]  # that list is the user's

@@ -73,7 +73,7 @@ class RunSinks:
             problem = self._lock.take()
         except ConfigError:
             if self._opened:
-                trainer.sinks[:] = [sink for sink in trainer.sinks if not isinstance(sink, EventGroup)]
+                trainer.recorder.remove(*(sink for sink in self._opened if isinstance(sink, EventGroup)))
                 trainer.run_dir = self._lock = None
             raise
         if problem and is_new:
@@ -102,7 +102,7 @@ class RunSinks:
         else:
             self._opened = [EventGroup(self._folder(trainer.run_dir).update_all)] if trainer.run_dir is not None else []
             self._opened += self._display.open(trainer, self.controls(validates=validates) if self._shows else None, self.settings)
-        trainer.sinks += self._opened
+        trainer.recorder.add(*self._opened)
         if session is not None:
             session.view, session.sinks = trainer.view, self._opened
 
@@ -160,5 +160,5 @@ class RunSinks:
         """Close the sinks at the end of the run."""
         if self._lock is not None:
             self._lock.close()
-        deliver(self.trainer.sinks)
-        self.trainer.sinks[:] = [sink for sink in self.trainer.sinks if sink not in self._opened]
+        deliver(self.trainer.recorder.sinks)
+        self.trainer.recorder.remove(*self._opened)

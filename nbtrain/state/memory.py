@@ -110,11 +110,11 @@ class Memory:
         """A training run begins."""
         self._pl_trainer = pl_trainer
         self.trainer.states.memory.fit()
-        self.trainer.sinks.append(self)
+        self.trainer.recorder.add(self)
 
     def close(self) -> None:
         """The run is over."""
-        self.trainer.sinks[:] = [sink for sink in self.trainer.sinks if sink is not self]
+        self.trainer.recorder.remove(self)
         self._pl_trainer = None
 
     @property

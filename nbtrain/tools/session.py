@@ -464,11 +464,11 @@ class Session(Listed):
         """Record the end, and close the record."""
         trainer, self._n_completed = self.trainer, self._place["round"]
         if self.sinks:
-            trainer.sinks += [sink for sink in self.sinks if sink not in trainer.sinks]
+            trainer.recorder.add(*(sink for sink in self.sinks if sink not in trainer.recorder.sinks))
             trainer.train_state.run = self._place["number"]
             trainer.recorder.end(status, reason)
-            deliver(trainer.sinks)
-            trainer.sinks[:] = [sink for sink in trainer.sinks if sink not in self.sinks]
+            deliver(trainer.recorder.sinks)
+            trainer.recorder.remove(*self.sinks)
             self.sinks, self.view = [], None
         trainer.train_state.run = max(trainer.train_state.run, self._top)
 

@@ -133,7 +133,7 @@ def ours(model: nn.Module, loader: DataLoader[Any], bf16: bool, *addons: type[Ad
     clock = Clock()
     options: dict[str, Any] = {"precision": "bf16" if bf16 else None, "log_bar": False, "lightning": {"callbacks": [clock]}}
     trainer = Classify.add_on(*addons)(model, device="cuda", optimizer=adam, **options)
-    trainer.sinks.append(Complaints())
+    trainer.recorder.add(Complaints())
     trainer.run(EPOCHS, loader)
     return clock.times
 

@@ -92,7 +92,7 @@ def ours(addon: Any, width: int, n_blocks: int, **options: Any) -> Found:
         path, delays = Path(folder) / "found", Delays()
         callbacks = {"callbacks": [Written(path)]}
         trainer = Classify.add_on(addon)(make_net(width, BlockClock(width)), optimizer=adam, lightning=callbacks, log_bar=False, **options)
-        trainer.sinks.append(delays)
+        trainer.recorder.add(delays)
         began_s = time.time()
         trainer.run(n_blocks + 1, DataLoader(data, BATCH_SIZE, shuffle=True))
         first_s, *ratios = map(float, path.read_text().split())

@@ -41,7 +41,7 @@ def test_what_a_module_of_a_cell_keeps_comes_back_from_the_ranks() -> None:
     whole, parts = kind(), kind()
     make_lit(whole, **OPTIONS["by hand"]).run(2, make_loader(), make_valid())
     trainer, notes = make_lit(parts, **OPTIONS["by hand"]), Notes()
-    trainer.sinks.append(notes)
+    trainer.recorder.add(notes)
     for _ in range(2):
         trainer.run(1, make_loader(), make_valid())
     assert same_weights(whole, parts)
@@ -54,7 +54,7 @@ def test_what_a_module_of_a_cell_keeps_comes_back_from_the_ranks() -> None:
 
 def test_random_numbers_that_differ_between_ranks_are_noted() -> None:
     trainer, notes = make_lit(make_kind("draws")()), Notes()
-    trainer.sinks.append(notes)
+    trainer.recorder.add(notes)
     trainer.run(1, make_loader())
     assert "The processes end an epoch with different random numbers. A second run and a resume begin with those of rank 0." in notes
 

@@ -23,7 +23,7 @@ SAVING = (MultiGPUAddon, StateManagerAddon)
 
 def notes_of(trainer: Any) -> list[str]:
     texts: list[str] = []
-    trainer.sinks.append(SimpleNamespace(update=lambda event: texts.append(event.data["text"]) if event.kind == "note" else None))
+    trainer.recorder.add(SimpleNamespace(update=lambda event: texts.append(event.data["text"]) if event.kind == "note" else None))
     return texts
 
 

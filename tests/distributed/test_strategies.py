@@ -127,7 +127,7 @@ def test_split_by_a_function_and_a_strategy_of_lightning_and_resumed_by_any_othe
 
 def test_auto_says_what_fits_and_takes_it_or_refuses_with_the_numbers() -> None:
     trainer, texts = make(strategy="auto", memory_gb=5e-6), []
-    trainer.sinks.append(SimpleNamespace(update=lambda event: texts.append(event.data["text"]) if event.kind == "note" else None))
+    trainer.recorder.add(SimpleNamespace(update=lambda event: texts.append(event.data["text"]) if event.kind == "note" else None))
     trainer.run(1, loader(trainer))
     assert texts == [
         "2 devices of 5e-06 GB, 4e-06 GB of it beside activations; on each, in kB:",

@@ -219,7 +219,7 @@ def test_run_that_is_to_end_within_a_window_finishes_it_first() -> None:
         if trainer.counts.processed == 1 and trainer.module is not None:
             trainer.module.trainer.should_stop = True
 
-    trainer.sinks.append(type("Stop", (), {"update": staticmethod(stop)})())
+    trainer.recorder.add(type("Stop", (), {"update": staticmethod(stop)})())
     trainer.recorder.every_s = 0.0
     trainer.run(1, batches * 2)
     assert (trainer.counts.step, trainer.history.last["step"]) == (1, 1)
@@ -303,7 +303,7 @@ def test_rounding_is_noted_in_the_record() -> None:
             notes.extend([event.data["text"]] if event.kind == "note" else [])
 
     trainer = make(Square, total_batch_size=25, tokens_per_batch=12)
-    trainer.sinks.append(Notes())
+    trainer.recorder.add(Notes())
     trainer.run(1, make_batches(4, 4, 4))
     assert trainer.counts.step == 2
     assert notes == ["total_batch_size=25 tokens is 2.08 batches of 12: an update takes 2 of them, 24 tokens."]

@@ -311,7 +311,7 @@ def graphed(kind: type[Trainer] = Regress, *others: type[AddOnBase], **options: 
     trainer = make_trainer(kind.add_on(Graphed, *others), **options)
     trainer[Graphed].used.trainer = trainer
     notes: list[str] = []
-    trainer.sinks.append(Notes(notes))
+    trainer.recorder.add(Notes(notes))
     return trainer, trainer[Graphed].used.calls, notes
 
 
@@ -544,7 +544,7 @@ def test_accumulation_that_begins_in_mid_run_is_not_replayed() -> None:
 def test_without_cuda_it_says_so() -> None:
     trainer = make_trainer(Regress.add_on(CudaGraphAddon), device="cpu")
     notes: list[str] = []
-    trainer.sinks.append(Notes(notes))
+    trainer.recorder.add(Notes(notes))
     trainer.run(1, make_loader())
     trainer.run_batch(next(iter(make_loader())))
     assert notes == ["No CUDA graph: the device is cpu. The steps run eagerly."]

@@ -880,7 +880,7 @@ def test_points_are_none_of_a_run_without_their_logger() -> None:
     L.Trainer(max_epochs=1, **trainer.lightning_args() | {"callbacks": [callback], "logger": False}).fit(
         trainer.as_lightning_module(), make_loader(), make_valid()
     )
-    assert trainer.sinks == [trainer.history]
+    assert trainer.recorder.sinks == [trainer.history]
 
 
 # -- CSV

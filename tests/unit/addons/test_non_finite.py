@@ -94,7 +94,7 @@ def test_trainer_is_whole_after_the_error() -> None:
     with pytest.raises(StepError):
         trainer.run(1, make_batches(2))
     trainer.model.load_state_dict(make().model.state_dict())
-    assert trainer.run(1, make_batches()).status == "completed" and len(trainer.sinks) == 1
+    assert trainer.run(1, make_batches()).status == "completed" and len(trainer.recorder.sinks) == 1
 
 
 def test_bad_weights_are_never_saved(tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ def test_addon_is_asked_once_a_run_and_once_a_pass() -> None:
         ]
         * 2
     )
-    assert listens.kinds.count("epoch") == 4 and "steps" in listens.kinds and trainer.sinks == [trainer.history]
+    assert listens.kinds.count("epoch") == 4 and "steps" in listens.kinds and trainer.recorder.sinks == [trainer.history]
     assert {"train_asked", "val_asked"} <= set(trainer.history.last)
 
 
@@ -298,11 +298,11 @@ def test_sink_is_closed_when_a_run_fails_also_under_a_lightning_trainer() -> Non
     trainer = make_trainer(Fails)
     with pytest.raises(OSError):
         trainer.run(1, make_loader())
-    assert trainer.sinks == [trainer.history]
+    assert trainer.recorder.sinks == [trainer.history]
     for _ in range(2):
         with pytest.raises(OSError):
             L.Trainer(**trainer.lightning_args(), max_epochs=1).fit(trainer.as_lightning_module(), make_loader(), make_valid())
-    assert trainer.sinks.count(trainer[Listens]) == 1  # the next run closes what this one left open
+    assert trainer.recorder.sinks.count(trainer[Listens]) == 1  # the next run closes what this one left open
 
 
 def test_option_that_hides_a_method_is_refused() -> None:

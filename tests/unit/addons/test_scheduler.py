@@ -62,7 +62,7 @@ class Notes:
 
 def make(schedule: Any, *, last: int | None = None, kind: Any = Regress, **options: Any) -> Any:
     trainer = make_trainer(kind, scheduler=schedule, lightning={"callbacks": [Rates(last)]}, seed=0, **options)
-    trainer.sinks.append(Notes())
+    trainer.recorder.add(Notes())
     return trainer
 
 
@@ -71,7 +71,7 @@ def rates(trainer: Any) -> list[float]:
 
 
 def notes(trainer: Any) -> list[str]:
-    return next(sink.seen for sink in trainer.sinks if isinstance(sink, Notes))
+    return next(sink.seen for sink in trainer.recorder.sinks if isinstance(sink, Notes))
 
 
 def rates_of(schedule: Any, n_epochs: int) -> list[float]:

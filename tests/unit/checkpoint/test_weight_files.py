@@ -195,7 +195,7 @@ def test_note_says_how_many_are_loaded_and_names_the_others(tmp_path: Path, caps
         "a.pt: loaded 2 of 4 weights; not in it: 3.weight, 3.bias; not used: old.0, old.1, old.2, old.3, old.4 and 2 more."
     ]
     seen: list[str] = []
-    trainer.sinks.append(argparse.Namespace(update=lambda event: seen.append(event.data["text"]) if event.kind == "note" else None))
+    trainer.recorder.add(argparse.Namespace(update=lambda event: seen.append(event.data["text"]) if event.kind == "note" else None))
     trainer.run(1, make_loader(16))
     assert any(text.startswith("a.pt: loaded 2 of 4 weights") for text in seen)
 
@@ -212,7 +212,7 @@ def test_weights_are_loaded_by_a_step_during_a_run(tmp_path: Path) -> None:
             return super().train_step(batch)
 
     trainer = make_trainer(Loads)
-    trainer.sinks.append(argparse.Namespace(update=lambda event: seen.append(event.data["text"]) if event.kind == "note" else None))
+    trainer.recorder.add(argparse.Namespace(update=lambda event: seen.append(event.data["text"]) if event.kind == "note" else None))
     trainer.run(1, make_loader(16))
     assert "a.pt: loaded 1 of 4 weights; not in it: 0.bias, 3.weight, 3.bias." in seen
 

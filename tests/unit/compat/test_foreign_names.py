@@ -131,7 +131,7 @@ def test_argument_of_the_same_meaning_is_taken_and_noted(given: dict[str, Any], 
         trainer, ours = make_trainer(kind, **given), make_trainer(kind, **({name: value} if value is not None else {}))
         assert getattr(trainer, name) == getattr(ours, name) and trainer.given[name] == ours.given[name]
     trainer, noted = make_trainer(**given), list[str]()
-    trainer.sinks.append(SimpleNamespace(update=lambda event: noted.append(event.data.get("text", ""))))
+    trainer.recorder.add(SimpleNamespace(update=lambda event: noted.append(event.data.get("text", ""))))
     trainer.toggle("test")
     trainer.run(1, make_loader(16, shuffle=False))
     assert f"{next(iter(given))} is {name} here: {name}={value!r}" in noted

@@ -188,7 +188,7 @@ def run(trainer: Any, loader: Any, valid: Any = None, n_epoch: int = 1) -> dict[
 class Notes:
     def __init__(self, trainer: Any) -> None:
         self.texts: list[str] = []
-        trainer.sinks.append(self)
+        trainer.recorder.add(self)
 
     def update(self, event: Any) -> None:
         if event.kind == "note":

@@ -196,7 +196,7 @@ def test_header_has_the_facts_of_all_addons() -> None:
 
     seen = Starts()
     trainer = make_trainer(Regress.add_on(SecondFacts, FirstFacts))
-    trainer.sinks.append(seen)
+    trainer.recorder.add(seen)
     trainer.run(1, make_loader())
     assert (seen.header["compiled"], seen.header["sampler"], seen.header["accumulate"]) == (True, "second", 1)
 

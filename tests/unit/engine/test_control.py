@@ -559,7 +559,7 @@ def test_a_state_that_is_saved_by_hand_in_mid_epoch_is_resumed_exactly(tmp_path:
 def test_the_time_of_a_pause_does_not_count() -> None:
     events: list[Event] = []
     trainer = asking(3, lambda trainer: trainer.pause())
-    trainer.sinks.append(type("Sink", (), {"update": staticmethod(events.append)})())
+    trainer.recorder.add(type("Sink", (), {"update": staticmethod(events.append)})())
     time_s = [0.0]
     trainer.recorder.clock = lambda: time_s[0]
     with pytest.raises(RunPaused):
@@ -654,7 +654,7 @@ class Pauses(Callback):
 def test_a_second_pause_right_after_resume_is_one_more_pause() -> None:
     pauses, states = Pauses(), list[str]()
     trainer = asking(3, lambda trainer: trainer.pause(), lightning={"callbacks": [pauses]})
-    trainer.sinks.append(SimpleNamespace(update=lambda event: states.append(event.data.get("state", ""))))
+    trainer.recorder.add(SimpleNamespace(update=lambda event: states.append(event.data.get("state", ""))))
     handle = start(trainer, 1, make_loader())
     trainer.control.wait_settled()
     with trainer.control.run_state.changed:  # the run's thread can't look in between

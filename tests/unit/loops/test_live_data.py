@@ -237,7 +237,7 @@ def ours(case: Case, n_epoch: int, *, lean: bool, lightning: dict[str, Any] | No
         kind, options = kind.add_on(AccumulationAddon), {"accumulate": case.options["accumulate"], **options}
     trainer = make_trainer(kind, lightning={"callbacks": [tells]} | (lightning or {}), **options)
     trainer.short_way, trainer.notes = lean, []
-    trainer.sinks.append(SimpleNamespace(update=lambda event: trainer.notes.append(event.data["text"]) if event.kind == "note" else None))
+    trainer.recorder.add(SimpleNamespace(update=lambda event: trainer.notes.append(event.data["text"]) if event.kind == "note" else None))
     torch.manual_seed(5)
     random.seed(5)
     trainer.run(n_epoch, case.loader, case.valid)
@@ -510,7 +510,7 @@ def test_the_row_of_an_epoch_has_the_same_rate_where_its_end_is_known_late(lean:
 def test_what_lightning_leaves_out_after_a_loader_that_ends_before_its_length_is_noted() -> None:
     trainer: Any = Trainer.from_lightning(Halves(), device="cpu", log_bar=False)
     notes: list[str] = []
-    trainer.sinks.append(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
+    trainer.recorder.add(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
     trainer.run(3, DataLoader(Stream(9, 3), batch_size=None))
     assert [row["lr"] for row in trainer.history.epochs] == [0.01] * 3
     assert notes == [

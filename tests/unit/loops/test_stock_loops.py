@@ -46,7 +46,7 @@ def test_an_epoch_is_resumed_where_lightning_does_not_call_before_it_reads_a_bat
 
 def notes_of(trainer: Any) -> list[str]:
     found: list[str] = []
-    trainer.sinks.append(SimpleNamespace(update=lambda event: found.append(event.data["text"]) if event.kind == "note" else None))
+    trainer.recorder.add(SimpleNamespace(update=lambda event: found.append(event.data["text"]) if event.kind == "note" else None))
     trainer.run(1, make_loader())
     return found
 

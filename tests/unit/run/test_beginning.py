@@ -204,7 +204,7 @@ def test_error_in_the_first_batch_leaves_the_trainer_as_it_was(seed: int | None,
     before, place = deepcopy(_of(trainer)), loader.generator.get_state()
     error = _fail(trainer, loader, make_valid())
     assert same_content(_of(trainer), before)
-    assert torch.equal(loader.generator.get_state(), place) and trainer.operations == [] and trainer.sinks == [trainer.history]
+    assert torch.equal(loader.generator.get_state(), place) and trainer.operations == [] and trainer.recorder.sinks == [trainer.history]
     assert error.__notes__[0].startswith("Fails.train_step, epoch 1, batch 1: the batch is list of 2")
     assert error.__notes__[1:] == ["The run has not begun, no weight has changed: correct it, then run the cell again."]
 

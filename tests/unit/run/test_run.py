@@ -575,7 +575,7 @@ def test_loader_of_many_workers_works() -> None:
 def test_a_torch_without_tests_is_noted_in_the_first_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nbtrain.run.record.unknown_torch", lambda: "9.9")
     trainer, notes = make_trainer(), list[str]()
-    trainer.sinks.append(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
+    trainer.recorder.add(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
     trainer.run(1, make_loader())
     trainer.run(1, make_loader())
     assert notes == ["nbtrain's fast functions don't do what torch 9.9 does; steps use its public API instead, about 50 µs slower."]
@@ -585,7 +585,7 @@ def test_process_that_trains_alone_among_several_says_so(monkeypatch: pytest.Mon
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     trainer, notes = make_trainer(), list[str]()
-    trainer.sinks.append(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
+    trainer.recorder.add(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
     trainer.run(1, make_loader())
     assert notes == ["This process is rank 1 of 2, and trains alone, on all data. Use MultiGPUAddon to train together."]
 
@@ -605,6 +605,6 @@ def test_two_runs_that_overlap_leave_the_messages_of_lightning_as_they_were() ->
 def test_first_step_is_recorded_at_once() -> None:
     events: list[Event] = []
     trainer = make_trainer()
-    trainer.sinks.append(type("Sink", (), {"update": staticmethod(events.append)})())
+    trainer.recorder.add(type("Sink", (), {"update": staticmethod(events.append)})())
     trainer.run(1, make_loader())
     assert [event.data["n"] for event in events if event.kind == "steps"][0] == 1

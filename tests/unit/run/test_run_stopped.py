@@ -138,7 +138,7 @@ def test_a_second_interrupt_is_shown_while_the_batch_is_running(trainer: Any) ->
     states: list[str] = []
 
     def press() -> None:
-        trainer.sinks.append(type("Sink", (), {"update": lambda self, event: states.append(event.data.get("state", ""))})())
+        trainer.recorder.add(type("Sink", (), {"update": lambda self, event: states.append(event.data.get("state", ""))})())
         press_twice(trainer)
         assert states == ["pausing", "stopping"]
 

@@ -372,7 +372,7 @@ def test_addon_that_is_not_there() -> None:
 def test_model_left_in_eval_mode_is_put_right_and_said() -> None:
     trainer = make_trainer(model=make_model().eval())
     events = []
-    trainer.sinks.append(type("Sink", (), {"update": staticmethod(events.append)})())
+    trainer.recorder.add(type("Sink", (), {"update": staticmethod(events.append)})())
     trainer.run(1, make_loader())
     assert trainer.model.training
     assert [e.data["text"] for e in events if e.kind == "note"] == ["Sequential was in eval mode; it is in train mode now."]

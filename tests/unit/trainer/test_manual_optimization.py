@@ -348,7 +348,7 @@ def test_an_epoch_without_a_step_is_noted(lean: bool) -> None:
             return {"loss": mse_loss(self.model(batch[0]), batch[1])}
 
     trainer, notes = make_whole(Forgets), list[str]()
-    trainer.sinks.append(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
+    trainer.recorder.add(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
     run(trainer, 2, lean)
     text = "train_step has not stepped an optimizer in a whole epoch: with automatic_optimization = False it calls self.backward(loss) and "
     assert [note for note in notes if "stepped" in note] == [text + "self.optimizer.step()."]

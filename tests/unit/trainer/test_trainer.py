@@ -364,7 +364,7 @@ def test_tensors_that_fill_the_memory_are_hinted_at_once(monkeypatch: pytest.Mon
     monkeypatch.setattr("nbtrain.engine.recorder._HINT_BYTES", 100)
     trainer = make_trainer(Keeps)
     events: list[Any] = []
-    trainer.sinks.append(type("Sink", (), {"update": staticmethod(events.append)})())
+    trainer.recorder.add(type("Sink", (), {"update": staticmethod(events.append)})())
     trainer.run(2, make_loader())
     assert [e.data["text"].split(" for ")[0] for e in events if e.kind == "note"] == ["the logs hold over 0.0 GB of tensors"]
 

@@ -153,7 +153,7 @@ def test_a_rate_that_is_set_by_hand_scales_the_schedules_of_the_module(schedule:
 
 def test_a_schedule_of_the_first_run_that_rises_again_in_the_second_is_noted() -> None:
     trainer, notes = make(), list[str]()
-    trainer.sinks.append(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
+    trainer.recorder.add(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
     trainer.run(4, make_loader())  # 20 steps
     assert not [text for text in notes if "T_max" in text]
     trainer.run(1, make_loader())

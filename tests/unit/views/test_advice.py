@@ -32,7 +32,7 @@ class Clock:
 def watched(trainer: Any, clock: Clock | None = None) -> Board:
     """The board of the runs of `trainer`."""
     board = Board()
-    trainer.sinks.append(board)
+    trainer.recorder.add(board)
     if clock is not None:
         trainer.recorder.clock = clock
     return board
