@@ -93,7 +93,6 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
 
     Attributes:
         result: The RunResult of the newest run; None before the first.
-        run_dir: The folder of the newest run; None without `save_path`.
         progress_checker: Counts the current step and epoch from 1, see ProgressChecker.
         branches: The trainers that were branched off with the slider below a run.
         addons: The addon classes of this class, in their order.
@@ -441,7 +440,6 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         self.control = Control()
         self.operations: list[Operation] = []  # that are on, innermost last
         self.recorder = Recorder(self, self.train_state.history)
-        self.run_dir: Path | None = None
         self.made_in = Path.cwd()  # a relative save_path starts here, even if the process changes its directory later
         self.result: RunResult | None = None
         self.last_traceback = None
@@ -505,7 +503,6 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         from nbtrain.history.run_tree import Fork
 
         counts = self.train_state.counts
-        self.run_dir = None
         self.origin.branch(Fork(parent, counts.epoch, counts.step, counts.processed, changes))
 
     @checked
@@ -516,7 +513,8 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         """
         if self.train_state.run:
             self._begin_branch(self.run_dir.name if self.run_dir is not None else self.title, {})
-        self.run_dir, self.save_path, self.made_in, self.on_error = run_dir, run_dir.parent, run_dir.parent, "raise"
+        self.origin.open(run_dir)
+        self.save_path, self.made_in, self.on_error = run_dir.parent, run_dir.parent, "raise"
         shared = {"device": devices, "save_path": str(run_dir.parent)}
         kind: Any = type(self).add_on(*added)
         self.__class__ = kind
@@ -538,15 +536,20 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     @checked
     def _adopt(self, run_dir: Path, result: RunResult | None) -> None:
         """A state of a run elsewhere was restored: this trainer continues in its folder, and has its `result` if it is over."""
-        history, self.run_dir = self.train_state.history, run_dir
-        self.origin.restore(continues=self.origin.continues)  # in its own folder, so that it has no parent
+        self.origin.restore(run_dir, continues=self.origin.continues)
         self.train_state.first_epoch = self.train_state.counts.epoch
         if result is not None:
+            history = self.train_state.history
             self.result = replace(result, history=history, best=history.best, last=history.last)
 
     def optimizer_states(self) -> list[dict[str, Any]]:
         """The state of each optimizer, for a checkpoint that is saved between two runs."""
         return [self.optimizer.state_dict()] if self.optimizer is not None else []
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The folder of the newest run; None without `save_path`."""
+        return self.origin.folder
 
     def open_run_dir(self) -> Path:
         """Return the run folder; create it in `save_path` if there is none yet. All ranks must call it.
@@ -572,7 +575,9 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             from nbtrain.history.run_tree import open_branch_folder
 
             root, fork = self.made_in / self.save_path, self.origin.fork
-            self.run_dir = self.world.agree(partial(open_run_folder, root) if fork is None else partial(open_branch_folder, root, fork))
+            make = partial(open_run_folder, root) if fork is None else partial(open_branch_folder, root, fork)
+            self.origin.open(self.world.agree(make))
+        assert self.run_dir is not None
         return self.run_dir
 
     def _use_newest(self, *loaders: Any, steps: type[Any] | None = None) -> None:

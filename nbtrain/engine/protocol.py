@@ -70,7 +70,6 @@ class TrainerProtocol(Protocol):
     control: Control  # the requests to a run
     save_path: str | Path | None
     recorder: Recorder  # where its events come from
-    run_dir: Path | None  # the run folder, once there is one
     given: dict[str, Any]  # the arguments it was made with; empty in a worker process
     origin: Origin  # where the current or next run comes from
     lightning: dict[str, Any]  # the arguments for Lightning's trainer among them
@@ -85,6 +84,8 @@ class TrainerProtocol(Protocol):
     def mode(self) -> Mode: ...  # "train", or "test": that of the operation at work
     @mode.setter
     def mode(self, mode: Mode) -> None: ...
+    @property
+    def run_dir(self) -> Path | None: ...  # the run folder, once there is one
     @property
     def module(self) -> L.LightningModule | None: ...  # a StepModule, while Lightning is at work
     @property

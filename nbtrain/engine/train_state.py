@@ -41,9 +41,10 @@ class Counts:
 
 # %% ../../nbs/engine/train_state.ipynb #orig0001
 class Origin:
-    """Where a run comes from: the one that is on, and between two runs the next one.
+    """Where a run comes from and where it is recorded: the one that is on, and between two runs the next one.
 
     Attributes:
+        folder: The run folder; None before it is made, and without `save_path`.
         is_restored: Whether a state was restored for it.
         continues: Whether it is the run that was saved in that state, and not a new one.
         parent: What a new run begins from, as text: a checkpoint, or another run and a place in it. None for the trainer as it is.
@@ -52,29 +53,34 @@ class Origin:
     """
 
     def __init__(self) -> None:
+        self.folder: Path | None = None
         self.is_restored = self.continues = False
         self.parent: str | None = None
         self.fork: Fork | None = None
         self.finished_phase = 0
 
-    def restore(self, *, continues: bool, parent: str | None = None, finished_phase: int | None = None) -> None:
-        """A state was restored. `finished_phase`: that of the state, if it is of this trainer itself."""
-        self.is_restored, self.continues, self.parent = True, continues, parent
-        if finished_phase is not None:
-            self.finished_phase = finished_phase
+    def open(self, folder: Path | None) -> None:
+        """The run is recorded in `folder`."""
+        self.folder = folder
+
+    def restore(self, folder: Path | None, *, continues: bool, parent: str | None = None) -> None:
+        """A state was restored, in whose run folder it continues; without a `folder`, it is a new run."""
+        self.folder, self.is_restored, self.continues, self.parent = folder, True, continues, parent
+
+    def go_back(self, *, continues: bool) -> None:
+        """An earlier state was restored, after which folder and parent are as they were."""
+        self.is_restored, self.continues = True, continues
 
     def branch(self, fork: Fork) -> None:
-        """The trainer was branched off."""
-        self.fork, self.parent = fork, f"{fork.parent}, epoch {fork.epoch}, step {fork.step}"
+        """The trainer was branched off: a folder is made with its next run."""
+        self.folder, self.fork, self.parent = None, fork, f"{fork.parent}, epoch {fork.epoch}, step {fork.step}"
 
-    def find_finished(self, phase: int | None) -> None:
-        """What was restored is the end of a run, and with it of the training `phase`, if any."""
+    def find_end(self) -> None:
+        """What was restored is the end of a run."""
         self.is_restored = self.continues = False
-        if phase is not None:
-            self.finished_phase = phase
 
     def finish(self, phase: int) -> None:
-        """A training is finished."""
+        """The training `phase` is finished, or was found finished."""
         self.finished_phase = phase
 
     def end(self) -> None:

@@ -87,7 +87,8 @@ class Beginning:
 
     def _keep(self, loader: Any) -> None:
         trainer, state, before = self.trainer, self.trainer.train_state, self.before
-        before.callback(vars(trainer).update, {name: vars(trainer)[name] for name in ("run_dir", "result", "ran")})
+        before.callback(vars(trainer).update, {"result": trainer.result, "ran": trainer.ran})
+        before.callback(trainer.origin.open, trainer.run_dir)
         before.callback(state.load_state_dict, deepcopy(state.state_dict()))
         snapshot = StepSnapshot(trainer)
         snapshot.take()

@@ -197,7 +197,7 @@ class Run:
             self.operation.end()
             folder = self.trainer.run_dir  # without a record: the next run takes it
             self.beginning.take_back()
-            self.trainer.run_dir = folder
+            self.trainer.origin.open(folder)
             self.beginning.end()
             self.sinks.close()
             self.trainer.control.end()

@@ -74,7 +74,8 @@ class RunSinks:
         except ConfigError:
             if self._opened:
                 trainer.recorder.remove(*(sink for sink in self._opened if isinstance(sink, EventGroup)))
-                trainer.run_dir = self._lock = None
+                trainer.origin.open(None)
+                self._lock = None
             raise
         if problem and is_new:
             trainer.recorder.note(f"{trainer.run_dir.name} can't be locked, so a second run could write to it: {problem}.")

@@ -253,9 +253,8 @@ def restore(
     at = Moment(trainer, state=state, name=checkpoint, without=[*without, *(["trained"] if "model" in differing else [])])
     _put_back(at)
     states.note_unsaved(trainer, f"{at.missing[0]} is made after the run has begun" if at.missing else "")
-    trainer.run_dir = run_dir
     parent = None if run_dir is not None else url_of(checkpoint) or str(path.resolve())
-    trainer.origin.restore(continues=continues, parent=parent)
+    trainer.origin.restore(run_dir, continues=continues, parent=parent)
     history = trainer.train_state.history
     if lacks := own["history"].get("lacks"):
         trainer.recorder.note(lacks)
@@ -303,7 +302,8 @@ def restore_kept(trainer: StatefulTrainer, kept: KeptState) -> str:
         trainer.optimizer.zero_grad()
     is_over = kept.batch is None and kept.epoch >= kept.goal and not kept.is_start
     here.run += is_over
-    trainer.origin.restore(continues=not is_over, finished_phase=here.phase - (not is_over))
+    trainer.origin.restore(trainer.run_dir, continues=not is_over)
+    trainer.origin.finish(here.phase - (not is_over))
     return "; ".join(at.missing)
 
 

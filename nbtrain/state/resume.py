@@ -54,9 +54,11 @@ def continue_from(trainer: TrainerBase, path: str | Path, n_epoch: int, number: 
     state = trainer.train_state
     left = _left(trainer, n_epoch, number, trainer.states.restored or {})
     if left:
-        trainer.origin.restore(continues=number == state.phase, parent=trainer.origin.parent)
+        trainer.origin.go_back(continues=number == state.phase)
     else:
-        trainer.origin.find_finished(None if is_part else number)
+        trainer.origin.find_end()
+        if not is_part:
+            trainer.origin.finish(number)
     state.run += not trainer.origin.continues  # a new run gets the next number
     if left and trainer.origin.parent is None:
         trainer.recorder.note(f"resumed from {Path(path).name}")
@@ -103,7 +105,7 @@ def go_back(trainer: TrainerBase, before: Counts, loader: Any, valid_loader: Any
     if path is None:
         vars(state.counts).update(vars(before))
         state.run -= 1
-        trainer.origin.restore(continues=trainer.origin.continues, parent=trainer.origin.parent)
+        trainer.origin.go_back(continues=trainer.origin.continues)
     else:
         trainer._required_service(StateService).restore(trainer, path)
         continue_from(trainer, path, goal - state.first_epoch, state.phase)

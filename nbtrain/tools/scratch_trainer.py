@@ -103,7 +103,8 @@ def scratch_trainer(trainer: TrainerBase) -> Iterator[TrainerBase]:
         made = copy_trainer(trainer)
         made._use_scratch_addons()
         made.operations = trainer.operations  # it is in these
-        made.run_dir, made.save_path, made.log_bar, made.seed, made.on_error = None, None, False, None, "raise"
+        made.origin.open(None)
+        made.save_path, made.log_bar, made.seed, made.on_error = None, False, None, "raise"
         made.lightning.pop("logger", None)
         made.lightning["callbacks"] = [_Observer(c) if isinstance(c, _OBSERVERS) else c for c in as_list(made.lightning.get("callbacks"))]
         yield made

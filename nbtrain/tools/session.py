@@ -202,7 +202,7 @@ class SavedSession:
         """Restore the trainer to a state between two runs."""
         trainer = self.trainer
         trainer._required_service(StateService).restore(trainer, path)
-        trainer.origin.restore(continues=False, parent=trainer.origin.parent)  # the next run is a new one
+        trainer.origin.go_back(continues=False)  # the next run is a new one
         trainer.train_state.run += 1
         restore_end(trainer)
         self._drop_loader()
@@ -414,7 +414,7 @@ class Session(Listed):
         place.update(number=number, n_runs=index + 1, kept=None, same_loader=same)
         self._loader, state.run = loader, number - 1
         if trainer.states.restored is not None:
-            trainer.origin.restore(continues=trainer.origin.continues, parent=trainer.origin.parent)
+            trainer.origin.go_back(continues=trainer.origin.continues)
         return Run(trainer, left, loader, valid_loader).start()
 
     def _rest(self) -> None:

@@ -100,7 +100,7 @@ def test_a_link_is_neither_sent_to_a_service_nor_taken_for_its_id(whole: Path, t
     (folder / "source" / "other.py").symlink_to(tmp_path / "mine.py")
     (folder / "tracker-id").symlink_to(tmp_path / "mine.py")
     trainer = build(tmp_path / "runs")
-    trainer.run_dir = folder
+    trainer.origin.open(folder)
     assert "source/steps.py" in source_files(trainer) and "source/other.py" not in source_files(trainer)
     with pytest.raises(ConfigError, match="tracker-id is not read"):
         kept_id(folder, "tracker-id", "new")

@@ -116,7 +116,7 @@ def test_best_starts_again_where_the_steps_compute_anything_else(tmp_path: Path)
 
     again = make_trainer(written(TIMES_TEN), save_path=tmp_path)
     again.train_state.history.load_state_dict(history.state_dict())
-    again.run_dir = trainer.run_dir
+    again.origin.open(trainer.run_dir)
     again.apply_weights(before=1)  # in another process
     assert same_weights(again.model, kept)
     with pytest.raises(CheckpointError, match="before=2: no best weights"):

@@ -141,7 +141,7 @@ def test_a_lock_whose_file_is_damaged_is_refused_all_the_same(content: str, tmp_
     lock.acquire()
     (tmp_path / ".writer").write_text(content)
     trainer = make_trainer(save_path=tmp_path)
-    trainer.run_dir = tmp_path
+    trainer.origin.open(tmp_path)
     with pytest.raises(ConfigError, match=r"is being written to by another run: of"):
         trainer.run(1, make_loader())
     lock.release()
