@@ -1,22 +1,25 @@
-# Two commands matter: `make demo` and `make test`. Both set up .venv first; a second call does not install again.
+# `make help` lists what people call; `make demo` and `make test` set up .venv first, and a second call does not install again
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: demo test test-fast coverage faults compare gpu simulated-gpu soak versions ecosystem cluster bench bench-peers examples lab docs pictures \
-	readme names notebooks format check dist clean
+.PHONY: help demo test test-fast coverage faults compare gpu simulated-gpu soak versions ecosystem cluster bench bench-peers examples lab docs pictures \
+	names notebooks format check dist clean
 
-demo: .venv/installed
+help: ## this list; more targets, for single questions, are in the Makefile with a comment each
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: .venv/installed ## train a first model, in a minute
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
 
-test: .venv/installed-dev
+test: .venv/installed-dev ## all tests, as in CI: 12 minutes on two cores
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
 # What a change most often breaks, in two minutes: without kernels and browsers, the exact comparisons of states and loops, and loggers
 SLOW := state/test_state_manager loops/test_random_jobs addons/test_loggers addons/test_addons_together
-test-fast: .venv/installed-dev
+test-fast: .venv/installed-dev ## the tests that most often find a problem, in two minutes
 	$(BIN)/python -m pytest tests/unit tests/test_layers.py $(SLOW:%=--ignore=tests/unit/%.py) $(TEST_ARGS)
 
 # Lines and branches that `make test` reaches, those in processes that it starts among them
@@ -89,7 +92,7 @@ cluster: .venv-cluster/installed
 	touch $@
 
 # The claims of speed, with the peers that are installed; docs/benchmarks.md is written
-bench: .venv/installed-dev
+bench: .venv/installed-dev ## measure the claims of speed, and write docs/benchmarks.md: half an hour
 	$(BIN)/python tests/benchmarks/saving.py
 	$(BIN)/python tests/benchmarks
 
@@ -103,8 +106,7 @@ examples: .venv/installed-dev
 	$(PIP) mnist1d==0.0.2.post1 optuna optuna-integration peft onnx onnxscript
 	$(BIN)/python docs/execute.py --compare
 
-# The demo as a notebook
-lab: .venv/installed-dev
+lab: .venv/installed-dev ## the demo as a notebook
 	$(BIN)/jupyter lab nbs/tutorials/first_run.ipynb
 
 # torch comes first: a bare `torch` in a dependency would choose another build
@@ -133,7 +135,7 @@ lab: .venv/installed-dev
 	$(BIN)/pip install --quiet --target $@ 'moto[server]' s3fs
 
 # The site in _site/html, from notebooks with the outputs they keep, pages and docstrings; a warning is an error
-docs: .venv/installed-dev
+docs: .venv/installed-dev ## build the site in _site/html
 	$(BIN)/python docs/build.py
 
 # The view in sixteen situations, light and dark, narrow and wide, in _pictures/, and those of the README; ONLY=motion records a run,
@@ -142,39 +144,17 @@ ONLY ?=
 pictures: .venv/installed-dev
 	PYTHONPATH=tests $(BIN)/python tests/browser/pictures.py $(ONLY)
 
-# README.md is nbs/index.ipynb as Markdown, README.ko.md nbs/index.ko.ipynb, README.pypi.md what an index shows; also what follows from the
-# repository's address in pyproject.toml
-readme: .venv/installed-dev
-	$(BIN)/python docs/make_readme.py
+# The reference, tables in docs/, README and the types of the addons' options; it prints what it has written
+names: .venv/installed-dev ## write what is made from the code: reference, tables, README, types of options
+	$(BIN)/python docs/generate.py
 
-# docs/names.md: every public name with its one line; docs/architecture.md: the modules with what they rest on; docs/hooks.md: the table of hooks;
-# docs/private_parts.md: the private names of other packages, with their tests; docs/reference/: what is public, by topic; docs/recipes.md;
-# nbs/base/addon_options.ipynb: the types of the addons' options
-names: .venv/installed-dev
-	$(BIN)/python docs/make_names.py
-	$(BIN)/python docs/make_architecture.py
-	$(BIN)/python docs/make_hooks.py
-	$(BIN)/python docs/make_coming_from.py
-	$(BIN)/python docs/make_imports.py
-	$(BIN)/python docs/make_private_parts.py
-	$(BIN)/python docs/make_reference.py
-	$(BIN)/python docs/make_recipes.py
-	$(BIN)/python docs/make_addon_types.py
-	$(BIN)/nbdev-export
-	$(BIN)/ruff format --quiet nbtrain
-
-# Execute every notebook and keep its outputs
-notebooks: .venv/installed-dev
+notebooks: .venv/installed-dev ## execute every notebook and keep its outputs
 	$(BIN)/python docs/execute.py
 
-# Bring notebooks and package into their one form
-format: .venv/installed-dev
-	$(BIN)/ruff format --quiet nbs tests docs
-	$(BIN)/nbdev-clean
-	$(BIN)/nbdev-export
-	$(BIN)/ruff format --quiet nbtrain
+format: .venv/installed-dev ## bring what has changed into its one form, and export it
+	$(BIN)/python docs/form.py
 
-check: .venv/installed-dev
+check: .venv/installed-dev ## ruff and pyright
 	$(BIN)/ruff check nbs nbtrain tests docs
 	$(BIN)/pyright
 

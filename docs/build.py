@@ -1,4 +1,4 @@
-"""Gather the pages and build the site: `python docs/build.py [FOLDER]`. Chapters, tutorials, how-to pages, pages and modules are found.
+"""Gather the pages and build the site: `python docs/build.py [FOLDER]`. Chapters, tutorials, how-to pages and pages are found.
 
 The pages keep the repository's layout, so that a link between them works on GitHub and on the site. Each page gets a description for
 search engines and for the site's own search, of which `search_pages.py` and `style/search.js` are the two parts.
@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 
 import repository  # noqa: E402
 
-NOTEBOOKS, DOCS, PACKAGE = ROOT / "nbs", ROOT / "docs", ROOT / "nbtrain"
+NOTEBOOKS, DOCS = ROOT / "nbs", ROOT / "docs"
 DOORS = {  # what the sidebar lists, in this order; pages of docs/ that no door names are in the last one
     "Get started": tuple(f"docs/{name}.md" for name in ("get_started", "life_of_a_step", "coming_from", "elsewhere", "platforms", "faq")),
     "Tutorials": ("nbs/tutorials/index.ipynb", "nbs/examples/index.ipynb"),
@@ -41,8 +40,6 @@ DOORS = {  # what the sidebar lists, in this order; pages of docs/ that no door 
         "docs/hooks.md",
         "docs/reference/configuration.md",
         "docs/errors.md",
-        "docs/names.md",
-        "api/index.md",
     ),
     "Inside": ("nbs/contents.ipynb", "docs/architecture.md", "docs/performance.md", "docs/benchmarks.md"),
 }
@@ -68,10 +65,6 @@ def gather(source: Path) -> None:
     shutil.copytree(DOCS / "images", source / "docs" / "images")
     for path in DOCS.rglob("*.md"):
         _write(source / path.relative_to(ROOT), path.read_text(encoding="utf-8"))
-    modules = sorted(module_name(p) for p in PACKAGE.rglob("*.py") if p.name not in ("__init__.py", "_modidx.py"))
-    for module in modules:
-        _write(source / "api" / f"{module}.md", _module_page(module))
-    _write(source / "api" / "index.md", _modules_page(modules))
     front = (source / "nbs" / "index.ipynb").read_text(encoding="utf-8").replace("../_static/", "_static/")
     _write(source / "index.ipynb", front)
     (source / "nbs" / "index.ipynb").unlink()
@@ -154,26 +147,6 @@ def only_imports(source: str) -> bool:
         for inner in (node.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" else [node])
     ]
     return all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body)
-
-
-def module_name(path: Path) -> str:
-    """`addons.state` for nbtrain/addons/state.py."""
-    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-
-
-def _module_page(module: str) -> str:
-    full = f"nbtrain.{module}"
-    return f"# {module}\n\n```{{eval-rst}}\n.. automodule:: {full}\n   :members:\n```\n"
-
-
-def _modules_page(modules: Iterable[str]) -> str:
-    """All modules, by package."""
-    parts = [
-        "# All modules\n\nEvery module of the package. What you import from `nbtrain` is listed by topic in the pages before this one.\n"
-    ]
-    for package, names in groupby(sorted(modules, key=lambda name: ("." in name, name)), lambda name: name.rpartition(".")[0]):
-        parts.append(f"## {package or 'nbtrain'}\n\n" + toctree("", names))
-    return "\n".join(parts)
 
 
 def toctree(caption: str, names: Iterable[str], depth: int = 1) -> str:
@@ -295,11 +268,7 @@ def _describe(page: Path) -> None:
     """Add the description to the metadata of a page. (A directive in the first cell would be parsed below 10,000 empty lines.)"""
     if page.suffix == ".md":
         text = page.read_text(encoding="utf-8")
-        if page.parent.name == "api" and page.stem != "index":
-            module = ast.parse((PACKAGE / f"{page.stem.replace('.', '/')}.py").read_text(encoding="utf-8"))
-            found = _metadata(page.stem, ast.get_docstring(module) or "")
-        else:
-            found = _metadata(_title(text), text)
+        found = _metadata(_title(text), text)
         page.write_text(f"---\n{yaml.safe_dump(found, allow_unicode=True, width=1000)}---\n\n{text}", encoding="utf-8")
         return
     notebook = _notebook(page)

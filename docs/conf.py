@@ -12,14 +12,13 @@ from typing import Any
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
-from sphinx.domains.python import ObjectEntry, PythonDomain
-from sphinx.environment import BuildEnvironment
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 gc.set_threshold(100_000, 20, 50)  # nearly all objects are kept to the end: to look at them again and again took a fifth of a build
 
+import make_reference  # noqa: E402
 import repository  # noqa: E402
 import search_pages  # noqa: E402
 
@@ -28,7 +27,7 @@ import nbtrain  # noqa: E402
 project = html_title = "nbtrain"
 author = "the authors of nbtrain"
 version = release = nbtrain.__version__
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.linkcode", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx_copybutton"]
 
 nb_execution_mode = "off"
 nb_merge_streams = True
@@ -38,14 +37,6 @@ nb_code_prompt_show = "{type}"
 nb_code_prompt_hide = "{type}"
 myst_enable_extensions = ["colon_fence", "deflist"]  # no mathematics: MathJax would come from a CDN
 myst_heading_anchors = 3
-autodoc_member_order = "bysource"
-python_maximum_signature_line_length = 88
-autodoc_typehints_format = "short"
-autodoc_inherit_docstrings = False  # those of Lightning and torch belong to their own pages
-napoleon_google_docstring = True
-napoleon_custom_sections = ["Changes"]
-napoleon_use_ivar = True  # attributes as a list: many are properties, too, which have an entry
-suppress_warnings = ["ref.python"]  # one name in two modules, as an annotation
 
 html_theme = "furo"
 html_static_path = ["style", "images"]  # the front page shows pictures by their address
@@ -61,94 +52,41 @@ copybutton_selector = "div.highlight:not(.cell_output *, .highlight-text *) pre"
 copybutton_exclude = ".linenos, .gp, .go"
 
 _EXPORTS = re.compile(r"#\| default_exp ([\w.]+)")
-_SPAN = re.compile(r"(`+)(.+?)\1")
 _CALL = re.compile(r"^(?:trainer\.)?(\w+)\(.*\)$", re.S)
 
 
-@cache
-def _chapters() -> dict[str, str]:
-    """The page of the notebook that exports each module, seen from the pages in api/."""
-    found = {}
-    for path in (ROOT / "nbs").rglob("*.ipynb"):
-        if exported := _EXPORTS.search(path.read_text(encoding="utf-8")):
-            found[f"nbtrain.{exported[1]}"] = f"../{path.relative_to(ROOT).with_suffix('').as_posix()}.html"
-    return found
-
-
-def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
-    """[source] leads to the chapter that a thing is written in."""
-    return _chapters().get(info["module"])
-
-
-def docstring_as_rst(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
-    """Our docstrings have Markdown's `code`, and stars and bars that mean nothing."""
-    end = next((i for i, line in enumerate(lines) if line == "Example:"), len(lines))  # code from there on
-    parts = _SPAN.split("\n".join(lines[:end]))  # text, ticks, code, text, ticks, code, …, text
-    made = [_prose(part) if i % 3 == 0 else f"\\ ``{part}``\\ " for i, part in enumerate(parts) if i % 3 != 1]
-    lines[:end] = "".join(made).split("\n")
-
-
-def _prose(text: str) -> str:
-    return re.sub(r"([*|])|(?<=\w)(_)(?!\w)", r"\\\1\2", text)
-
-
 class LinkNames(SphinxPostTransform):
-    """`Trainer`, `trainer.run(5)` or `nbtrain.events` written as code, on any page, lead to that name's entry."""
+    """`Trainer`, `trainer.run(5)` or `nbtrain.events` written as code, on any page, lead to that name's entry, or to its chapter."""
 
     default_priority = 8  # before the references are resolved
 
     def run(self, **kwargs: Any) -> None:
-        names = _names(self.env)
         for node in list(self.document.findall(nodes.literal)):
             text = node.astext()
             call = _CALL.match(text)
-            target = names.get(text) or (names.get(f"Trainer.{call[1]}") or names.get(call[1]) if call else None)
-            if target is not None and not _is_linked(node):
-                _link(node, target, self.env.docname)
+            found = _places().get(text) or (_places().get(f"Trainer.{call[1]}") or _places().get(call[1]) if call else None)
+            if found is not None and not _is_linked(node):
+                page, part = found
+                here = self.env.docname
+                address = self.app.builder.get_relative_uri(here, page) if page != here else ""
+                reference = nodes.reference("", "", refuri=f"{address}#{part}" if part else address or "#", internal=True)
+                node.replace_self(reference)
+                reference += node
 
 
-def _names(env: Any) -> dict[str, str]:
-    """What names are called in full, found once for all pages."""
-    if not hasattr(env, "nbtrain_names"):
-        env.nbtrain_names = _find_names(env)
-    return env.nbtrain_names
-
-
-def _find_names(env: Any) -> dict[str, str]:
-    """What names are called in full: the public ones, `Class.method` of all classes, modules, and other classes and functions if unique."""
-    found = {name: f"nbtrain.{module}.{name}" for name, module in nbtrain.PUBLIC.items()}
-    for base in nbtrain.Trainer.__mro__:  # its methods stand in the small classes that it is made of
-        if base.__module__.startswith("nbtrain."):
-            for name in vars(base):
-                found.setdefault(f"Trainer.{name}", f"{base.__module__}.{base.__qualname__}.{name}")
-    doubled = set()
-    for full, entry in env.get_domain("py").objects.items():
-        if entry.objtype == "module":
-            found[full] = full
-            continue
-        parts = full.removeprefix("nbtrain.").split(".")
-        at = next((i for i, part in enumerate(parts) if part[:1].isupper()), len(parts) - 1)
-        short = ".".join(parts[at:])
-        if found.setdefault(short, full) != full:
-            doubled.add(short)
-    return {name: full for name, full in found.items() if name in nbtrain.PUBLIC or name not in doubled}
-
-
-class QuickPythonDomain(PythonDomain):
-    """Sphinx's, which looks for each `int` and `str` of a signature through the names of all objects."""
-
-    _last_parts: tuple[int, set[str]] = (0, set())
-
-    def find_obj(
-        self, env: BuildEnvironment, modname: str, classname: str, name: str, type: str | None, searchmode: int = 0
-    ) -> list[tuple[str, ObjectEntry]]:
-        n, known = self._last_parts
-        if n != len(self.objects):
-            known = {full.rpartition(".")[2] for full in self.objects}
-            self._last_parts = len(self.objects), known
-        if name.removesuffix("()").rpartition(".")[2] not in known:
-            return []
-        return super().find_obj(env, modname, classname, name, type, searchmode)
+@cache
+def _places() -> dict[str, tuple[str, str]]:
+    """What is written as code: the page that explains it, and the part of that page."""
+    found = {}
+    for name, entry in make_reference.entries().items():
+        found[name] = f"docs/reference/{make_reference.page_of(name).removesuffix('.md')}", ""
+        for member in entry.members:
+            page = make_reference.page_of(f"{name}.{member.name}" if name == "Trainer" else name)
+            found[f"{name}.{member.name}"] = f"docs/reference/{page.removesuffix('.md')}", nodes.make_id(f"{name}.{member.name}")
+    for path in (ROOT / "nbs").rglob("*.ipynb"):
+        if exported := _EXPORTS.search(path.read_text(encoding="utf-8")):
+            found[f"nbtrain.{exported[1]}"] = path.relative_to(ROOT).with_suffix("").as_posix(), ""
+    return found
 
 
 def _is_linked(node: nodes.Node) -> bool:
@@ -158,20 +96,10 @@ def _is_linked(node: nodes.Node) -> bool:
     return parent is not None
 
 
-def _link(node: nodes.literal, target: str, docname: str) -> None:
-    reference = pending_xref("", refdomain="py", reftype="obj", reftarget=target, refdoc=docname, refexplicit=True, refwarn=False)
-    node.replace_self(reference)
-    reference += node
-
-
 def fold_sidebar(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Open the sidebar where the page is: all of it on every page would take most of the time of a build, and of each page's bytes.
-
-    A page of a module does not list its two hundred siblings.
-    """
-    whole, depth = context.get("toctree"), {"maxdepth": 1} if page.startswith("api/") and page != "api/index" else {}
-    if whole is not None:
-        context["toctree"] = lambda **options: whole(**options | {"collapse": True} | depth)
+    """Open the sidebar where the page is: all of it on every page would take most of the time of a build, and of each page's bytes."""
+    if (whole := context.get("toctree")) is not None:
+        context["toctree"] = lambda **options: whole(**options | {"collapse": True})
 
 
 def leave_out_index(app: Sphinx) -> None:
@@ -206,6 +134,4 @@ def setup(app: Sphinx) -> None:
     app.connect("doctree-resolved", collect_page)
     app.connect("build-finished", write_pages)
     app.connect("html-page-context", fold_sidebar, priority=400)  # before the theme's
-    app.connect("autodoc-process-docstring", docstring_as_rst, priority=400)  # before napoleon's
     app.add_post_transform(LinkNames)
-    app.add_domain(QuickPythonDomain, override=True)

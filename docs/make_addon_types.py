@@ -1,4 +1,4 @@
-"""Write the types of nbs/base/addon_options.ipynb from the classes of the addons, and of nbs/trainer/commands.ipynb: `make names`."""
+"""Write the types of nbs/base/addon_options.ipynb from the classes of the addons, and of nbs/trainer/commands.ipynb."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def _put(cells: list[dict[str, Any]], prefix: str, new: list[str]) -> None:
     cells[at:at] = map(_as_cell, ids, new)
 
 
-def chapters() -> dict[Path, str]:
+def pages() -> dict[Path, str]:
     """The notebooks as they should be."""
     names, declarations = trainer_cells()
     parts = {
@@ -217,8 +217,3 @@ def _chapter(path: Path, parts: dict[str, list[str]]) -> str:
     text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
     command_line = [Path(sys.executable).parent / "ruff", "format", "--quiet", "--stdin-filename", path, "-"]
     return subprocess.run(command_line, input=text, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-
-
-if __name__ == "__main__":
-    for path, text in chapters().items():
-        path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Draw the packages of docs/architecture.md from tests/test_layers.py and the modules that are there; print the loop: `make names`."""
+"""Draw the packages of docs/architecture.md from tests/test_layers.py and the modules that are there; print the loop."""
 
 from __future__ import annotations
 
@@ -47,11 +47,7 @@ def loop() -> str:
     return "\n\n\n".join(ast.get_source_segment(source, functions[name]) or "" for name in ("train_epoch", "train_batch")) + "\n"
 
 
-def page() -> str:
+def pages() -> dict[Path, str]:
     """The page as it should be."""
     drawn = _BLOCK.sub(lambda found: diagram(order()), PAGE.read_text(encoding="utf-8"))
-    return _LOOP.sub(lambda found: loop(), drawn)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    return {PAGE: _LOOP.sub(lambda found: loop(), drawn)}

@@ -1,4 +1,4 @@
-"""Write the table of docs/hooks.md from `nbtrain.engine.hooks.HOOKS` and the names in `nbtrain.compat.hook_names`: `make names`."""
+"""Write the table of docs/hooks.md from `nbtrain.engine.hooks.HOOKS` and the names in `nbtrain.compat.hook_names`."""
 
 from __future__ import annotations
 
@@ -35,10 +35,6 @@ def table() -> str:
     return "\n".join([_HEAD, "|" + "---|" * (_HEAD.count("|") - 1), *map(_row, HOOKS)]) + "\n"
 
 
-def page() -> str:
+def pages() -> dict[Path, str]:
     """The page as it should be."""
-    return _TABLE.sub(lambda found: table(), PAGE.read_text(encoding="utf-8"))
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    return {PAGE: _TABLE.sub(lambda found: table(), PAGE.read_text(encoding="utf-8"))}

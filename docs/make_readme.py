@@ -46,17 +46,17 @@ def with_install_cell(notebook: NotebookNode, address: str | None) -> NotebookNo
     return notebook
 
 
-def main() -> None:
+def pages() -> dict[Path, str]:
+    """README in both languages and for an index, and the tutorials that lack the cell which installs nbtrain, or have one too many."""
     address = repository.address()
-    for name, notebook in (("README.md", "index.ipynb"), ("README.ko.md", "index.ko.ipynb")):
-        (ROOT / name).write_text(readme(ROOT / "nbs" / notebook), encoding="utf-8")
-    (ROOT / "README.pypi.md").write_text(repository.for_an_index(readme(), address, version()), encoding="utf-8")
+    made = {
+        ROOT / name: readme(ROOT / "nbs" / notebook)
+        for name, notebook in (("README.md", "index.ipynb"), ("README.ko.md", "index.ko.ipynb"))
+    }
+    made[ROOT / "README.pypi.md"] = repository.for_an_index(readme(), address, version())
     for path in sorted((ROOT / "nbs" / "tutorials").glob("*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
         before = nbformat.writes(notebook)
-        if path.stem != "index" and nbformat.writes(with_install_cell(notebook, address)) != before:
-            nbformat.write(notebook, path)
-
-
-if __name__ == "__main__":
-    main()
+        if path.stem != "index" and (now := nbformat.writes(with_install_cell(notebook, address))) != before:
+            made[path] = f"{now}\n"
+    return made

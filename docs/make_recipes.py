@@ -1,4 +1,4 @@
-"""Write docs/recipes.md from the recipes in tests/recipes: `make names`."""
+"""Write docs/recipes.md from the recipes in tests/recipes."""
 
 from __future__ import annotations
 
@@ -104,10 +104,6 @@ def rows() -> Iterator[str]:
         yield from (_row(source, test, _definitions(tree.body)) for test in tests)
 
 
-def page() -> str:
+def pages() -> dict[Path, str]:
     """The page as it should be."""
-    return "\n".join([_HEAD.rstrip("\n"), *rows()]) + "\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    return {PAGE: "\n".join([_HEAD.rstrip("\n"), *rows()]) + "\n"}

@@ -646,7 +646,7 @@ def _task_page(task: str) -> str:
 def _foot(name: str) -> str:
     topic = topic_of(name)
     index = f"[{TOPICS[topic][0]}]({topic}.md)" if topic else "[Errors](../errors.md)"
-    return f"Examples begin with [these lines](index.md#before-each-example). More: {index}, [all names](../names.md)."
+    return f"Examples begin with [these lines](index.md#before-each-example). More: {index}, [all names](index.md)."
 
 
 def _names(topic: str | None) -> list[str]:
@@ -714,12 +714,3 @@ def pages() -> dict[Path, str]:
             made[FOLDER / f"{topic}.md"] = "\n\n".join(parts) + "\n"
     made |= {FOLDER / f"trainer_{task}.md": _task_page(task) for task in TASKS}
     return made | {FOLDER / page_of(name): page(name) for name in nbtrain.PUBLIC}
-
-
-if __name__ == "__main__":
-    FOLDER.mkdir(exist_ok=True)
-    made = pages()
-    for path in set(FOLDER.glob("*.md")) - set(made):
-        path.unlink()
-    for path, text in made.items():
-        path.write_text(text, encoding="utf-8")

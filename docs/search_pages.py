@@ -15,10 +15,9 @@ from typing import Any, Literal
 import snowballstemmer
 import yaml
 from docutils import nodes
-from sphinx import addnodes
 
 WORDS = Path(__file__).parent / "search_words.yaml"
-Kind = Literal["How-to", "Reference", "Tutorial", "Chapter", "Page", "Module"]
+Kind = Literal["How-to", "Reference", "Tutorial", "Chapter", "Page"]
 KINDS: dict[str, tuple[Kind, int]] = {  # of pages whose name begins so, the longest one counts; how many characters of text are kept
     "nbs/howto/": ("How-to", 4000),
     "nbs/tutorials/": ("Tutorial", 5000),
@@ -28,10 +27,9 @@ KINDS: dict[str, tuple[Kind, int]] = {  # of pages whose name begins so, the lon
     "docs/errors": ("Reference", 2500),
     "nbs/": ("Chapter", 2000),
     "nbs/index.ko": ("Page", 2000),
-    "api/": ("Module", 1000),
     "": ("Page", 3000),
 }
-LISTS = ("index", "contents", "docs/names", "docs/private_parts", "docs/release")  # pages that name all others, and those for a few readers
+LISTS = ("index", "contents", "docs/release")  # pages that name all others, and those for a few readers
 _SPLIT = re.compile(r"[^\W_]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})")
 _PLURAL = re.compile(r"^([cgtx]pu)s$")
@@ -80,9 +78,6 @@ class _Part:
         for child in node.children:
             if isinstance(child, nodes.literal_block):
                 self.code.append(child.astext())
-            elif isinstance(child, addnodes.desc_signature):
-                name = "".join(part.astext() for part in child.findall(addnodes.desc_name))
-                self.headings.append((name, (child["ids"] or [""])[0]))
             elif isinstance(child, nodes.section):
                 self.headings.append((child[0].astext(), child["ids"][0]))
                 self.add(child)

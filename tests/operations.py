@@ -1,6 +1,6 @@
-"""Every operation of a trainer, ended in every way: what has changed afterwards. `docs/operations.md` has the table.
+"""Every operation of a trainer, ended in every way: what has changed afterwards. `tests/operations.md` has the table.
 
-python tests/operations.py     # docs/operations.md is written
+python tests/operations.py     # tests/operations.md is written
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.nn.functional import mse_loss
 
 from nbtrain import RunPaused, RunStopped, StateManagerAddon, Trainer
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
+PAGE = Path(__file__).resolve().with_suffix(".md")
 ENDS = ("done", "■", "■■", "error")
 
 
@@ -293,7 +293,7 @@ nothing to put back.
 
 A `run`, and a `resume` after ■, end in five ways in mid-epoch. The table, made by the same command, says what becomes of it, and whether
 weights, optimizer, objects and counts at its end equal those of a run that was never interrupted. The trainer has a `StateManagerAddon`,
-which saves; without one, a run that was stopped or whose kernel was restarted can't [resume](resume.md).
+which saves; without one, a run that was stopped or whose kernel was restarted can't [resume](../docs/resume.md).
 
 | operation | done | ■ | ■ ■ | error | kernel restart |
 | --- | --- | --- | --- | --- | --- |

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import runpy
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -93,7 +96,6 @@ def test_recipe_saves_to_the_output_on_kaggle(monkeypatch: pytest.MonkeyPatch) -
 def test_architecture_shows_the_packages_and_names_modules_that_exist() -> None:
     drawn = script("make_architecture")
     page = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    assert page == drawn.page(), "run `make names`"
     packages, words = "|".join(drawn.order()), page.replace(drawn.loop(), "")
     named = set(re.findall(r"`nbtrain\.([\w.]+)`", words)) | set(re.findall(rf"\b((?:{packages})\.[a-z_]+)\b", words))
     assert len(named) > 20 and not named - drawn.names() - {"events.jsonl", "run.yaml", "trainer.to_config"}
@@ -124,18 +126,32 @@ def test_no_page_and_no_docstring_has_a_word_of_the_glossary() -> None:
     assert not [(str(path.relative_to(ROOT)), *found) for path in glossary.pages() for found in glossary.in_file(path)]
 
 
-def test_the_page_of_recipes_is_that_of_their_tests() -> None:
-    assert (DOCS / "recipes.md").read_text(encoding="utf-8") == script("make_recipes").page(), "run `make names`"
+def test_what_is_made_from_the_code_is_as_the_code_is() -> None:
+    assert not script("generate").differing(), "run `make names`"
 
 
-def test_table_of_hooks_is_that_of_the_code() -> None:
-    assert (DOCS / "hooks.md").read_text(encoding="utf-8") == script("make_hooks").page(), "run `make names`"
+def test_format_changes_no_file_of_a_commit(tmp_path: Path) -> None:
+    for name in ("nbs", "nbtrain", "tests", "docs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.ckpt", "*.pt", "*.webp", "*.png"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    programs = Path(sys.executable).parent
+    subprocess.run([programs / "ruff", "format", "--quiet", "nbs", "nbtrain", "tests", "docs"], cwd=tmp_path, check=True)
+    subprocess.run([programs / "nbdev-clean"], cwd=tmp_path, check=True)
+    files = [path for path in tmp_path.rglob("*") if path.suffix in (".py", ".ipynb", ".md")]
+    assert len(files) > 900 and not [path for path in files if path.read_bytes() != (ROOT / path.relative_to(tmp_path)).read_bytes()]
 
 
-@pytest.mark.parametrize("path", script("make_coming_from").PAGES, ids=lambda path: path.stem)
-def test_names_of_other_libraries_are_those_of_the_errors(path: Path) -> None:
-    make, text = script("make_coming_from"), path.read_text(encoding="utf-8")
-    assert text == make.page(path), "run `make names`"
+def test_format_exports_the_notebooks_that_have_changed(tmp_path: Path) -> None:
+    for i, name in enumerate(("older", "newer", "new")):
+        notebook, module = tmp_path / "nbs" / f"{name}.ipynb", tmp_path / "nbtrain" / f"{name}.py"
+        notebook.parent.mkdir(exist_ok=True)
+        module.parent.mkdir(exist_ok=True)
+        notebook.write_text(f'"#| default_exp {name}"')
+        if name != "new":
+            module.touch()
+            os.utime(module, (100 - i, 100 - i))
+            os.utime(notebook, (99.5, 99.5))
+    assert [path.stem for path in script("form").changed(tmp_path)] == ["new", "newer"]
 
 
 def test_every_library_has_a_table_of_names() -> None:

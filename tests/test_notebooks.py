@@ -205,16 +205,9 @@ def test_the_first_line_of_a_cell_with_other_words_is_told() -> None:
     assert differences(_notebook_with("a"), _notebook_with("a\nb")) == ["cell 0: the text is '', 'b' came out"]
 
 
-def test_readme_is_the_index() -> None:
-    assert (ROOT / "README.md").read_text() == script("make_readme").readme(), "run `make readme`"
+def test_readme_knows_the_version() -> None:
+    assert script("make_readme").version() == nbtrain.__version__
     assert (ROOT / "docs" / "images" / "notebook.png").stat().st_size > 5_000
-
-
-def test_readme_of_an_index_is_made_of_it() -> None:
-    make = script("make_readme")
-    expected = make.repository.for_an_index(make.readme(), make.repository.address(), nbtrain.__version__)
-    assert make.version() == nbtrain.__version__
-    assert (ROOT / "README.pypi.md").read_text(encoding="utf-8") == expected, "run `make readme`"
 
 
 def test_picture_in_motion_is_small_lasts_ten_seconds_and_has_a_still_one() -> None:
@@ -252,7 +245,6 @@ def test_figure_in_a_kernel_of_ours_is_an_output(tmp_path: Path, warm_kernel: An
 
 def test_korean_readme_has_the_code_of_the_other() -> None:
     korean = ROOT / "nbs" / "index.ko.ipynb"
-    assert (ROOT / "README.ko.md").read_text(encoding="utf-8") == script("make_readme").readme(korean), "run `make readme`"
 
     def code(path: Path) -> list[str]:
         return [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
@@ -262,12 +254,6 @@ def test_korean_readme_has_the_code_of_the_other() -> None:
 
     assert code(korean) == code(ROOT / "nbs" / "index.ipynb")
     assert sorted(quoted(ROOT / "README.ko.md")) == sorted(quoted(ROOT / "README.md")), "a part is missing or was added"
-
-
-def test_every_public_name_has_its_line() -> None:
-    page = script("make_names").names()
-    assert (ROOT / "docs" / "names.md").read_text() == page, "run `make names`"
-    assert not [line for line in page.splitlines() if line.endswith(": ")]
 
 
 def _lines(node: ast.FunctionDef | ast.ClassDef) -> int:

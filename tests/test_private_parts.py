@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import lightning as L
+import private_parts
 import pytest
 import renamed_names
 import torch
@@ -18,7 +19,7 @@ from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from programs import by_commit, script
+from programs import by_commit
 from samples import Regress, make_data, make_loader, make_model, make_trainer, make_valid, some
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.nn.functional import mse_loss
@@ -46,41 +47,33 @@ N_PARTS = 42  # of two names
 OPTIONAL = {"_forward_redirection", "_last_val_time"}  # asked for with a default, and set for Lightning alone
 
 
-# -- the page
-@pytest.fixture(scope="module")
-def parts() -> ModuleType:
-    return script("make_private_parts")
-
-
-def test_every_private_name_is_listed_and_no_other(parts: ModuleType) -> None:
-    uses, entries = parts.uses(), parts.entries()
+def test_every_private_name_is_listed_and_no_other() -> None:
+    uses, entries = private_parts.uses(), private_parts.entries()
     unlisted = {use for use in uses if sum(entry.covers(use) for entry in entries) != 1}
     assert not unlisted, "each needs one entry in docs/private_parts.yaml"
     assert not [entry.path for entry in entries if not any(map(entry.covers, uses))], "no longer used: out of docs/private_parts.yaml"
 
 
-def test_every_private_name_has_one_test(parts: ModuleType) -> None:
-    assert not {entry.test for entry in parts.entries() if len(parts.tests().get(entry.test, [])) != 1}
+def test_every_private_name_has_one_test() -> None:
+    assert not {entry.test for entry in private_parts.entries() if len(private_parts.tests().get(entry.test, [])) != 1}
 
 
-def test_page_of_private_names_is_that_of_the_code(parts: ModuleType) -> None:
-    assert parts.PAGE.read_text(encoding="utf-8") == parts.page(), "run `make names`"
+def test_private_names_are_still_there() -> None:
+    assert not [entry.path for entry in private_parts.entries() if not private_parts.is_there(entry.path)]
 
 
-def test_private_names_are_still_there(parts: ModuleType) -> None:
-    assert not [entry.path for entry in parts.entries() if not parts.is_there(entry.path)]
+def test_private_names_stand_in_one_room_and_in_the_loops_that_it_tries() -> None:
+    others = {
+        use for use in private_parts.uses() if not use.module.startswith(private_parts.ROOM) and use.module not in private_parts.WITHIN
+    }
+    assert {use.name for use in others} == private_parts.OF_PYTHON, "ask for it in nbtrain.private"
 
 
-def test_private_names_stand_in_one_room_and_in_the_loops_that_it_tries(parts: ModuleType) -> None:
-    others = {use for use in parts.uses() if not use.module.startswith(parts.ROOM) and use.module not in parts.WITHIN}
-    assert {use.name for use in others} == parts.OF_PYTHON, "ask for it in nbtrain.private"
-
-
-def test_names_that_the_short_loops_need_are_all_tried(parts: ModuleType) -> None:
+def test_names_that_the_short_loops_need_are_all_tried() -> None:
     """Those of torch are tried by what they do; a name that is only asked for with a default needs no trial."""
     tried = {word for path, names in NEEDED.items() for word in (path.rpartition(".")[2], *names.split())}
-    used = {use for use in parts.uses() if use.module in parts.WITHIN}
-    lightnings = [entry for entry in parts.entries() if not entry.path.startswith("torch.") and any(map(entry.covers, used))]
+    used = {use for use in private_parts.uses() if use.module in private_parts.WITHIN}
+    lightnings = [entry for entry in private_parts.entries() if not entry.path.startswith("torch.") and any(map(entry.covers, used))]
     assert {entry.name for entry in lightnings} - tried == OPTIONAL
 
 
@@ -114,18 +107,18 @@ def test_a_renamed_name_is_gone(others: list[dict[str, Any]]) -> None:
     assert [note for note in found["notes"] if "which has no _TrainingEpochLoop: runs take Lightning's own loops" in note]
 
 
-def test_a_name_that_is_gone_is_noticed(parts: ModuleType) -> None:
-    assert not parts.is_there("torch.nn.Module._no_such_name") and not parts.is_there("torch._no_such_module.name")
-    assert parts.is_there("torch.utils.data.DataLoader._iterator")  # only objects have it
+def test_a_name_that_is_gone_is_noticed() -> None:
+    assert not private_parts.is_there("torch.nn.Module._no_such_name") and not private_parts.is_there("torch._no_such_module.name")
+    assert private_parts.is_there("torch.utils.data.DataLoader._iterator")  # only objects have it
 
 
-def test_uses_are_told_from_nbtrains_own_names(parts: ModuleType) -> None:
-    finder = parts._Finder("nbtrain")
+def test_uses_are_told_from_nbtrains_own_names() -> None:
+    finder = private_parts._Finder("nbtrain")
     code = (
         "class A:\n    def _own(self): self._mine = other._mine = x._theirs + y['_by_text'] + z._own\nfrom torch import _private\nf'{a}_b'"
     )
-    finder.visit(parts.ast.parse(code))
-    assert [tuple(use) for use in parts._foreign(finder, finder.own)] == [
+    finder.visit(private_parts.ast.parse(code))
+    assert [tuple(use) for use in private_parts._foreign(finder, finder.own)] == [
         ("_private", "nbtrain", ""),
         ("_theirs", "nbtrain", "x"),
         ("_by_text", "nbtrain", ""),

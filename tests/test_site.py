@@ -109,12 +109,10 @@ def pages(site: Path) -> dict[Path, _Page]:
     return {path: _Page(path) for path in site.rglob("*.html")}
 
 
-def test_every_notebook_page_and_module_is_on_the_site(site: Path) -> None:
+def test_every_notebook_and_page_is_on_the_site(site: Path) -> None:
     sources = [p.relative_to(ROOT) for p in [*(ROOT / "nbs").rglob("*.ipynb"), *DOCS.rglob("*.md")] if ".ipynb_checkpoints" not in p.parts]
     sources = [path if path != Path("nbs/index.ipynb") else Path("index") for path in sources]
     assert not [path for path in sources if not (site / path.with_suffix(".html")).exists()]
-    modules = {script("build").module_name(p) for p in (ROOT / "nbtrain").rglob("*.py") if p.name not in ("__init__.py", "_modidx.py")}
-    assert modules == {path.stem for path in (site / "api").glob("*.html")} - {"index"}
 
 
 def test_links_between_pages_lead_somewhere(site: Path, pages: dict[Path, _Page]) -> None:
@@ -139,9 +137,9 @@ def test_no_page_asks_another_host(site: Path, pages: dict[Path, _Page]) -> None
 
 
 def test_names_in_the_text_lead_to_their_entries(site: Path, pages: dict[Path, _Page]) -> None:
-    assert "../api/addons.state_manager.html#nbtrain.addons.state_manager.StateManagerAddon" in pages[site / "docs" / "resume.html"].links
-    assert "api/trainer.trainer.html#nbtrain.trainer.trainer.Trainer.run" in pages[site / "index.html"].links
-    assert "../nbs/history/history.html" in pages[site / "api" / "history.history.html"].links  # [source] is the chapter
+    assert "reference/StateManagerAddon.html" in pages[site / "docs" / "resume.html"].links
+    assert "docs/reference/trainer_run.html#trainer-run" in pages[site / "index.html"].links
+    assert "../nbs/base/compose.html" in pages[site / "docs" / "architecture.html"].links  # a module's is its chapter
 
 
 def test_search_is_used_by_the_keyboard_and_offline(site: Path, browser: Any) -> None:
@@ -191,14 +189,14 @@ def test_search_shows_each_page_once_with_its_kind(site: Path, browser: Any) -> 
         found = page.evaluate(every, query)
         assert len(found) > 3 and len({place for place, _ in found}) == len(found)
         kinds |= {kind for _, kind in found}
-    assert kinds == {"How-to", "Reference", "Tutorial", "Chapter", "Page", "Module"}
+    assert kinds == {"How-to", "Reference", "Tutorial", "Chapter", "Page"}
     assert page.evaluate("nbtrainSearch.search('zzzzqqqq').pages") == []
 
 
 def test_search_knows_all_pages_and_its_words_mean_some(site: Path) -> None:
     pages = json.loads((site / "_static" / "search_pages.js").read_text().partition("nbtrainPages = ")[2].rstrip(";\n"))
     assert {page["address"].partition("#")[0] for page in pages} == {
-        path.relative_to(site).as_posix() for path in site.rglob("*.html") if path.stem not in ("search", "genindex", "py-modindex")
+        path.relative_to(site).as_posix() for path in site.rglob("*.html") if path.stem not in ("search", "genindex")
     }
     titles, make = [page["title"] for page in pages], script("search_pages")
     assert not [key for key in make.said()["titles"] if not any(make.stems(key) <= make.stems(title) for title in titles)]

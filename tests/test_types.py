@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from programs import script
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -260,9 +259,3 @@ def test_mypy_reports_the_same_lines_and_knows_the_same_types(environment: Path,
     assert {line for line, _ in _errors(found)} == set(_marked("error")), (found, done.stderr)
     revealed = [message for message in found if message.text.startswith("Revealed type is ")]
     assert _types(revealed, "note") == _marked("type")
-
-
-def test_declared_options_and_commands_are_those_of_the_addons() -> None:
-    program = script("make_addon_types")
-    for path, text in program.chapters().items():
-        assert path.read_text(encoding="utf-8") == text, "run `make names format`"

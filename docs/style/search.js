@@ -2,7 +2,7 @@
    has is read as one that is being typed, or as a typing error. */
 const nbtrainSearch = (() => {
   const BOOSTS = { title: 7, words: 6, headings: 2.5, line: 2, text: 1, code: 0.7 };
-  const KINDS = { "How-to": 1.9, Page: 1.25, Reference: 1.15, Tutorial: 1.15, Chapter: 0.7, Module: 0.5 };
+  const KINDS = { "How-to": 1.9, Page: 1.25, Reference: 1.15, Tutorial: 1.15, Chapter: 0.7 };
   const LIST = 0.5, PART = 0.75;  // a page that names all others; a part of a page, of which the whole is found as well
   const LIKE = 4;  // how much more a page counts that is called what is asked for
   const EXACT = 1, BEGUN = 0.8, MEANT = 0.7, BESIDE = 0.6;  // how sure it is that a word is the one that was typed
@@ -182,7 +182,7 @@ const nbtrainSearch = (() => {
     return terms.length > 0 && terms.every((term) => isIn(term, stems));
   };
   const namesOf = (page) => {
-    const names = page.kind === "Chapter" || page.kind === "Module" ? [] : [page.title, ...(page.words ?? "").split(", ")];
+    const names = page.kind === "Chapter" ? [] : [page.title, ...(page.words ?? "").split(", ")];
     return names.map((name) => new Set(read(name).flatMap(({ parts }) => parts).filter((part) => !STOP.has(part)).map(stem)));
   };
   /** How much of a title or another name of a page is the query, and of the query is that name: up to 1. */

@@ -548,7 +548,12 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
 
     @property
     def run_dir(self) -> Path | None:
-        """The folder of the newest run; None without `save_path`."""
+        """The folder of the newest run; None without `save_path`.
+
+        Example:
+            >>> trainer.run(1, loader).status, trainer.run_dir
+            ('completed', None)
+        """
         return self.origin.folder
 
     def open_run_dir(self) -> Path:

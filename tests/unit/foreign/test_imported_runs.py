@@ -23,7 +23,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from programs import script
 from safetensors.torch import load_file
 from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights
 from torch import nn
@@ -544,11 +543,6 @@ def test_without_pyarrow_parquet_is_an_error_that_says_what_to_install(tmp_path:
     with pytest.raises(ConfigError) as caught:
         read_runs(tmp_path / "R-1.parquet")
     assert str(caught.value) == f"R-1.parquet needs pyarrow to be read.\n  {tmp_path}/R-1.parquet\n  pip install pyarrow"
-
-
-def test_the_table_of_the_site_is_that_of_the_files() -> None:
-    make = script("make_imports")
-    assert make.PAGE.read_text(encoding="utf-8") == make.page(), "run `make names`"
 
 
 # -- names and rows

@@ -1,6 +1,6 @@
-"""Write docs/private_parts.md: each private name of another package that nbtrain uses, why, and the test that holds it. `make names`.
+"""The private names of other packages that nbtrain uses, found in its code, and those that docs/private_parts.yaml lists.
 
-The uses are found in the code. Why, and which test, stands in docs/private_parts.yaml under the name's full path.
+Why each is used, and the test that holds it, stands there under the name's full path.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import importlib
 import inspect
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Iterator
-from itertools import groupby
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,23 +20,9 @@ import yaml
 import nbtrain
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, TABLE = ROOT / "docs" / "private_parts.md", ROOT / "docs" / "private_parts.yaml"
+TABLE = ROOT / "docs" / "private_parts.yaml"
 # Names with an underscore that are documented for everybody: those of Python and IPython
 DOCUMENTED = {"_exit", "_fields", "_name_", "_repr_html_", "_repr_mimebundle_", "_repr_png_"}
-_HEAD = """# Private parts of other packages
-
-nbtrain uses {n_names} private names of other packages, in {n_uses} places. They may change in any release. They stand in one room,
-[`nbtrain.private`](../nbs/private/index.ipynb), and in the modules of nbtrain's short loops, which that room tries as a whole:
-{within}.
-Where a name is missing, nbtrain takes a public way, or Lightning's own loops, and trains to the same weights; `make faults` renames each
-name that is not written in C, one by one, and trains beside a run without.
-
-This page lists each name: where it is used, why, and the test that fails when it means something else.
-`test_private_names_are_still_there` lists the names that the installed versions no longer have.
-
-Made by `make names` from the code and from `docs/private_parts.yaml`, where a new use needs an entry.
-"""
-
 # Where private names of other packages may stand: the room, and what it tries as a whole
 ROOM = "nbtrain.private."
 OWN_LOOPS = tuple(f"nbtrain.loops.{name}" for name in (
@@ -256,29 +241,3 @@ def tests() -> dict[str, list[Path]]:
         for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.M):
             found.setdefault(name, []).append(path)
     return found
-
-
-def _row(entry: Entry, found: Iterable[Use]) -> str:
-    where = sorted({use.module.removeprefix("nbtrain.") for use in found if entry.covers(use)})
-    owner = entry.path.rpartition(".")[0].removeprefix(f"{_package(entry)}.")
-    file = ", ".join(path.relative_to(ROOT).as_posix() for path in tests().get(entry.test, []))
-    cells = [f"`{entry.name}`", f"`{owner}`", ", ".join(f"`{module}`" for module in where), entry.why, f"`{entry.test}` in `{file}`"]
-    return f"| {' | '.join(cells)} |"
-
-
-def _package(entry: Entry) -> str:
-    return entry.path.partition(".")[0]
-
-
-def page() -> str:
-    """The page as it should be."""
-    found, rows = uses(), sorted(entries(), key=lambda entry: (_package(entry), entry.name.lower(), entry.path))
-    lines = [_HEAD.format(n_names=len(rows), n_uses=len(found), within=", ".join(f"`{name}`" for name in WITHIN))]
-    for package, group in groupby(rows, _package):
-        lines += [f"## {package}", "", "| name | of | used in | why | test |", "|---|---|---|---|---|"]
-        lines += [*(_row(entry, found) for entry in group), ""]
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
