@@ -36,13 +36,13 @@ PUBLIC = {
     "LoggersAddon": "loggers.addon",
     "MetricsAddon": "addons.metrics",
     "MicroBatchAddon": "addons.accumulation",
-    "ModelTrainer": "trainer.model_trainer",
+    "ModelTrainer": "variants.model_trainer",
     "MultiGPUAddon": "addons.multi_gpu",
-    "MultiOptimizerTrainer": "trainer.multi_optimizer",
+    "MultiOptimizerTrainer": "variants.multi_optimizer",
     "NbtrainError": "errors",
     "NeptuneLoggerAddon": "loggers.addon",
     "NonFiniteAddon": "addons.non_finite",
-    "Notification": "base.notify",
+    "Notification": "tools.notify",
     "OptionError": "errors",
     "OutOfMemory": "errors",
     "Plan": "events",
@@ -166,14 +166,14 @@ if TYPE_CHECKING:
     from nbtrain.cluster.jobs import JobHandle as JobHandle
     from nbtrain.cluster.jobs import submitted_jobs as submitted_jobs
     from nbtrain.tools.session import Session as Session
-    from nbtrain.trainer.model_trainer import ModelTrainer as ModelTrainer
-    from nbtrain.trainer.multi_optimizer import MultiOptimizerTrainer as MultiOptimizerTrainer
+    from nbtrain.variants.model_trainer import ModelTrainer as ModelTrainer
+    from nbtrain.variants.multi_optimizer import MultiOptimizerTrainer as MultiOptimizerTrainer
     from nbtrain.data.task_loader import Task as Task
     from nbtrain.data.task_loader import TaskLoader as TaskLoader
     from nbtrain.events import Event as Event
     from nbtrain.events import Plan as Plan
     from nbtrain.events import Shown as Shown
-    from nbtrain.base.notify import Notification as Notification
+    from nbtrain.tools.notify import Notification as Notification
     from nbtrain.events import Progress as Progress
     from nbtrain.optim.schedules import CosineAnnealingScheduler as CosineAnnealingScheduler
     from nbtrain.optim.schedules import SchedulerBase as SchedulerBase

@@ -43,7 +43,7 @@ from .callbacks import own_callbacks
 from .validate import LOGGERS, STAGES, check_optimizer, check_part, device_type, hook_part, n_available, notes
 from ..optim.joint_optimizer import JointOptimizer, named_optimizers
 from ..rng import check_seed, seed_all
-from ..trainer.model_trainer import ModelTrainer
+from ..variants.model_trainer import ModelTrainer
 from ..trainer.trainer import Trainer
 
 # %% auto #0

@@ -22,7 +22,7 @@ from ..base.trainer_base import TrainerBase
 from ..engine.addon import StateService
 
 if TYPE_CHECKING:
-    from nbtrain.base.notify import Notifier
+    from nbtrain.tools.notify import Notifier
 
 # %% auto #0
 __all__ = ["name_place", "RunOutcome"]

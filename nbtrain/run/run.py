@@ -40,7 +40,7 @@ from ..engine.addon import CodeService, StateService, ViewService
 
 if TYPE_CHECKING:
     from nbtrain.run.handle import RunHandle
-    from nbtrain.base.notify import Notify
+    from nbtrain.tools.notify import Notifier
 
 # %% auto #0
 __all__ = ["Run"]
@@ -59,7 +59,7 @@ def _interrupted(trainer: TrainerBase, result: RunResult) -> RunStopped:
 class Run:
     """One call of `run`: `n_epoch` more epochs of `trainer`, or in mode "test" `n_epoch` evaluations.
 
-    `name`, `mode`: of the operation that it is; the trainer's mode by default. `notify`: what is notified when it is over.
+    `name`, `mode`: of the operation that it is; the trainer's mode by default. `notifier`: sends a notification when it is over.
     """
 
     def __init__(
@@ -71,15 +71,10 @@ class Run:
         *,
         name: str = "run",
         mode: Mode | None = None,
-        notify: Notify | None = None,
+        notifier: Notifier | None = None,
     ) -> None:
         self.trainer, self.n_epoch, self.loader, self.valid_loader = trainer, n_epoch, loader, valid_loader
         self.operation = Operation(trainer, name, mode or trainer.mode, records=True)
-        notifier = None
-        if notify is not None:
-            from nbtrain.base.notify import Notifier
-
-            notifier = Notifier(notify)
         self.outcome = RunOutcome(trainer, notifier)
         self.code = trainer._required_service(CodeService)
         self.sinks = RunSinks(trainer, partial(self.code.settings, trainer, n_epoch, loader, valid_loader))

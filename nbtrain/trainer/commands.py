@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from nbtrain.cluster.jobs import JobHandle
     from nbtrain.data.several_loaders import Loaders
     from nbtrain.engine.train_state import Mode
-    from nbtrain.from_lightning import LightningMade
     from nbtrain.tools.evaluate import Predicted
     from nbtrain.tools.gallery import Draw, Gallery
     from nbtrain.tools.lr_finder import RangeTest
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from nbtrain.travel.branch import BranchType
     from nbtrain.travel.replay import Replay
     from nbtrain.travel.rewind import Rewound
+    from nbtrain.variants.from_lightning import LightningMade
     from nbtrain.views.epoch_slider import Travel
 
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class TrainerCommands(TrainerBase):
     """The methods of a trainer that are written in other packages or in addons."""
 
-    @written_in("from_lightning")
+    @written_in("variants.from_lightning")
     @classmethod
     def from_lightning(cls: type[LightningMade], module: Any, mode: Mode = "train", **options: Any) -> LightningMade:
         """Make a trainer for an existing LightningModule; its steps, hooks, optimizers and `self.log` work as under Lightning."""

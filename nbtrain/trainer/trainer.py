@@ -60,7 +60,7 @@ from ..engine.addon import CodeService, StateService, ViewService
 
 if TYPE_CHECKING:
     from nbtrain.base.addon_options import AddonOptions
-    from nbtrain.base.notify import Notify
+    from nbtrain.tools.notify import Notifier, Notify
     from nbtrain.loops.error_guard import Failure
     from nbtrain.run.handle import RunHandle
     from nbtrain.addons.hooks import Hooks
@@ -268,7 +268,12 @@ class Trainer(TrainerCommands):
                 from nbtrain.run.handle import RunHandle
 
                 return RunHandle(self.control, lambda: "", result=result)
-        return Run(self, n_epoch, loader, valid_loader, notify=notify).start(background=background)
+        notifier = self._make_notifier(notify) if notify is not None else None
+        return Run(self, n_epoch, loader, valid_loader, notifier=notifier).start(background=background)
+
+    @written_in("tools.notify", "Notifier")
+    @staticmethod
+    def _make_notifier(notify: Notify) -> Notifier: ...
 
     @checked
     def run_epoch(self, loader: Loaders | L.LightningDataModule) -> RunResult:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nbtrain.history.history import result_of
-from nbtrain.trainer.model_trainer import label_key, prediction_of
+from nbtrain.variants.model_trainer import label_key, prediction_of
 
 TRAINED = {"epoch": 1, "train_loss": 0.9}
 VALIDATED = {"epoch": 2, "train_loss": 0.5, "val_loss": 0.7}

@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss
 from torch.optim import SGD, Optimizer
 
 from nbtrain import AccumulationAddon, ConfigError, GradientClipAddon, SystemMonitorAddon, Trainer
-from nbtrain.trainer.multi_optimizer import MultiOptimizerTrainer
+from nbtrain.variants.multi_optimizer import MultiOptimizerTrainer
 
 
 class SAM(Optimizer):

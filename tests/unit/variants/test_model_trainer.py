@@ -19,7 +19,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import IterableDataset
 
 from nbtrain import ConfigError, MetricsAddon, ModelTrainer, OptionError, StateManagerAddon, StepError
-from nbtrain.trainer.model_trainer import perplexity
+from nbtrain.variants.model_trainer import perplexity
 
 
 class Returns(nn.Module):

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 
 from nbtrain import AccumulationAddon, ConfigError, MultiOptimizerTrainer, StateManagerAddon, StepError
 from nbtrain.data.loader import BatchList
-from nbtrain.trainer.multi_optimizer import JointOptimizer
+from nbtrain.variants.multi_optimizer import JointOptimizer
 
 BATCHES: list[Any] = list(make_loader(shuffle=False))  # a loader would draw a seed in each pass
 

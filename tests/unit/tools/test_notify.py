@@ -16,7 +16,7 @@ import pytest
 from samples import Breaks, Broken, Regress, make_loader, make_trainer, make_valid
 
 from nbtrain import ConfigError, Notification
-from nbtrain.base import notify as notifying
+from nbtrain.tools import notify as notifying
 
 SECRET = "xoxb-1234567890-abcdefghijklmnop"
 
