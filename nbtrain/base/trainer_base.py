@@ -518,12 +518,13 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         shared = {"device": devices, "save_path": str(run_dir.parent)}
         kind: Any = type(self).add_on(*added)
         self.__class__ = kind
-        made = {one: one(**{n: v for n, v in shared.items() if n in options(one)}) for one in added}
-        replaced = {kind: addon for kind, addon in self._addons.items() if any(issubclass(one, kind) for one in added)}
-        for addon in replaced.values():  # what a default addon has is that of the one in its place
-            for one in (one for one in made.values() if isinstance(one, type(addon))):
-                vars(one).update(vars(addon))
-        own = {kind: addon for kind, addon in self._addons.items() if kind not in replaced} | made
+        own = dict(self._addons)
+        for one in added:
+            made = one(**{n: v for n, v in shared.items() if n in options(one)})
+            before = next((kind for kind in own if issubclass(one, kind)), None)
+            if before is not None:  # such as a default addon, whose place it takes
+                vars(made).update(vars(own.pop(before)))
+            own[one] = made
         self._addons = {one: own[one] for one in ordered(own, apart=kind._addon_instances)}
         for addon in self.active_addons:
             addon.begin_copy(shared)

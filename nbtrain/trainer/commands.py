@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
     from typing import Any, Literal
     from nbtrain.annotations import Batch, PositiveInt
+    from nbtrain.base.devices import Device
     from nbtrain.base.trainer_base import TrainerBase
     from nbtrain.cluster.jobs import JobHandle
     from nbtrain.data.several_loaders import Loaders
@@ -45,7 +46,9 @@ class TrainerCommands(TrainerBase):
 
     @written_in("variants.from_lightning")
     @classmethod
-    def from_lightning(cls: type[LightningMade], module: Any, mode: Mode = "train", **options: Any) -> LightningMade:
+    def from_lightning(
+        cls: type[LightningMade], module: Any, device: Device | list[Device] = "auto", mode: Mode = "train", **options: Any
+    ) -> LightningMade:
         """Make a trainer for an existing LightningModule; its steps, hooks, optimizers and `self.log` work as under Lightning."""
         ...
 

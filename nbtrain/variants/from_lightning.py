@@ -26,6 +26,7 @@ from ..optim.optimizer_state import load_optimizer
 from ..optim.param_groups import set_group_names
 from ..optim.schedulers import check_length, scale_rates
 from ..base.trainer_base import TrainerBase
+from ..base.devices import Device
 from ..base.compose import compose, given_addons, written_class
 from ..code.redefined import with_newest
 from ..tools.evaluate import test_once, validate_once
@@ -229,7 +230,9 @@ def lightning_trainer(base: type[Any], kind: type[Any]) -> type[Any]:
 
 
 @checked
-def from_lightning(cls: type[LightningMade], module: Any, mode: Mode = "train", **options: Any) -> LightningMade:
+def from_lightning(
+    cls: type[LightningMade], module: Any, device: Device | list[Device] = "auto", mode: Mode = "train", **options: Any
+) -> LightningMade:
     """Make a trainer for an existing LightningModule; its steps, hooks, optimizers and `self.log` work as under Lightning.
 
     To use addons, call it on the class that `add_on` returns: `Trainer.add_on(StateManagerAddon).from_lightning(module,
@@ -237,6 +240,7 @@ def from_lightning(cls: type[LightningMade], module: Any, mode: Mode = "train", 
 
     Args:
         module: The LightningModule.
+        device: Where it trains, as for any trainer.
         mode: What `run` does: "train", or "test" to evaluate.
         options: The arguments of the trainer, except optimizer and scheduler, which the module configures.
 
@@ -251,12 +255,12 @@ def from_lightning(cls: type[LightningMade], module: Any, mode: Mode = "train", 
 
     Example:
         >>> from lightning.pytorch.demos.boring_classes import BoringModel
-        >>> trainer = Trainer.from_lightning(BoringModel(), device="cpu")
+        >>> trainer = Trainer.from_lightning(BoringModel(), "cpu")
         >>> trainer.run(1, DataLoader(torch.randn(8, 32), batch_size=4)).status
         'completed'
     """
     check_module(module, options)
-    trainer = lightning_trainer(cls, type(module))(module, mode="test", **options)  # in mode "train" it would need an optimizer now
+    trainer = lightning_trainer(cls, type(module))(module, device, mode="test", **options)  # in mode "train" it would need an optimizer now
     trainer.given["mode"] = mode
     trainer.toggle(mode)
     return trainer

@@ -88,7 +88,7 @@ class ByHand(Lit):
 
 
 def make_lit(module: Lit, kind: type[Trainer] = Trainer, **options: Any) -> Any:
-    return kind.from_lightning(module, device=DEVICE, log_bar=False, **options)
+    return kind.from_lightning(module, DEVICE, log_bar=False, **options)
 
 
 def test_an_epoch_has_the_losses_and_what_was_logged() -> None:
