@@ -370,6 +370,16 @@ def written(path: Path) -> set[str]:
     return {part.attr for part in flat if isinstance(part, ast.Attribute) and ast.unparse(part.value) in trainers}
 
 
+# What has the life of a run. Where it comes from and its folder are `origin`'s, what gets its events is the recorder's
+OF_A_RUN = {"control", "handle", "open_session", "origin", "ran", "recorder", "result", "run_dir", "sinks", "stream"}
+OF_ITS_OWN = {"run.outcome": {"result"}, "run.run": {"handle", "ran"}, "tools.session": {"open_session"}}
+
+
+def test_what_is_of_a_run_is_written_by_it_and_a_session_alone() -> None:
+    found = {module: written(path) & OF_A_RUN for module, path in MODULES.items()}
+    assert {module: names for module, names in found.items() if names} == OF_ITS_OWN
+
+
 WRITERS = ("state", "base", "run", "tools", "travel", "trainer")  # the packages that a trainer is made of
 
 

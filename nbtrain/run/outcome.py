@@ -38,10 +38,10 @@ def name_place(error: BaseException, place: str) -> None:
 
 # %% ../../nbs/run/outcome.ipynb #f67772e1
 class RunOutcome:
-    """Makes the result of a run of `trainer`, and sends its end to the `notifier`."""
+    """Makes the result of a run of `trainer`, and sends its end to the `notifier`. `is_own`: not of an evaluation beside the runs."""
 
-    def __init__(self, trainer: TrainerBase, notifier: Notifier | None = None) -> None:
-        self.trainer, self.notifier = trainer, notifier
+    def __init__(self, trainer: TrainerBase, notifier: Notifier | None = None, *, is_own: bool = True) -> None:
+        self.trainer, self.notifier, self.is_own = trainer, notifier, is_own
 
     def follow(self, state: State) -> None:
         """Follow the state of the run: when it pauses, make the result."""
@@ -114,11 +114,13 @@ class RunOutcome:
             trainer.recorder.note(problem)
 
     def conclude(self, status: Status, reason: str = "") -> RunResult:
-        """Set and return the result, with the metrics so far."""
+        """Return the result, with the metrics so far; the trainer keeps it, if the run is its own."""
         trainer, history = self.trainer, self.trainer.train_state.history
         last = history.tests[-1] if trainer.mode == "test" and history.tests else history.last
         metrics = ResultMetrics(last.metrics if last is not None else {}, history)
         at = trainer.recorder.progress
         measured = {"n_epochs": at.epoch - trainer.recorder.first_epoch, "elapsed_s": at.elapsed_s - trainer.recorder.begun_s}
-        trainer.result = RunResult(status, reason, history.best, last, metrics, history, trainer.run_dir, **measured)
-        return trainer.result
+        result = RunResult(status, reason, history.best, last, metrics, history, trainer.run_dir, **measured)
+        if self.is_own:
+            trainer.result = result
+        return result

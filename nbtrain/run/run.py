@@ -75,12 +75,12 @@ class Run:
     ) -> None:
         self.trainer, self.n_epoch, self.loader, self.valid_loader = trainer, n_epoch, loader, valid_loader
         self.operation = Operation(trainer, name, mode or trainer.mode, records=True)
-        self.outcome = RunOutcome(trainer, notifier)
+        self.outcome = RunOutcome(trainer, notifier, is_own=name == "run")
         self.code = trainer._required_service(CodeService)
         self.sinks = RunSinks(trainer, partial(self.code.settings, trainer, n_epoch, loader, valid_loader))
 
     def start(self, *, background: bool = False) -> RunResult | RunHandle:
-        """Execute the run. Sets and returns `trainer.result`.
+        """Execute the run. Returns its result, which `trainer.result` is then, too, if it is no evaluation beside the runs.
 
         In a notebook the run has a separate thread, and this one waits for it. With `background` the thread's handle is returned at once.
         """

@@ -474,10 +474,6 @@ def test_once(trainer: TrainerBase, loader: Any, metrics: Any = None) -> dict[st
             raise ConfigError("A data module can't be set up while a run is on.", remedy="Give a loader.")
         use_newest(trainer)
         return measure(trainer, loader, metrics)
-    result = trainer.result
-    try:
-        with trainer._with_addon(_Requested(metrics=metrics)) if metrics is not None else nullcontext():
-            found = Run(trainer, 1, loader, name="evaluate", mode="test").evaluate().metrics
-        return {name.removeprefix("test_"): value for name, value in found.items() if name.startswith("test_")}
-    finally:
-        trainer.result = result
+    with trainer._with_addon(_Requested(metrics=metrics)) if metrics is not None else nullcontext():
+        found = Run(trainer, 1, loader, name="evaluate", mode="test").evaluate().metrics
+    return {name.removeprefix("test_"): value for name, value in found.items() if name.startswith("test_")}

@@ -102,7 +102,7 @@ def _copy(trainer: BranchType, place: Place, steps: type[TrainerBase] | None, op
     """A copy of `trainer` as it was at `place`, with other `options` of the optimizer, or other `steps`."""
     restore = _restorer(trainer, place)
     made: Any = copy_trainer(trainer)
-    made.keep_states, made.result, made.handle = trainer.keep_states, None, None
+    made.keep_states = trainer.keep_states
     restore(made)
     made._begin_branch(trainer.run_dir.name if trainer.run_dir is not None else trainer.title, _changes(made, options, steps))
     made.recorder.mark(f"branched from {made.origin.parent}")
