@@ -40,7 +40,7 @@ def option_groups(kinds: Iterable[type[AddOnBase]]) -> dict[type, dict[str, str]
     own, found = inspect.signature(Trainer.__init__).parameters, dict[type, dict[str, str]]()
     for kind in kinds:
         for field in fields(kind):  # type: ignore[arg-type]
-            holder = next(base for base in reversed(kind.__mro__) if field.name in inspect.get_annotations(base))
+            holder = next(k for k in reversed(kind.__mro__) if issubclass(k, AddOnBase) and field.name in inspect.get_annotations(k))
             if field.name not in own:
                 found.setdefault(holder, {})[field.name] = inspect.get_annotations(holder)[field.name]
     return found

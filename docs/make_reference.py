@@ -44,7 +44,7 @@ TOPICS = {  # title, what the page is for, the packages whose public names it li
     "trainer": (
         "Trainer",
         "The class that you subclass, its arguments and methods, and the objects that it returns.",
-        ("trainer", "base", "run", "tools", "travel", "cluster", "engine"),
+        ("trainer", "variants", "base", "run", "tools", "travel", "cluster", "engine"),
     ),
     "run_history": ("Run and history", "What a run returns and records, and how you read it again.", ("history", "library", "events")),
     "loaders": ("Loaders and batches", "Loaders that resume, and functions that change a batch.", ("data",)),

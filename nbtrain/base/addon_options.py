@@ -21,7 +21,10 @@ __all__ = [
     "GradientClipOptions",
     "GradientStatsOptions",
     "HealOptions",
+    "HooksOptions",
+    "KeptStatesOptions",
     "LimitsOptions",
+    "LiveViewOptions",
     "LoggersOptions",
     "MetricsOptions",
     "MicroBatchOptions",
@@ -31,6 +34,7 @@ __all__ = [
     "NonFiniteOptions",
     "PrefetchOptions",
     "SAMOptions",
+    "SourceOptions",
     "StateManagerOptions",
     "SystemMonitorOptions",
     "UpdateRatioOptions",
@@ -176,6 +180,18 @@ class HealOptions(TypedDict, total=False):
 
 
 # %% ../../nbs/base/addon_options.ipynb #addon-types-options-1
+class HooksOptions(TypedDict, total=False):
+    """Options of HooksAddon."""
+
+    hooks: Hooks | Sequence[Hooks] | None
+
+
+class KeptStatesOptions(TypedDict, total=False):
+    """Options of KeptStatesAddon."""
+
+    keep_states: Literal["auto"] | bool
+
+
 class LimitsOptions(TypedDict, total=False):
     """Options of LimitsAddon."""
 
@@ -186,6 +202,13 @@ class LimitsOptions(TypedDict, total=False):
     val_every_n_steps: int | None
     val_every_n_epochs: int | None
     val_first: bool
+
+
+class LiveViewOptions(TypedDict, total=False):
+    """Options of LiveViewAddon."""
+
+    advice: bool
+    compare_with: str | Path | None
 
 
 class LoggersOptions(TypedDict, total=False):
@@ -227,6 +250,7 @@ class MultiGPUOptions(TypedDict, total=False):
     num_nodes: int
 
 
+# %% ../../nbs/base/addon_options.ipynb #addon-types-options-2
 class WebLoggerOptions(TypedDict, total=False):
     """Options of WebLoggerAddon."""
 
@@ -247,12 +271,17 @@ class PrefetchOptions(TypedDict, total=False):
     prefetch: bool
 
 
-# %% ../../nbs/base/addon_options.ipynb #addon-types-options-2
 class SAMOptions(TypedDict, total=False):
     """Options of SAMAddon."""
 
     sam_rho: float
     sam_adaptive: bool
+
+
+class SourceOptions(TypedDict, total=False):
+    """Options of SourceAddon."""
+
+    keep_source: bool | Literal["names"]
 
 
 class StateManagerOptions(TypedDict, total=False):
@@ -301,7 +330,10 @@ class AddonOptions(
     GradientClipOptions,
     GradientStatsOptions,
     HealOptions,
+    HooksOptions,
+    KeptStatesOptions,
     LimitsOptions,
+    LiveViewOptions,
     LoggersOptions,
     MetricsOptions,
     MicroBatchOptions,
@@ -311,6 +343,7 @@ class AddonOptions(
     NonFiniteOptions,
     PrefetchOptions,
     SAMOptions,
+    SourceOptions,
     StateManagerOptions,
     SystemMonitorOptions,
     UpdateRatioOptions,
@@ -322,6 +355,9 @@ class AddonOptions(
 class TrainerOptions(AddonOptions, total=False):
     """The keyword-only arguments of a trainer, with the options of its addons.
 
+    Those of the addons that each trainer has are explained there: `hooks` in HooksAddon, `keep_states` in KeptStatesAddon, `keep_source`
+    in SourceAddon, `advice` and `compare_with` in LiveViewAddon.
+
     Args:
         log_bar: Show a progress bar.
         scheduler_step_on_batch: Step a scheduler instance per batch instead of per epoch.
@@ -329,22 +365,15 @@ class TrainerOptions(AddonOptions, total=False):
         compile: Compile the model with `torch.compile`: True, a mode such as "max-autotune", or a dict of its keyword arguments.
         precision: "fp32"; "bf16" or "fp16" (mixed precision); a precision of Lightning's such as "bf16-true"; "auto" for the best that the
             device supports; a list, of which the first supported entry is used; or a dict of dtypes for "param", "buffer" and "input".
-        hooks: Functions by hook name, `{"after_optimizer_step": fn}`, or TrainHooks.
         nonfinite: What to do about a training loss that is NaN or infinite: "raise" soon, "stop" the run, "skip" the update, or "ignore".
         seed: Seeds all random number generators when the first run begins.
         save_path: The folder in which each run gets a run folder. Without it, nothing is written to disk.
         monitor: The metric that decides which epoch is best. Without validation, "val_loss" falls back to "train_loss".
         monitor_mode: "min" or "max"; inferred from well-known names.
-        keep_source: Save the provenance of a run in its folder: the source, versions, git, arguments. "names" saves hashes of the source
-            instead; False saves nothing.
         on_error: What happens to a training run when your code raises: "pause" the run at that batch, or "raise", which ends it. None:
             pause in an interactive notebook once the first batch is finished; raise in scripts, tests and programs that execute notebooks.
-        advice: Show tips about the run, at most three lines: `tip: val_loss has not improved since epoch 17 of 205`.
         count_samples: A function that returns the number of samples in a batch, which weights the means of an epoch. Needed only if it
             can't be inferred: `lambda batch: len(batch.ids)`. A step may also return the number, as "n_samples".
-        compare_with: A run folder to compare with in the plot. None: the newest other run of the same class in `save_path`.
-        keep_states: Keep states in memory for `rewind`, `replay`, `branch` and `blame`, in a tenth of what is free: the start, and as many
-            epochs as take 1% of the time, the best and the last three first. Others are trained again, exactly. "auto": in notebooks.
         lightning: Other arguments for `lightning.Trainer`, such as `callbacks` and `logger`. `{"num_sanity_val_steps": 0}` leaves out the
             check before epoch 1, which tries `test_step` on one batch, as Lightning's sanity check does.
 
@@ -360,18 +389,13 @@ class TrainerOptions(AddonOptions, total=False):
     gradient_clip: float | dict[str, float]
     compile: bool | str | dict[str, Any] | None
     precision: Any
-    hooks: Hooks | Sequence[Hooks] | None
     nonfinite: NonFinite
     seed: int | None
     save_path: str | Path | None
     monitor: str
     monitor_mode: MonitorMode | None
-    keep_source: bool | Literal["names"]
     on_error: Literal["pause", "raise"] | None
-    advice: bool
-    compare_with: str | Path | None
     count_samples: Callable[[Any], int] | None
-    keep_states: Literal["auto"] | bool
     lightning: dict[str, Any] | None
 
 

@@ -47,7 +47,6 @@ __all__ = [
     "asks_for_bar",
     "accumulates",
     "translate_arguments",
-    "compared_run",
     "check_save_path",
     "check_model",
     "resolve_monitor",
@@ -156,15 +155,6 @@ def translate_arguments(given: dict[str, Any], **own: tuple[Any, Any]) -> tuple[
 
 
 # %% ../../nbs/base/arguments.ipynb #a3aae1f1
-def compared_run(given: str | Path | None) -> Path | None:
-    """The folder of the run whose curve is shown beside those of this trainer. Raises ConfigError if there is none."""
-    if given is None:
-        return None
-    from nbtrain.history.run_folder import find_run
-
-    return find_run(given).resolve()
-
-
 def check_save_path(save_path: str | Path | None) -> None:
     """Raise OptionError for an empty path or a URL: a run folder must be on a file system."""
     if save_path is not None and not str(save_path).strip():

@@ -33,6 +33,7 @@ __all__ = [
     "constructor_signature",
     "check_addon_options",
     "keywords",
+    "lacking",
     "make_addons",
     "take_strategy",
     "with_instances",
@@ -105,7 +106,7 @@ def check_addon_options(kind: type[Any], given: Iterable[str]) -> None:
 
 def keywords(kind: type[Any]) -> set[str]:
     """The names of the keyword arguments of a trainer class."""
-    by_keyword = [addon for addon in kind.addons if addon not in kind._addon_instances]
+    by_keyword = [addon for addon in (*kind.addons, *lacking(kind.addons, DEFAULT_ADDONS)) if addon not in kind._addon_instances]
     return {name for addon in by_keyword for name in options(addon)} | {parameter.name for parameter in constructor_parameters(kind)}
 
 
@@ -120,6 +121,14 @@ DEFAULT_ADDONS = ("NonFiniteAddon", "HooksAddon", "LiveViewAddon", "KeptStatesAd
 _OF_ARGUMENTS = {"gradient_clip": "GradientClipAddon", "scheduler": "SchedulerAddon", "compile": "CompileAddon"}
 
 
+def lacking(addons: Iterable[type[AddOnBase]], names: Iterable[str]) -> list[type[AddOnBase]]:
+    """The addons of nbtrain with these `names` in whose place there is none among `addons`."""
+    addons = tuple(addons)
+    provided = {service for own in addons for service in services_of(own)}
+    found = [getattr(shipped, name) for name in names]
+    return [one for one in found if not any(issubclass(own, one) for own in addons) and provided.isdisjoint(services_of(one))]
+
+
 def make_addons(
     kind: type[Any], given: Mapping[str, Any], shared: Mapping[str, Any], *, accumulates: bool = False
 ) -> dict[type[AddOnBase], AddOnBase]:
@@ -129,10 +138,7 @@ def make_addons(
     """
     names = [name for option, name in _OF_ARGUMENTS.items() if shared.get(option) not in (None, False)]
     names += ["AccumulationAddon"] if accumulates else []
-    usual = [getattr(shipped, name) for name in (*names, *DEFAULT_ADDONS)]
-    provided = {service for own in kind.addons for service in services_of(own)}
-    usual = [addon for addon in usual if not any(issubclass(own, addon) for own in kind.addons) and provided.isdisjoint(services_of(addon))]
-    kinds = ordered((*kind.addons, *usual), apart=kind._addon_instances)
+    kinds = ordered((*kind.addons, *lacking(kind.addons, (*names, *DEFAULT_ADDONS))), apart=kind._addon_instances)
     return {
         addon: copy_addon(kind._addon_instances[addon], **{n: v for n, v in shared.items() if n in options(addon)})
         if addon in kind._addon_instances
@@ -231,7 +237,7 @@ def compose(cls: type[Any], addons: Iterable[type[AddOnBase] | AddOnBase]) -> ty
         name = f"{base.__name__}[{', '.join(kind.__name__ for kind in kinds)}]"
         own = {kind: copy_addon(instances[kind]) for kind in kinds if kind in instances}  # copies, because the user's instances may change
         namespace = {"addons": kinds, "_addon_instances": own, "base_class": base, "__module__": base.__module__, "__doc__": base.__doc__}
-        by_keyword = [kind for kind in kinds if kind not in instances]
+        by_keyword = [kind for kind in (*kinds, *lacking(kinds, DEFAULT_ADDONS)) if kind not in instances]
         namespace |= {"__signature__": constructor_signature(base, by_keyword)} | addon_commands(base, kinds)
         found = type(name, (base,), namespace)
         known.add(found)

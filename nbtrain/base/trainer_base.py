@@ -121,12 +121,8 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     monitor_mode: MonitorMode
     seed: int | None
     save_path: str | Path | None
-    keep_source: bool | Literal["names"]
     log_bar: bool
     on_error: Literal["pause", "raise"] | None
-    advice: bool
-    keep_states: Literal["auto"] | bool
-    compare_with: Path | None  # a run folder
     count_samples: Callable[[Any], int] | None = None  # the number of samples in a batch, if it can't be inferred
     _mode: Mode
     lightning: dict[str, Any]  # more arguments for `lightning.Trainer`
@@ -153,8 +149,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             "automatic_optimization", "backward", "loader_name", "log", "metric_on_epoch_end", "short_way", "show_limits", "test_step",
             "train_step",
             # arguments
-            "advice", "compare_with", "count_samples", "keep_source", "keep_states", "lightning", "log_bar", "monitor_mode", "on_error",
-            "precision", "save_path", "seed",
+            "count_samples", "lightning", "log_bar", "monitor_mode", "on_error", "precision", "save_path", "seed",
             # other ways to make one, which are called on the class
             "add_on", "from_lightning", "from_steps", "load_from_checkpoint",
             # for addons and for Lightning

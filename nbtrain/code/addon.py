@@ -5,8 +5,7 @@
 # %% ../../nbs/code/addon.ipynb #srcadd02
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning as L
 from torch import Tensor
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from nbtrain.source.step_changes import StepCode
 
 # %% auto #0
-__all__ = ["settings_of", "keep_source", "SourceAddon"]
+__all__ = ["settings_of", "SourceAddon"]
 
 # %% ../../nbs/code/addon.ipynb #srcadd04
 _OF_SCHEDULES = {"lr", "betas", "momentum"}
@@ -44,8 +43,9 @@ def _described(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: An
     arguments = {name: value for name, value in trainer.given.items() if value is not None}
     run = {"mode": trainer.mode, "n_epoch": n_epoch, "loader": loader, "valid_loader": valid_loader}
     run |= {"set": changed} if (changed := _set_by_hand(trainer)) else {}
-    # Without the history, which grows, and what addons keep
-    kept = {**vars(trainer), "_addons": [addon for addon in trainer.active_addons if options(type(addon))]}
+    # Without the history, which grows, and what the addons of each trainer keep
+    own_addons = [addon for addon in trainer.active_addons if type(addon) in type(trainer).addons and options(type(addon))]
+    kept = {**vars(trainer), "_addons": own_addons}
     own = (value for name, value in kept.items() if name not in trainer._internal)
     return arguments, run, [type(trainer), *own, *trainer.given.values(), loader, valid_loader]
 
@@ -59,29 +59,21 @@ def settings_of(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: A
         return {}
 
 
-def keep_source(trainer: TrainerBase, n_epoch: int, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> None:
-    """Save the provenance of this run in the run folder. If that fails, add a note and continue."""
-    if trainer.run_dir is None or not trainer.keep_source or not trainer.world.is_first:
-        return
-    arguments, run, roots = _described(trainer, n_epoch, loader, valid_loader)
-    run |= {"parent": trainer.origin.parent} if trainer.origin.parent is not None else {}
-    try:
-        names_only = trainer.keep_source == "names"
-        device = str(trainer.device)
-        record(trainer.run_dir, roots, arguments=arguments, run=run, seed=trainer.seed, device=device, names_only=names_only)
-    except Exception as error:
-        trainer.recorder.note(f"The source of this run was not kept: {type(error).__name__}: {error}")
-
-
 # %% ../../nbs/code/addon.ipynb #srcadd06
 class SourceAddon(AddOnBase, CodeService):
     """Let a run have the newest definitions of your code, mark what has changed in it, and keep its source. Each trainer has it.
+
+    Args:
+        keep_source: Save the provenance of a run in its folder: the source, versions, git, arguments. "names" saves hashes of the source
+            instead; False saves nothing.
 
     Example:
         >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
         >>> sorted(path.name for path in trainer.run(1, loader).run_dir.glob("[ps]*"))
         ['provenance.json', 'source']
     """
+
+    keep_source: bool | Literal["names"] = True
 
     def __post_init__(self) -> None:
         self.code: StepCode | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -113,4 +105,12 @@ class SourceAddon(AddOnBase, CodeService):
         return settings_of(trainer, n_epoch, loader, valid_loader)
 
     def keep(self, trainer: Any, n_epoch: int, loader: Any, valid_loader: Any) -> None:
-        keep_source(trainer, n_epoch, loader, valid_loader)
+        if trainer.run_dir is None or not self.keep_source or not trainer.world.is_first:
+            return
+        arguments, run, roots = _described(trainer, n_epoch, loader, valid_loader)
+        run |= {"parent": trainer.origin.parent} if trainer.origin.parent is not None else {}
+        try:
+            names_only, device = self.keep_source == "names", str(trainer.device)
+            record(trainer.run_dir, roots, arguments=arguments, run=run, seed=trainer.seed, device=device, names_only=names_only)
+        except Exception as error:
+            trainer.recorder.note(f"The source of this run was not kept: {type(error).__name__}: {error}")

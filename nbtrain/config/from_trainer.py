@@ -26,10 +26,11 @@ from torch.utils.data import (
     default_convert,
 )
 
+from .. import addons
 from ..annotations import command
 from ..addons.multi_gpu import MultiGPUAddon
 from ..addons.state_manager import StateManagerAddon
-from ..base.compose import constructor_parameters, written_class
+from ..base.compose import DEFAULT_ADDONS, constructor_parameters, written_class
 from ..base.trainer_base import TrainerBase
 from ..compat.config_fields import translate_fields
 from .document import At, Document, Problems, dotted
@@ -190,6 +191,11 @@ def _trainer(read: Reader, trainer: RecordedTrainer, given: dict[str, Any], made
             read.problems.add(what, remedy=say_it(("trainer", "args")))
         elif not same_value(kept[p.name], p.default):
             found[p.name] = kept[p.name]
+    for name in {name for addon in DEFAULT_ADDONS for name in options(getattr(addons, addon))} - own_fields:
+        active: Sequence[Any] = trainer.active_addons
+        holder = next((addon for addon in active if name in options(type(addon))), None)
+        if holder is not None and not same_value(vars(holder)[name], options(type(holder))[name].default):
+            found[name] = vars(holder)[name]
     device = found.pop("device", "auto")
     one = device[0] if isinstance(device, (list, tuple)) else device
     if MultiGPUAddon in type(trainer).addons:  # options that `compute_config` has no field for

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import lightning as L
 import torch
@@ -74,7 +74,6 @@ class TrainerProtocol(Protocol):
     origin: Origin  # where the current or next run comes from
     lightning: dict[str, Any]  # the arguments for Lightning's trainer among them
     seed: int | None
-    keep_source: bool | Literal["names"]  # whether to record the source of a run
     automatic_optimization: bool  # False: `train_step` steps the optimizers by hand
     configures_optimizers: bool  # whether its model is a LightningModule, which makes the optimizers when a run begins
     short_way: bool  # False: each batch goes through the public calls of strategy and precision, also where these add nothing

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -41,11 +42,18 @@ def _past_of(trainer: ref[Any]) -> Past | None:
 class LiveViewAddon(AddOnBase, ViewService):
     """Show each run while it is on: a record with buttons in a notebook, a line in a terminal. Each trainer has it.
 
+    Args:
+        advice: Show tips about the run, at most three lines: `tip: val_loss has not improved since epoch 17 of 205`.
+        compare_with: A run folder to compare with in the plot. None: the newest other run of the same class in `save_path`.
+
     Example:
         >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), log_bar=False)
         >>> trainer.run(1, loader).status, trainer.view is None, len(trainer.runs) > 0
         ('completed', True, True)
     """
+
+    advice: bool = True
+    compare_with: str | Path | None = None
 
     def __post_init__(self) -> None:
         self.view: View | None = None
@@ -54,10 +62,21 @@ class LiveViewAddon(AddOnBase, ViewService):
         self._run_before: SessionRun | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # a copy shows its own runs
+        return {name: vars(self)[name] for name in ("advice", "compare_with", "_compared")}  # a copy shows its own runs
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
         self.__post_init__()
+
+    def check(self, trainer: Any) -> None:
+        self._compared = None
+        if self.compare_with is not None:
+            from nbtrain.history.run_folder import find_run
+
+            self._compared = find_run(self.compare_with).resolve()
+
+    def facts(self, trainer: Any) -> dict[str, Any]:
+        return {} if self.advice else {"advice": False}
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -92,7 +111,7 @@ class LiveViewAddon(AddOnBase, ViewService):
         if run is not None:
             view.card = card_of(run, view.board if is_training else None)
         if is_training and run is not None:
-            view.board.find_ghost = cache(partial(compared_with, trainer.compare_with, run.folder, run.title))
+            view.board.find_ghost = cache(partial(compared_with, self._compared, run.folder, run.title))
         return view
 
     def _take_slider(self) -> None:

@@ -18,7 +18,7 @@ import lightning as L
 from lightning.pytorch.loggers import Logger
 from safetensors.torch import save
 
-from ..engine.addon import AddOnBase
+from ..engine.addon import AddOnBase, CodeService
 from ..engine.callback import active_callbacks
 from ..engine.control import Leave
 from ..engine.protocol import EventSink, TrainerProtocol
@@ -50,11 +50,12 @@ def source_files(trainer: TrainerProtocol) -> dict[str, bytes]:
     """
     if trainer.run_dir is not None and (trainer.run_dir / "provenance.json").exists():
         return _files_below(trainer.run_dir, ("provenance.json", "git.diff", "source*/**/*.py"))
-    if not trainer.keep_source:
+    keep_source = next((addon.keep_source for addon in trainer.active_addons if isinstance(addon, CodeService)), False)
+    if not keep_source:
         return {}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            names_only, device = trainer.keep_source == "names", str(trainer.device)
+            names_only, device = keep_source == "names", str(trainer.device)
             record(Path(folder), [trainer], arguments=trainer.given, run={}, seed=trainer.seed, device=device, names_only=names_only)
         except Exception as error:  # the user's objects may raise anything when they are inspected
             trainer.recorder.note(f"The source of this run was not kept: {type(error).__name__}: {error}")

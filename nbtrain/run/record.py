@@ -49,7 +49,7 @@ def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any
         else _n_evaluated(valid_loader, arguments.get("limit_val_batches")),
         "accumulate": _batches_per_update(trainer, arguments),
         **({"max_steps": arguments["max_steps"]} if arguments.get("max_steps", -1) >= 0 else {}),
-        **({"advice": False} if not trainer.advice else _facts(trainer, loader)),
+        **_facts(trainer, loader),
         **({"round": session["round"] + 1, "n_rounds": session["n_rounds"]} if session is not None else {}),
         **({"variable": name} if name != "trainer" else {}),  # for lines to be copied
         **{name: value for addon in trainer.active_addons for name, value in addon.facts(trainer).items()},

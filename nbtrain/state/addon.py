@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning as L
 
@@ -29,6 +29,10 @@ __all__ = ["KeptStatesAddon"]
 class KeptStatesAddon(AddOnBase, StateService):
     """Keep the states of a training run in memory, in a notebook or with `keep_states=True`. Each trainer has it.
 
+    Args:
+        keep_states: Keep states in memory for `rewind`, `replay`, `branch` and `blame`, in a tenth of what is free: the start, and as many
+            epochs as take 1% of the time, the best and the last three first. Others are trained again, exactly. "auto": in notebooks.
+
     Example:
         >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
         >>> trainer.run(2, loader).status, len(trainer.states.memory)
@@ -36,6 +40,8 @@ class KeptStatesAddon(AddOnBase, StateService):
         >>> trainer.rewind(epoch=1).epoch
         1
     """
+
+    keep_states: Literal["auto"] | bool = "auto"
 
     @cached_property
     def states(self) -> States:
@@ -49,7 +55,7 @@ class KeptStatesAddon(AddOnBase, StateService):
         return self.states.restored if "states" in vars(self) else None
 
     def keeps(self, trainer: Any) -> bool:
-        if trainer.keep_states is False or (trainer.keep_states == "auto" and not in_shell()) or trainer.mode != "train":
+        if self.keep_states is False or (self.keep_states == "auto" and not in_shell()) or trainer.mode != "train":
             return False
         return not any(isinstance(addon, Launcher) for addon in trainer.active_addons)
 

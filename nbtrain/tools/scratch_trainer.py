@@ -92,7 +92,8 @@ def copy_trainer(trainer: TrainerBase) -> TrainerBase:
             f"{trainer.title} can't be copied: {type(error).__name__}: {first_line(error)}.",
             remedy="Give the object that fails a __deepcopy__, or rewind to the end of an epoch that is kept.",
         ) from error
-    made[KeptStatesAddon].states, made.keep_states = States(trainer.states.memory.copy()), True
+    kept = made[KeptStatesAddon]
+    kept.states, kept.keep_states = States(trainer.states.memory.copy()), True
     return made
 
 

@@ -26,7 +26,6 @@ from nbtrain.base.arguments import (
     check_model,
     check_run,
     check_save_path,
-    compared_run,
     make_optimizer,
     resolve_monitor,
     translate_arguments,
@@ -63,7 +62,6 @@ if TYPE_CHECKING:
     from nbtrain.tools.notify import Notifier, Notify
     from nbtrain.loops.error_guard import Failure
     from nbtrain.run.handle import RunHandle
-    from nbtrain.addons.hooks import Hooks
     from nbtrain.base.best_weights import Weights
     from nbtrain.library.runs import Runs
 
@@ -73,7 +71,7 @@ __all__ = ["AnyTrainer", "Trainer"]
 # %% ../../nbs/trainer/trainer.ipynb #daa6da77
 AnyTrainer = TypeVar("AnyTrainer", bound="Trainer")
 # Arguments that addons take too
-_SHARED = ("device", "scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "hooks", "nonfinite", "save_path")
+_SHARED = ("device", "scheduler", "scheduler_step_on_batch", "gradient_clip", "compile", "nonfinite", "save_path")
 _NOT_GIVEN = (
     "self",
     "addon_options",
@@ -117,25 +115,20 @@ class Trainer(TrainerCommands):
         gradient_clip: float | dict[str, float] = 0.0,
         compile: bool | str | dict[str, Any] | None = None,
         precision: Any = None,
-        hooks: Hooks | Sequence[Hooks] | None = None,
         nonfinite: NonFinite = "raise",
         seed: int | None = None,
         save_path: str | Path | None = None,
         monitor: str = "val_loss",
         monitor_mode: MonitorMode | None = None,
-        keep_source: bool | Literal["names"] = True,
         on_error: Literal["pause", "raise"] | None = None,
-        advice: bool = True,
-        compare_with: str | Path | None = None,
         count_samples: Callable[[Any], int] | None = None,
-        keep_states: Literal["auto"] | bool = "auto",
         lightning: dict[str, Any] | None = None,
         **addon_options: Unpack[AddonOptions],
     ) -> None:
         (precision, monitor), notes = translate_arguments(
             cast(dict[str, Any], addon_options), precision=(precision, None), monitor=(monitor, "val_loss")
         )
-        given = {name: value for name, value in locals().items() if name not in _NOT_GIVEN} | addon_options
+        given = {name: value for name, value in {**locals(), **addon_options}.items() if name not in _NOT_GIVEN}
         of_user = frozenset(vars(self))  # attributes that a subclass set before it called this constructor
         check_written_steps(type(self))
         check_addon_options(type(self), addon_options)
@@ -155,9 +148,6 @@ class Trainer(TrainerCommands):
         self.scheduler = given["scheduler"] = schedulers_by_name(self.optimizer, scheduler)
         check_stepping(self.scheduler)
         self.log_bar, self.seed, self.save_path, self.on_error = log_bar, seed, save_path, on_error
-        self.keep_source: bool | Literal["names"] = keep_source
-        self.advice, self.compare_with = advice, compared_run(compare_with)
-        self.keep_states: Literal["auto"] | bool = keep_states
         self.monitor, self.monitor_mode = monitor, resolve_monitor(monitor, monitor_mode)
         lightning = check_lightning(lightning or {}, wraps_module=self.configures_optimizers)
         self.precision, self.lightning = resolve_precision(precision, self.device), lightning

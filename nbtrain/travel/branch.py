@@ -16,6 +16,7 @@ from ..base.operation import operate
 from ..base.trainer_base import TrainerBase
 from ..run.live_edits import check_options, set_options
 from ..code.redefined import use_newest
+from ..state.addon import KeptStatesAddon
 from ..state.restore import restore_kept
 from .rewind import nearest_state, place_of
 from ..tools.scratch_trainer import copy_trainer
@@ -102,7 +103,7 @@ def _copy(trainer: BranchType, place: Place, steps: type[TrainerBase] | None, op
     """A copy of `trainer` as it was at `place`, with other `options` of the optimizer, or other `steps`."""
     restore = _restorer(trainer, place)
     made: Any = copy_trainer(trainer)
-    made.keep_states = trainer.keep_states
+    made[KeptStatesAddon].keep_states = trainer[KeptStatesAddon].keep_states
     restore(made)
     made._begin_branch(trainer.run_dir.name if trainer.run_dir is not None else trainer.title, _changes(made, options, steps))
     made.recorder.mark(f"branched from {made.origin.parent}")
