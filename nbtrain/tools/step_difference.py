@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from math import isclose
 from typing import Any, Literal
 
-from .step_trace import Digest, StepTrace, TracedStep
+from ..data.order_check import same_random
+from .step_trace import Call, Digest, StepTrace, TracedStep
 
 # %% auto #0
 __all__ = ["What", "Found", "StepPair"]
 
 # %% ../../nbs/tools/step_difference.ipynb #diff4
 _ROUNDING = 1e-5  # relative; float32 has 7 digits
+_GENERATORS = {"torch": "torch's", "torch.cuda": "torch's on the GPU", "python": "Python's", "numpy": "NumPy's"}
 
 
 def _norm(gradients: Mapping[str, Digest]) -> float:
@@ -27,30 +29,19 @@ def _norm(gradients: Mapping[str, Digest]) -> float:
 def _scale(a: Mapping[str, Digest], b: Mapping[str, Digest]) -> float | None:
     """The factor between all gradients of `a` and `b`, if there is one."""
     scale = _norm(a) / (_norm(b) or math.nan)
-    alike = all(abs(a[name].projection - scale * b[name].projection) <= 1e-3 * a[name].norm for name in a if name in b)
-    return (
-        scale if alike and math.isfinite(scale) and all(isclose(a[name].norm, scale * b[name].norm, rel_tol=1e-3) for name in a) else None
-    )
+    for name in a.keys() & b.keys():
+        room = 1e-3 * a[name].norm
+        if not isclose(a[name].projection, scale * b[name].projection, abs_tol=room):
+            return None
+        if not isclose(a[name].norm, scale * b[name].norm, abs_tol=room):
+            return None
+    return scale
 
 
-def _options_of(step: TracedStep, name: str) -> dict[str, Any] | None:
-    return next((options for names, options in step.groups if name in names), None)
-
-
-def _names(a: Mapping[str, int], b: Mapping[str, int]) -> str:
+def _drawn(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     """The generators whose states differ."""
-    known = {"torch": "torch's", "torch.cuda": "torch's on the GPU", "python": "Python's", "numpy": "NumPy's"}
-    return ", ".join(known.get(name, "torch's on the device") for name in a if a[name] != b.get(name))
-
-
-def _who_draws(loop: TracedStep, number: int, moved: list[bool], names: str) -> str:
-    """Why the random numbers of the loop and of the trainer differ when a step begins, though they were equal after the step before."""
-    if loop.evaluations and moved[0]:
-        return f"your loop validates before step {number} without restoring the random numbers ({names}); the trainer restores them"
-    who = ["your loop", "the trainer"]
-    if moved[0] != moved[1]:
-        return f"{who[moved[1]]} draws random numbers ({names}) before step {number}, and {who[moved[0]]} does not"
-    return f"your loop and the trainer draw other random numbers ({names}) before step {number}: another loader, or number of workers"
+    names = [_GENERATORS.get(name, "torch's on the device") for name in a if not same_random({"": a[name]}, {"": b.get(name)})]
+    return ", ".join(names)
 
 
 # %% ../../nbs/tools/step_difference.ipynb #diff10
@@ -77,32 +68,27 @@ class StepPair:
     def own(self) -> TracedStep:
         return self.traces[1].steps[self.number - 1]
 
-    @property
-    def before(self) -> StepPair | None:
-        """The pair before it."""
-        return StepPair(self.traces, self.number - 1, self.tolerance) if self.number > 1 else None
-
-    def differing(self, a: Mapping[str, Digest], b: Mapping[str, Digest]) -> list[str]:
+    def differing(self, a: Mapping[str, Digest], b: Mapping[str, Digest], tolerance: float | None = None) -> list[str]:
         """The names whose tensors differ, of those that both have."""
-        return [name for name in a if name in b and not a[name].is_close(b[name], self.tolerance)]
+        room = self.tolerance if tolerance is None else tolerance
+        return [name for name in a if name in b and not a[name].is_close(b[name], room)]
 
     def are_close(self, a: Sequence[Digest], b: Sequence[Digest]) -> bool:
         return len(a) == len(b) and all(one.is_close(other, self.tolerance) for one, other in zip(a, b))
 
     @property
-    def losses_differ(self) -> bool:
-        """Whether recorded losses differ by more than the rounding of what was recorded."""
+    def other_losses(self) -> list[tuple[float, float]]:
+        """Recorded losses that differ by more than the rounding of what was recorded."""
         if len(self.loop.losses) != len(self.own.losses):  # once for each batch, or once for each update
-            return False
-        return any(self.are_apart(a, b) for a, b in zip(self.loop.losses, self.own.losses))
-
-    def are_apart(self, a: float, b: float) -> bool:
-        return not (isclose(a, b, rel_tol=max(1e-6, self.tolerance)) or (math.isnan(a) and math.isnan(b)))
+            return []
+        room = max(1e-6, self.tolerance)
+        pairs = zip(self.loop.losses, self.own.losses)
+        return [(a, b) for a, b in pairs if not (isclose(a, b, rel_tol=room) or math.isnan(a) and math.isnan(b))]
 
     @property
     def equal(self) -> bool:
-        tensors = self.differing(self.loop.weights, self.own.weights) or self.differing(self.loop.gradients, self.own.gradients)
-        return not tensors and not self.losses_differ
+        is_other = self.differing(self.loop.weights, self.own.weights) or self.differing(self.loop.gradients, self.own.gradients)
+        return not is_other and not self.other_losses
 
     def layer(self, name: str) -> str:
         """The layer as text: of its name, or of that of a weight in it."""
@@ -113,33 +99,34 @@ class StepPair:
     # -- reasons, in the order in which a step computes
     def why(self) -> Found:
         """What differs first in this step."""
-        ways = (self._first_weights, self._batches, self._calls, self._losses, self._gradients, self._options)
-        return next(found for way in ways if (found := way()) is not None)
+        for way in (self._first_weights, self._batches, self._calls, self._losses, self._gradients):
+            found = way()
+            if found is not None:
+                return found
+        return self._update()
 
     def _first_weights(self) -> Found | None:
         """Weights that were changed between two steps."""
         names = self.differing(self.loop.began, self.own.began)
         if not names:
             return None
-        who = (
-            "the loop gets a copy of the trainer's model, and changes it before its first step"
-            if self.number == 1
-            else "they are changed between two steps"
-        )
-        buffers = [name for name in names if name not in self.loop.gradients and name not in self.own.gradients]
-        if self.loop.in_training and len(buffers) == len(names):
-            return "mode", self.layer(names[0]), "your loop evaluates in training mode, which changes this layer: call model.eval() before"
-        return "weights", self.layer(names[0]), f"{names[0]} is not the same when the step begins: {who}"
+        layer, trained = self.layer(names[0]), {*self.loop.gradients, *self.own.gradients}
+        if any(self.loop.evaluations) and trained.isdisjoint(names):
+            return "mode", layer, "your loop evaluates in training mode, which changes this layer: call model.eval() before"
+        who = "they are changed between two steps"
+        if self.number == 1:
+            who = "the loop gets a copy of the trainer's model, and changes it before its first step"
+        return "weights", layer, f"{names[0]} is not the same when the step begins: {who}"
 
     def _batches(self) -> Found | None:
         """Other batches, or another number of them."""
         a, b = self.loop, self.own
         if a.n_batches != b.n_batches:
-            counts = " and ".join(f"{step.n_batches} in {who}" for step, who in ((a, "your loop"), (b, "the trainer")))
-            return "batch", "", f"an update has {counts}: gradients are accumulated over another number of batches"
+            counts = f"an update has {a.n_batches} in your loop and {b.n_batches} in the trainer"
+            return "batch", "", f"{counts}: gradients are accumulated over another number of batches"
         if self.are_close(a.batch, b.batch):
             return None
-        if a.random[0] != b.random[0]:
+        if not same_random(a.random[0], b.random[0]):
             return "random numbers", "", f"the batches differ, because {self._random()}"
         return "batch", "", self._order()
 
@@ -158,15 +145,15 @@ class StepPair:
 
     def _random(self) -> str:
         """Where the random numbers parted: between two steps, or within one."""
-        last = [trace.random for trace in self.traces]
-        for number, pair in enumerate(zip(*(trace.steps for trace in self.traces)), 1):
-            began = [step.random[0] for step in pair]
-            if began[0] != began[1]:
-                moved = [state != before for state, before in zip(began, last)]
-                return _who_draws(pair[0], number, moved, _names(*began))
-            last = [step.random[1] for step in pair]
-            if last[0] != last[1]:
-                return f"step {number} of your loop draws other random numbers ({_names(*last)}) than that of the trainer"
+        steps = list(zip(*(trace.steps for trace in self.traces)))[: self.number]
+        for number, (a, b) in enumerate(steps, 1):
+            names = _drawn(a.random[0], b.random[0])
+            if names and a.evaluations:
+                return f"your loop validates before step {number} without restoring the random numbers ({names}); the trainer restores them"
+            if names:
+                return f"your loop and the trainer draw other random numbers ({names}) before step {number}"
+            if names := _drawn(a.random[1], b.random[1]):
+                return f"step {number} of your loop draws other random numbers ({names}) than that of the trainer"
         raise AssertionError  # it is called where they differ
 
     def _calls(self) -> Found | None:
@@ -174,108 +161,95 @@ class StepPair:
         for a, b in zip(self.loop.calls, self.own.calls):
             if a.name != b.name:
                 return "output", self.layer(b.name), f"your loop calls {self.layer(a.name)} in its place"
-            forms = [[digest.form.partition("[")[0] for digest in call.outputs] for call in (a, b)]
-            if self.are_close(a.outputs, b.outputs) or not self.are_close(a.inputs, b.inputs):
-                continue
-            layer = self.layer(a.name)
-            if a.training != b.training:
-                modes = ["training" if call.training else "eval" for call in (a, b)]
-                remedy = "" if a.training else ": call model.train() after a validation"
-                return "mode", layer, f"it is in {modes[0]} mode in your loop, in {modes[1]} mode in the trainer{remedy}"
-            if forms[0] != forms[1]:
-                return "precision", layer, f"its output is {', '.join(forms[0])} in your loop, {', '.join(forms[1])} in the trainer"
-            if self.loop.random[0] != self.own.random[0]:
-                return "random numbers", layer, self._random()
-            return "output", layer, "its output differs for the same input, weights and random numbers"
+            if not self.are_close(a.outputs, b.outputs) and self.are_close(a.inputs, b.inputs):
+                return self._output(a, b)
         for a, b in zip(self.loop.calls, self.own.calls):
             if not self.are_close(a.inputs, b.inputs):
                 return "output", self.layer(a.name), "its input differs, which no layer before it has computed"
         return None
 
+    def _output(self, a: Call, b: Call) -> Found:
+        """Why a module makes something else of the same input."""
+        layer = self.layer(a.name)
+        if a.training != b.training:
+            words = "it is in training mode in your loop, in eval mode in the trainer"
+            if b.training:
+                words = "it is in eval mode in your loop, in training mode in the trainer: call model.train() after a validation"
+            return "mode", layer, words
+        kinds = [", ".join(digest.form.partition("[")[0] for digest in call.outputs) for call in (a, b)]
+        if kinds[0] != kinds[1]:
+            return "precision", layer, f"its output is {kinds[0]} in your loop, {kinds[1]} in the trainer"
+        if not same_random(self.loop.random[0], self.own.random[0]):
+            return "random numbers", layer, self._random()
+        return "output", layer, "its output differs for the same input, weights and random numbers"
+
     def _losses(self) -> Found | None:
-        if not self.losses_differ:
+        if not self.other_losses:
             return None
-        a, b = next((a, b) for a, b in zip(self.loop.losses, self.own.losses) if self.are_apart(a, b))
-        numbers = f"{a:.6g} in your loop{f', {a / b:.6g} times' if b else ','} the {b:.6g} of the trainer"
+        a, b = self.other_losses[0]
+        words = f"{a:.6g} in your loop, {b:.6g} in the trainer"
         if not self.differing(self.loop.gradients, self.own.gradients):
-            return "loss", "", f"your loop records {numbers}, though the gradients are equal: an average, or a loss after the update"
-        return "loss", "", f"it is {numbers}, of equal outputs: another loss function, reduction or label"
+            return "loss", "", f"your loop records {words}, though the gradients are equal: an average, or a loss after the update"
+        return "loss", "", f"it is {words}, of equal outputs: another loss function, reduction or label"
 
     def _gradients(self) -> Found | None:
         """Gradients that differ though the outputs and losses are equal."""
         a, b = self.loop.gradients, self.own.gradients
-        names = self.differing(a, b)
-        if missing := sorted(name for name in a.keys() ^ b.keys() if {**a, **b}[name].norm):  # zeros are as good as none
+        missing = sorted(name for name in a.keys() ^ b.keys() if {**a, **b}[name].norm)  # zeros are as good as none
+        if missing:
             who = "the trainer" if missing[0] in a else "your loop"
-            return (
-                "gradient",
-                self.layer(missing[0]),
-                f"{missing[0]} has none in {who}: it is frozen, not in the optimizer, or not in the loss",
-            )
+            words = f"{missing[0]} has none in {who}: it is frozen, not in the optimizer, or not in the loss"
+            return "gradient", self.layer(missing[0]), words
+        names = self.differing(a, b)
         if not names:
             return None
         layer = self.layer(names[-1]) if len(names) < len(a) else ""  # a backward pass begins with the last
-        if all(a[name].is_close(b[name], _ROUNDING) for name in names):
+        if not self.differing(a, b, _ROUNDING):
             return "gradient", layer, "in the last digits alone: the same numbers, added up in another order"
-        if self.before is not None and self._adds_up(self.before, names):
+        if self._adds_up(names):
             return (
                 "gradient",
                 layer,
                 f"your loop adds those of step {self.number - 1} to those of this step: optimizer.zero_grad() is missing",
             )
-        scale = _scale(a, b)
+        norms, scale = f"the norm is {_norm(a):.6g} in your loop, {_norm(b):.6g} in the trainer", _scale(a, b)
         if scale is None:
-            return (
-                "gradient",
-                layer,
-                f"of {names[-1]}, the norm is {a[names[-1]].norm:.6g} in your loop, {b[names[-1]].norm:.6g} in the trainer",
-            )
-        return "gradient", layer, f"those of your loop are {scale:.6g} times those of the trainer: {self._why_scaled(scale)}"
+            return "gradient", layer, f"for the same outputs and losses; {norms}"
+        causes = "the loss is not divided by the batches of an update, or scaled, or one of both clips the gradients"
+        return "gradient", layer, f"those of your loop are {scale:.6g} times those of the trainer: {causes}; {norms}"
 
-    def _adds_up(self, before: StepPair, names: list[str]) -> bool:
+    def _adds_up(self, names: Sequence[str]) -> bool:
         """Whether the loop's gradients are those of the trainer plus those of the step before."""
-        a, b, last = self.loop.gradients, self.own.gradients, before.loop.gradients
-        sums = [(a[name].projection, b[name].projection + last[name].projection, a[name].norm) for name in names if name in last]
-        return len(sums) == len(names) and all(isclose(one, total, abs_tol=1e-3 * norm) for one, total, norm in sums)
+        if self.number == 1:
+            return False
+        a, b, last = self.loop.gradients, self.own.gradients, self.traces[0].steps[self.number - 2].gradients
+        if not last.keys() >= set(names):
+            return False
+        return all(isclose(a[n].projection, b[n].projection + last[n].projection, abs_tol=1e-3 * a[n].norm) for n in names)
 
-    def _why_scaled(self, scale: float) -> str:
-        n, norms = self.loop.n_batches, [_norm(step.gradients) for step in (self.loop, self.own)]
-        if n > 1 and isclose(scale, n, rel_tol=1e-3):
-            return f"it does not divide the loss by the {n} batches of an update"
-        small, who, other = (norms[0], "your loop clips", "the trainer") if scale < 1 else (norms[1], "the trainer clips", "your loop")
-        if isclose(small, round(small, 3), rel_tol=1e-5):
-            return f"{who} the gradients to a norm of {small:.3g}, {other} does not"
-        return f"clipping, a factor of the loss, or its reduction; the norm is {norms[0]:.4g} in your loop, {norms[1]:.4g} in the trainer"
-
-    def _options(self) -> Found:
+    def _update(self) -> Found:
         """Weights that differ though the gradients are equal."""
         a, b = self.loop, self.own
         names = self.differing(a.weights, b.weights)
         layer = self.layer(names[0]) if names and len(names) < len(a.gradients) else ""
         if a.optimizer != b.optimizer:
             return "optimizer", layer, f"{a.optimizer or 'none of torch'} in your loop, {b.optimizer or 'none of torch'} in the trainer"
+        mine, theirs = ({name: options for members, options in step.groups for name in members} for step in (a, b))
         for name in names:
-            mine, theirs = _options_of(a, name), _options_of(b, name)
-            if (mine is None) != (theirs is None):
-                return "optimizer", self.layer(name), f"{name} is not in the optimizer of {'your loop' if mine is None else 'the trainer'}"
-            if mine is not None and theirs is not None and mine != theirs:
-                keys = [key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key)]
-                return self._of_options(layer, {key: (mine.get(key), theirs.get(key)) for key in sorted(keys)})
+            if (name in mine) != (name in theirs):
+                who = "the trainer" if name in mine else "your loop"
+                return "optimizer", self.layer(name), f"{name} is not in the optimizer of {who}"
+            if mine.get(name) != theirs.get(name):
+                return self._options(layer, mine[name], theirs[name])
         if a.age != b.age:
-            return (
-                "optimizer",
-                layer,
-                f"it has made {a.age} steps before in your loop, {b.age} in the trainer: a new optimizer loses its state",
-            )
-        close = names and all(a.weights[name].is_close(b.weights[name], _ROUNDING) for name in names)
-        return "weights", layer, (
-            "in the last digits alone: the same numbers, computed in another order" if close
-            else "they differ after equal gradients and options: the state of the optimizer, or something that changes the weights after it"
-        )  # fmt: skip
+            words = f"it has made {a.age} steps before in your loop, {b.age} in the trainer: a new optimizer loses its state"
+            return "optimizer", layer, words
+        words = "they differ after equal gradients and options: the state of the optimizer, or something that changes the weights after it"
+        if names and not self.differing(a.weights, b.weights, _ROUNDING):
+            words = "in the last digits alone: the same numbers, computed in another order"
+        return "weights", layer, words
 
-    def _of_options(self, layer: str, differ: dict[str, tuple[Any, Any]]) -> Found:
-        texts = [f"{key} is {mine!r} in your loop, {theirs!r} in the trainer" for key, (mine, theirs) in differ.items()]
-        if set(differ) == {"lr"}:
-            was_equal = self.before is not None and self.before.loop.groups == self.before.own.groups
-            return "rate", layer, texts[0] + (": another schedule" if was_equal else "")
-        return "optimizer", layer, "; ".join(texts)
+    def _options(self, layer: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Found:
+        keys = sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
+        words = "; ".join(f"{key} is {mine.get(key)!r} in your loop, {theirs.get(key)!r} in the trainer" for key in keys)
+        return "rate" if keys == ["lr"] else "optimizer", layer, words
