@@ -140,9 +140,9 @@ def _named_arguments(loop: Callable[..., Any]) -> list[str]:
 
 
 @contextmanager
-def _traced(model: nn.Module, most: int, on_step: Callable[[], None], loader: Any, valid_loader: Any, seed: int) -> Iterator[Any]:
+def _traced(model: nn.Module, most: int, on_step: Callable[[], None], loaders: tuple[Any, Any], seed: int) -> Iterator[Any]:
     """Watch a training of `model`, from a seed. Yields its trace, and the loaders, which are as before afterwards."""
-    trace = StepTrace(model, most, on_step)
+    trace, (loader, valid_loader) = StepTrace(model, most, on_step), loaders
     with borrowed(as_loader(loader)) as train, borrowed(as_loader(valid_loader or [])) as valid, trace.watching():
         seed_all(seed)
         yield trace, train, valid if valid_loader is not None else None
@@ -150,7 +150,7 @@ def _traced(model: nn.Module, most: int, on_step: Callable[[], None], loader: An
 
 def _train_own(own: TrainerBase, n_epoch: int, loaders: tuple[Any, Any], steps: int, seed: int) -> StepTrace:
     """The steps of a scratch copy."""
-    with _traced(own.model, steps, partial(advance, own, 2 * steps), *loaders, seed) as (trace, train, valid):
+    with _traced(own.model, steps, partial(advance, own, 2 * steps), loaders, seed) as (trace, train, valid):
         train_copy(own, n_epoch, train, valid, [_OwnLosses(own, trace)])
     if not trace.steps:
         remedy = "Leave out CudaGraphAddon, and train the model itself."
@@ -158,9 +158,11 @@ def _train_own(own: TrainerBase, n_epoch: int, loaders: tuple[Any, Any], steps: 
     return trace
 
 
-def _train_loop(trainer: TrainerBase, loop: Callable[..., Any], model: nn.Module, loaders: Any, most: int, seed: int) -> StepTrace:
+def _train_loop(
+    trainer: TrainerBase, loop: Callable[..., Any], model: nn.Module, loaders: tuple[Any, Any], most: int, seed: int
+) -> StepTrace:
     """The steps of the loop."""
-    with _traced(model, most, partial(advance, trainer, 2 * most), *loaders, seed) as (trace, train, valid), suppress(Enough):
+    with _traced(model, most, partial(advance, trainer, 2 * most), loaders, seed) as (trace, train, valid), suppress(Enough):
         given = {"valid_loader": valid, "record": Record(trace)}
         loop(model, train.batches if isinstance(train, BatchList) else train, **{name: given[name] for name in _named_arguments(loop)})
     if not trace.steps:
