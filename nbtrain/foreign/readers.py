@@ -234,12 +234,8 @@ def _hugging_face(files: Files, choose: Choose, system: str) -> ForeignRun:
 
 def _hf_trainer(files: Files, choose: Choose) -> ForeignRun:
     state, run = files.json("trainer_state.json"), _hugging_face(files, choose, "Hugging Face Trainer")
-    log, n_epochs, step, n_steps = (
-        state.get("log_history", []),
-        state.get("epoch") or 0.0,
-        state.get("global_step", 0),
-        state.get("max_steps", 0),
-    )
+    log, n_epochs = state.get("log_history", []), state.get("epoch") or 0.0
+    step, n_steps = state.get("global_step", 0), state.get("max_steps", 0)
     if abs(n_epochs - round(n_epochs)) > 1e-6:
         files.lost["the place in the epoch"] = f"it was saved after epoch {n_epochs:.3g}; that epoch begins again"
     metric, best, weights = state.get("best_metric"), state.get("best_model_checkpoint"), None
@@ -308,7 +304,7 @@ def _omnigenbench(files: Files, choose: Choose) -> ForeignRun:
             if other is not None and other[1] == found[1]:
                 values = re.findall(r"_seed_-?\d+_(.+?)_(-?\d+\.\d{4})", other[3])
                 points.append(Point(int(other[2]), {f"val_{name}": float(value) for name, value in values}, int(other[2])))
-    lost = dict.fromkeys(("optimizer", "schedule", "random numbers"), "OmniGenBench saves the weights alone")
+    lost: dict[str, str] = dict.fromkeys(("optimizer", "schedule", "random numbers"), "OmniGenBench saves the weights alone")
     return ForeignRun("OmniGenBench", files.path, weights=weights, epoch=epoch, step=epoch, points=points, notes=notes, lost=lost)
 
 
@@ -330,7 +326,8 @@ def _neptune(files: Files, choose: Choose) -> list[ForeignRun]:
 
 def _neptune_run(files: Files, name: str, rows: Sequence[Mapping[str, Any]]) -> ForeignRun:
     parts = ("weights", "optimizer", "schedule", "epoch and step", "random numbers")
-    settings, lost = dict[str, Any](), dict.fromkeys(parts, "Neptune's tables have metrics alone")
+    settings: dict[str, Any] = {}
+    lost: dict[str, str] = dict.fromkeys(parts, "Neptune's tables have metrics alone")
     column = next((column for column in _NAMES if column in rows[0] and not rows[0].keys().isdisjoint(_VALUES)), None)
     if column is None:
         return ForeignRun("Neptune", files.path, name, points=row_points(rows), is_finished=True, lost=lost)
