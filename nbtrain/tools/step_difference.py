@@ -17,25 +17,20 @@ from .step_trace import Call, Digest, StepTrace, TracedStep
 # %% auto #0
 __all__ = ["What", "Found", "StepPair"]
 
-# %% ../../nbs/tools/step_difference.ipynb #diff4
+# %% ../../nbs/tools/step_difference.ipynb #diff10
+What = Literal[
+    "weights", "batch", "random numbers", "mode", "precision", "output", "loss", "gradient", "rate", "optimizer", "number of steps"
+]
+Found = tuple[What, str, str]  # what differs, in which layer, and why
+
+# %% ../../nbs/tools/step_difference.ipynb #diff6
 _ROUNDING = 1e-5  # relative; float32 has 7 digits
+_DIGITS = "in the last digits alone: the same numbers, computed in another order"
 _GENERATORS = {"torch": "torch's", "torch.cuda": "torch's on the GPU", "python": "Python's", "numpy": "NumPy's"}
 
 
-def _norm(gradients: Mapping[str, Digest]) -> float:
-    return math.hypot(*(digest.norm for digest in gradients.values()))
-
-
-def _scale(a: Mapping[str, Digest], b: Mapping[str, Digest]) -> float | None:
-    """The factor between all gradients of `a` and `b`, if there is one."""
-    scale = _norm(a) / (_norm(b) or math.nan)
-    for name in a.keys() & b.keys():
-        room = 1e-3 * a[name].norm
-        if not isclose(a[name].projection, scale * b[name].projection, abs_tol=room):
-            return None
-        if not isclose(a[name].norm, scale * b[name].norm, abs_tol=room):
-            return None
-    return scale
+def _either(name: str, mine: Any, theirs: Any) -> str:
+    return f"{name} is {mine} in your loop, {theirs} in the trainer"
 
 
 def _drawn(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
@@ -44,14 +39,6 @@ def _drawn(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     return ", ".join(names)
 
 
-# %% ../../nbs/tools/step_difference.ipynb #diff10
-What = Literal[
-    "weights", "batch", "random numbers", "mode", "precision", "output", "loss", "gradient", "rate", "optimizer", "number of steps"
-]
-Found = tuple[What, str, str]  # what differs, in which layer, and why
-
-
-# %% ../../nbs/tools/step_difference.ipynb #diff6
 @dataclass(frozen=True)
 class StepPair:
     """A step of the loop and that of the trainer: number `number` of two traces."""
@@ -61,16 +48,13 @@ class StepPair:
     tolerance: float
 
     @property
-    def loop(self) -> TracedStep:
-        return self.traces[0].steps[self.number - 1]
+    def steps(self) -> list[TracedStep]:
+        """The step of the loop, and that of the trainer."""
+        return [trace.steps[self.number - 1] for trace in self.traces]
 
-    @property
-    def own(self) -> TracedStep:
-        return self.traces[1].steps[self.number - 1]
-
-    def differing(self, a: Mapping[str, Digest], b: Mapping[str, Digest], tolerance: float | None = None) -> list[str]:
+    def differing(self, a: Mapping[str, Digest], b: Mapping[str, Digest], tolerance: float = 0.0) -> list[str]:
         """The names whose tensors differ, of those that both have."""
-        room = self.tolerance if tolerance is None else tolerance
+        room = max(self.tolerance, tolerance)
         return [name for name in a if name in b and not a[name].is_close(b[name], room)]
 
     def are_close(self, a: Sequence[Digest], b: Sequence[Digest]) -> bool:
@@ -79,16 +63,16 @@ class StepPair:
     @property
     def other_losses(self) -> list[tuple[float, float]]:
         """Recorded losses that differ by more than the rounding of what was recorded."""
-        if len(self.loop.losses) != len(self.own.losses):  # once for each batch, or once for each update
+        a, b = (step.losses for step in self.steps)
+        if len(a) != len(b):  # once for each batch, or once for each update
             return []
         room = max(1e-6, self.tolerance)
-        pairs = zip(self.loop.losses, self.own.losses)
-        return [(a, b) for a, b in pairs if not (isclose(a, b, rel_tol=room) or math.isnan(a) and math.isnan(b))]
+        return [(x, y) for x, y in zip(a, b) if not (isclose(x, y, rel_tol=room) or math.isnan(x) and math.isnan(y))]
 
     @property
     def equal(self) -> bool:
-        is_other = self.differing(self.loop.weights, self.own.weights) or self.differing(self.loop.gradients, self.own.gradients)
-        return not is_other and not self.other_losses
+        a, b = self.steps
+        return not (self.differing(a.weights, b.weights) or self.differing(a.gradients, b.gradients) or self.other_losses)
 
     def layer(self, name: str) -> str:
         """The layer as text: of its name, or of that of a weight in it."""
@@ -99,157 +83,120 @@ class StepPair:
     # -- reasons, in the order in which a step computes
     def why(self) -> Found:
         """What differs first in this step."""
+        a, b = self.steps
         for way in (self._first_weights, self._batches, self._calls, self._losses, self._gradients):
-            found = way()
+            found = way(a, b)
             if found is not None:
                 return found
-        return self._update()
+        return self._update(a, b)
 
-    def _first_weights(self) -> Found | None:
+    def _first_weights(self, a: TracedStep, b: TracedStep) -> Found | None:
         """Weights that were changed between two steps."""
-        names = self.differing(self.loop.began, self.own.began)
+        names = self.differing(a.began, b.began)
         if not names:
             return None
-        layer, trained = self.layer(names[0]), {*self.loop.gradients, *self.own.gradients}
-        if any(self.loop.evaluations) and trained.isdisjoint(names):
+        layer = self.layer(names[0])
+        if any(a.evaluations) and {*a.gradients, *b.gradients}.isdisjoint(names):
             return "mode", layer, "your loop evaluates in training mode, which changes this layer: call model.eval() before"
         who = "they are changed between two steps"
         if self.number == 1:
             who = "the loop gets a copy of the trainer's model, and changes it before its first step"
         return "weights", layer, f"{names[0]} is not the same when the step begins: {who}"
 
-    def _batches(self) -> Found | None:
+    def _batches(self, a: TracedStep, b: TracedStep) -> Found | None:
         """Other batches, or another number of them."""
-        a, b = self.loop, self.own
         if a.n_batches != b.n_batches:
             counts = f"an update has {a.n_batches} in your loop and {b.n_batches} in the trainer"
             return "batch", "", f"{counts}: gradients are accumulated over another number of batches"
         if self.are_close(a.batch, b.batch):
             return None
-        if not same_random(a.random[0], b.random[0]):
-            return "random numbers", "", f"the batches differ, because {self._random()}"
-        return "batch", "", self._order()
-
-    def _order(self) -> str:
-        """What is known about a batch that differs."""
-        mine, theirs = ([step.batch for step in trace.steps] for trace in self.traces)
-        a, b, n = self.loop.batch, self.own.batch, self.number - 1
-        if a in mine[:n] and b not in theirs[:n]:
-            return f"your loop reads the batch of its step {mine.index(a) + 1} again: another order, perhaps without set_epoch"
-        if a in theirs or b in mine:
-            return "the same batches in another order"
-        forms = [", ".join(digest.form for digest in batch) for batch in (a, b)]
+        if random := self._random(a, b):
+            return "random numbers", "", f"the batches differ, because {random}"
+        forms = [", ".join(digest.form for digest in step.batch) for step in (a, b)]
         if forms[0] != forms[1]:
-            return f"{forms[0]} in your loop, {forms[1]} in the trainer"
-        return "other samples, another order, or another preprocessing"
+            return "batch", "", f"{forms[0]} in your loop, {forms[1]} in the trainer"
+        return "batch", "", "other samples, another order, perhaps without set_epoch, or another preprocessing"
 
-    def _random(self) -> str:
-        """Where the random numbers parted: between two steps, or within one."""
-        steps = list(zip(*(trace.steps for trace in self.traces)))[: self.number]
-        for number, (a, b) in enumerate(steps, 1):
-            names = _drawn(a.random[0], b.random[0])
-            if names and a.evaluations:
-                return f"your loop validates before step {number} without restoring the random numbers ({names}); the trainer restores them"
-            if names:
-                return f"your loop and the trainer draw other random numbers ({names}) before step {number}"
-            if names := _drawn(a.random[1], b.random[1]):
-                return f"step {number} of your loop draws other random numbers ({names}) than that of the trainer"
-        raise AssertionError  # it is called where they differ
+    def _random(self, a: TracedStep, b: TracedStep) -> str:
+        """Why the random numbers differ when the step begins; "" if they don't."""
+        names = _drawn(a.random[0], b.random[0])
+        if not names:
+            return ""
+        last = [trace.steps[self.number - 2].random[1] for trace in self.traces] if self.number > 1 else [{}, {}]
+        if a.evaluations and not _drawn(*last):
+            return (
+                f"your loop validates before step {self.number} without restoring the random numbers ({names}); the trainer restores them"
+            )
+        return f"your loop and the trainer have drawn other random numbers ({names}) before step {self.number}"
 
-    def _calls(self) -> Found | None:
+    def _calls(self, a: TracedStep, b: TracedStep) -> Found | None:
         """The first module that is in another mode, or makes something else of the same input."""
-        for a, b in zip(self.loop.calls, self.own.calls):
-            if a.name != b.name:
-                return "output", self.layer(b.name), f"your loop calls {self.layer(a.name)} in its place"
-            if not self.are_close(a.outputs, b.outputs) and self.are_close(a.inputs, b.inputs):
-                return self._output(a, b)
-        for a, b in zip(self.loop.calls, self.own.calls):
-            if not self.are_close(a.inputs, b.inputs):
-                return "output", self.layer(a.name), "its input differs, which no layer before it has computed"
+        for one, other in zip(a.calls, b.calls):
+            if one.name != other.name:
+                return "output", self.layer(other.name), f"your loop calls {self.layer(one.name)} in its place"
+            if not self.are_close(one.outputs, other.outputs) and self.are_close(one.inputs, other.inputs):
+                return self._output(one, other, self._random(a, b))
+        for one, other in zip(a.calls, b.calls):
+            if not self.are_close(one.inputs, other.inputs):
+                return "output", self.layer(one.name), "its input differs, which no layer before it has computed"
         return None
 
-    def _output(self, a: Call, b: Call) -> Found:
-        """Why a module makes something else of the same input."""
-        layer = self.layer(a.name)
-        if a.training != b.training:
-            words = "it is in training mode in your loop, in eval mode in the trainer"
-            if b.training:
-                words = "it is in eval mode in your loop, in training mode in the trainer: call model.train() after a validation"
-            return "mode", layer, words
-        kinds = [", ".join(digest.form.partition("[")[0] for digest in call.outputs) for call in (a, b)]
+    def _output(self, one: Call, other: Call, random: str) -> Found:
+        """Why a module makes something else of the same input. `random`: why the random numbers differ, if they do."""
+        layer = self.layer(one.name)
+        if one.training != other.training:
+            modes = [f"{'training' if call.training else 'eval'} mode" for call in (one, other)]
+            remedy = "" if one.training else ": call model.train() after a validation"
+            return "mode", layer, f"it is in {modes[0]} in your loop, in {modes[1]} in the trainer{remedy}"
+        kinds = [", ".join(digest.form.partition("[")[0] for digest in call.outputs) for call in (one, other)]
         if kinds[0] != kinds[1]:
-            return "precision", layer, f"its output is {kinds[0]} in your loop, {kinds[1]} in the trainer"
-        if not same_random(self.loop.random[0], self.own.random[0]):
-            return "random numbers", layer, self._random()
+            return "precision", layer, _either("its output", *kinds)
+        if random:
+            return "random numbers", layer, random
         return "output", layer, "its output differs for the same input, weights and random numbers"
 
-    def _losses(self) -> Found | None:
+    def _losses(self, a: TracedStep, b: TracedStep) -> Found | None:
         if not self.other_losses:
             return None
-        a, b = self.other_losses[0]
-        words = f"{a:.6g} in your loop, {b:.6g} in the trainer"
-        if not self.differing(self.loop.gradients, self.own.gradients):
-            return "loss", "", f"your loop records {words}, though the gradients are equal: an average, or a loss after the update"
-        return "loss", "", f"it is {words}, of equal outputs: another loss function, reduction or label"
+        words = _either("it", *(f"{loss:.6g}" for loss in self.other_losses[0]))
+        if self.differing(a.gradients, b.gradients):
+            return "loss", "", f"{words}, of equal outputs: another loss function, reduction or label"
+        return "loss", "", f"{words}, though the gradients are equal: an average, or a loss after the update"
 
-    def _gradients(self) -> Found | None:
+    def _gradients(self, a: TracedStep, b: TracedStep) -> Found | None:
         """Gradients that differ though the outputs and losses are equal."""
-        a, b = self.loop.gradients, self.own.gradients
-        missing = sorted(name for name in a.keys() ^ b.keys() if {**a, **b}[name].norm)  # zeros are as good as none
-        if missing:
-            who = "the trainer" if missing[0] in a else "your loop"
-            words = f"{missing[0]} has none in {who}: it is frozen, not in the optimizer, or not in the loss"
-            return "gradient", self.layer(missing[0]), words
-        names = self.differing(a, b)
+        mine, theirs = a.gradients, b.gradients
+        for name in sorted(mine.keys() ^ theirs.keys()):
+            if {**mine, **theirs}[name].norm:  # zeros are as good as none
+                who = "the trainer" if name in mine else "your loop"
+                return "gradient", self.layer(name), f"{name} has none in {who}: it is frozen, not in the optimizer, or not in the loss"
+        names = self.differing(mine, theirs)
         if not names:
             return None
-        layer = self.layer(names[-1]) if len(names) < len(a) else ""  # a backward pass begins with the last
-        if not self.differing(a, b, _ROUNDING):
-            return "gradient", layer, "in the last digits alone: the same numbers, added up in another order"
-        if self._adds_up(names):
-            return (
-                "gradient",
-                layer,
-                f"your loop adds those of step {self.number - 1} to those of this step: optimizer.zero_grad() is missing",
-            )
-        norms, scale = f"the norm is {_norm(a):.6g} in your loop, {_norm(b):.6g} in the trainer", _scale(a, b)
-        if scale is None:
-            return "gradient", layer, f"for the same outputs and losses; {norms}"
-        causes = "the loss is not divided by the batches of an update, or scaled, or one of both clips the gradients"
-        return "gradient", layer, f"those of your loop are {scale:.6g} times those of the trainer: {causes}; {norms}"
+        layer = self.layer(names[-1]) if len(names) < len(mine) else ""  # a backward pass begins with the last
+        if not self.differing(mine, theirs, _ROUNDING):
+            return "gradient", layer, _DIGITS
+        norms = [f"{math.hypot(*(digest.norm for digest in part.values())):.6g}" for part in (mine, theirs)]
+        causes = "clipping, a factor or the reduction of the loss, its division by the batches of an update, or optimizer.zero_grad()"
+        return "gradient", layer, f"{_either('their norm', *norms)}: {causes}"
 
-    def _adds_up(self, names: Sequence[str]) -> bool:
-        """Whether the loop's gradients are those of the trainer plus those of the step before."""
-        if self.number == 1:
-            return False
-        a, b, last = self.loop.gradients, self.own.gradients, self.traces[0].steps[self.number - 2].gradients
-        if not last.keys() >= set(names):
-            return False
-        return all(isclose(a[n].projection, b[n].projection + last[n].projection, abs_tol=1e-3 * a[n].norm) for n in names)
-
-    def _update(self) -> Found:
+    def _update(self, a: TracedStep, b: TracedStep) -> Found:
         """Weights that differ though the gradients are equal."""
-        a, b = self.loop, self.own
         names = self.differing(a.weights, b.weights)
         layer = self.layer(names[0]) if names and len(names) < len(a.gradients) else ""
         if a.optimizer != b.optimizer:
-            return "optimizer", layer, f"{a.optimizer or 'none of torch'} in your loop, {b.optimizer or 'none of torch'} in the trainer"
+            return "optimizer", layer, _either("it", a.optimizer or "none of torch", b.optimizer or "none of torch")
         mine, theirs = ({name: options for members, options in step.groups for name in members} for step in (a, b))
         for name in names:
-            if (name in mine) != (name in theirs):
-                who = "the trainer" if name in mine else "your loop"
-                return "optimizer", self.layer(name), f"{name} is not in the optimizer of {who}"
-            if mine.get(name) != theirs.get(name):
-                return self._options(layer, mine[name], theirs[name])
+            one, other = mine.get(name, {}), theirs.get(name, {})
+            keys = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+            if keys:
+                words = "; ".join(_either(key, one.get(key), other.get(key)) for key in keys)
+                return "rate" if keys == ["lr"] else "optimizer", layer, words
         if a.age != b.age:
             words = f"it has made {a.age} steps before in your loop, {b.age} in the trainer: a new optimizer loses its state"
             return "optimizer", layer, words
-        words = "they differ after equal gradients and options: the state of the optimizer, or something that changes the weights after it"
         if names and not self.differing(a.weights, b.weights, _ROUNDING):
-            words = "in the last digits alone: the same numbers, computed in another order"
+            return "weights", layer, _DIGITS
+        words = "they differ after equal gradients and options: the state of the optimizer, or something that changes the weights after it"
         return "weights", layer, words
-
-    def _options(self, layer: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Found:
-        keys = sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
-        words = "; ".join(f"{key} is {mine.get(key)!r} in your loop, {theirs.get(key)!r} in the trainer" for key in keys)
-        return "rate" if keys == ["lr"] else "optimizer", layer, words

@@ -29,7 +29,7 @@ __all__ = ["Digest", "digest", "digests", "Call", "TracedStep", "Enough", "StepT
 class Digest(NamedTuple):
     """What is kept of a tensor: a checksum of its bits, its L2 norm, its projection on fixed numbers, and its dtype and shape.
 
-    Equal tensors have equal digests. The projection is linear: that of a sum is the sum of the projections.
+    Equal tensors have equal digests.
     """
 
     bits: int
