@@ -39,7 +39,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ["Draw", "Sample", "is_image", "rgb", "masks_of", "draw_sample", "Gallery", "show_results", "show_worst", "samples_of"]
+__all__ = [
+    "Draw",
+    "Sample",
+    "in_words",
+    "is_image",
+    "rgb",
+    "masks_of",
+    "draw_sample",
+    "Gallery",
+    "show_results",
+    "show_worst",
+    "samples_of",
+]
 
 
 # %% ../../nbs/tools/gallery.ipynb #101d120d
@@ -105,13 +117,13 @@ class Sample:
     @property
     def row(self) -> dict[str, Any]:
         """The values as a row of a table."""
-        return {"sample": self.index, "prediction": _words(self.prediction), "label": _words(self.label), "loss": self.loss}
+        return {"sample": self.index, "prediction": in_words(self.prediction), "label": in_words(self.label), "loss": self.loss}
 
     def _name(self, value: Any) -> str:
         """The name of a class in `classes`; other values as text."""
         if self.classes is not None and _is_class(value) and 0 <= int(value) < len(self.classes):
             return visible(self.classes[int(value)])
-        return _words(value)
+        return in_words(value)
 
 
 def _plain(value: Any) -> Any:
@@ -122,7 +134,8 @@ def _is_class(value: Any) -> bool:
     return isinstance(_plain(value), int)
 
 
-def _words(value: Any) -> str:
+def in_words(value: Any) -> str:
+    """A number as a number, anything else by its type and shape."""
     value = _plain(value)
     return describe(value) if isinstance(value, (Tensor, tuple, list, dict)) else format_value(value)
 
@@ -185,7 +198,7 @@ def draw_sample(axes: Axes, sample: Sample) -> None:
     elif isinstance(value, Tensor) and value.ndim == 1:
         axes.bar(range(len(value)), value.float().numpy(), color="0.6")
     else:
-        axes.text(0.5, 0.5, _words(value), ha="center", va="center", wrap=True, fontsize=8, parse_math=False)
+        axes.text(0.5, 0.5, in_words(value), ha="center", va="center", wrap=True, fontsize=8, parse_math=False)
         axes.set_axis_off()
 
 
