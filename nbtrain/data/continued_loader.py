@@ -5,9 +5,7 @@
 # %% ../../nbs/data/continued_loader.ipynb #9a15d107
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
@@ -15,7 +13,8 @@ from lightning.fabric.utilities.data import sized_len
 from .loader import LoaderWrapper
 from .loader_state import LoaderState
 from .epoch import set_epoch
-from ..rng import keep_random, random_state, set_random_state
+from .resumable_loader import read_past
+from ..rng import keep_random, random_state
 
 # %% auto #0
 __all__ = ["ContinuedLoader", "continued"]
@@ -79,11 +78,7 @@ class ContinuedLoader(LoaderWrapper):
             if self._begin is None:
                 state.put(saved["place"])
                 return iter(self.loader)
-            state.put(self._begin["place"])
-            set_random_state(self._begin["random"])
-            batches = iter(self.loader)
-            deque(islice(batches, self.n_read), maxlen=0)
-        return batches
+            return read_past(state, self._begin, self.n_read)
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the stream."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from itertools import chain, islice
@@ -31,8 +31,7 @@ __all__ = [
     "can_skip",
     "skip_batches",
     "why_read_again",
-    "cost_of_resume",
-    "RereadableLoader",
+    "read_past",
     "ResumableLoader",
     "ValidLoader",
     "borrowed",
@@ -116,12 +115,6 @@ def why_read_again(loader: Any) -> str:
     return f"{name} has no state; with state_dict and load_state_dict it is read from where it was"
 
 
-def cost_of_resume(loader: Any, finished: int) -> str:
-    """A sentence on how many batches resuming after `finished` batches reads again, and why; empty if it reads none again."""
-    reason, n = why_read_again(loader), "1 batch" if finished == 1 else f"{finished} batches"
-    return f"Resuming reads {n} of this epoch again: {reason}." if reason else ""
-
-
 # %% ../../nbs/data/resumable_loader.ipynb #0ab3fd30
 NO_PLACE = {"length": None, "finished": None, "whole": False, "place": {"own": None, "generators": {}}}  # of another loader
 _END = object()
@@ -137,19 +130,15 @@ def _check_length(saved: int | None, given: int | None) -> None:
         )
 
 
-def _from_begin(state: LoaderState, begin: dict[str, Any], finished: int, ahead: int) -> Iterator[Any]:
-    """Continue a pass that began with `begin` after `finished` batches, which are skipped or read again.
-
-    Reads the next `ahead` batches at once.
-    """
+def read_past(state: LoaderState, begin: Mapping[str, Any], n: int, *, skips: bool = False) -> Iterator[Any]:
+    """Continue a pass that began with `begin` after `n` batches, which are read again, or not loaded if it `skips` them."""
     state.put(begin["place"])
     set_random_state(begin["random"])
-    if not state.has_own and can_skip(state.loader, ahead=ahead > 0):
-        batches = skip_batches(state.loader, finished)
-    else:
-        batches = state.begin()
-        deque(islice(batches, finished), maxlen=0)
-    return chain(list(islice(batches, ahead)), batches)  # before the newest random state is restored
+    if skips:
+        return skip_batches(state.loader, n)
+    batches = state.begin()
+    deque(islice(batches, n), maxlen=0)
+    return batches
 
 
 class _Announced:
@@ -167,18 +156,28 @@ class _Announced:
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #a93dbf3a
-class RereadableLoader(LoaderWrapper):
-    """A wrapper around `loader` whose current pass can be read again from its beginning, up to any batch. `check` reports what can't be."""
+class ResumableLoader(LoaderWrapper):
+    """A wrapper around `loader` whose current pass can be saved and resumed, or read again up to any batch. `check` reports what can't be.
+
+    It has no `state_dict`, because Lightning would save that in its own part of a checkpoint.
+    """
 
     def __init__(self, loader: Iterable[Any]) -> None:
         super().__init__(loader)
         self.state = LoaderState(loader)
         self.check = OrderCheck(self.state)
+        self.check.reasons += lost_in_pass(loader)
+        self.random_ahead: dict[str, Any] | None = None  # to continue with, if the first batch was read before the run began
         self._live: Iterator[Any] = iter(())  # the current pass
         self._n_handed = 0  # batches of the current pass that were yielded
         self._ended = False  # was the current pass read to its end?
         self._begin: dict[str, Any] = {}  # what the current pass began with
         self._again: tuple[int, Callable[[], None]] | None = None  # the arguments of `read_again`
+        self._next: tuple[dict[str, Any], dict[str, Any]] | None = None  # a state to resume from, and the random state to continue with
+        self._draws: bool | None = None  # whether it draws between two batches; None before that is known
+        # Lightning reads one batch of a loader without a length ahead: the loader's own state after the newest ones, by their number
+        self._reads_ahead = self.state.has_own and not getattr(loader, "continues", False) and self._length() is None
+        self._newest: deque[tuple[int, dict[str, Any]]] = deque(maxlen=3)
 
     def __iter__(self) -> Iterator[Any]:
         again, self._again = self._again, None
@@ -188,7 +187,14 @@ class RereadableLoader(LoaderWrapper):
         yield from self.read_on()
 
     def _open(self) -> Iterator[Any]:
-        return self._begin_pass(after_cut=not self._is_whole() and self._n_handed > 0)
+        saved, self._next = self._next, None
+        if saved is None:
+            batches = self._begin_pass(after_cut=not self._is_whole() and self._n_handed > 0)
+        else:
+            batches = self._resume(*saved)
+            if self._length() is None:  # Lightning reads ahead, before its sanity check reads the validation loader
+                batches = chain(self._read_first(batches), batches)
+        return _Announced(batches, self._keep_place) if self._reads_ahead else batches
 
     def _begin_pass(self, own: Any = None, *, after_cut: bool = False) -> Iterator[Any]:
         """Begin a pass. `own`: the loader's own state if it is known, because reading it may draw a random number.
@@ -196,10 +202,32 @@ class RereadableLoader(LoaderWrapper):
         `after_cut`: the previous pass was cut, so the loader's own state is still a place in that pass.
         """
         self._n_handed = 0
-        with_own = own is None and not after_cut and not self.state.is_within_pass
-        place = self.state.take(changed=False, with_own=with_own)
+        place = self.state.take(changed=False, with_own=own is None and not after_cut and not self.state.is_within_pass)
         self._begin = {"place": place if own is None else place | {"own": own}, "random": random_state()}
-        return self.state.begin()
+        batches = self.state.begin()
+        if self._draws is None and self._length() is None:
+            return chain(self._watch(batches), batches)
+        return batches
+
+    def _keep_place(self) -> None:
+        """Keep the loader's state and the random state before a batch is read."""
+        if self.state.keeper is not None:
+            own = {"own": deepcopy(self.state.keeper.state_dict()), "random": random_state(devices=False)}
+            self._newest.append((self._n_handed, own))
+
+    def _watch(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Read the first two batches, to see whether the loader draws from the global random state between them."""
+        yield from islice(batches, 1)
+        before = random_state(devices=False)
+        batch = next(batches, _END)
+        self._draws = not same_random(before, random_state(devices=False))
+        if batch is not _END:
+            yield batch
+
+    def _read_first(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in islice(batches, 1):
+            self.random_ahead = random_state()
+            yield batch
 
     def read_on(self) -> Iterator[Any]:
         """Yield the rest of the current pass. After an error, a loader that can continues after the batch that it could not read."""
@@ -231,18 +259,11 @@ class RereadableLoader(LoaderWrapper):
         self._again = finished, set_random
 
     def _reread(self, finished: int, set_random: Callable[[], None]) -> Iterator[Any]:
-        self.state.put(self._begin["place"])
-        set_random_state(self._begin["random"])
-        batches = self.state.begin()
-        deque(islice(batches, finished), maxlen=0)
+        batches = read_past(self.state, self._begin, finished)
         self._n_handed = finished
         if finished:  # otherwise a new iterator has drawn already, and the run continues from here
             set_random()
         return batches
-
-    def why_not_exact(self) -> list[str]:
-        """What can't be read again exactly, as far as the checks have found."""
-        return self.check.result(in_pass=True)
 
     def _is_whole(self) -> bool:
         """Whether the loader's own state, after the current pass, is that of the next pass."""
@@ -252,55 +273,6 @@ class RereadableLoader(LoaderWrapper):
 
     def _length(self) -> int | None:
         return sized_len(self.loader)
-
-
-# %% ../../nbs/data/resumable_loader.ipynb #8b7f4858
-class ResumableLoader(RereadableLoader):
-    """A wrapper around `loader` whose current pass can be saved and resumed. `check` reports what can't be.
-
-    It has no `state_dict`, because Lightning would save that in its own part of a checkpoint.
-    """
-
-    def __init__(self, loader: Iterable[Any]) -> None:
-        super().__init__(loader)
-        self.check.reasons += lost_in_pass(loader)
-        self.random_ahead: dict[str, Any] | None = None  # to continue with, if the first batch was read before the run began
-        self._draws: bool | None = None  # whether it draws between two batches; None before that is known
-        self._next: tuple[dict[str, Any], dict[str, Any]] | None = None  # a state to resume from, and the random state to continue with
-        # Lightning reads one batch of a loader without a length ahead: the loader's own state after the newest ones, by their number
-        self._reads_ahead = self.state.has_own and not getattr(loader, "continues", False) and self._length() is None
-        self._newest: deque[tuple[int, dict[str, Any]]] = deque(maxlen=3)
-
-    def _keep_place(self) -> None:
-        """Keep the loader's state and the random state before a batch is read."""
-        if self.state.keeper is not None:
-            own = {"own": deepcopy(self.state.keeper.state_dict()), "random": random_state(devices=False)}
-            self._newest.append((self._n_handed, own))
-
-    def _open(self) -> Iterator[Any]:
-        saved, self._next = self._next, None
-        batches = super()._open() if saved is None else self._resume(*saved)
-        if saved is not None and self._length() is None:  # Lightning reads ahead, before its sanity check reads the validation loader
-            batches = chain(self._read_first(batches), batches)
-        return _Announced(batches, self._keep_place) if self._reads_ahead else batches
-
-    def _begin_pass(self, own: Any = None, *, after_cut: bool = False) -> Iterator[Any]:
-        batches = super()._begin_pass(own, after_cut=after_cut)
-        return batches if self._draws is not None or self._length() is not None else chain(self._watch(batches), batches)
-
-    def _watch(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Read the first two batches, to see whether the loader draws from the global random state between them."""
-        yield from islice(batches, 1)
-        before = random_state(devices=False)
-        batch = next(batches, _END)
-        self._draws = not same_random(before, random_state(devices=False))
-        if batch is not _END:
-            yield batch
-
-    def _read_first(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in islice(batches, 1):
-            self.random_ahead = random_state()
-            yield batch
 
     def _resume(self, state: dict[str, Any], random: dict[str, Any]) -> Iterator[Any]:
         finished, place = state["finished"], state["place"]
@@ -316,7 +288,9 @@ class ResumableLoader(RereadableLoader):
         elif place["own"] is not None and not ahead:
             batches = self.state.reopen(self._begin, place)
         else:
-            batches = _from_begin(self.state, self._begin, finished, ahead)
+            skips = not self.state.has_own and can_skip(self.loader, ahead=ahead > 0)
+            batches = read_past(self.state, self._begin, finished, skips=skips)
+            batches = chain(list(islice(batches, ahead)), batches)  # before the newest random state is restored
             self.state.put(place | {"own": None, "values": self.state.beside(place.get("values", {}))})
         set_random_state(random)
         return batches
@@ -348,11 +322,13 @@ class ResumableLoader(RereadableLoader):
     def why_read_again(self) -> str:
         """A sentence on which batches the resume reads again, and why; empty if it reads none again."""
         finished = self._next[0]["finished"] if self._next is not None else None
-        return cost_of_resume(self.loader, finished) if finished else ""
+        reason = why_read_again(self.loader) if finished else ""
+        n = "1 batch" if finished == 1 else f"{finished} batches"
+        return f"Resuming reads {n} of this epoch again: {reason}." if reason else ""
 
     def why_not_exact(self) -> list[str]:
-        """What can't be resumed exactly, as far as a save shows."""
-        return super().why_not_exact() + ([_DRAWS] if self._draws else [])
+        """What can't be resumed or read again exactly, as far as a save shows."""
+        return self.check.result(in_pass=True) + ([_DRAWS] if self._draws else [])
 
 
 # %% ../../nbs/data/resumable_loader.ipynb #d4d2a535

@@ -70,18 +70,6 @@ def _limited(n: int | None, limit: int | float | None) -> int | None:
     return n if limit is None else min(limit, n) if type(limit) is int else int(n * limit)
 
 
-class _Samplers:
-    """The samplers of several loaders, for Lightning's `set_epoch`."""
-
-    def __init__(self, loaders: list[Any]) -> None:
-        self.loaders = loaders
-
-    def set_epoch(self, epoch: int) -> None:
-        for loader in self.loaders:
-            if set_epoch := getattr(getattr(loader, "sampler", None), "set_epoch", None):
-                set_epoch(epoch)
-
-
 class SeveralLoaders(LoaderWrapper):
     """Several loaders as one loader, which yields what a step gets."""
 
@@ -99,15 +87,6 @@ class SeveralLoaders(LoaderWrapper):
         if (n := n_batches(self.loader)) is None:
             raise TypeError("one of the loaders has no length")
         return n
-
-    @property
-    def sampler(self) -> _Samplers:
-        """The samplers of all loaders, for `set_epoch`."""
-        return _Samplers(self.loaders)
-
-    @property
-    def batch_sampler(self) -> None:
-        """None: the batches don't come from one sampler."""
 
 
 # %% ../../nbs/data/several_loaders.ipynb #5fdefb1e

@@ -115,16 +115,20 @@ class DevicePlan:
         return self.pick.parallelism
 
     def __str__(self) -> str:
-        unit, size = next((u, s) for u, s in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if self.candidates[0].memory.total >= s or s == 1e3)
+        total = self.candidates[0].memory.total
+        unit, size = next((unit, size) for unit, size in _UNITS.items() if total >= size or unit == "kB")
         n = f"{self.n_devices} devices" if self.n_devices > 1 else "1 device"
         lines = [f"{n} of {self.device_bytes / 1e9:.3g} GB, {self.usable_bytes / 1e9:.3g} GB of it beside activations; on each, in {unit}:"]
-        lines.append(f"  {'strategy':10}{'weights':>10}{'gradients':>11}{'optimizer':>11}{'exchange':>10}{'total':>9}")
+        lines.append("  strategy  " + "".join(f"{name:>{width}}" for name, width in _WIDTHS.items()))
         for candidate in self.candidates:
-            m, mark = candidate.memory, "→" if candidate is self.pick else " "
-            numbers = (m.weights, m.gradients, m.optimizer, m.exchange, m.total)
-            row = "".join(f"{n / size:>{width}.2f}" for n, width in zip(numbers, (10, 11, 11, 10, 9)))
-            lines.append(f"{mark} {candidate.name:10}{row}")
+            mark = "→" if candidate is self.pick else " "
+            numbers = "".join(f"{getattr(candidate.memory, name) / size:>{width}.2f}" for name, width in _WIDTHS.items())
+            lines.append(f"{mark} {candidate.name:10}{numbers}")
         return "\n".join(lines)
+
+
+_UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3}
+_WIDTHS = {"weights": 10, "gradients": 11, "optimizer": 11, "exchange": 10, "total": 9}
 
 
 # %% ../../nbs/distributed/memory_estimate.ipynb #de7e8182

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import lightning as L
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import Tensor, nn
@@ -318,7 +318,7 @@ class InWorld(RankCallback):
 
 
 # %% ../../nbs/distributed/rank.ipynb #c77f4244
-class WorkerEnvironment(ClusterEnvironment):
+class WorkerEnvironment(LightningEnvironment):
     """Provides the rank of this process to Lightning; the process group exists already."""
 
     def __init__(self, rank: Rank) -> None:
@@ -329,29 +329,11 @@ class WorkerEnvironment(ClusterEnvironment):
     def creates_processes_externally(self) -> bool:
         return True
 
-    @property
-    def main_address(self) -> str:
-        return "127.0.0.1"
-
-    @property
-    def main_port(self) -> int:
-        return 0
-
-    @staticmethod
-    def detect() -> bool:
-        return False
-
     def world_size(self) -> int:
         return self._rank.world_size
 
-    def set_world_size(self, size: int) -> None:
-        pass
-
     def global_rank(self) -> int:
         return self._rank.number
-
-    def set_global_rank(self, rank: int) -> None:
-        pass
 
     def local_rank(self) -> int:
         return self._rank.number % self._rank.n_local

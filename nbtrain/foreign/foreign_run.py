@@ -80,42 +80,29 @@ class ForeignRun:
 
     def taken(self) -> dict[str, str]:
         """What was taken of each part, in words."""
-        history = self.history
-        counts, rows = ((self.epoch, "epoch"), (self.step, "update")), ((len(history), "epoch"), (len(history.steps["train"]), "step"))
-        words = {
-            "weights": _n(len(self.weights), "tensor") if self.weights else "",
-            "optimizer": _n(len(self.optimizers), "state") if self.optimizers else "",
-            "schedule": _n(len(self.schedules), "state") if self.schedules else "",
-            "epoch and step": ", ".join(_n(n, what) for n, what in counts if n),
-            "best": _best_words(history, self.best),
-            "history": ", ".join(_n(n, what) for n, what in rows if n),
-            "random numbers": ", ".join(_GENERATORS[name] for name in _GENERATORS if name in self.random),
-        }
-        return {
-            part: text + (f"; {self.notes[part]}" if part in self.notes else "")
-            for part, text in words.items()
-            if text and part not in self.lost
-        }
+        history, found = self.history, dict[str, list[str]]()
+        found["weights"] = _counted((len(self.weights), "tensor"))
+        found["optimizer"] = _counted((len(self.optimizers), "state"))
+        found["schedule"] = _counted((len(self.schedules), "state"))
+        found["epoch and step"] = _counted((self.epoch, "epoch"), (self.step, "update"))
+        found["best"] = ["with its weights"] if self.best is not None else []
+        if history.best is not None:
+            found["best"].insert(0, best_words(history.best, history.monitor, history.epochs).removeprefix("best "))
+        found["history"] = _counted((len(history), "epoch"), (len(history.steps["train"]), "step"))
+        found["random numbers"] = [words for name, words in _GENERATORS.items() if name in self.random]
+        texts = {part: ", ".join(words) for part, words in found.items() if words and part not in self.lost}
+        return {part: f"{text}; {self.notes[part]}" if part in self.notes else text for part, text in texts.items()}
 
     def without(self) -> dict[str, str]:
         """What was lost, and why."""
-        taken = self.taken()
-        return {part: self.lost.get(part, "not in the files") for part in PARTS if part not in taken} | {
-            part: why for part, why in self.lost.items() if part not in PARTS
-        }
-
-
-def _n(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
+        return dict.fromkeys((part for part in PARTS if part not in self.taken()), "not in the files") | dict(self.lost)
 
 
 _GENERATORS = {"torch": "torch", "torch.cuda": "CUDA", "numpy": "NumPy", "python": "Python"}
 
 
-def _best_words(history: History, weights: Weights | None) -> str:
-    row = history.best
-    words = best_words(row, history.monitor, history.epochs).removeprefix("best ") if row is not None else ""
-    return ", ".join(filter(None, (words, "with its weights" if weights is not None else "")))
+def _counted(*counts: tuple[int, str]) -> list[str]:
+    return [f"{n:,} {what}{'' if n == 1 else 's'}" for n, what in counts if n]
 
 
 # %% ../../nbs/foreign/foreign_run.ipynb #a05eae20

@@ -10,7 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from statistics import fmean
 from typing import Any
 
@@ -113,42 +113,47 @@ def _numbered(points: Iterable[Point]) -> list[Point]:
         old = joined.get(point.step, point)
         joined[point.step] = Point(point.step, {**old.values, **point.values}, old.epoch if point.epoch is None else point.epoch)
     found = list(joined.values())
-    has_validation = any(name.startswith("val_") for point in found for name in point.values)
-    ends = [p.step for p in found if not has_validation or any(name.startswith("val_") for name in p.values)]
     if all(point.epoch is None for point in found):
+        validations = [point.step for point in found if any(name.startswith("val_") for name in point.values)]
+        ends = validations or [point.step for point in found]
         return [replace(point, epoch=bisect_left(ends, point.step) + 1) for point in found]
-    newest, numbered = 1, []
-    for point in found:
-        newest = max(newest, point.epoch or newest)
-        numbered.append(replace(point, epoch=newest))
-    return numbered
+    epochs = accumulate((point.epoch or 1 for point in found), max)
+    return [replace(point, epoch=epoch) for point, epoch in zip(found, epochs)]
+
+
+_KINDS = ("step", "", "epoch")  # of Lightning's names, the later the more exact
+
+
+def _kind(name: str) -> str:
+    suffix = _SUFFIX.search(name)
+    return suffix[1] if suffix is not None else ""
 
 
 def _row(epoch: int, points: Sequence[Point]) -> dict[str, Any]:
     """The row of an epoch: the mean of what was measured in training, and the last of anything else."""
     last = {name: value for point in points for name, value in point.values.items()}
-    trained = {name: fmean(p.values[name] for p in points if name in p.values) for name in last if name.startswith("train_")}
-    of_kind: dict[str, dict[str, float]] = {"step": {}, "": {}, "epoch": {}}  # the later the more exact
-    for name, value in (last | trained).items():
-        suffix = _SUFFIX.search(name)
-        of_kind[suffix[1] if suffix is not None else ""][_SUFFIX.sub("", name)] = value
-    found = of_kind["step"] | of_kind[""] | of_kind["epoch"]
-    return {"epoch": epoch, "step": points[-1].step, "processed": points[-1].step, **found}
+    row: dict[str, Any] = {"epoch": epoch, "step": points[-1].step, "processed": points[-1].step}
+    for name in sorted(last, key=lambda name: _KINDS.index(_kind(name))):
+        if name.startswith("train_"):
+            last[name] = fmean(point.values[name] for point in points if name in point.values)
+        row[_SUFFIX.sub("", name)] = last[name]
+    return row
 
 
 def history_of(points: Iterable[Point], monitor: str = "val_loss", mode: MonitorMode = "min", n_epochs: int | None = None) -> History:
     """A history of these points. `n_epochs`: of finished epochs; one after them gets no row."""
-    history, points = History(monitor, mode), _numbered(points)
-    kinds = {name: suffix[1] if (suffix := _SUFFIX.search(name)) is not None else "" for point in points for name in point.values}
-    doubled = {_SUFFIX.sub("", name) for name, kind in kinds.items() if kind == "step"}
-    for epoch, group in groupby(points, key=lambda point: point.epoch or 1):
-        of_epoch = list(group)
-        at = Progress(epoch=epoch)
+    history = History(monitor, mode)
+    for epoch, group in groupby(_numbered(points), key=lambda point: point.epoch or 1):
+        of_epoch, at = list(group), Progress(epoch=epoch)
         for point in of_epoch:
             at = Progress(1, "train", epoch - 1, step=point.step, processed=point.step)
-            of_steps = [name for name in point.values if name.startswith("train_") and name not in doubled and kinds[name] != "epoch"]
-            trained = {_SUFFIX.sub("", name): [point.values[name]] for name in of_steps}
-            validated = {name: value for name, value in point.values.items() if name.startswith("val_")}
+            trained: dict[str, list[float]] = {}
+            validated: dict[str, float] = {}
+            for name, value in point.values.items():
+                if name.startswith("train_") and _kind(name) != "epoch":
+                    trained[_SUFFIX.sub("", name)] = [value]
+                if name.startswith("val_"):
+                    validated[name] = value
             if trained:
                 history.update(Event("steps", at, data={"values": trained, "n": 1, "samples": 0, "lr": None, "steps": [point.step]}))
             if validated:

@@ -10,7 +10,6 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,9 +51,11 @@ def _states(content: Mapping[str, Any], matches: Callable[[str, Any], bool]) -> 
     """The values that match; several may be in a list or a dict."""
     found: list[Mapping[str, Any]] = []
     for name, value in content.items():
-        several = list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else []
-        inner: list[Any] = [value] if matches(str(name), value) else several
-        found += inner if inner and all(matches(str(name), item) for item in inner) else []
+        inner: list[Any] = value if isinstance(value, list) else [value]
+        if isinstance(value, Mapping) and not matches(str(name), value):
+            inner = list(value.values())
+        if all(matches(str(name), item) for item in inner):
+            found += inner
     return found
 
 
@@ -81,23 +82,30 @@ def _singular(name: str) -> str:
 
 def _measured_in(content: Mapping[str, Any], epoch: int, step: int) -> list[Point]:
     """The metrics in a dict: rows, or lists with a value for each epoch, or values of the newest validation."""
+    rows: list[dict[str, Any]] = []
     for name, value in content.items():
-        if isinstance(value, list) and value and _HISTORY.search(str(name)) and all(isinstance(row, Mapping) for row in value):
-            points = row_points(value)
-            has_steps = any(name in row for row in value for name in _STEP)
-            return points if has_steps else [replace(point, step=step * i // len(points) or i) for i, point in enumerate(points, start=1)]
-        if isinstance(value, Mapping) and _HISTORY.search(str(name)):
+        if _HISTORY.search(str(name)) and isinstance(value, Mapping):
             return _measured_in(value, epoch, step)
-    lists = {_singular(str(name)): value for name, value in content.items() if isinstance(value, (list, tuple))}
-    lists = {
-        n: v for n, v in lists.items() if v and own_name(n).startswith(("train_", "val_")) and all(isinstance(x, (int, float)) for x in v)
-    }
-    length = max(map(len, lists.values()), default=0)
-    rows = [{name: values[i] for name, values in lists.items() if i < len(values)} for i in range(length)]
-    single = {name: value for name, value in measured(content).items() if name.startswith("val_")}
-    if rows:
-        return [Point(step * i // length or i, measured(row), i) for i, row in enumerate(rows, start=1)]
-    return [Point(step, single, max(epoch, 1))] if single else []
+        if _HISTORY.search(str(name)) and isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
+            rows = value
+            break
+        if isinstance(value, (list, tuple)) and all(isinstance(number, (int, float)) for number in value):
+            rows = _with_column(rows, _singular(str(name)), value)
+    if not rows:
+        single = {name: value for name, value in measured(content).items() if name.startswith("val_")}
+        return [Point(step, single, max(epoch, 1))] if single else []
+    points = row_points(rows)
+    if any(name in row for row in rows for name in _STEP):
+        return points
+    return [replace(point, step=step * i // len(points) or i) for i, point in enumerate(points, start=1)]
+
+
+def _with_column(rows: list[dict[str, Any]], name: str, values: Sequence[float]) -> list[dict[str, Any]]:
+    """The rows of epochs with one more metric of a training or a validation; as they are for other numbers."""
+    if not own_name(name).startswith(("train_", "val_")):
+        return rows
+    rows = rows + [{"epoch": i} for i in range(len(rows) + 1, len(values) + 1)]
+    return [row | {name: value} for row, value in zip(rows, values)] + rows[len(values) :]
 
 
 def _plain(files: Files, choose: Choose, system: str = "a script", content: Mapping[str, Any] | None = None) -> ForeignRun:
@@ -106,26 +114,31 @@ def _plain(files: Files, choose: Choose, system: str = "a script", content: Mapp
     named = {**content, **_plain_values(content.get("train_status"))}
     notes: dict[str, str] = {}
     optimizers, schedules = _states(content, lambda _, value: is_optimizer(value)), _states(content, _is_schedule)
-    epoch = _finished(_count(named, _EPOCH), schedules, notes)
-    counted, step = updates_in(optimizers), _count(named, _STEP)
-    if step is not None and counted not in (0, step[1]):
+    counted, step, epochs = updates_in(optimizers), _count(named, _STEP), _count(named, _EPOCH)
+    epoch, n_steps = _finished(epochs, schedules, notes), counted or (step[1] if step is not None else 0)
+    if step is not None and n_steps != step[1]:
         notes["optimizer"] = f"{step[0]!r} is {step[1]}; it has counted {counted} updates, which is taken"
-    n_steps = counted or (step[1] if step is not None else 0)
-    random = {name: state for key, value in content.items() if _RANDOM.search(str(key)) for name, state in random_in(value).items()}
     lost = {str(name): "a Python object, which was not made" for name, value in content.items() if isinstance(value, Unmade)}
-    scalers = [value for name, value in content.items() if _SCALER.search(str(name)) and isinstance(value, Mapping) and "scale" in value]
     points = _measured_in({name: value for name, value in content.items() if "best" not in str(name)}, epoch, n_steps)
-    if _count(named, _EPOCH) is None and len(points) > 1:
+    if epochs is None and len(points) > 1:
         epoch, notes["epoch and step"] = max(point.epoch or 0 for point in points), "as many epochs as have values"
-    bests = {name: value for name, value in measured(content).items() if "best" in name}
+    bests = [f"{name} {value:.6g}" for name, value in measured(content).items() if "best" in name]
     if bests and not points:
-        lost["best"] = "only its value is in the file: " + ", ".join(f"{name} {value:.6g}" for name, value in bests.items())
+        lost["best"] = f"only its value is in the file: {', '.join(bests)}"
+    settings: dict[str, Any] = {}
+    for part in _named(content, _SETTINGS).values():
+        settings |= _plain_values(part)
+    scalers = [value for value in _named(content, _SCALER).values() if isinstance(value, Mapping) and "scale" in value]
     return ForeignRun(
         system, files.path, weights=choose(files.path, content), optimizers=optimizers, schedules=schedules,
-        scaler=next(iter(scalers), None), epoch=epoch, step=n_steps, random=random, points=points,
-        settings={n: v for key, part in content.items() if _SETTINGS.search(str(key)) for n, v in _plain_values(part).items()},
-        notes=notes, lost=lost,
+        scaler=next(iter(scalers), None), epoch=epoch, step=n_steps, random=random_in(_named(content, _RANDOM)), points=points,
+        settings=settings, notes=notes, lost=lost,
     )  # fmt: skip
+
+
+def _named(content: Mapping[str, Any], pattern: re.Pattern[str]) -> dict[str, Any]:
+    """The values whose names match."""
+    return {str(name): value for name, value in content.items() if pattern.search(str(name))}
 
 
 def _tlama(files: Files, choose: Choose) -> ForeignRun:
@@ -163,23 +176,25 @@ def _lightning_content(files: Files) -> Mapping[str, Any]:
 
 def _lightning(files: Files, choose: Choose, content: Mapping[str, Any] | None = None) -> ForeignRun:
     content = _lightning_content(files) if content is None else content
-    callbacks = content.get("callbacks", {})
+    callbacks, points = content.get("callbacks", {}), []
     (epoch, n_open), step = _lightning_epochs(content), content.get("global_step", 0)
     lost = {"random numbers": "Lightning does not save them: dropout and shuffling draw others from here on"}
     if n_open:
         lost["the place in the epoch"] = f"{n_open} batches of epoch {epoch + 1} were trained; it begins again"
-    kept = next((state for name, state in callbacks.items() if name.startswith("ModelCheckpoint") and state.get("monitor")), {})
     table = next((file for file in (files.folder / "metrics.csv", files.folder.parent / "metrics.csv") if file.is_file()), None)
-    points = row_points(read_table(table), from_zero=True) if table is not None else []
     if table is None:
         lost["history"] = "a CSVLogger writes it as metrics.csv, and there is none in the folder"
-    best = files.folder / Path(kept.get("best_model_path") or "?").name
-    weights = choose(files.path, content)
+    else:
+        points = row_points(read_table(table), from_zero=True)
+    kept = [state for name, state in callbacks.items() if name.startswith("ModelCheckpoint") and state.get("monitor")]
+    monitor, best = kept[0]["monitor"] if kept else "", None
+    file = files.folder / Path((kept[0].get("best_model_path") if kept else "") or "?").name
+    if file.is_file() and file != files.path:
+        best = choose(file, read_content(file, files.trust))
     return ForeignRun(
-        "Lightning", files.path, weights=weights, optimizers=content.get("optimizer_states", []),
+        "Lightning", files.path, weights=choose(files.path, content), optimizers=content.get("optimizer_states", []),
         schedules=content.get("lr_schedulers", []), scaler=content.get("MixedPrecision"), callbacks=callbacks, epoch=epoch, step=step,
-        points=points, monitor=kept.get("monitor", ""), settings=_plain_values(content.get("hyper_parameters")), lost=lost,
-        best=choose(best, read_content(best, files.trust)) if best.is_file() and best != files.path else None,
+        points=points, monitor=monitor, settings=_plain_values(content.get("hyper_parameters")), lost=lost, best=best,
     )  # fmt: skip
 
 
@@ -188,7 +203,7 @@ def _one(value: Any) -> list[Any]:
     return [] if value is None else [value]
 
 
-def _weights_and_optimizers(files: Files, choose: Choose, *names: str) -> tuple[Weights, list[Any]]:
+def _weights_and_optimizers(files: Files, choose: Choose) -> tuple[Weights, list[Any]]:
     """Those of a folder of Hugging Face's: in files, in shards of FSDP, or of DeepSpeed."""
     if (inner := deepspeed_folder(files.folder)) is not None:
         state = deepspeed_state(inner, files.trust)
@@ -199,49 +214,51 @@ def _weights_and_optimizers(files: Files, choose: Choose, *names: str) -> tuple[
         optimizer = files.find("optimizer_0")
         return choose(shards, None), _one(distributed_state(optimizer)["optimizer"] if optimizer is not None else None)
     weights = files.find("model.safetensors", "*.index.json", "pytorch_model.bin", "model*.safetensors", "pytorch_model_fsdp.bin")
-    optimizers = _one(files.part("optimizer", *names))
+    optimizers = _one(files.part("optimizer", "optimizer.pt", "optimizer.bin"))
     return choose(weights or files.folder, None), [numbered(state) if is_optimizer(state) else state for state in optimizers]
 
 
-def _hf_trainer(files: Files, choose: Choose) -> ForeignRun:
-    state = files.json("trainer_state.json")
-    log, n_epochs = state.get("log_history", []), state.get("epoch") or 0.0
-    weights, optimizers = _weights_and_optimizers(files, choose, "optimizer.pt", "optimizer.bin")
-    schedules, random = _one(files.part("schedule", "scheduler.pt")), random_in(files.part("random numbers", "rng_state.pth"))
-    if files.find("rng_state_1.pth"):
+def _hugging_face(files: Files, choose: Choose, system: str) -> ForeignRun:
+    """What Hugging Face's Trainer and accelerate save alike."""
+    weights, optimizers = _weights_and_optimizers(files, choose)
+    schedules, random = _one(files.part("schedule", "scheduler.pt", "scheduler.bin")), {}
+    if files.find("rng_state_1.pth", "random_states_1.pkl"):
         files.lost["random numbers"] = "each of several processes had others"
+    else:
+        random = random_in(files.part("random numbers", "rng_state.pth", "random_states_0.pkl"))
+    scaler = files.part("loss scaler", "scaler.pt") if files.find("scaler.pt") else None
+    return ForeignRun(
+        system, files.path, weights=weights, optimizers=optimizers, schedules=schedules, scaler=scaler, random=random, lost=files.lost
+    )
+
+
+def _hf_trainer(files: Files, choose: Choose) -> ForeignRun:
+    state, run = files.json("trainer_state.json"), _hugging_face(files, choose, "Hugging Face Trainer")
+    log, n_epochs = state.get("log_history", []), state.get("epoch") or 0.0
+    step, n_steps = state.get("global_step", 0), state.get("max_steps", 0)
     if abs(n_epochs - round(n_epochs)) > 1e-6:
         files.lost["the place in the epoch"] = f"it was saved after epoch {n_epochs:.3g}; that epoch begins again"
-    metric, best = state.get("best_metric"), state.get("best_model_checkpoint")
+    metric, best, weights = state.get("best_metric"), state.get("best_model_checkpoint"), None
     found = [name for row in log for name, value in row.items() if value == metric and name.startswith("eval_")]
     folder = files.folder.parent / re.split(r"[\\/]", best)[-1] if best else files.folder
-    return ForeignRun(
-        "Hugging Face Trainer", files.path, weights=weights, optimizers=optimizers, schedules=schedules,
-        scaler=files.part("loss scaler", "scaler.pt") if files.find("scaler.pt") else None, epoch=int(n_epochs + 1e-6),
-        step=state.get("global_step", 0), random=random, points=row_points(log, from_zero=False),
-        monitor=own_name(found[0]) if found else "", best=choose(folder, None) if folder != files.folder and folder.is_dir() else None,
+    if folder != files.folder and folder.is_dir():
+        weights = choose(folder, None)
+    return replace(
+        run, epoch=int(n_epochs + 1e-6), step=step, points=row_points(log, from_zero=False), best=weights,
+        monitor=own_name(found[0]) if found else "", is_finished=0 < n_steps <= step,
         settings={name: state[name] for name in ("num_train_epochs", "train_batch_size", "max_steps") if name in state},
-        is_finished=0 < state.get("max_steps", 0) <= state.get("global_step", 0), lost=files.lost,
     )  # fmt: skip
 
 
 def _accelerate(files: Files, choose: Choose) -> ForeignRun:
-    weights, optimizers = _weights_and_optimizers(files, choose, "optimizer.bin")
-    random = random_in(files.part("random numbers", "random_states_0.pkl"))
-    if files.find("random_states_1.pkl"):
-        random, files.lost["random numbers"] = {}, "each of several processes had others"
-    schedules = _one(files.part("schedule", "scheduler.bin"))
-    named, notes = re.search(r"epoch_(\d+)$", files.folder.name), {}
-    if named is not None:
-        notes["epoch and step"] = f"the folder is {named[0]}, counted from 0"
+    run, epoch, notes = _hugging_face(files, choose, "accelerate"), 0, {}
+    if (named := re.search(r"epoch_(\d+)$", files.folder.name)) is not None:
+        epoch, notes["epoch and step"] = int(named[1]) + 1, f"the folder is {named[0]}, counted from 0"
+    files.lost["history"] = "accelerate saves none"
     for file in files.names:
         if file.startswith("custom_checkpoint"):
             files.lost[file] = "an object that the script has registered"
-    return ForeignRun(
-        "accelerate", files.path, weights=weights, optimizers=optimizers, schedules=schedules,
-        scaler=files.part("loss scaler", "scaler.pt") if files.find("scaler.pt") else None, epoch=int(named[1]) + 1 if named else 0,
-        step=updates_in(optimizers), random=random, notes=notes, lost=files.lost | {"history": "accelerate saves none"},
-    )  # fmt: skip
+    return replace(run, epoch=epoch, step=updates_in(run.optimizers), notes=notes)
 
 
 def _deepspeed(files: Files, choose: Choose) -> ForeignRun:
@@ -260,15 +277,14 @@ def _deepspeed(files: Files, choose: Choose) -> ForeignRun:
 def _zae(files: Files, choose: Choose) -> ForeignRun:
     """zae-engine saves whenever the loss is the best so far; its optimizer and its schedule are pickles."""
     optimizers, schedules = _one(files.part("optimizer", "optimizer.zae")), _one(files.part("schedule", "scheduler.zae"))
-    weights = files.find("model.ckpt", "model.safetensor") or files.path
-    steps = updates_in(optimizers)
-    lost = {"history": "zae-engine saves none", "random numbers": "zae-engine does not save them"}
-    lost |= {"epoch and step": "the optimizer has not counted its updates"} if not steps else {}
+    weights, steps = choose(files.find("model.ckpt", "model.safetensor") or files.path, None), updates_in(optimizers)
+    lost = files.lost | {"history": "zae-engine saves none", "random numbers": "zae-engine does not save them"}
+    if not steps:
+        lost["epoch and step"] = "the optimizer has not counted its updates"
     notes = {"weights": "those of its best epoch", "epoch and step": "zae-engine saves no epoch, give epoch="}
     return ForeignRun(
-        "zae-engine", files.path, weights=choose(weights, None), optimizers=optimizers, schedules=schedules, step=steps, notes=notes,
-        lost=files.lost | lost,
-    )  # fmt: skip
+        "zae-engine", files.path, weights=weights, optimizers=optimizers, schedules=schedules, step=steps, notes=notes, lost=lost
+    )
 
 
 _OMNI_EPOCH = re.compile(r"(.*)_epoch_(\d+)((?:_seed_-?\d+_.+?_-?\d+\.\d{4})*)$")
@@ -276,17 +292,18 @@ _OMNI_EPOCH = re.compile(r"(.*)_epoch_(\d+)((?:_seed_-?\d+_.+?_-?\d+\.\d{4})*)$"
 
 def _omnigenbench(files: Files, choose: Choose) -> ForeignRun:
     """OmniGenBench saves weights alone; the name of the folder has the epoch and the metrics of its validation."""
-    found = _OMNI_EPOCH.match(files.folder.name)
-    points = []
-    for folder in sorted(files.folder.parent.iterdir()) if found is not None else ():
-        if (other := _OMNI_EPOCH.match(folder.name)) is not None and found is not None and other[1] == found[1]:
-            values = re.findall(r"_seed_-?\d+_(.+?)_(-?\d+\.\d{4})", other[3])
-            points.append(Point(int(other[2]), {f"val_{name}": float(value) for name, value in values}, int(other[2])))
-    whole = files.find("pytorch_model.bin")  # the other files lack the head
-    weights, epoch = choose(whole or files.folder, None), int(found[2]) if found is not None else 0
+    found, epoch, points, notes = _OMNI_EPOCH.match(files.folder.name), 0, [], {}
+    weights = choose(files.find("pytorch_model.bin") or files.folder, None)  # the other files lack the head
     halves = {str(value.dtype).removeprefix("torch.") for value in weights.values() if value.is_floating_point()} - {"float32"}
-    notes = {"weights": f"in {', '.join(sorted(halves))}, so rounded"} if halves else {}
-    notes |= {"epoch and step": "OmniGenBench saves no step: each epoch counts as one"} if epoch else {}
+    if halves:
+        notes["weights"] = f"in {', '.join(sorted(halves))}, so rounded"
+    if found is not None:
+        epoch, notes["epoch and step"] = int(found[2]), "OmniGenBench saves no step: each epoch counts as one"
+        for folder in sorted(files.folder.parent.iterdir()):
+            other = _OMNI_EPOCH.match(folder.name)
+            if other is not None and other[1] == found[1]:
+                values = re.findall(r"_seed_-?\d+_(.+?)_(-?\d+\.\d{4})", other[3])
+                points.append(Point(int(other[2]), {f"val_{name}": float(value) for name, value in values}, int(other[2])))
     lost: dict[str, str] = dict.fromkeys(("optimizer", "schedule", "random numbers"), "OmniGenBench saves the weights alone")
     return ForeignRun("OmniGenBench", files.path, weights=weights, epoch=epoch, step=epoch, points=points, notes=notes, lost=lost)
 
@@ -296,27 +313,26 @@ _NAMES, _VALUES = ("attribute_path", "name", "path"), ("float_value", "int_value
 _OF_NEPTUNE = ("sys/", "monitoring/", "source_code/")
 
 
-def _run_name(file: Path) -> str:
-    return re.sub(r"_part_\d+$", "", file.stem).removeprefix("neptune-")
-
-
 def _neptune(files: Files, choose: Choose) -> list[ForeignRun]:
     """A run for each of the exporter's `run_id`s, or for each file."""
-    tables = [files.folder / name for name in files.names if name.endswith((".csv", ".parquet"))]
-    rows = [(str(row.get("run_id") or _run_name(file)), row) for file in tables for row in read_table(file)]
-    return [
-        _neptune_run(files, name, [row for _, row in group])
-        for name, group in groupby(sorted(rows, key=lambda pair: pair[0]), key=lambda pair: pair[0])
-    ]
+    runs: dict[str, list[Mapping[str, Any]]] = {}
+    for name in files.names:
+        if name.endswith((".csv", ".parquet")):
+            of_file = re.sub(r"_part_\d+$", "", Path(name).stem).removeprefix("neptune-")
+            for row in read_table(files.folder / name):
+                runs.setdefault(str(row.get("run_id") or of_file), []).append(row)
+    return [_neptune_run(files, name, runs[name]) for name in sorted(runs)]
 
 
 def _neptune_run(files: Files, name: str, rows: Sequence[Mapping[str, Any]]) -> ForeignRun:
-    column = next((column for column in _NAMES if column in rows[0] and set(_VALUES) & rows[0].keys()), "")
-    series: dict[str, list[tuple[float, float]]] = {}
+    parts = ("weights", "optimizer", "schedule", "epoch and step", "random numbers")
     settings: dict[str, Any] = {}
-    parts = "weights", "optimizer", "schedule", "epoch and step", "random numbers"
     lost: dict[str, str] = dict.fromkeys(parts, "Neptune's tables have metrics alone")
-    for row in rows if column else ():
+    column = next((column for column in _NAMES if column in rows[0] and not rows[0].keys().isdisjoint(_VALUES)), None)
+    if column is None:
+        return ForeignRun("Neptune", files.path, name, points=row_points(rows), is_finished=True, lost=lost)
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
         path, value = str(row.get(column)), next((row[c] for c in _VALUES if row.get(c) not in (None, "")), None)
         if path.startswith(_OF_NEPTUNE) or value is None:
             continue
@@ -325,10 +341,9 @@ def _neptune_run(files: Files, name: str, rows: Sequence[Mapping[str, Any]]) -> 
             continue
         try:
             series.setdefault(path, []).append((float(row["step"]), float(value)))
-        except (TypeError, ValueError):  # a series of texts
+        except (TypeError, ValueError):
             lost[path] = "a series of texts"
-    points = series_points(series) if column else row_points(rows)
-    return ForeignRun("Neptune", files.path, name, points=points, settings=settings, is_finished=True, lost=lost)
+    return ForeignRun("Neptune", files.path, name, points=series_points(series), settings=settings, is_finished=True, lost=lost)
 
 
 # %% ../../nbs/foreign/readers.ipynb #3c775810

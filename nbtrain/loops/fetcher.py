@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from ..data.loader import BatchList, LoaderWrapper, innermost
 from ..data.order_check import same_random
-from ..data.resumable_loader import RereadableLoader
+from ..data.resumable_loader import ResumableLoader
 from ..data.seeded_loader import SeededLoader
 from ..data.task_loader import TaskLoader
 from ..data.tensor_loader import TensorLoader
@@ -268,10 +268,10 @@ class _GuardedFetcher:
                 self._recover(error)
         raise StopIteration
 
-    def _find_rereadable(self) -> RereadableLoader | None:
+    def _find_rereadable(self) -> ResumableLoader | None:
         fetcher = self.fetcher
         inside = fetcher.combined_loader.flattened[0] if isinstance(fetcher, LiveFetcher) and fetcher.is_single else None
-        while inside is not None and not isinstance(inside, RereadableLoader):
+        while inside is not None and not isinstance(inside, ResumableLoader):
             inside = inside.loader if isinstance(inside, LoaderWrapper) else None
         return inside
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from ..private.lightning_parts import call_callback_hooks, call_lightning_hook, trainer_of
 from ..data.loader import LoaderWrapper, as_loader, with_batch_size
 from ..data.several_loaders import Loaders, is_several
-from ..data.resumable_loader import RereadableLoader
+from ..data.resumable_loader import ResumableLoader
 from ..engine.callback import Stopper
 from ..engine.control import Leave, cause_of_end
 from ..loops.batch_ways import explain_errors
@@ -205,11 +205,11 @@ class Execution:
         """Wrap `loader` so that a failed batch can be read again, if errors pause the run and it is a single loader with a length."""
         inside = loader
         while isinstance(inside, LoaderWrapper):
-            if isinstance(inside, RereadableLoader):
+            if isinstance(inside, ResumableLoader):
                 return loader
             inside = inside.loader
         several = is_several(inside) or isinstance(inside, Iterator) or sized_len(loader) is None
-        return loader if several or not self.pauses else RereadableLoader(loader)
+        return loader if several or not self.pauses else ResumableLoader(loader)
 
     def _tear_down(self, pl_trainer: L.Trainer, error: Exception) -> None:
         """Call `teardown` after an error, as after any other end: Lightning does not. Its exceptions become notes on the `error`."""

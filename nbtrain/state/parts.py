@@ -451,7 +451,7 @@ def put_parts(stage: Stage, at: Moment) -> None:
 # %% ../../nbs/state/parts.ipynb #changes2
 CHANGES: dict[str, tuple[str, ...]] = {
     "restored": ("nbtrain.state.restore.restore", "nbtrain.state.restore.restore_kept"),
-    "loader opened": ("nbtrain.data.resumable_loader.RereadableLoader._begin_pass",),
+    "loader opened": ("nbtrain.data.resumable_loader.ResumableLoader._begin_pass",),
     "batch fetched": ("nbtrain.loops.fetcher.LiveFetcher.__next__", "lightning.pytorch.loops.fetchers._PrefetchDataFetcher.__next__"),
     "batch moved": ("nbtrain.loops.batch_ways.Ways.move", "lightning.pytorch.strategies.strategy.Strategy.batch_to_device"),
     "step": (  # of a training or a validation: attributes, random numbers, meters

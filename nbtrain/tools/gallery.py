@@ -39,7 +39,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ["Draw", "Sample", "is_image", "rgb", "masks_of", "draw_sample", "Gallery", "show_results", "show_worst", "samples_of"]
+__all__ = [
+    "Draw",
+    "Sample",
+    "in_words",
+    "is_image",
+    "rgb",
+    "masks_of",
+    "draw_sample",
+    "Gallery",
+    "show_results",
+    "show_worst",
+    "samples_of",
+]
 
 
 # %% ../../nbs/tools/gallery.ipynb #101d120d
@@ -76,34 +88,28 @@ class Sample:
     def prediction(self) -> Any:
         """The class with the highest score if the label is a class, or a class for each pixel; else a number, or the output."""
         output = _plain(self.output)
-        if not isinstance(output, Tensor):
-            return output
-        if output.ndim == 1 and (self.label is None or _is_class(self.label)):
+        if isinstance(output, Tensor) and output.ndim == 1 and (self.label is None or _is_class(self.label)):
             return int(output.argmax())
-        if output.ndim == 3 and len(output) > 1 and _mask(self.label) is not None:
+        if isinstance(output, Tensor) and output.ndim == 3 and len(output) > 1 and _mask(self.label) is not None:
             return output.argmax(0)
         return output
 
     @property
     def is_wrong(self) -> bool:
         """Whether the predicted class differs from the label."""
-        return self._compares_classes and self.prediction != _plain(self.label)
-
-    @property
-    def _compares_classes(self) -> bool:
-        return _is_class(self.label) and _is_class(self.prediction)
+        return _is_class(self.label) and _is_class(self.prediction) and self.prediction != _plain(self.label)
 
     @property
     def words(self) -> str:
         """Prediction, label and loss in one line: `predicted 8, is 4 · loss 5.95`; a correct class gets a ✓. Masks have no words."""
-        said = []
-        if self.output is not None:
-            said.append(f"predicted {self._name(self.prediction)}")
-        if self._compares_classes and not self.is_wrong:
-            said[0] += " ✓"
-        elif self.label is not None:
-            said.append(f"is {self._name(self.label)}")
-        parts = [", ".join(said)] if said and _mask(self.label) is None else []
+        predicted, parts = f"predicted {self._name(self.prediction)}", []
+        if _mask(self.label) is None and self.output is not None:
+            if self.label is None:
+                parts.append(predicted)
+            elif _is_class(self.label) and _is_class(self.prediction) and not self.is_wrong:
+                parts.append(f"{predicted} ✓")
+            else:
+                parts.append(f"{predicted}, is {self._name(self.label)}")
         if self.loss is not None:
             parts.append(f"loss {format_value(self.loss)}")
         return " · ".join(parts)
@@ -111,13 +117,13 @@ class Sample:
     @property
     def row(self) -> dict[str, Any]:
         """The values as a row of a table."""
-        return {"sample": self.index, "prediction": _words(self.prediction), "label": _words(self.label), "loss": self.loss}
+        return {"sample": self.index, "prediction": in_words(self.prediction), "label": in_words(self.label), "loss": self.loss}
 
     def _name(self, value: Any) -> str:
         """The name of a class in `classes`; other values as text."""
         if self.classes is not None and _is_class(value) and 0 <= int(value) < len(self.classes):
             return visible(self.classes[int(value)])
-        return _words(value)
+        return in_words(value)
 
 
 def _plain(value: Any) -> Any:
@@ -128,16 +134,15 @@ def _is_class(value: Any) -> bool:
     return isinstance(_plain(value), int)
 
 
-def _words(value: Any) -> str:
+def in_words(value: Any) -> str:
+    """A number as a number, anything else by its type and shape."""
     value = _plain(value)
     return describe(value) if isinstance(value, (Tensor, tuple, list, dict)) else format_value(value)
 
 
 def is_image(value: Any) -> bool:
     """Whether `value` is a tensor (H, W), (1, H, W) or (3, H, W)."""
-    if not isinstance(value, Tensor):
-        return False
-    return value.ndim == 2 or (value.ndim == 3 and len(value) in (1, 3))
+    return isinstance(value, Tensor) and (value.ndim == 2 or value.ndim == 3 and len(value) in (1, 3))
 
 
 def _mask(value: Any) -> Tensor | None:
@@ -150,10 +155,9 @@ def _mask(value: Any) -> Tensor | None:
 # %% ../../nbs/tools/gallery.ipynb #9d54c96c
 def rgb(image: Tensor) -> Tensor:
     """An image as (H, W, 3) in [0, 1]: bytes are divided by 255, and other values beyond 0 and 1 are scaled by their range."""
-    value = image.float()
+    value = image.float().expand(3, *image.shape[-2:]).movedim(0, -1)
     if image.dtype is torch.uint8:
-        value = value / 255
-    value = value.reshape(-1, *image.shape[-2:]).expand(3, -1, -1).movedim(0, -1)
+        return value / 255
     low, high = float(value.min()), float(value.max())
     if low < 0 or high > 1:
         value = (value - low) / ((high - low) or 1)
@@ -162,16 +166,17 @@ def rgb(image: Tensor) -> Tensor:
 
 def masks_of(sample: Sample) -> dict[str, Tensor]:
     """The masks (H, W) of a sample whose input is an image of their size, by name: "predicted" and "is", if present."""
-    if not is_image(sample.input):
-        return {}
-    found = {"predicted": _mask(sample.prediction), "is": _mask(sample.label)}
-    return {name: mask for name, mask in found.items() if mask is not None and mask.shape == sample.input.shape[-2:]}
+    found = {}
+    for name, value in (("predicted", sample.prediction), ("is", sample.label)):
+        mask = _mask(value)
+        if mask is not None and is_image(sample.input) and mask.shape == sample.input.shape[-2:]:
+            found[name] = mask
+    return found
 
 
 # %% ../../nbs/tools/gallery.ipynb #9d447781
 Draw = Callable[["Axes", Sample], object]
 _LONG = 24  # values; a curve from this length on, bars below
-_OPACITY = 0.5  # of a mask
 
 
 def draw_sample(axes: Axes, sample: Sample) -> None:
@@ -193,7 +198,7 @@ def draw_sample(axes: Axes, sample: Sample) -> None:
     elif isinstance(value, Tensor) and value.ndim == 1:
         axes.bar(range(len(value)), value.float().numpy(), color="0.6")
     else:
-        axes.text(0.5, 0.5, _words(value), ha="center", va="center", wrap=True, fontsize=8, parse_math=False)
+        axes.text(0.5, 0.5, in_words(value), ha="center", va="center", wrap=True, fontsize=8, parse_math=False)
         axes.set_axis_off()
 
 
@@ -203,7 +208,7 @@ def _draw_masks(axes: Axes, image: Tensor, masks: Mapping[str, Tensor]) -> None:
     numbers = torch.cat(list(masks.values()), 1)
     axes.imshow(torch.cat([image] * len(masks), 1).numpy())
     colours = (numbers - 1) % 10  # of those of matplotlib, which repeat
-    axes.imshow(colours.numpy(), cmap="tab10", vmin=0, vmax=9, alpha=_OPACITY * (numbers > 0).float().numpy())
+    axes.imshow(colours.numpy(), cmap="tab10", vmin=0, vmax=9, alpha=0.5 * (numbers > 0).float().numpy())
     axes.set_xticks([(i + 0.5) * width for i in range(len(masks))], list(masks), fontsize=8)
     axes.set_yticks([])
 
@@ -241,14 +246,12 @@ class Gallery:
             >>> len(trainer.show_results(loader, n=2).plot().axes)
             2
         """
-        masks = [masks_of(sample) for sample in self.samples] if self.draw is draw_sample else []
-        width = 3.8 if any(len(found) == 2 for found in masks) else 1.9
+        width = 3.8 if any(len(masks_of(sample)) == 2 for sample in self.samples) else 1.9
         n_columns = min(int(7.6 / width), len(self.samples))
         n_rows = math.ceil(len(self.samples) / n_columns)
         figure = blank(width * n_columns, 2.1 * n_rows)
         for place, sample in enumerate(self.samples, 1):
             self.draw(figure.add_subplot(n_rows, n_columns, place), sample)
-        _add_legend(figure, [mask for found in masks for mask in found.values()], self.samples[0])
         return figure
 
     def __repr__(self) -> str:
@@ -257,18 +260,6 @@ class Gallery:
     def _repr_html_(self) -> str:
         alt = "; ".join(sample.words for sample in self.samples)
         return f"<div>{escape(self.title)}</div>{image_html(png(self.plot()), alt)}"
-
-
-def _add_legend(figure: Figure, masks: Sequence[Tensor], sample: Sample) -> None:
-    """Add a legend with the classes of the masks and their colours."""
-    from matplotlib.patches import Patch
-
-    numbers = sorted({int(number) for mask in masks for number in mask.unique() if number > 0})[:20]
-    if numbers:
-        patches = [Patch(color=f"C{(number - 1) % 10}", alpha=_OPACITY, label=sample._name(number)) for number in numbers]
-        legend = figure.legend(handles=patches, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
-        for text in legend.get_texts():
-            text.set_parse_math(False)
 
 
 # %% ../../nbs/tools/gallery.ipynb #c2502895
@@ -349,22 +340,16 @@ def _show(
     found: list[Sample] = []
     n_seen = 0
 
-    def look(batch: Any) -> None:
-        nonlocal n_seen
-        if not wants_more(batch):  # Lightning reads a batch ahead
-            return
-        output = _step(trainer, batch)
-        if output is not None:
-            losses = _losses(trainer, batch, output) if by_loss else None
-            samples = samples_of(trainer, batch, output, n_seen, losses, classes)
-            n_seen += len(samples)
-            found.extend(samples)
-            if by_loss:
-                found.sort(key=_rank)
-            del found[n:]
-
     def wants_more(batch: Any) -> bool:
         return by_loss or n_seen < n
+
+    def look(batch: Any) -> None:
+        nonlocal n_seen
+        output = _step(trainer, batch) if wants_more(batch) else None  # Lightning reads a batch ahead
+        if output is not None:
+            samples = samples_of(trainer, batch, output, n_seen, _losses(trainer, batch, output) if by_loss else None, classes)
+            n_seen += len(samples)
+            found[:] = sorted([*found, *samples], key=_rank)[:n]
 
     def work(operation: Operation) -> None:
         spare = operation.keep(borrowed(as_loader(loader)))
@@ -378,7 +363,7 @@ def _show(
 
 
 def _rank(sample: Sample) -> tuple[bool, float]:
-    """A sort key that puts the worst first: NaN, then the highest loss."""
+    """A sort key that puts the worst first: NaN, then the highest loss; samples without a loss stay in their order."""
     loss = sample.loss or 0.0
     return not math.isnan(loss), -loss
 
@@ -402,19 +387,13 @@ def samples_of(
     samples = []
     for i, single in enumerate(singles):
         first = next(tensors(single), None)
-        loss = None if losses is None else losses[i]
-        samples.append(
-            Sample(
-                index=n_before + i,
-                input=single if first is None else first[0],
-                output=_row(output.get("output"), i),
-                label=_row(label, i),
-                loss=loss,
-                batch=single,
-                classes=classes,
-            )
-        )
+        value, loss = single if first is None else first[0], None if losses is None else losses[i]
+        samples.append(Sample(n_before + i, value, _row(output.get("output"), i), _row(label, i), loss, single, classes))
     return samples
+
+
+def _row(value: Any, i: int) -> Any:
+    return apply_to_collection(value, Tensor, lambda tensor: tensor[i])
 
 
 def _check_rows(trainer: TrainerBase, output: Mapping[str, Any], n: int) -> None:
@@ -426,10 +405,6 @@ def _check_rows(trainer: TrainerBase, output: Mapping[str, Any], n: int) -> None
                 where=f"{trainer.title}.test_step",
                 remedy=f"Return a row of {name!r} for each sample; of 'losses', a number.",
             )
-
-
-def _row(value: Any, i: int) -> Any:
-    return apply_to_collection(value, Tensor, lambda tensor: tensor[i])
 
 
 def _step(trainer: TrainerBase, batch: Any) -> Mapping[str, Any] | None:

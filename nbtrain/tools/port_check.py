@@ -122,7 +122,10 @@ def _check(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any) -
         check_optimizer(trainer.optimizer, trainer.model)
 
 
-def _named_arguments(loop: Callable[..., Any]) -> set[str]:
+_GIVEN = ("valid_loader", "record")
+
+
+def _named_arguments(loop: Callable[..., Any]) -> list[str]:
     """Which of `valid_loader` and `record` the loop takes. Raises ConfigError for any other argument that it needs."""
     parameters = list(inspect.signature(loop).parameters.values())
     named = [p for p in parameters[2:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -133,48 +136,38 @@ def _named_arguments(loop: Callable[..., Any]) -> set[str]:
             f"The loop {what}: check_port calls it as loop(model, loader), with valid_loader= and record= if it has such arguments.",
             remedy="Write a function of these around it, which makes what else it needs.",
         )
-    return {p.name for p in named} & _GIVEN
-
-
-_GIVEN = {"valid_loader", "record"}
+    return [p.name for p in named if p.name in _GIVEN]
 
 
 @contextmanager
-def _read(loader: Any, valid_loader: Any, seed: int) -> Iterator[tuple[Any, Any]]:
-    """Yield the loaders as they are before a run, with the random numbers seeded; their places are restored afterwards."""
-    with borrowed(as_loader(loader)) as train, borrowed(as_loader(valid_loader or [])) as valid:
+def _traced(model: nn.Module, most: int, on_step: Callable[[], None], loaders: tuple[Any, Any], seed: int) -> Iterator[Any]:
+    """Watch a training of `model`, from a seed. Yields its trace, and the loaders, which are as before afterwards."""
+    trace, (loader, valid_loader) = StepTrace(model, most, on_step), loaders
+    with borrowed(as_loader(loader)) as train, borrowed(as_loader(valid_loader or [])) as valid, trace.watching():
         seed_all(seed)
-        yield train, valid if valid_loader is not None else None
+        yield trace, train, valid if valid_loader is not None else None
 
 
-def _trace_own(own: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any, steps: int, seed: int) -> StepTrace:
+def _train_own(own: TrainerBase, n_epoch: int, loaders: tuple[Any, Any], steps: int, seed: int) -> StepTrace:
     """The steps of a scratch copy."""
-    with _read(loader, valid_loader, seed) as (train, valid):
-        trace = StepTrace(own.model, steps, partial(advance, own, 2 * steps))
-        with trace.watching():
-            train_copy(own, n_epoch, train, valid, [_OwnLosses(own, trace)])
+    with _traced(own.model, steps, partial(advance, own, 2 * steps), loaders, seed) as (trace, train, valid):
+        train_copy(own, n_epoch, train, valid, [_OwnLosses(own, trace)])
     if not trace.steps:
-        raise ConfigError(
-            "The trainer has made no update that can be watched.", remedy="Leave out CudaGraphAddon, and train the model itself."
-        )
+        remedy = "Leave out CudaGraphAddon, and train the model itself."
+        raise ConfigError("The trainer has made no update that can be watched.", remedy=remedy)
     return trace
 
 
-def _trace_loop(
+def _train_loop(
     trainer: TrainerBase, loop: Callable[..., Any], model: nn.Module, loaders: tuple[Any, Any], most: int, seed: int
 ) -> StepTrace:
     """The steps of the loop."""
-    named = _named_arguments(loop)
-    with _read(*loaders, seed) as (train, valid):
-        trace = StepTrace(model, most, partial(advance, trainer, 2 * most))
+    with _traced(model, most, partial(advance, trainer, 2 * most), loaders, seed) as (trace, train, valid), suppress(Enough):
         given = {"valid_loader": valid, "record": Record(trace)}
-        with trace.watching(), suppress(Enough):
-            loop(model, train.batches if isinstance(train, BatchList) else train, **{name: given[name] for name in named})
+        loop(model, train.batches if isinstance(train, BatchList) else train, **{name: given[name] for name in _named_arguments(loop)})
     if not trace.steps:
-        raise ConfigError(
-            "The loop has not updated the model that it got.",
-            remedy="Train its first argument, with an optimizer that the loop makes of its parameters.",
-        )
+        remedy = "Train its first argument, with an optimizer that the loop makes of its parameters."
+        raise ConfigError("The loop has not updated the model that it got.", remedy=remedy)
     return trace
 
 
@@ -184,13 +177,13 @@ def _compared(trace: StepTrace, own: StepTrace, steps: int, tolerance: float) ->
         pair = StepPair((trace, own), number, tolerance)
         if not pair.equal:
             return PortCheck(False, number - 1, number, *pair.why(), tolerance)
-    if n < n_own or (trace.has_more and n_own < steps):
-        reason = (
-            f"your loop ends after {n} steps, the trainer makes more"
-            if n < n_own
-            else f"your loop makes more than the {n} steps of the trainer"
-        )
-        return PortCheck(False, n, n + 1, "number of steps", "", f"{reason}: another number of epochs or batches", tolerance)
+    reason = ""
+    if n < n_own:
+        reason = f"your loop ends after {n} steps, the trainer makes more: another number of epochs or batches"
+    elif trace.has_more and n_own < steps:
+        reason = f"your loop makes more than the {n} steps of the trainer: another number of epochs or batches"
+    if reason:
+        return PortCheck(False, n, n + 1, "number of steps", "", reason, tolerance)
     return PortCheck(True, n, tolerance=tolerance)
 
 
@@ -251,8 +244,8 @@ def check_port(
     def work(operation: Operation) -> PortCheck:
         with scratch_trainer(trainer) as own:
             model = copy_trainer(trainer).model
-            own_trace = _trace_own(own, n_epoch, loader, valid_loader, steps, seed)
-            trace = _trace_loop(trainer, loop, model, (loader, valid_loader), len(own_trace.steps), seed)
+            own_trace = _train_own(own, n_epoch, (loader, valid_loader), steps, seed)
+            trace = _train_loop(trainer, loop, model, (loader, valid_loader), len(own_trace.steps), seed)
         return _compared(trace, own_trace, steps, tolerance)
 
     return operate(trainer, "check_port", work, mode="train", between_batches=False)

@@ -11,47 +11,11 @@ from dataclasses import dataclass
 from math import isclose
 from typing import Any, Literal
 
-from .step_trace import Digest, StepTrace, TracedStep
+from ..data.order_check import same_random
+from .step_trace import Call, Digest, StepTrace, TracedStep
 
 # %% auto #0
 __all__ = ["What", "Found", "StepPair"]
-
-# %% ../../nbs/tools/step_difference.ipynb #diff4
-_ROUNDING = 1e-5  # relative; float32 has 7 digits
-
-
-def _norm(gradients: Mapping[str, Digest]) -> float:
-    return math.hypot(*(digest.norm for digest in gradients.values()))
-
-
-def _scale(a: Mapping[str, Digest], b: Mapping[str, Digest]) -> float | None:
-    """The factor between all gradients of `a` and `b`, if there is one."""
-    scale = _norm(a) / (_norm(b) or math.nan)
-    alike = all(abs(a[name].projection - scale * b[name].projection) <= 1e-3 * a[name].norm for name in a if name in b)
-    return (
-        scale if alike and math.isfinite(scale) and all(isclose(a[name].norm, scale * b[name].norm, rel_tol=1e-3) for name in a) else None
-    )
-
-
-def _options_of(step: TracedStep, name: str) -> dict[str, Any] | None:
-    return next((options for names, options in step.groups if name in names), None)
-
-
-def _names(a: Mapping[str, int], b: Mapping[str, int]) -> str:
-    """The generators whose states differ."""
-    known = {"torch": "torch's", "torch.cuda": "torch's on the GPU", "python": "Python's", "numpy": "NumPy's"}
-    return ", ".join(known.get(name, "torch's on the device") for name in a if a[name] != b.get(name))
-
-
-def _who_draws(loop: TracedStep, number: int, moved: list[bool], names: str) -> str:
-    """Why the random numbers of the loop and of the trainer differ when a step begins, though they were equal after the step before."""
-    if loop.evaluations and moved[0]:
-        return f"your loop validates before step {number} without restoring the random numbers ({names}); the trainer restores them"
-    who = ["your loop", "the trainer"]
-    if moved[0] != moved[1]:
-        return f"{who[moved[1]]} draws random numbers ({names}) before step {number}, and {who[moved[0]]} does not"
-    return f"your loop and the trainer draw other random numbers ({names}) before step {number}: another loader, or number of workers"
-
 
 # %% ../../nbs/tools/step_difference.ipynb #diff10
 What = Literal[
@@ -59,8 +23,22 @@ What = Literal[
 ]
 Found = tuple[What, str, str]  # what differs, in which layer, and why
 
-
 # %% ../../nbs/tools/step_difference.ipynb #diff6
+_ROUNDING = 1e-5  # relative; float32 has 7 digits
+_DIGITS = "in the last digits alone: the same numbers, computed in another order"
+_GENERATORS = {"torch": "torch's", "torch.cuda": "torch's on the GPU", "python": "Python's", "numpy": "NumPy's"}
+
+
+def _either(name: str, mine: Any, theirs: Any) -> str:
+    return f"{name} is {mine} in your loop, {theirs} in the trainer"
+
+
+def _drawn(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    """The generators whose states differ."""
+    names = [_GENERATORS.get(name, "torch's on the device") for name in a if not same_random({"": a[name]}, {"": b.get(name)})]
+    return ", ".join(names)
+
+
 @dataclass(frozen=True)
 class StepPair:
     """A step of the loop and that of the trainer: number `number` of two traces."""
@@ -70,39 +48,31 @@ class StepPair:
     tolerance: float
 
     @property
-    def loop(self) -> TracedStep:
-        return self.traces[0].steps[self.number - 1]
+    def steps(self) -> list[TracedStep]:
+        """The step of the loop, and that of the trainer."""
+        return [trace.steps[self.number - 1] for trace in self.traces]
 
-    @property
-    def own(self) -> TracedStep:
-        return self.traces[1].steps[self.number - 1]
-
-    @property
-    def before(self) -> StepPair | None:
-        """The pair before it."""
-        return StepPair(self.traces, self.number - 1, self.tolerance) if self.number > 1 else None
-
-    def differing(self, a: Mapping[str, Digest], b: Mapping[str, Digest]) -> list[str]:
+    def differing(self, a: Mapping[str, Digest], b: Mapping[str, Digest], tolerance: float = 0.0) -> list[str]:
         """The names whose tensors differ, of those that both have."""
-        return [name for name in a if name in b and not a[name].is_close(b[name], self.tolerance)]
+        room = max(self.tolerance, tolerance)
+        return [name for name in a if name in b and not a[name].is_close(b[name], room)]
 
     def are_close(self, a: Sequence[Digest], b: Sequence[Digest]) -> bool:
         return len(a) == len(b) and all(one.is_close(other, self.tolerance) for one, other in zip(a, b))
 
     @property
-    def losses_differ(self) -> bool:
-        """Whether recorded losses differ by more than the rounding of what was recorded."""
-        if len(self.loop.losses) != len(self.own.losses):  # once for each batch, or once for each update
-            return False
-        return any(self.are_apart(a, b) for a, b in zip(self.loop.losses, self.own.losses))
-
-    def are_apart(self, a: float, b: float) -> bool:
-        return not (isclose(a, b, rel_tol=max(1e-6, self.tolerance)) or (math.isnan(a) and math.isnan(b)))
+    def other_losses(self) -> list[tuple[float, float]]:
+        """Recorded losses that differ by more than the rounding of what was recorded."""
+        a, b = (step.losses for step in self.steps)
+        if len(a) != len(b):  # once for each batch, or once for each update
+            return []
+        room = max(1e-6, self.tolerance)
+        return [(x, y) for x, y in zip(a, b) if not (isclose(x, y, rel_tol=room) or math.isnan(x) and math.isnan(y))]
 
     @property
     def equal(self) -> bool:
-        tensors = self.differing(self.loop.weights, self.own.weights) or self.differing(self.loop.gradients, self.own.gradients)
-        return not tensors and not self.losses_differ
+        a, b = self.steps
+        return not (self.differing(a.weights, b.weights) or self.differing(a.gradients, b.gradients) or self.other_losses)
 
     def layer(self, name: str) -> str:
         """The layer as text: of its name, or of that of a weight in it."""
@@ -113,169 +83,120 @@ class StepPair:
     # -- reasons, in the order in which a step computes
     def why(self) -> Found:
         """What differs first in this step."""
-        ways = (self._first_weights, self._batches, self._calls, self._losses, self._gradients, self._options)
-        return next(found for way in ways if (found := way()) is not None)
+        a, b = self.steps
+        for way in (self._first_weights, self._batches, self._calls, self._losses, self._gradients):
+            found = way(a, b)
+            if found is not None:
+                return found
+        return self._update(a, b)
 
-    def _first_weights(self) -> Found | None:
+    def _first_weights(self, a: TracedStep, b: TracedStep) -> Found | None:
         """Weights that were changed between two steps."""
-        names = self.differing(self.loop.began, self.own.began)
+        names = self.differing(a.began, b.began)
         if not names:
             return None
-        who = (
-            "the loop gets a copy of the trainer's model, and changes it before its first step"
-            if self.number == 1
-            else "they are changed between two steps"
-        )
-        buffers = [name for name in names if name not in self.loop.gradients and name not in self.own.gradients]
-        if self.loop.in_training and len(buffers) == len(names):
-            return "mode", self.layer(names[0]), "your loop evaluates in training mode, which changes this layer: call model.eval() before"
-        return "weights", self.layer(names[0]), f"{names[0]} is not the same when the step begins: {who}"
+        layer = self.layer(names[0])
+        if any(a.evaluations) and {*a.gradients, *b.gradients}.isdisjoint(names):
+            return "mode", layer, "your loop evaluates in training mode, which changes this layer: call model.eval() before"
+        who = "they are changed between two steps"
+        if self.number == 1:
+            who = "the loop gets a copy of the trainer's model, and changes it before its first step"
+        return "weights", layer, f"{names[0]} is not the same when the step begins: {who}"
 
-    def _batches(self) -> Found | None:
+    def _batches(self, a: TracedStep, b: TracedStep) -> Found | None:
         """Other batches, or another number of them."""
-        a, b = self.loop, self.own
         if a.n_batches != b.n_batches:
-            counts = " and ".join(f"{step.n_batches} in {who}" for step, who in ((a, "your loop"), (b, "the trainer")))
-            return "batch", "", f"an update has {counts}: gradients are accumulated over another number of batches"
+            counts = f"an update has {a.n_batches} in your loop and {b.n_batches} in the trainer"
+            return "batch", "", f"{counts}: gradients are accumulated over another number of batches"
         if self.are_close(a.batch, b.batch):
             return None
-        if a.random[0] != b.random[0]:
-            return "random numbers", "", f"the batches differ, because {self._random()}"
-        return "batch", "", self._order()
-
-    def _order(self) -> str:
-        """What is known about a batch that differs."""
-        mine, theirs = ([step.batch for step in trace.steps] for trace in self.traces)
-        a, b, n = self.loop.batch, self.own.batch, self.number - 1
-        if a in mine[:n] and b not in theirs[:n]:
-            return f"your loop reads the batch of its step {mine.index(a) + 1} again: another order, perhaps without set_epoch"
-        if a in theirs or b in mine:
-            return "the same batches in another order"
-        forms = [", ".join(digest.form for digest in batch) for batch in (a, b)]
+        if random := self._random(a, b):
+            return "random numbers", "", f"the batches differ, because {random}"
+        forms = [", ".join(digest.form for digest in step.batch) for step in (a, b)]
         if forms[0] != forms[1]:
-            return f"{forms[0]} in your loop, {forms[1]} in the trainer"
-        return "other samples, another order, or another preprocessing"
+            return "batch", "", f"{forms[0]} in your loop, {forms[1]} in the trainer"
+        return "batch", "", "other samples, another order, perhaps without set_epoch, or another preprocessing"
 
-    def _random(self) -> str:
-        """Where the random numbers parted: between two steps, or within one."""
-        last = [trace.random for trace in self.traces]
-        for number, pair in enumerate(zip(*(trace.steps for trace in self.traces)), 1):
-            began = [step.random[0] for step in pair]
-            if began[0] != began[1]:
-                moved = [state != before for state, before in zip(began, last)]
-                return _who_draws(pair[0], number, moved, _names(*began))
-            last = [step.random[1] for step in pair]
-            if last[0] != last[1]:
-                return f"step {number} of your loop draws other random numbers ({_names(*last)}) than that of the trainer"
-        raise AssertionError  # it is called where they differ
+    def _random(self, a: TracedStep, b: TracedStep) -> str:
+        """Why the random numbers differ when the step begins; "" if they don't."""
+        names = _drawn(a.random[0], b.random[0])
+        if not names:
+            return ""
+        last = [trace.steps[self.number - 2].random[1] for trace in self.traces] if self.number > 1 else [{}, {}]
+        if a.evaluations and not _drawn(*last):
+            return (
+                f"your loop validates before step {self.number} without restoring the random numbers ({names}); the trainer restores them"
+            )
+        return f"your loop and the trainer have drawn other random numbers ({names}) before step {self.number}"
 
-    def _calls(self) -> Found | None:
+    def _calls(self, a: TracedStep, b: TracedStep) -> Found | None:
         """The first module that is in another mode, or makes something else of the same input."""
-        for a, b in zip(self.loop.calls, self.own.calls):
-            if a.name != b.name:
-                return "output", self.layer(b.name), f"your loop calls {self.layer(a.name)} in its place"
-            forms = [[digest.form.partition("[")[0] for digest in call.outputs] for call in (a, b)]
-            if self.are_close(a.outputs, b.outputs) or not self.are_close(a.inputs, b.inputs):
-                continue
-            layer = self.layer(a.name)
-            if a.training != b.training:
-                modes = ["training" if call.training else "eval" for call in (a, b)]
-                remedy = "" if a.training else ": call model.train() after a validation"
-                return "mode", layer, f"it is in {modes[0]} mode in your loop, in {modes[1]} mode in the trainer{remedy}"
-            if forms[0] != forms[1]:
-                return "precision", layer, f"its output is {', '.join(forms[0])} in your loop, {', '.join(forms[1])} in the trainer"
-            if self.loop.random[0] != self.own.random[0]:
-                return "random numbers", layer, self._random()
-            return "output", layer, "its output differs for the same input, weights and random numbers"
-        for a, b in zip(self.loop.calls, self.own.calls):
-            if not self.are_close(a.inputs, b.inputs):
-                return "output", self.layer(a.name), "its input differs, which no layer before it has computed"
+        for one, other in zip(a.calls, b.calls):
+            if one.name != other.name:
+                return "output", self.layer(other.name), f"your loop calls {self.layer(one.name)} in its place"
+            if not self.are_close(one.outputs, other.outputs) and self.are_close(one.inputs, other.inputs):
+                return self._output(one, other, self._random(a, b))
+        for one, other in zip(a.calls, b.calls):
+            if not self.are_close(one.inputs, other.inputs):
+                return "output", self.layer(one.name), "its input differs, which no layer before it has computed"
         return None
 
-    def _losses(self) -> Found | None:
-        if not self.losses_differ:
-            return None
-        a, b = next((a, b) for a, b in zip(self.loop.losses, self.own.losses) if self.are_apart(a, b))
-        numbers = f"{a:.6g} in your loop{f', {a / b:.6g} times' if b else ','} the {b:.6g} of the trainer"
-        if not self.differing(self.loop.gradients, self.own.gradients):
-            return "loss", "", f"your loop records {numbers}, though the gradients are equal: an average, or a loss after the update"
-        return "loss", "", f"it is {numbers}, of equal outputs: another loss function, reduction or label"
+    def _output(self, one: Call, other: Call, random: str) -> Found:
+        """Why a module makes something else of the same input. `random`: why the random numbers differ, if they do."""
+        layer = self.layer(one.name)
+        if one.training != other.training:
+            modes = [f"{'training' if call.training else 'eval'} mode" for call in (one, other)]
+            remedy = "" if one.training else ": call model.train() after a validation"
+            return "mode", layer, f"it is in {modes[0]} in your loop, in {modes[1]} in the trainer{remedy}"
+        kinds = [", ".join(digest.form.partition("[")[0] for digest in call.outputs) for call in (one, other)]
+        if kinds[0] != kinds[1]:
+            return "precision", layer, _either("its output", *kinds)
+        if random:
+            return "random numbers", layer, random
+        return "output", layer, "its output differs for the same input, weights and random numbers"
 
-    def _gradients(self) -> Found | None:
+    def _losses(self, a: TracedStep, b: TracedStep) -> Found | None:
+        if not self.other_losses:
+            return None
+        words = _either("it", *(f"{loss:.6g}" for loss in self.other_losses[0]))
+        if self.differing(a.gradients, b.gradients):
+            return "loss", "", f"{words}, of equal outputs: another loss function, reduction or label"
+        return "loss", "", f"{words}, though the gradients are equal: an average, or a loss after the update"
+
+    def _gradients(self, a: TracedStep, b: TracedStep) -> Found | None:
         """Gradients that differ though the outputs and losses are equal."""
-        a, b = self.loop.gradients, self.own.gradients
-        names = self.differing(a, b)
-        if missing := sorted(name for name in a.keys() ^ b.keys() if {**a, **b}[name].norm):  # zeros are as good as none
-            who = "the trainer" if missing[0] in a else "your loop"
-            return (
-                "gradient",
-                self.layer(missing[0]),
-                f"{missing[0]} has none in {who}: it is frozen, not in the optimizer, or not in the loss",
-            )
+        mine, theirs = a.gradients, b.gradients
+        for name in sorted(mine.keys() ^ theirs.keys()):
+            if {**mine, **theirs}[name].norm:  # zeros are as good as none
+                who = "the trainer" if name in mine else "your loop"
+                return "gradient", self.layer(name), f"{name} has none in {who}: it is frozen, not in the optimizer, or not in the loss"
+        names = self.differing(mine, theirs)
         if not names:
             return None
-        layer = self.layer(names[-1]) if len(names) < len(a) else ""  # a backward pass begins with the last
-        if all(a[name].is_close(b[name], _ROUNDING) for name in names):
-            return "gradient", layer, "in the last digits alone: the same numbers, added up in another order"
-        if self.before is not None and self._adds_up(self.before, names):
-            return (
-                "gradient",
-                layer,
-                f"your loop adds those of step {self.number - 1} to those of this step: optimizer.zero_grad() is missing",
-            )
-        scale = _scale(a, b)
-        if scale is None:
-            return (
-                "gradient",
-                layer,
-                f"of {names[-1]}, the norm is {a[names[-1]].norm:.6g} in your loop, {b[names[-1]].norm:.6g} in the trainer",
-            )
-        return "gradient", layer, f"those of your loop are {scale:.6g} times those of the trainer: {self._why_scaled(scale)}"
+        layer = self.layer(names[-1]) if len(names) < len(mine) else ""  # a backward pass begins with the last
+        if not self.differing(mine, theirs, _ROUNDING):
+            return "gradient", layer, _DIGITS
+        norms = [f"{math.hypot(*(digest.norm for digest in part.values())):.6g}" for part in (mine, theirs)]
+        causes = "clipping, a factor or the reduction of the loss, its division by the batches of an update, or optimizer.zero_grad()"
+        return "gradient", layer, f"{_either('their norm', *norms)}: {causes}"
 
-    def _adds_up(self, before: StepPair, names: list[str]) -> bool:
-        """Whether the loop's gradients are those of the trainer plus those of the step before."""
-        a, b, last = self.loop.gradients, self.own.gradients, before.loop.gradients
-        sums = [(a[name].projection, b[name].projection + last[name].projection, a[name].norm) for name in names if name in last]
-        return len(sums) == len(names) and all(isclose(one, total, abs_tol=1e-3 * norm) for one, total, norm in sums)
-
-    def _why_scaled(self, scale: float) -> str:
-        n, norms = self.loop.n_batches, [_norm(step.gradients) for step in (self.loop, self.own)]
-        if n > 1 and isclose(scale, n, rel_tol=1e-3):
-            return f"it does not divide the loss by the {n} batches of an update"
-        small, who, other = (norms[0], "your loop clips", "the trainer") if scale < 1 else (norms[1], "the trainer clips", "your loop")
-        if isclose(small, round(small, 3), rel_tol=1e-5):
-            return f"{who} the gradients to a norm of {small:.3g}, {other} does not"
-        return f"clipping, a factor of the loss, or its reduction; the norm is {norms[0]:.4g} in your loop, {norms[1]:.4g} in the trainer"
-
-    def _options(self) -> Found:
+    def _update(self, a: TracedStep, b: TracedStep) -> Found:
         """Weights that differ though the gradients are equal."""
-        a, b = self.loop, self.own
         names = self.differing(a.weights, b.weights)
         layer = self.layer(names[0]) if names and len(names) < len(a.gradients) else ""
         if a.optimizer != b.optimizer:
-            return "optimizer", layer, f"{a.optimizer or 'none of torch'} in your loop, {b.optimizer or 'none of torch'} in the trainer"
+            return "optimizer", layer, _either("it", a.optimizer or "none of torch", b.optimizer or "none of torch")
+        mine, theirs = ({name: options for members, options in step.groups for name in members} for step in (a, b))
         for name in names:
-            mine, theirs = _options_of(a, name), _options_of(b, name)
-            if (mine is None) != (theirs is None):
-                return "optimizer", self.layer(name), f"{name} is not in the optimizer of {'your loop' if mine is None else 'the trainer'}"
-            if mine is not None and theirs is not None and mine != theirs:
-                keys = [key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key)]
-                return self._of_options(layer, {key: (mine.get(key), theirs.get(key)) for key in sorted(keys)})
+            one, other = mine.get(name, {}), theirs.get(name, {})
+            keys = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+            if keys:
+                words = "; ".join(_either(key, one.get(key), other.get(key)) for key in keys)
+                return "rate" if keys == ["lr"] else "optimizer", layer, words
         if a.age != b.age:
-            return (
-                "optimizer",
-                layer,
-                f"it has made {a.age} steps before in your loop, {b.age} in the trainer: a new optimizer loses its state",
-            )
-        close = names and all(a.weights[name].is_close(b.weights[name], _ROUNDING) for name in names)
-        return "weights", layer, (
-            "in the last digits alone: the same numbers, computed in another order" if close
-            else "they differ after equal gradients and options: the state of the optimizer, or something that changes the weights after it"
-        )  # fmt: skip
-
-    def _of_options(self, layer: str, differ: dict[str, tuple[Any, Any]]) -> Found:
-        texts = [f"{key} is {mine!r} in your loop, {theirs!r} in the trainer" for key, (mine, theirs) in differ.items()]
-        if set(differ) == {"lr"}:
-            was_equal = self.before is not None and self.before.loop.groups == self.before.own.groups
-            return "rate", layer, texts[0] + (": another schedule" if was_equal else "")
-        return "optimizer", layer, "; ".join(texts)
+            words = f"it has made {a.age} steps before in your loop, {b.age} in the trainer: a new optimizer loses its state"
+            return "optimizer", layer, words
+        if names and not self.differing(a.weights, b.weights, _ROUNDING):
+            return "weights", layer, _DIGITS
+        words = "they differ after equal gradients and options: the state of the optimizer, or something that changes the weights after it"
+        return "weights", layer, words

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
-from html import escape
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch import profiler
-from torch.profiler import DeviceType, record_function, schedule
+from torch.profiler import DeviceType, ProfilerAction, record_function, schedule
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..annotations import PositiveInt, checked, command
@@ -29,8 +29,7 @@ from ..base.operation import Operation, advance, operate
 from ..base.trainer_base import TrainerBase
 from ..data.loader import LoaderWrapper, as_loader, innermost, with_workers
 from ..data.resumable_loader import borrowed
-from ..data.several_loaders import SeveralLoaders, is_several
-from ..data.several_loaders import Loaders
+from ..data.several_loaders import Loaders, SeveralLoaders, is_several
 from ..data.tensor_loader import suggest_loader
 from ..engine.control import Leave, refuse_while_on
 from ..errors import ConfigError
@@ -38,7 +37,6 @@ from ..resources import n_cores
 from ..run.data_module import is_data_source
 from ..code.redefined import with_newest
 from .scratch_trainer import scratch_trainer, train_copy
-from ..views.html import TABLE
 from ..views.terminal import blocks
 
 # %% auto #0
@@ -48,7 +46,7 @@ __all__ = ["Profile", "profile"]
 # %% ../../nbs/tools/step_profile.ipynb #ce4d741a
 @dataclass(frozen=True)
 class Profile:
-    """Where the time of a training step goes, as a table and as bars below a cell.
+    """Where the time of a training step goes, as a table with bars.
 
     Attributes:
         n_steps: How many steps, optimizer updates, were timed.
@@ -97,39 +95,31 @@ class Profile:
         """
         return self.parts[part] / self.step_s
 
-    def _rows(self) -> list[list[str]]:
-        """What is shown: the parts, then all operators together, and the slowest of them two spaces further in."""
-        rows = {part: seconds for part, seconds in self.parts.items() if seconds > 0 or part in ("data", "other")}
+    def __repr__(self) -> str:
+        rows = dict(self.parts)
         if self.operators:
             rows["operators"] = sum(self.operators.values())
-        slowest = list(self.operators.items())[:_N_SHOWN]
-        rows |= {f"  {name}": seconds for name, seconds in slowest if seconds >= 0.01 * self.step_s}
-        return [[name, f"{s / self.step_s:.0%}", _time(s), blocks(s / self.step_s, 20)] for name, s in rows.items()]
-
-    @property
-    def _head(self) -> str:
-        idle = "" if self.idle_share is None else f" · idle {self.idle_share:.0%} of the time"
-        return f"{_time(self.step_s)} a step on {self.device}, {1 / self.step_s:,.0f} steps/s, {self.n_steps} timed{idle}"
-
-    def __repr__(self) -> str:
-        rows = self._rows()
-        width = max(len(name) for name, *_ in rows)
-        lines = [f"{name:<{width}}  {share:>4}  {seconds:>8}  {bar}".rstrip() for name, share, seconds, bar in rows]
-        return "\n".join([self._head, *lines, *(f"→ {text}" for text in self.advice)])
-
-    def _repr_html_(self) -> str:
-        rows = [[f'<td style="{_CELL}">{escape(text)}</td>' for text in row] for row in self._rows()]
-        table = "".join(f'<tr style="background:none">{"".join(cells)}</tr>' for cells in rows)
-        advice = "".join(f"<div>→ {escape(text)}</div>" for text in self.advice)
-        return f'<div>{escape(self._head)}</div><table style="{TABLE}"><tbody>{table}</tbody></table>{advice}'
+        for name, seconds in islice(self.operators.items(), _N_SHOWN):
+            if seconds >= 0.01 * self.step_s:
+                rows[f"  {name}"] = seconds
+        width = max(map(len, rows))
+        head = f"{_time(self.step_s)} a step on {self.device}, {1 / self.step_s:,.0f} steps/s, {self.n_steps} timed"
+        if self.idle_share is not None:
+            head += f" · idle {self.idle_share:.0%} of the time"
+        lines = [head]
+        for name, seconds in rows.items():
+            share = seconds / self.step_s
+            lines.append(f"{name:<{width}}  {share:>4.0%}  {_time(seconds):>8}  {blocks(share, 20)}".rstrip())
+        return "\n".join([*lines, *(f"→ {text}" for text in self.advice)])
 
 
 _N_SHOWN = 8  # operators
-_CELL = "padding:0 8px;text-align:left;white-space:pre"
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
 
 
 # %% ../../nbs/tools/step_profile.ipynb #7a3c9be2
@@ -144,15 +134,14 @@ class _Steps(Checkpoint):
     before the profiler records. `on_step` is called after each batch, with how many steps are done.
     """
 
-    def __init__(self, trainer: TrainerBase, n_ahead: int, n_timed: int, n_profiled: int, on_step: Callable[[int], None]) -> None:
-        self.trainer, self.on_step = trainer, on_step
-        self.n_warm_up, self.n_timed, self.n_profiled = _WARM_UP + n_ahead, n_timed, n_profiled
-        self.n_left_out = 1 + n_ahead if n_profiled else 0
-        self.n_steps = self.n_warm_up + n_timed + self.n_left_out + n_profiled
-        self.n_done, self.step_s, self.phases = 0, 0.0, self._run()
-        plan = schedule(wait=0, warmup=1 + n_ahead, active=max(1, n_profiled), repeat=1)
-        self.profiler = profiler.profile(schedule=plan, acc_events=True)  # else it warns that it would forget the events of earlier cycles
-        self._first, self._is_profiled = trainer.train_state.counts.step, False
+    def __init__(self, trainer: TrainerBase, n_ahead: int, n_timed: int, on_step: Callable[[int], None]) -> None:
+        self.trainer, self.n_timed, self.on_step = trainer, n_timed, on_step
+        self.n_profiled, self.n_warm_up = min(n_timed, _N_PROFILED), _WARM_UP + n_ahead
+        plan = {"wait": self.n_warm_up + n_timed, "warmup": 1 + n_ahead, "active": self.n_profiled}
+        self.profiler = profiler.profile(schedule=schedule(**plan, repeat=1), acc_events=True)  # else it warns that it would forget events
+        self.n_steps, self.n_done, self.began_s, self.step_s = sum(plan.values()), 0, 0.0, 0.0
+        self.stack = ExitStack()
+        self._first = trainer.train_state.counts.step
         self._label, self._around = ExitStack(), ""  # the part that continues after a backward pass or an update
         holder, name = trainer._step_method
         setattr(holder, name, self.part("train_step")(getattr(holder, name)))
@@ -162,25 +151,9 @@ class _Steps(Checkpoint):
             torch.accelerator.synchronize(self.trainer.device)
         return time.perf_counter()
 
-    def _run(self) -> Generator[None]:
-        """What is done between the steps; yields for each of them."""
-        for _ in range(self.n_warm_up):
-            yield
-        began = self._now()
-        for _ in range(self.n_timed):
-            yield
-        self.step_s = (self._now() - began) / self.n_timed
-        if self.n_profiled:
-            with register_optimizer_step_post_hook(lambda *_: self.enter(self._around)), self.profiler:
-                self._is_profiled = True
-                for _ in range(self.n_left_out + self.n_profiled):
-                    yield
-                    self.profiler.step()
-        raise Leave
-
     def enter(self, part: str) -> None:
         """Close the label that is open, and open that of `part`, unless it is empty."""
-        if self._is_profiled:
+        if self.profiler.current_action is not ProfilerAction.NONE:
             self._now()
             self._label.close()
             if part:
@@ -199,7 +172,6 @@ class _Steps(Checkpoint):
 
     def on_train_start(self, pl_trainer: Any, pl_module: Any) -> None:
         pl_trainer.strategy.batch_to_device = self.part("copies")(pl_trainer.strategy.batch_to_device)
-        next(self.phases)
 
     def on_before_backward(self, *args: Any) -> None:
         self.enter("backward")
@@ -212,10 +184,17 @@ class _Steps(Checkpoint):
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
         self.enter("")
-        before, self.n_done = self.n_done, self.trainer.train_state.counts.step - self._first
-        for _ in range(before, self.n_done):
-            next(self.phases)
+        while self.n_done < self.trainer.train_state.counts.step - self._first:
+            self.n_done += 1
+            if self.n_done == self.n_warm_up:
+                self.began_s = self._now()
+            if self.n_done == self.n_warm_up + self.n_timed:
+                self.step_s = (self._now() - self.began_s) / self.n_timed
+                self.stack.enter_context(register_optimizer_step_post_hook(lambda *_: self.enter(self._around)))
+            self.profiler.step()
         self.on_step(self.n_done)
+        if self.n_done >= self.n_steps:
+            raise Leave
 
 
 class _LabelledLoader(LoaderWrapper):
@@ -251,8 +230,10 @@ def _read(steps: _Steps) -> Profile:
     parts = {part: labels.get(_LABEL + part, 0.0) * scale for part in _PARTS}
     parts["other"] = max(0.0, steps.step_s - sum(parts.values()))
     kernels = [event for event in averages if event.device_type != DeviceType.CPU and not event.is_user_annotation]
-    busy_s = sum(event.self_device_time_total for event in kernels) * 1e-6 / steps.n_profiled
-    operators, idle = Counter[str](), max(0.0, 1 - busy_s / steps.step_s) if kernels else None
+    idle, operators = None, Counter[str]()
+    if kernels:
+        busy_s = sum(event.self_device_time_total for event in kernels) * 1e-6 / steps.n_profiled
+        idle = max(0.0, 1 - busy_s / steps.step_s)
     for event in on_host:
         if not event.is_user_annotation:
             seconds = event.self_device_time_total * 1e-6 / steps.n_profiled if kernels else event.self_cpu_time_total * scale
@@ -274,9 +255,8 @@ def _of_loader(found: Profile, loader: Any, time_with: Callable[[Any], float]) -
     own, waiting = innermost(loader), found.share("data") + found.share("copies")
     if waiting < _MUCH:
         return []
-    words, others = suggest_loader(own), {}
+    words, others, n = suggest_loader(own), {}, min(4, n_cores())
     if type(own) is DataLoader and not isinstance(own.dataset, IterableDataset) and own.batch_size is not None:
-        n = min(4, n_cores())
         if own.num_workers == 0 and n > 1:
             others[f"num_workers={n}"] = with_workers(own, n)
         if found.device == "cuda" and not own.pin_memory:
@@ -293,12 +273,13 @@ def _of_reads(steps: _Steps) -> list[str]:
     """Advice about what train_step reads from tensors."""
     events = [event for event in steps.profiler.events() or () if event.device_type == DeviceType.CPU]
     inside = [event.time_range for event in events if event.name == f"{_LABEL}train_step"]
-    reads = Counter(e.name for e in events if e.name in _READS and any(time.start <= e.time_range.start < time.end for time in inside))
-    return [
-        f"train_step calls {name} {n / steps.n_profiled:.0f} × a step: each call waits for the GPU if the tensor is there. {_READS[name]}"
-        for name, n in reads.items()
-        if n >= steps.n_profiled
-    ]
+    advice = []
+    for name, remedy in _READS.items():
+        reads = [event.time_range.start for event in events if event.name == name]
+        n = sum(any(step.start <= read < step.end for step in inside) for read in reads) / steps.n_profiled
+        if n >= 1:
+            advice.append(f"train_step calls {name} {n:.0f} × a step: each call waits for the GPU if the tensor is there. {remedy}")
+    return advice
 
 
 def _of_device(found: Profile) -> list[str]:
@@ -317,14 +298,14 @@ def _labelled(loader: Any, steps: _Steps, stack: ExitStack) -> Any:
     return combined if is_several(as_loader(loader)) else combined.flattened[0]
 
 
-def _train(trainer: TrainerBase, loader: Any, n_timed: int, n_profiled: int = 0) -> _Steps:
-    """Train a scratch copy, to time `n_timed` steps and to profile `n_profiled` more."""
+def _train(trainer: TrainerBase, loader: Any, n_timed: int) -> _Steps:
+    """Train a scratch copy, to time `n_timed` steps and to profile some more."""
     n_ahead = sum(getattr(innermost(part), "num_workers", 0) * 2 for part in SeveralLoaders(as_loader(loader)).loaders)
-    with scratch_trainer(trainer) as own, ExitStack() as stack:
+    with scratch_trainer(trainer) as own:
         own.lightning.pop("profiler", None)  # it would be timed, and torch has one at a time
-        steps = _Steps(own, n_ahead, n_timed, n_profiled, lambda done: advance(trainer, steps.n_steps, done))
-        stack.enter_context(closing(steps.phases))
-        train_copy(own, own.train_state.counts.epoch + steps.n_steps, _labelled(loader, steps, stack), None, [steps])
+        steps = _Steps(own, n_ahead, n_timed, lambda done: advance(trainer, steps.n_steps, done))
+        with steps.stack as stack, steps.profiler:
+            train_copy(own, own.train_state.counts.epoch + steps.n_steps, _labelled(loader, steps, stack), None, [steps])
     if steps.n_done < steps.n_steps:
         raise ConfigError(
             f"The run ended before its {steps.n_steps} updates were made.", remedy="Give fewer steps=, or leave out what ends it early."
@@ -382,7 +363,7 @@ def profile(trainer: TrainerBase, loader: Loaders, *, steps: PositiveInt = 20, t
 
     def work(operation: Operation) -> Profile:
         os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # torch 2.13 prints lines when its profiler starts and stops
-        done = _train(trainer, loader, steps, min(steps, _N_PROFILED))
+        done = _train(trainer, loader, steps)
         if path is not None:
             done.profiler.export_chrome_trace(str(path))
         found = _read(done)

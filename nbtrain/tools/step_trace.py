@@ -5,7 +5,7 @@
 # %% ../../nbs/tools/step_trace.ipynb #trace2
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +13,6 @@ from itertools import chain
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -23,14 +22,14 @@ from ..optim.joint_optimizer import JointOptimizer
 from ..rng import random_state
 
 # %% auto #0
-__all__ = ["Digest", "random_digest", "Call", "TracedStep", "Enough", "StepTrace"]
+__all__ = ["Digest", "digest", "digests", "Call", "TracedStep", "Enough", "StepTrace"]
 
 
 # %% ../../nbs/tools/step_trace.ipynb #trace4
 class Digest(NamedTuple):
     """What is kept of a tensor: a checksum of its bits, its L2 norm, its projection on fixed numbers, and its dtype and shape.
 
-    Equal tensors have equal digests. The projection is linear: that of a sum is the sum of the projections.
+    Equal tensors have equal digests.
     """
 
     bits: int
@@ -40,67 +39,40 @@ class Digest(NamedTuple):
 
     def is_close(self, other: Digest, tolerance: float) -> bool:
         """Whether the tensors are equal, or differ by no more than `tolerance`, relative to the norm."""
-        if self.bits == other.bits and self.form == other.form:
+        if self.form != other.form:
+            return False
+        if self.bits == other.bits:
             return True
         room = tolerance * max(self.norm, other.norm)
-        return abs(self.norm - other.norm) <= room and abs(self.projection - other.projection) <= room and self.form == other.form
+        return abs(self.norm - other.norm) <= room and abs(self.projection - other.projection) <= room
 
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @torch.no_grad()
-def _measure(value: Tensor) -> Tensor:
-    """The three numbers of a digest, on the device of `value`: the floats as integers with the same bits."""
-    value = value.detach().to_dense() if value.layout is not torch.strided else value.detach()
-    value = value.cpu() if value.device.type == "mps" else value  # which has no double
-    value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
-    flat = (value + 0 if value.is_floating_point() and value.element_size() > 1 else value).reshape(-1).contiguous()  # -0.0 equals 0.0
-    words = flat.view(_INTEGERS[flat.element_size()]).long()
-    n, numbers = flat.numel(), flat.double()
-    odd = torch.arange(n, device=flat.device) * 2 + 1
-    fixed = torch.arange(n, dtype=torch.double, device=flat.device).mul_(0.6180339887498949).remainder_(1).sub_(0.5)
-    floats = torch.stack((torch.linalg.vector_norm(numbers), torch.dot(numbers, fixed)))
-    return torch.cat(((words * odd).sum().reshape(1), floats.view(torch.long)))
+def digest(value: Tensor) -> Digest:
+    """The digest of a tensor, computed on its device."""
+    form = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if value.layout is not torch.strided:
+        value = value.to_dense()
+    if value.device.type == "mps":  # which has no double
+        value = value.cpu()
+    if value.is_complex():
+        value = torch.view_as_real(value.resolve_conj())
+    flat = value.detach().reshape(-1).contiguous()
+    if flat.is_floating_point() and flat.element_size() > 1:
+        flat = flat + 0  # -0.0 equals 0.0
+    words, numbers = flat.view(_INTEGERS[flat.element_size()]).long(), flat.double()
+    places = torch.arange(flat.numel(), device=flat.device)
+    fixed = (places.double() * 0.6180339887498949) % 1 - 0.5
+    bits = int((words * (places * 2 + 1)).sum())
+    return Digest(bits, float(torch.linalg.vector_norm(numbers)), float(torch.dot(numbers, fixed)), form)
 
 
-def _form(value: Tensor) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-
-
-class _Measured:
-    """Digests that are read from the device together."""
-
-    def __init__(self) -> None:
-        self._rows, self._forms = list[Tensor](), list[str]()
-
-    def add(self, values: Iterable[Tensor]) -> list[int]:
-        """Measure `values`. Returns the numbers of their digests."""
-        first = len(self._rows)
-        for value in values:
-            self._rows.append(_measure(value))
-            self._forms.append(_form(value))
-        return list(range(first, len(self._rows)))
-
-    def read(self) -> list[Digest]:
-        if not self._rows:
-            return []
-        rows = torch.stack([row.to(self._rows[0].device, non_blocking=True) for row in self._rows]).cpu()
-        floats = rows[:, 1:].contiguous().view(torch.double).tolist()
-        numbers = zip(rows[:, 0].tolist(), floats, self._forms)
-        return [Digest(bits, norm, projection, form) for bits, (norm, projection), form in numbers]
-
-
-# %% ../../nbs/tools/step_trace.ipynb #trace7
-def random_digest() -> dict[str, int]:
-    """A hash of the state of each global random number generator."""
-    return {name: _hash(state) for name, state in random_state().items()}
-
-
-def _hash(state: Any) -> int:
-    if isinstance(state, (Tensor, np.ndarray)):
-        return hash(np.asarray(state).tobytes())
-    return hash(tuple(map(_hash, state))) if isinstance(state, (list, tuple)) else hash(state)
+def digests(values: Mapping[str, Tensor]) -> dict[str, Digest]:
+    """The digests of named tensors."""
+    return {name: digest(value) for name, value in values.items()}
 
 
 # %% ../../nbs/tools/step_trace.ipynb #trace9
@@ -111,8 +83,8 @@ class Call:
     name: str
     training: bool
     is_outer: bool
-    inputs: tuple[Digest, ...]
-    outputs: tuple[Digest, ...]
+    inputs: list[Digest]
+    outputs: list[Digest]
 
 
 @dataclass
@@ -127,26 +99,25 @@ class TracedStep:
         weights: All weights and buffers after the step.
         groups: For each group of the optimizer, the names of its parameters, and its options.
         optimizer: Its class, and `age`, how many steps it has made before.
-        evaluations: The calls of the model without gradients before the first call; `in_training`: one of them was in training mode.
+        evaluations: For each call of the model without gradients before the first call, whether it was in training mode.
         random: The random numbers at the first call, and after the step.
     """
 
-    calls: list[Call]
-    losses: list[float]
-    began: dict[str, Digest]
-    gradients: dict[str, Digest]
-    weights: dict[str, Digest]
-    groups: list[tuple[list[str], dict[str, Any]]]
-    optimizer: str
-    age: int
-    evaluations: int
-    in_training: bool
-    random: tuple[dict[str, int], dict[str, int]]
+    calls: list[Call] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    began: dict[str, Digest] = field(default_factory=dict)
+    gradients: dict[str, Digest] = field(default_factory=dict)
+    weights: dict[str, Digest] = field(default_factory=dict)
+    groups: list[tuple[list[str], dict[str, Any]]] = field(default_factory=list)
+    optimizer: str = ""
+    age: int = 0
+    evaluations: list[bool] = field(default_factory=list)
+    random: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def batch(self) -> tuple[Digest, ...]:
+    def batch(self) -> list[Digest]:
         """What the first module of the first call got."""
-        return next((call.inputs for call in self.calls if call.is_outer), ())
+        return next((call.inputs for call in self.calls if call.is_outer), [])
 
     @property
     def n_batches(self) -> int:
@@ -157,19 +128,6 @@ class TracedStep:
 # %% ../../nbs/tools/step_trace.ipynb #trace11
 class Enough(BaseException):
     """Ends a loop after the last step that is traced."""
-
-
-@dataclass
-class _Open:
-    """The step that has not ended: what is measured of it, as numbers of digests."""
-
-    measured: _Measured = field(default_factory=_Measured)
-    calls: list[tuple[tuple[str, bool, bool], tuple[list[int], list[int]]]] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    began: dict[str, int] = field(default_factory=dict)
-    evaluations: int = 0
-    in_training: bool = False
-    random: dict[str, int] | None = None
 
 
 class StepTrace:
@@ -183,21 +141,15 @@ class StepTrace:
         self.model, self.most, self.on_step = model, most, on_step
         self.steps: list[TracedStep] = []
         self.has_more = False
-        self.given, self.random = self._digests(), random_digest()  # before the first step
         self.kinds = {name: type(part).__name__ for name, part in model.named_modules()}
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._ages: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._open = _Open()
-        self._within: list[tuple[bool, list[int]]] = []  # the calls that have not ended: are they traced, and what they got
+        self._open = TracedStep()
+        self._within: list[tuple[bool, list[Digest]]] = []  # the calls that have not ended: are they traced, and what they got
         self._is_hooked = False  # has an optimizer of torch made a step?
 
-    def _values(self) -> dict[str, Tensor]:
-        return dict(chain(self.model.named_parameters(), self.model.named_buffers()))
-
-    def _digests(self) -> dict[str, Digest]:
-        values, measured = self._values(), _Measured()
-        measured.add(values.values())
-        return dict(zip(values, measured.read()))
+    def _weights(self) -> dict[str, Digest]:
+        return digests(dict(chain(self.model.named_parameters(), self.model.named_buffers())))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -212,21 +164,20 @@ class StepTrace:
 
     def _enter(self, name: str, module: nn.Module, args: Any, options: Any) -> None:
         now, is_traced = self._open, self._within[0][0] if self._within else torch.is_grad_enabled()
-        if not self._within and not is_traced:
-            now.evaluations += now.random is None
-            now.in_training |= module.training
-        elif len(self.steps) == self.most:
+        if is_traced and len(self.steps) == self.most:
             self._leave_off(has_more=module.training)
-        if is_traced and now.random is None:
-            now.random, values = random_digest(), self._values()
-            now.began = dict(zip(values, now.measured.add(values.values())))
-        self._within.append((is_traced, now.measured.add(tensors([args, options])) if is_traced else []))
+        if is_traced and not now.random:
+            now.random.append(random_state())
+            now.began = self._weights()
+        if not is_traced and not self._within and not now.random:
+            now.evaluations.append(module.training)
+        self._within.append((is_traced, [digest(value) for value in tensors([args, options])] if is_traced else []))
 
     def _leave(self, name: str, module: nn.Module, args: Any, options: Any, output: Any) -> None:
         is_traced, inputs = self._within.pop()
         if is_traced:
-            outputs = self._open.measured.add(tensors(output))
-            self._open.calls.append(((name, module.training, not self._within), (inputs, outputs)))
+            outputs = [digest(value) for value in tensors(output)]
+            self._open.calls.append(Call(name, module.training, not self._within, inputs, outputs))
 
     def _leave_off(self, *, has_more: bool) -> None:
         self.has_more = has_more
@@ -235,44 +186,40 @@ class StepTrace:
     def record(self, loss: Any) -> None:
         """Record a loss, for the step of the newest call. Where no optimizer of torch makes the steps, an update has ended here."""
         value = float(loss.detach() if isinstance(loss, Tensor) else loss)
-        if self._open.calls or not self.steps:
-            self._open.losses.append(value)
-        else:
-            self.steps[-1].losses.append(value)
+        step = self._open if self._open.calls or not self.steps else self.steps[-1]
+        step.losses.append(value)
         if not self._is_hooked and self._open.calls:
             self._end_by_hand()
 
     def _end_by_hand(self) -> None:
         """End the step if the weights have changed since its first call."""
-        now = self._open.measured.read()
-        if any(digest != now[self._open.began[name]] for name, digest in self._digests().items() if name in self._names.values()):
+        now = self._weights()
+        if any(now[name] != self._open.began[name] for name in self._names.values()):
             trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
             self._end(trained, [(list(trained), {})], "", self)
 
     def _stepped(self, optimizer: Any, args: Any, options: Any) -> None:
-        known = [[(self._names[id(p)], p) for p in group["params"] if id(p) in self._names] for group in optimizer.param_groups]
+        known = [[p for p in group["params"] if id(p) in self._names] for group in optimizer.param_groups]
         if not any(known) or isinstance(optimizer, JointOptimizer):  # its parts have made the steps
             return
         self._is_hooked = True
-        groups = [
-            ([name for name, _ in members], {key: _plain(value) for key, value in group.items() if key not in _NO_OPTIONS})
-            for members, group in zip(known, optimizer.param_groups)
-        ]
-        self._end(dict(chain.from_iterable(known)), groups, type(optimizer).__name__, optimizer)
+        groups = []
+        for members, group in zip(known, optimizer.param_groups):
+            options = {key: _plain(value) for key, value in group.items() if key not in _NO_OPTIONS}
+            groups.append(([self._names[id(p)] for p in members], options))
+        self._end({self._names[id(p)]: p for p in chain.from_iterable(known)}, groups, type(optimizer).__name__, optimizer)
 
     def _end(self, trained: dict[str, nn.Parameter], groups: list[tuple[list[str], dict[str, Any]]], kind: str, optimizer: Any) -> None:
         if len(self.steps) == self.most:
             self._leave_off(has_more=True)
-        now, self._open = self._open, _Open()
-        gradients = {name: p.grad for name, p in trained.items() if p.grad is not None}
-        numbers = [dict(zip(values, now.measured.add(values.values()))) for values in (gradients, self._values())]
-        digests, random = now.measured.read(), random_digest()
-        calls = [Call(*call, tuple(digests[i] for i in got), tuple(digests[i] for i in made)) for call, (got, made) in now.calls]
-        began, after, weights = ({name: digests[i] for name, i in part.items()} for part in (now.began, *numbers))
-        age = self._ages.get(optimizer, 0)
-        self._ages[optimizer] = age + 1
-        drawn = now.random if now.random is not None else random, random
-        self.steps.append(TracedStep(calls, now.losses, began, after, weights, groups, kind, age, now.evaluations, now.in_training, drawn))
+        now, self._open = self._open, TracedStep()
+        now.gradients = digests({name: p.grad for name, p in trained.items() if p.grad is not None})
+        now.weights, now.groups, now.optimizer = self._weights(), groups, kind
+        now.age = self._ages.get(optimizer, 0)
+        self._ages[optimizer] = now.age + 1
+        after = random_state()
+        now.random = [*(now.random or [after]), after]
+        self.steps.append(now)
         self.on_step()
 
 

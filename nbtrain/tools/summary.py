@@ -20,9 +20,10 @@ from ..base.arguments import need_automatic
 from ..base.operation import Operation, operate, unchanged
 from ..base.trainer_base import TrainerBase
 from ..engine.train_state import Mode
+from .gallery import in_words
 from ..code.redefined import with_newest
 from ..views.html import table_html
-from ..formatting import format_count, format_value
+from ..formatting import format_count
 from ..views.text import table_text
 
 # %% auto #0
@@ -30,12 +31,6 @@ __all__ = ["check", "Summary", "own_params", "shared_params", "summary"]
 
 
 # %% ../../nbs/tools/summary.ipynb #99022a2a
-def _shown(value: Any) -> str:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return format_value(float(value.detach()))
-    return describe(value) if isinstance(value, (Tensor, tuple, list, dict)) else format_value(value)
-
-
 @command
 @with_newest
 def check(trainer: TrainerBase, batch: Batch) -> None:
@@ -76,7 +71,7 @@ def _check(trainer: TrainerBase, batch: Any, operation: Operation) -> str:
             output = {} if found is None else check_output(found, name, place.format, trainer.device)
             if training and output:
                 output["loss"].backward()
-        shown = ", ".join(f"{key} {_shown(value)}" for key, value in output.items())
+        shown = ", ".join(f"{key} {in_words(value)}" for key, value in output.items())
         lines.append(f"{name}: {shown or 'None, which leaves the batch out'}")
     without = sum(parameter.requires_grad and parameter.grad is None for parameter in trainer.model.parameters())
     if without:

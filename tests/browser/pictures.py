@@ -170,7 +170,7 @@ PLAIN = ".jp-cell-toolbar, .jp-Notebook-footer, .jp-Collapser { visibility: hidd
 
 _SCROLL = """() => {
     const seen = kind => [...document.querySelectorAll(`.jp-OutputArea-output ${kind}`)].filter(i => i.checkVisibility()).at(-1);
-    const picture = seen('img') ?? seen('table');  // a profile has no image
+    const picture = seen('img') ?? seen('pre');  // a profile has no image
     picture?.scrollIntoView({block: 'center'});
     return !!picture;  // none while it is drawn again
 }"""

@@ -347,12 +347,6 @@ def test_masks_over_images_of_all_kinds(input: Any, output: Any, label: Any, n_m
     assert len(Gallery([sample], "One").plot().axes[0].images) == (2 if n_masks else 1)
 
 
-def test_legend_names_the_classes_of_masks() -> None:
-    samples = [make_segmented(classes=["background", "cat", "dog"])] * 2
-    legend = Gallery(samples, "Two").plot().legends[0]
-    assert [text.get_text() for text in legend.get_texts()] == ["cat", "dog"]
-
-
 @pytest.mark.parametrize("scale", [(0.0, 1.0), (-2.1, 2.6), (0.0, 255.0)], ids=["unit", "normalised", "by 255"])
 def test_colours_of_an_image_are_those_of_its_values(scale: tuple[float, float]) -> None:
     image = torch.rand(3, 8, 8)
