@@ -166,7 +166,7 @@ def _read(line: CommandLine) -> TrainerArgs:
     devices = line.options.get("devices", [])[-1:]
     args = TrainerArgs.from_files(
         line.options["file"],
-        [*line.overrides, *(Override(("compute_config", "runtime_ngpus"), n, False, "--devices") for n in devices)],
+        [*line.overrides, *(Override("compute_config.runtime_ngpus", n, False, "--devices") for n in devices)],
         trust="trust" in line.switches,
     )
     if args.document.replaced:
@@ -233,7 +233,7 @@ def _resume(line: CommandLine) -> int:
     if not (folder / CONFIG_FILE).exists():
         remedy = f"Resume it with your own: nbtrain fit -f run.yaml --checkpoint.resume_from {newest}, or run(..., resume=path)."
         raise ConfigError(f"{str(folder)!r} has no configuration: nbtrain fit did not begin it.", remedy=remedy)
-    at = Override(("checkpoint", "resume_from"), str(newest), False, "--checkpoint.resume_from")
+    at = Override("checkpoint.resume_from", str(newest), False, "--checkpoint.resume_from")
     line = CommandLine({"file": [str(folder / CONFIG_FILE)]}, line.switches, [*line.overrides, at])
     return _train(_read(line))
 
@@ -291,16 +291,14 @@ def _values(overrides: Sequence[Override]) -> dict[str, object]:
     """The plain values for names in a notebook."""
     from ast import literal_eval
 
-    from nbtrain.config.document import dotted
-
     found: dict[str, object] = {}
     for override in overrides:
-        if override.deletes or len(override.at) > 1:
+        if override.deletes or "." in override.at:
             raise ConfigError(f"{override.text} can't be a name in a notebook.", remedy="Give a name that a cell sets: --lr 0.1.")
         try:
-            found[dotted(override.at)] = True if override.value is None else literal_eval(override.value)
+            found[override.at] = True if override.value is None else literal_eval(override.value)
         except (ValueError, SyntaxError):  # text without quotes
-            found[dotted(override.at)] = {"true": True, "false": False}.get(override.value or "", override.value)
+            found[override.at] = {"true": True, "false": False}.get(override.value or "", override.value)
     return found
 
 
