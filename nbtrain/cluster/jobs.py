@@ -669,22 +669,14 @@ def submit(
           Did you mean 'partition'? sbatch={...} takes any other of sbatch.
     """
     n_gpus = (1 if trainer.device.type == "cuda" else 0) if gpus_per_node is None else gpus_per_node
-    n_tasks = max(n_gpus, 1) if tasks_per_node is None else tasks_per_node
-    resources = Resources(cluster, nodes, n_gpus, n_tasks, time, partition, options)
+    resources = Resources(cluster, nodes, n_gpus, tasks_per_node, time, partition, options)
     resources.check()
-    n_processes, counts = nodes * n_tasks, trainer.train_state.counts
+    n_processes, counts = nodes * resources.tasks_per_node, trainer.train_state.counts
     check_trainer(trainer, n_epoch, loader, valid_loader, n_processes)
     payload = send_trainer(trainer, n_epoch, loader, valid_loader, n_processes)
     run_dir = open_folder(trainer, save_path)
-    return submit_payload(
-        run_dir,
-        payload,
-        resources,
-        name or f"{trainer.title}-{run_dir.name}",
-        trainer,
-        n_epoch,
-        [counts.epoch, counts.step, counts.processed],
-    )
+    before = [counts.epoch, counts.step, counts.processed]
+    return submit_payload(run_dir, payload, resources, name or f"{trainer.title}-{run_dir.name}", trainer, n_epoch, before)
 
 
 def submit_payload(
