@@ -164,26 +164,19 @@ class _Record:
     """The events of a run so far, read as they come."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.file, self.board, self.place = run_dir / "events.jsonl", Board(), 0
+        self.run_dir, self.board = run_dir, Board()
         self.is_begun = self.has_ended = False
+        self._events = recorded_events(run_dir)
 
     def read(self) -> Board:
-        with suppress(OSError), open(self.file, "rb") as stream:
-            if os.fstat(stream.fileno()).st_size < self.place:  # it began again
-                self.board, self.place = Board(), 0
-            stream.seek(self.place)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    break
-                self.place += len(line)
-                with suppress(ValueError):
-                    self._add(Event.from_json(line.decode()))
+        try:
+            for event in iter(partial(next, self._events), None):
+                self.board.update(event)
+                self.is_begun = self.is_begun or event.kind == "start"
+                self.has_ended = event.kind == "end" or (self.has_ended and event.kind != "start")
+        except ConfigError:  # there is no record yet
+            self._events = recorded_events(self.run_dir)
         return self.board
-
-    def _add(self, event: Event) -> None:
-        self.board.update(event)
-        self.is_begun = self.is_begun or event.kind == "start"
-        self.has_ended = event.kind == "end" or (self.has_ended and event.kind != "start")
 
 
 def _read_json(run_dir: Path, name: str) -> dict[str, Any]:

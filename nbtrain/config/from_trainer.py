@@ -5,11 +5,10 @@
 # %% ../../nbs/config/from_trainer.ipynb #f4d25d34
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any
 
 import yaml
 from torch import nn
@@ -36,33 +35,13 @@ from .instantiate import named
 from .introspect import Reader, parameters_of, same_value, say_it
 from .overrides import escape
 from .schema import SAVING, CheckpointConfig, Settings, read_settings, to_plain
-from ..engine.addon import AddOnBase, options
-from ..engine.addon import chosen_options
-from ..engine.protocol import Ran, TrainerProtocol
+from ..engine.addon import chosen_options, options
 from ..errors import ConfigError
 from ..optim.joint_optimizer import JointOptimizer, JointScheduler, named_optimizers, parameters_in
 from ..optim.schedulers import n_required
 
 # %% auto #0
-__all__ = ["MadeBy", "RecordedTrainer", "configuration", "notes", "configuration_text", "to_config"]
-
-# %% ../../nbs/config/from_trainer.ipynb #488ceac5
-_AddOnType = TypeVar("_AddOnType", bound=AddOnBase)
-
-
-class RecordedTrainer(TrainerProtocol, Protocol):
-    """A trainer whose runs can be written as a configuration."""
-
-    addons: ClassVar[tuple[type[AddOnBase], ...]]
-    _addon_instances: ClassVar[Mapping[type[AddOnBase], AddOnBase]]  # the addons that were given as instances
-    ran: Ran | None  # the arguments of the newest training run
-    log_bar: bool
-    save_path: str | Path | None
-
-    def __getitem__(self, addon: type[_AddOnType]) -> _AddOnType: ...
-
-
-MadeBy = tuple[type, Sequence[inspect.Parameter]]  # the class that the user wrote, and its parameters
+__all__ = ["configuration", "notes", "to_config"]
 
 
 # %% ../../nbs/config/from_trainer.ipynb #5645b9a3
@@ -84,7 +63,7 @@ def _group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, A
     return {name: first[name] for name in defaults if name in first and not same_value(first[name], defaults[name])}
 
 
-def _optimizer(read: Reader, trainer: RecordedTrainer, given: Mapping[str, Any]) -> dict[str, Any]:
+def _optimizer(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
     optimizer = trainer.optimizer
     assert optimizer is not None  # `configuration` raises for a trainer without one
     clip = trainer.given.get("gradient_clip")
@@ -100,7 +79,7 @@ def _optimizer(read: Reader, trainer: RecordedTrainer, given: Mapping[str, Any])
     return made
 
 
-def _groups(read: Reader, trainer: RecordedTrainer, optimizer: Optimizer) -> dict[str, Any]:
+def _groups(read: Reader, trainer: TrainerBase, optimizer: Optimizer) -> dict[str, Any]:
     """The groups of parameters of an optimizer, if they are more than all of the model's in one."""
     groups, known = optimizer.param_groups, optimizer.defaults
     names = {id(p): name for name, p in trainer.model.named_parameters()}
@@ -128,7 +107,7 @@ def _own_args(read: Reader, optimizer: Optimizer, at: str) -> dict[str, Any]:
     return read.plain({p.name: known[p.name] for p in taken if not same_value(known[p.name], p.default)}, at)
 
 
-def _several(read: Reader, trainer: RecordedTrainer, optimizer: JointOptimizer, clip: Any) -> dict[str, Any]:
+def _several(read: Reader, trainer: TrainerBase, optimizer: JointOptimizer, clip: Any) -> dict[str, Any]:
     """Several optimizers, each with the names of its parameters."""
     names, each = {id(p): name for name, p in trainer.model.named_parameters()}, list[Any]()
     usual = named_optimizers(list(optimizer.optimizers.values()))
@@ -147,7 +126,7 @@ def _several(read: Reader, trainer: RecordedTrainer, optimizer: JointOptimizer, 
     return {"each": each} | ({"clip_gnorm": clip} if clip and not isinstance(clip, dict) else {})
 
 
-def _lr_scheduler(read: Reader, trainer: RecordedTrainer, given: Mapping[str, Any]) -> dict[str, Any]:
+def _lr_scheduler(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
     scheduler, at = trainer.given.get("scheduler"), "lr_scheduler"
     if scheduler is None or "type" in given:
         return {}
@@ -176,7 +155,7 @@ _DATASETS = ("train_dataset", "eval_dataset", "batch_size", "num_workers", "pin_
 _OPTIMIZES = ("learning_rate", "weight_decay")  # a ModelTrainer's arguments for its optimizer
 
 
-def _unsaved(trainer: RecordedTrainer) -> dict[str, Any]:
+def _unsaved(trainer: TrainerBase) -> dict[str, Any]:
     """Options of StateManagerAddon that `checkpoint` has no field for, or that have another default there."""
     if StateManagerAddon not in type(trainer).addons or trainer.ran is None:
         return {}
@@ -188,15 +167,15 @@ def _unsaved(trainer: RecordedTrainer) -> dict[str, Any]:
     return found | ({"validate_on_save": manager.validate_on_save} if differs else {})
 
 
-def _trainer(read: Reader, trainer: RecordedTrainer, given: Mapping[str, Any], made_by: MadeBy) -> dict[str, Any]:
-    (kind, parameters), at, said = made_by, "trainer.args", given.get("args", {})
+def _trainer(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
+    kind, at, said = written_class(type(trainer)), "trainer.args", given.get("args", {})
     own_fields = {*_TRAINER, *({*_DATASETS, *_OPTIMIZES} & trainer.given.keys()), *said}
     if StateManagerAddon in type(trainer).addons:
         own_fields.add("save_path")
     if isinstance(trainer.given.get("precision"), Mapping):
         own_fields.add("precision")
     kept, found = vars(trainer) | trainer.given, {}
-    for p in parameters:
+    for p in constructor_parameters(kind):
         if p.name in own_fields:
             continue
         if p.name not in kept:
@@ -216,12 +195,12 @@ def _trainer(read: Reader, trainer: RecordedTrainer, given: Mapping[str, Any], m
 
 
 # %% ../../nbs/config/from_trainer.ipynb #c66607f9
-def _loaders(trainer: RecordedTrainer) -> dict[str, Any]:
+def _loaders(trainer: TrainerBase) -> dict[str, Any]:
     found = {"train": trainer.ran.loader, "val": trainer.ran.valid_loader} if trainer.ran is not None else {}
     return {stage: loader for stage, loader in found.items() if loader is not None}
 
 
-def _dataset(read: Reader, trainer: RecordedTrainer, given: Mapping[str, Any]) -> dict[str, Any]:
+def _dataset(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
     if "type" in given:
         return {}
     if trainer.ran is None:
@@ -248,7 +227,7 @@ def _dataset(read: Reader, trainer: RecordedTrainer, given: Mapping[str, Any]) -
 
 
 # %% ../../nbs/config/from_trainer.ipynb #04a235cf
-def _dataloader(read: Reader, trainer: RecordedTrainer, given: Mapping[str, Any]) -> dict[str, Any]:
+def _dataloader(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
     if "type" in given:
         return {}
     made, loaders = {}, {stage: loader for stage, loader in _loaders(trainer).items() if hasattr(loader, "dataset")}
@@ -289,7 +268,7 @@ def _loader_args(read: Reader, loader: Any, at: str) -> dict[str, Any]:
 
 
 # %% ../../nbs/config/from_trainer.ipynb #0b6e7c8c
-def _dataset_sampler(read: Reader, trainer: RecordedTrainer) -> Any:
+def _dataset_sampler(read: Reader, trainer: TrainerBase) -> Any:
     samplers = {stage: getattr(loader, "sampler", None) for stage, loader in _loaders(trainer).items()}
     found = {stage: sampler for stage, sampler in samplers.items() if isinstance(sampler, DistributedSampler)}
     if not found:
@@ -299,14 +278,14 @@ def _dataset_sampler(read: Reader, trainer: RecordedTrainer) -> Any:
     return {f"{stage}_args": {name: getattr(s, name) for name in ("shuffle", "seed", "drop_last")} for stage, s in found.items()}
 
 
-def _grad_accumulation_steps(read: Reader, trainer: RecordedTrainer) -> Any:
+def _grad_accumulation_steps(read: Reader, trainer: TrainerBase) -> Any:
     """The number of devices that share the batches of one copy of the model, because here each reads a whole batch."""
     compute = _compute_config(read, trainer) if _pas_policy(read, trainer) == "autodist" else None
     return compute["plan_ngpus"] if compute is not None else None
 
 
 # %% ../../nbs/config/from_trainer.ipynb #8e8d5bd7
-def _checkpoint(read: Reader, trainer: RecordedTrainer, given: Mapping[str, Any]) -> dict[str, Any]:
+def _checkpoint(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
     if StateManagerAddon not in type(trainer).addons:
         return {"no_save": True}
     manager = trainer[StateManagerAddon]
@@ -316,7 +295,7 @@ def _checkpoint(read: Reader, trainer: RecordedTrainer, given: Mapping[str, Any]
     return {"save_dir": found["save_dir"]} | to_plain(CheckpointConfig(**found), defaults=False)
 
 
-def _addons(read: Reader, trainer: RecordedTrainer) -> Any:
+def _addons(read: Reader, trainer: TrainerBase) -> Any:
     found = []
     for i, addon in enumerate(kind for kind in type(trainer).addons if kind not in (StateManagerAddon, MultiGPUAddon)):
         at, known = f"addons.{i}", options(addon).keys() - {*_TRAINER, "save_path", "device"}
@@ -327,7 +306,7 @@ def _addons(read: Reader, trainer: RecordedTrainer) -> Any:
     return found
 
 
-def _compute_config(read: Reader, trainer: RecordedTrainer) -> Any:
+def _compute_config(read: Reader, trainer: TrainerBase) -> Any:
     if MultiGPUAddon not in type(trainer).addons:
         return None
     addon, n = trainer[MultiGPUAddon], trainer[MultiGPUAddon].n_processes
@@ -343,13 +322,13 @@ def _compute_config(read: Reader, trainer: RecordedTrainer) -> Any:
     return found
 
 
-def _pas_policy(read: Reader, trainer: RecordedTrainer) -> Any:
+def _pas_policy(read: Reader, trainer: TrainerBase) -> Any:
     strategy = trainer[MultiGPUAddon].strategy if MultiGPUAddon in type(trainer).addons else None
     return {"tp": "tp", "auto": "autodist"}.get(strategy) if isinstance(strategy, str) else None
 
 
 # %% ../../nbs/config/from_trainer.ipynb #d326234d
-def _hook(read: Reader, trainer: RecordedTrainer) -> Any:
+def _hook(read: Reader, trainer: TrainerBase) -> Any:
     hooks = trainer.given.get("hooks")
     if hooks is None:
         return None
@@ -361,7 +340,7 @@ def _hook(read: Reader, trainer: RecordedTrainer) -> Any:
     return _part(read, hooks, "hook", {})
 
 
-def _precision(read: Reader, trainer: RecordedTrainer) -> Any:
+def _precision(read: Reader, trainer: TrainerBase) -> Any:
     dtypes = trainer.given.get("precision")
     if not isinstance(dtypes, Mapping):
         return None
@@ -370,7 +349,7 @@ def _precision(read: Reader, trainer: RecordedTrainer) -> Any:
     return {part: names.get(word, word) for part, word in words.items()}
 
 
-def _max_epochs(read: Reader, trainer: RecordedTrainer) -> Any:
+def _max_epochs(read: Reader, trainer: TrainerBase) -> Any:
     if trainer.ran is None:
         read.refuse("max_epochs", "the trainer has not run yet.", "Give it: to_config(path, max_epochs=10).")
         return None
@@ -378,7 +357,7 @@ def _max_epochs(read: Reader, trainer: RecordedTrainer) -> Any:
 
 
 # %% ../../nbs/config/from_trainer.ipynb #271cd90a
-_SECTIONS: dict[str, Callable[[Reader, RecordedTrainer, Mapping[str, Any]], dict[str, Any]]] = {  # what is given of them is not looked for
+_SECTIONS: dict[str, Callable[[Reader, TrainerBase, Mapping[str, Any]], dict[str, Any]]] = {  # what is given of them is not looked for
     "model": lambda read, trainer, given: _part(read, trainer.model, "model", given) if "type" not in given else {},
     "optimizer": _optimizer,
     "lr_scheduler": _lr_scheduler,
@@ -386,7 +365,7 @@ _SECTIONS: dict[str, Callable[[Reader, RecordedTrainer, Mapping[str, Any]], dict
     "dataloader": _dataloader,
     "checkpoint": _checkpoint,
 }
-_FIELDS: dict[str, Callable[[Reader, RecordedTrainer], Any]] = {  # these are found or given as a whole
+_FIELDS: dict[str, Callable[[Reader, TrainerBase], Any]] = {  # these are found or given as a whole
     "dataset_sampler": _dataset_sampler,
     "micro_batch_size": lambda read, trainer: getattr(trainer.ran.loader, "batch_size", None) if trainer.ran is not None else None,
     "grad_accumulation_steps": _grad_accumulation_steps,
@@ -402,7 +381,7 @@ _FIELDS: dict[str, Callable[[Reader, RecordedTrainer], Any]] = {  # these are fo
 }
 
 
-def configuration(trainer: RecordedTrainer, made_by: MadeBy, given: Mapping[str, Any]) -> dict[str, Any]:
+def configuration(trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of the newest run of a trainer, as plain data; fields that are `given` are taken from there.
 
     Raises one ConfigError with all that can't be known, and with errors in `given`.
@@ -414,7 +393,7 @@ def configuration(trainer: RecordedTrainer, made_by: MadeBy, given: Mapping[str,
     read_settings(Settings, problems)
     problems.raise_any()
     said, read = problems.document.data, Reader(problems)
-    found = {"trainer": _trainer(read, trainer, said.get("trainer") or {}, made_by)}
+    found = {"trainer": _trainer(read, trainer, said.get("trainer") or {})}
     for name, find in _SECTIONS.items():
         own = said.get(name) or {}
         found[name] = find(read, trainer, own) | own
@@ -431,19 +410,12 @@ def _lean(section: Any) -> Any:
 
 
 # %% ../../nbs/config/from_trainer.ipynb #ff8e908e
-def notes(trainer: RecordedTrainer, data: Mapping[str, Any]) -> list[str]:
+def notes(data: Mapping[str, Any]) -> list[str]:
     """What a configuration can't say, a line each."""
     seed = data.get("seed")
     if seed is None:
         return ["No seed was given: weights and order of samples will differ."]
     return [f"The weights start as in this run if the model is made right after torch.manual_seed({seed})."]
-
-
-def configuration_text(trainer: RecordedTrainer, made_by: MadeBy, given: Mapping[str, Any]) -> str:
-    """`configuration` as the text of a YAML file, with `notes` at its head."""
-    data = configuration(trainer, made_by, given)
-    head = "".join(f"# {note}\n" for note in [f"A run of {trainer.title}, written by its to_config().", *notes(trainer, data)])
-    return head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
 
 @command
@@ -471,8 +443,9 @@ def to_config(trainer: TrainerBase, path: str | Path | None = None, **fields: An
         Traceback (most recent call last):
         ConfigError: ...
     """
-    kind = written_class(type(trainer))
-    text = configuration_text(trainer, (kind, constructor_parameters(kind)), fields)
+    data = configuration(trainer, fields)
+    head = "".join(f"# {note}\n" for note in [f"A run of {trainer.title}, written by its to_config().", *notes(data)])
+    text = head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
     if path is not None:
         Path(path).write_text(text, encoding="utf-8")
     return text
