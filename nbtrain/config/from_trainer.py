@@ -123,7 +123,10 @@ def _several(read: Reader, trainer: TrainerBase, optimizer: JointOptimizer, clip
         if isinstance(clip, dict) and clip.get(name):
             made["clip_gnorm"] = clip[name]
         each.append(made | {"params": params})
-    return {"each": each} | ({"clip_gnorm": clip} if clip and not isinstance(clip, dict) else {})
+    made = {"each": each}
+    if clip and not isinstance(clip, dict):
+        made["clip_gnorm"] = clip
+    return made
 
 
 def _lr_scheduler(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,12 +162,15 @@ def _unsaved(trainer: TrainerBase) -> dict[str, Any]:
     """Options of StateManagerAddon that `checkpoint` has no field for, or that have another default there."""
     if StateManagerAddon not in type(trainer).addons or trainer.ran is None:
         return {}
-    manager = trainer[StateManagerAddon]
-    found: dict[str, Any] = {"stop_on_save_error": True} if manager.stop_on_save_error else {}
-    found |= {} if manager.save_on_error else {"save_on_error": False}
+    manager, found = trainer[StateManagerAddon], {}
+    if manager.stop_on_save_error:
+        found["stop_on_save_error"] = True
+    if not manager.save_on_error:
+        found["save_on_error"] = False
     validates = trainer.ran.valid_loader is not None
-    differs = manager.every_n_steps is not None and manager.validate_on_save != validates
-    return found | ({"validate_on_save": manager.validate_on_save} if differs else {})
+    if manager.every_n_steps is not None and manager.validate_on_save != validates:
+        found["validate_on_save"] = manager.validate_on_save
+    return found
 
 
 def _trainer(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,12 +284,6 @@ def _dataset_sampler(read: Reader, trainer: TrainerBase) -> Any:
     return {f"{stage}_args": {name: getattr(s, name) for name in ("shuffle", "seed", "drop_last")} for stage, s in found.items()}
 
 
-def _grad_accumulation_steps(read: Reader, trainer: TrainerBase) -> Any:
-    """The number of devices that share the batches of one copy of the model, because here each reads a whole batch."""
-    compute = _compute_config(read, trainer) if _pas_policy(read, trainer) == "autodist" else None
-    return compute["plan_ngpus"] if compute is not None else None
-
-
 # %% ../../nbs/config/from_trainer.ipynb #8e8d5bd7
 def _checkpoint(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
     if StateManagerAddon not in type(trainer).addons:
@@ -306,25 +306,25 @@ def _addons(read: Reader, trainer: TrainerBase) -> Any:
     return found
 
 
-def _compute_config(read: Reader, trainer: TrainerBase) -> Any:
+def _compute(read: Reader, trainer: TrainerBase, said: Mapping[str, Any]) -> dict[str, Any]:
+    """The devices, and how they share the work. Under "auto" each device reads a whole batch, so that more of them make an update."""
     if MultiGPUAddon not in type(trainer).addons:
-        return None
+        return {}
     addon, n = trainer[MultiGPUAddon], trainer[MultiGPUAddon].n_processes
-    found = {"runtime_ngpus": n}
-    if addon.strategy == "fsdp2":
+    strategy, found = addon.strategy, {"runtime_ngpus": n}
+    if strategy == "fsdp2":
         found["use_zero"] = True
         if addon.shard_size:
             found["zero_ngroups"] = n // addon.shard_size
-    elif addon.strategy in ("tp", "auto"):
+    elif strategy in ("tp", "auto"):
         found["plan_ngpus"] = addon.tensor_parallel_size or n
-    elif addon.strategy != "ddp":
-        read.refuse("compute_config", f"it can't express the strategy {addon.strategy!r}.")
-    return found
-
-
-def _pas_policy(read: Reader, trainer: TrainerBase) -> Any:
-    strategy = trainer[MultiGPUAddon].strategy if MultiGPUAddon in type(trainer).addons else None
-    return {"tp": "tp", "auto": "autodist"}.get(strategy) if isinstance(strategy, str) else None
+    elif strategy != "ddp" and "compute_config" not in said:
+        read.refuse("compute_config", f"it can't express the strategy {strategy!r}.")
+    if strategy == "tp":
+        return {"compute_config": found, "pas_policy": "tp"}
+    if strategy == "auto":
+        return {"compute_config": found, "pas_policy": "autodist", "grad_accumulation_steps": found["plan_ngpus"]}
+    return {"compute_config": found}
 
 
 # %% ../../nbs/config/from_trainer.ipynb #d326234d
@@ -368,15 +368,12 @@ _SECTIONS: dict[str, Callable[[Reader, TrainerBase, Mapping[str, Any]], dict[str
 _FIELDS: dict[str, Callable[[Reader, TrainerBase], Any]] = {  # these are found or given as a whole
     "dataset_sampler": _dataset_sampler,
     "micro_batch_size": lambda read, trainer: getattr(trainer.ran.loader, "batch_size", None) if trainer.ran is not None else None,
-    "grad_accumulation_steps": _grad_accumulation_steps,
     "max_epochs": _max_epochs,
     "precision": _precision,
     "seed": lambda read, trainer: trainer.seed,
     "addons": _addons,
     "hook": _hook,
     "lightning": lambda read, trainer: read.plain(trainer.lightning, "lightning"),
-    "compute_config": _compute_config,
-    "pas_policy": _pas_policy,
     "enable_progress_bar": lambda read, trainer: None if trainer.log_bar else False,
 }
 
@@ -398,6 +395,7 @@ def configuration(trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, A
         own = said.get(name) or {}
         found[name] = find(read, trainer, own) | own
     found |= {name: find(read, trainer) for name, find in _FIELDS.items() if name not in said}
+    found |= {name: value for name, value in _compute(read, trainer, said).items() if name not in said}
     problems.raise_any()
     return said | {name: _lean(value) for name, value in found.items() if value not in (None, {}, [])}
 

@@ -60,11 +60,11 @@ class TraceUpdates(L.Callback):
         self._step = 0
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        given, schedule = self.settings, vars(self.settings.schedule)
+        given = self.settings
         named = {profiler.ProfilerActivity.__members__[name.upper()] for name in given.activities}
         self._profiler = profiler.profile(
             activities=(named & profiler.supported_activities()) or None,
-            schedule=profiler.schedule(**schedule),
+            schedule=profiler.schedule(**vars(given.schedule)),
             on_trace_ready=_handler(given.trace_handler, given.with_stack, pl_trainer.global_rank),
             record_shapes=given.record_shapes,
             profile_memory=given.profile_memory,

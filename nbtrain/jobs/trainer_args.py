@@ -293,11 +293,15 @@ class TrainerArgs(NnScalerFields, Settings):
         compute = plan_compute(self, self.compute_config.runtime_ngpus, Problems(self.document))
         copies, micro = compute.n_copies, self.micro_batch_size
         n = accumulation(self, copies, Problems(), compute.n_sharing)
-        size = f"{micro} × {copies} × {n} accumulated = {micro * copies * n} samples an update"
-        length = [f"{self.max_epochs} epochs" if self.max_epochs else "", f"{self.max_train_steps} updates" if self.max_train_steps else ""]
+        limits = {"epochs": self.max_epochs, "updates": self.max_train_steps}
         optimizer = ", ".join(_word(part.type) for part in self.optimizer.each or [self.optimizer])
-        parts = [f"{_word(self.trainer.type) or 'ModelTrainer'}, {_word(self.model.type)}, {optimizer}"]
-        return "\n".join([*parts, str(compute), size, "at most " + " or ".join(filter(None, length)), *notes(self, self.document)])
+        return "\n".join([
+            f"{_word(self.trainer.type) or 'ModelTrainer'}, {_word(self.model.type)}, {optimizer}",
+            str(compute),
+            f"{micro} × {copies} × {n} accumulated = {micro * copies * n} samples an update",
+            "at most " + " or ".join(f"{limit} {name}" for name, limit in limits.items() if limit),
+            *notes(self, self.document),
+        ])  # fmt: skip
 
     @checked
     def estimate(self, memory_gb: float | None = None) -> DevicePlan:
