@@ -77,19 +77,22 @@ class JobState:
 
 def _slurm_state(id: str) -> JobState:
     """What SLURM says: squeue for minutes after the end too, then the accounting, where there is one."""
-    commands = (
-        ["squeue", "--noheader", "--states=all", f"--jobs={id}", "--format=%T|%r|%N"],
-        ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={id}", "--format=State,Reason,NodeList"],
-    )
-    said = "squeue is not here"
-    for asked in commands:
-        with suppress(OSError, subprocess.SubprocessError):
+    queue = ["squeue", "--noheader", "--states=all", f"--jobs={id}", "--format=%T|%r|%N"]
+    accounting = ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={id}", "--format=State,Reason,NodeList"]
+    answers = True
+    for asked in (queue, accounting):
+        try:
             answer = subprocess.run(asked, capture_output=True, text=True, timeout=30)
-            if not answer.returncode and (line := answer.stdout.strip().partition("\n")[0]):
-                name, reason, node = (*line.split("|"), "", "")[:3]
-                return JobState(name.partition(" ")[0], reason if reason != "None" else "", node)
-            said = answer.stderr.strip() if asked is commands[0] else said
-    return JobState("UNKNOWN", "SLURM does not answer") if "contact" in said or "not here" in said else JobState("")
+        except (OSError, subprocess.SubprocessError):
+            answers = answers and asked is not queue
+            continue
+        line = answer.stdout.strip().partition("\n")[0]
+        if line and not answer.returncode:
+            name, reason, node = (*line.split("|"), "", "")[:3]
+            return JobState(name.partition(" ")[0], reason if reason != "None" else "", node)
+        if asked is queue and "contact" in answer.stderr:
+            answers = False
+    return JobState("") if answers else JobState("UNKNOWN", "SLURM does not answer")
 
 
 def _is_controller(pid: int, folder: Path) -> bool:

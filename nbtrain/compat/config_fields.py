@@ -209,7 +209,7 @@ def _translate_hybrid(problems: Problems) -> None:
             continue
         if name == "optimizer" and section.get("param_clss_fn") is None:
             remedy = "Name a function of a parameter's name that returns (optimizer, group)."
-            problems.add("optimizer.param_clss_fn is missing, which HybridOptimizer needs.", name, remedy)
+            problems.add("optimizer.param_clss_fn is missing, which HybridOptimizer needs.", remedy)
         kept = {key: value for key, value in section.items() if key not in ("type", "args")}
         parts = _hybrid_parts(name, problems)
         kept |= parts[0] if name == "lr_scheduler" and len(parts) == 1 else {"each": parts}
@@ -223,12 +223,12 @@ def _hybrid_parts(section: str, problems: Problems) -> list[dict[str, Any]]:
         at, known = f"{section}.args.config.optimizers", {"type", "options", "param_groups"}
     given = problems.document.get(at)
     if not (isinstance(given, list) and given and all(isinstance(part, dict) for part in given)):
-        problems.add(f"{at}: expected a list of mappings, got {given!r}.", section)
+        problems.add(f"{at}: expected a list of mappings, got {given!r}.")
         return []
     made = []
     for i, part in enumerate(given):
         for name in part.keys() - known:
-            problems.add(f"There is no field {at}.{i}.{name}.", f"{at}.{i}", f"It has {', '.join(sorted(known))}.")
+            problems.add(f"There is no field {at}.{i}.{name}.", f"It has {', '.join(sorted(known))}.", at=f"{at}.{i}")
         ours = {"type": part.get("type"), "args": part.get("options") or {}}
         if groups := part.get("param_groups"):
             ours["groups"] = [(group or {}).get("options") or {} for group in groups]
@@ -244,7 +244,7 @@ def _translate_resume(problems: Problems) -> None:
         return
     if unknown := given.keys() - {"checkpoint", "convert_fn"}:
         here = f"{at}.{min(map(str, unknown))}"
-        problems.add(f"There is no field {here}.", here, "Give checkpoint: last.")
+        problems.add(f"There is no field {here}.", "Give checkpoint: last.", at=here)
     if given.get("convert_fn") is not None:
         document.set("checkpoint.convert_fn", given["convert_fn"], document.place(f"{at}.convert_fn"))
     document.set(at, given.get("checkpoint", "last"), document.place(at))
@@ -257,7 +257,7 @@ def _translate_format(problems: Problems) -> None:
         return
     document.delete(_THEIRS)
     if document.get(_OURS, MISSING) is not MISSING:
-        problems.add("checkpoint.format and checkpoint.save_format are both given.", remedy="Leave one of them out.", where=place)
+        problems.add("checkpoint.format and checkpoint.save_format are both given.", "Leave one of them out.", where=place)
     elif value not in list(_FORMATS):
         problems.add(f"checkpoint.format: expected {' or '.join(_FORMATS)}, got {value!r}.", where=place)
     else:

@@ -27,7 +27,6 @@ _STRATEGIES = {  # for one copy on each device, with ZeRO, and for a copy on sev
     "tp": ("ddp", "fsdp2", "tp"),
 }
 _PIPELINES = ("pp", "hybrid")
-_DEVICES = "compute_config.runtime_ngpus"
 
 
 @dataclass(frozen=True)
@@ -57,17 +56,17 @@ class ComputePlan:
 
 def _policy(settings: Settings, problems: Problems) -> str | None:
     """The name of the policy; a function, or the full name of one, is called with `compute_config`. None if that failed."""
-    given, at = settings.pas_policy, "pas_policy"
+    given = settings.pas_policy
     if isinstance(given, str) and "." not in given:
         return given
-    function = check_name(given, at, problems)
+    function = check_name(given, "pas_policy", problems)
     if function is None:
         return None
     found = function(settings.compute_config)
     if found in list(_STRATEGIES):
         return found
     name = f"{function.__module__}.{function.__qualname__}" if isinstance(function, FunctionType) else repr(function)
-    problems.add(f"{at}: {name} returned {found!r}.", at, f"Return one of {', '.join(_STRATEGIES)}.")
+    problems.add(f"pas_policy: {name} returned {found!r}.", f"Return one of {', '.join(_STRATEGIES)}.")
     return None
 
 
@@ -78,19 +77,19 @@ def plan_compute(settings: Settings, n_available: int, problems: Problems) -> Co
         return ComputePlan(1, 1)
     n, shards = compute.runtime_ngpus, compute.plan_ngpus
     if n % shards:
-        what = f"{_DEVICES} is {n}, and must be a multiple of plan_ngpus {shards}."
-        problems.add(what, _DEVICES, "Give a multiple, or plan_ngpus 1.")
+        what = f"compute_config.runtime_ngpus is {n}, and must be a multiple of plan_ngpus {shards}."
+        problems.add(what, "Give a multiple, or plan_ngpus 1.")
     if n > n_available:
-        what = f"{_DEVICES} is {n}, and this machine has {n_available} device{'s'[: n_available != 1]}."
-        problems.add(what, _DEVICES, "Request fewer: --compute_config.plan_ngpus 1 --compute_config.runtime_ngpus 1.")
+        what = f"compute_config.runtime_ngpus is {n}, and this machine has {n_available} device{'s'[: n_available != 1]}."
+        problems.add(what, "Request fewer: --compute_config.plan_ngpus 1 --compute_config.runtime_ngpus 1.")
     strategies = _STRATEGIES.get(policy)
     if strategies is None:
         remedy = "Pipelines have no counterpart here: use tp, or dp." if policy in _PIPELINES else nearest(policy, _STRATEGIES)
-        problems.add(f"pas_policy is {policy!r}, which is unknown here.", "pas_policy", remedy)
+        problems.add(f"pas_policy is {policy!r}, which is unknown here.", remedy)
         return ComputePlan(1, 1)
     if shards > 1 and not strategies[2]:
         what = f"pas_policy is {policy!r}, and compute_config.plan_ngpus {shards}: it does not split a model."
-        problems.add(what, "pas_policy", "Use tp, or plan_ngpus 1.")
+        problems.add(what, "Use tp, or plan_ngpus 1.")
     if n == 1:
         return ComputePlan(1, 1)
     strategy = strategies[2] if shards > 1 else strategies[1 if compute.use_zero else 0]
@@ -107,8 +106,8 @@ def _sizes(strategy: str, settings: Settings, problems: Problems) -> dict[str, i
     if strategy != "fsdp2" or groups == 1:
         return {}
     if n % groups:
-        at = "compute_config.zero_ngroups"
-        problems.add(f"{at} is {groups}, and must be a divisor of runtime_ngpus {n}.", at, "Give a divisor, or leave it out.")
+        what = f"compute_config.zero_ngroups is {groups}, and must be a divisor of runtime_ngpus {n}."
+        problems.add(what, "Give a divisor, or leave it out.")
     return {"shard_size": n // groups}
 
 
@@ -124,10 +123,10 @@ def accumulation(settings: Settings, n_copies: int, problems: Problems, n_sharin
     product = f"micro_batch_size {micro} × {n_copies} {'copy' if n_copies == 1 else 'copies'} of the model"
     if steps is not None and micro * n_copies * steps != whole:
         what = f"{product} × grad_accumulation_steps {steps} = {micro * n_copies * steps}, and global_batch_size is {whole}."
-        problems.add(what, "global_batch_size", "Leave one of them out.")
+        problems.add(what, "Leave one of them out.", at="global_batch_size")
     elif whole % (micro * n_copies):
         what = f"{product} = {micro * n_copies}, and global_batch_size {whole} must be a multiple of it."
-        problems.add(what, "global_batch_size", f"Give {max(whole // (micro * n_copies), 1) * micro * n_copies}.")
+        problems.add(what, f"Give {max(whole // (micro * n_copies), 1) * micro * n_copies}.", at="global_batch_size")
     return max(whole // (micro * n_copies), 1)
 
 
@@ -141,7 +140,8 @@ def device_batches(settings: Settings, plan: ComputePlan, problems: Problems) ->
             f"micro_batch_size {micro} × grad_accumulation_steps {window} = {micro * window} samples of one copy of the model, "
             f"and they must be a multiple of compute_config.plan_ngpus {n_sharing}, which share them."
         )
-        problems.add(what, "global_batch_size", f"Give a micro_batch_size that is a multiple of {n_sharing}, or plan_ngpus 1.")
+        remedy = f"Give a micro_batch_size that is a multiple of {n_sharing}, or plan_ngpus 1."
+        problems.add(what, remedy, at="global_batch_size")
     size = math.gcd(max(share, 1), micro)
     return size, max(share // size, 1)
 

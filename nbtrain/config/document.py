@@ -183,16 +183,17 @@ class Problems:
     document: Document = field(default_factory=Document)
     found: list[Problem] = field(default_factory=list)
 
-    def add(self, what: str, at: str = "", remedy: str = "", *, where: str = "") -> None:
-        """Add an error of the value at `at`; `where`: the place, if it is not that of a value."""
-        problem = Problem(what, where or self.document.place(at), remedy)
+    def add(self, what: str, remedy: str = "", *, at: str = "", where: str = "") -> None:
+        """Add an error of the value at `at`, by default of the one whose path is the first word. `where`: a place that no value has."""
+        first = what.split()[0].rstrip(":.")
+        problem = Problem(what, where or self.document.place(at or first), remedy)
         if problem not in self.found:
             self.found.append(problem)
 
     def add_error(self, error: ConfigError, at: str = "", prefix: str = "") -> None:
         """Add the message of an error and its remedy."""
         what, *remedy = str(error).split("\n  ")
-        self.add(prefix + what, at, " ".join(remedy))
+        self.add(prefix + what, " ".join(remedy), at=at)
 
     def raise_any(self) -> None:
         """Raise one ConfigError with all problems, if there are any."""
@@ -247,13 +248,13 @@ class _YamlReader:
         for key_node, value_node in node.value:
             key: Any = self.loader.construct_object(key_node, deep=True)
             if type(key) not in (str, int):
-                self.problems.add(f"{key!r} can't be a key.", remedy="Write it in quotes.", where=self._place(key_node))
+                self.problems.add(f"{key!r} can't be a key.", "Write it in quotes.", where=self._place(key_node))
                 continue
             here = below(at, key)
             if key_node in written:
                 self.places[here] = self._place(key_node)
                 if key in seen:
-                    self.problems.add(f"{here} is given twice.", here, "Delete one of them.")
+                    self.problems.add(f"{here} is given twice.", "Delete one of them.")
                 seen.add(key)
             yield key, self._value(value_node, here, above)
 

@@ -96,7 +96,7 @@ def _groups(read: Reader, trainer: TrainerBase, optimizer: Optimizer) -> dict[st
     if trainer.given.get("scheduler") is None:  # a scheduler changes them
         for name in [name for name in known if name in groups[0] and not same_value(groups[0][name], known[name])]:
             what = f"optimizer.args.{name} is {groups[0][name]!r}, and it was made with {known[name]!r}."
-            read.problems.add(what, remedy=say_it("optimizer.args"))
+            read.problems.add(what, say_it("optimizer.args"))
     return {}
 
 

@@ -239,7 +239,7 @@ def check_name(name: Any, at: str, problems: Problems, short: str = "") -> Calla
     """Like `load_checked`, for something that will be called; adds a problem if it is not callable."""
     found = load_checked(name, at, problems, short)
     if found is not None and not callable(found):
-        problems.add(f"{at}: {name!r} is a {type(found).__name__}, and can't be called.", at)
+        problems.add(f"{at}: {name!r} is a {type(found).__name__}, and can't be called.")
         return None
     return found
 
@@ -267,7 +267,7 @@ def check_call(
     for argument in given:
         if not takes_any and argument not in known:
             remedy = same_argument(argument, free) or (nearest(argument, free) if free else "Leave it out.")
-            problems.add(f"{name} takes no argument {argument!r}.", f"{at}.{argument}", remedy)
+            problems.add(f"{name} takes no argument {argument!r}.", remedy, at=f"{at}.{argument}")
     needed = [p.name for p in known.values() if p.default is p.empty and p.name not in (*given, *automatic)]
     if needed:
-        problems.add(f"{name} needs {', '.join(map(repr, needed))}.", at, f"Give it below {at}.")
+        problems.add(f"{name} needs {', '.join(map(repr, needed))}.", f"Give it below {at}.", at=at)

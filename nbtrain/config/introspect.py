@@ -102,7 +102,7 @@ class Reader:
 
     def refuse(self, at: str, what: str, remedy: str = "") -> None:
         """Add the problem that the value at `at` can't be read."""
-        self.problems.add(f"{at}: {what}", remedy=remedy or say_it(at))
+        self.problems.add(f"{at}: {what}", remedy or say_it(at))
 
     def name(self, item: Any, at: str) -> str:
         """The shortest name that imports a class or a function: torch.optim.Adam."""
@@ -134,7 +134,7 @@ class Reader:
         said = f'{at.rpartition(".")[2]} = "{text}"'
         if blot_out(said) != said:
             remedy = f"{say_it(at)[:-1]}, and $(NAME) for that of the environment."
-            self.problems.add(f"{at} is a secret, which no file should hold.", remedy=remedy)
+            self.problems.add(f"{at} is a secret, which no file should hold.", remedy)
         return text if literal(text) == text and "$" not in text else {"__value_type": "str", "value": escape(text)}
 
     def _object(self, value: Any, at: str) -> Any:

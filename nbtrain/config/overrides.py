@@ -95,7 +95,7 @@ def apply_overrides(problems: Problems, overrides: Sequence[Override]) -> None:
         except KeyError as error:
             holder = str(error.args[0])
             what = f"{override.text} can't be set: {holder} is {document[holder]!r}, and holds no fields."
-            problems.add(what, holder, f"Replace it first: --{holder}! {override.text} {override.value}.")
+            problems.add(what, f"Replace it first: --{holder}! {override.text} {override.value}.", at=holder)
 
 
 # %% ../../nbs/config/overrides.ipynb #49036295
@@ -135,7 +135,7 @@ class _References:
             circle = self.open[self.open.index(name) :]
             if set(circle) not in self.circles:
                 self.circles.append(set(circle))
-                self.problems.add(f"$({name}) refers to itself: {' → '.join([*circle, name])}.", at)
+                self.problems.add(f"$({name}) refers to itself: {' → '.join([*circle, name])}.", at=at)
             return None
         target = name.replace("-", "_")
         try:
@@ -145,7 +145,7 @@ class _References:
                 return os.environ[name]
             near = get_close_matches(name, self.names, n=1) or [known for known in self.names if known.endswith(f".{name}")]
             remedy = f"Did you mean $({near[0]})?" if near else "Give the full path: $(model.args.dim)."
-            self.problems.add(f"$({name}) does not exist.", at, remedy)
+            self.problems.add(f"$({name}) does not exist.", remedy, at=at)
             return None
         self.open.append(name)
         try:

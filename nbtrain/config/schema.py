@@ -284,14 +284,14 @@ class _SectionReader:
         if values is None:
             return kind()
         if not isinstance(values, dict):
-            self.problems.add(f"{at}: expected a mapping, got {values!r}.", at, f"It has {', '.join(known)}.")
+            self.problems.add(f"{at}: expected a mapping, got {values!r}.", f"It has {', '.join(known)}.")
             return kind()
         hints, found = get_type_hints(kind), {}
         for name, value in values.items():
             here = below(at, name)
             if name not in known:
                 remedy = remedy_of_field(str(name), known) or nearest(str(name), known)
-                self.problems.add(f"There is no field {here}.", here, remedy)
+                self.problems.add(f"There is no field {here}.", remedy, at=here)
                 continue
             try:
                 fit, least = self.value(hints[name], value, here), known[name].metadata["least"]
@@ -299,7 +299,7 @@ class _SectionReader:
                     raise _Unfit(f"{least} or more")
                 found[name] = fit
             except _Unfit as unfit:
-                self.problems.add(f"{here}: expected {unfit}, got {value!r}.", here)
+                self.problems.add(f"{here}: expected {unfit}, got {value!r}.")
         return kind(**found)
 
     def value(self, hint: Any, value: Any, at: str) -> Any:

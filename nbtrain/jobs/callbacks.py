@@ -138,7 +138,7 @@ def check_callbacks(settings: Settings, problems: Problems) -> None:
         return
 
     def expect(at: str, words: str) -> None:
-        problems.add(f"debug.profile.{at}: {words}.", f"debug.profile.{at}")
+        problems.add(f"debug.profile.{at}: {words}.")
 
     known, traces = ("CPU", "CUDA", "XPU"), profile.trace_handler
     if wrong := [name for name in profile.activities if name.upper() not in known]:

@@ -81,20 +81,20 @@ def reached(statements: list[Statement], roots: list[Statement], *, effects: boo
 
     `effects`: also statements that set no name and read only needed names: `torch.manual_seed(0)`, an earlier `trainer.run(1, loader)`.
     """
-    kept, wanted = {id(root) for root in roots}, {name for root in roots for name in root.reads}
-    names = {name for s in statements for name in s.defines}
-    grows = True
-    while grows:
-        given = wanted | {name for s in statements if id(s) in kept for name in s.defines}
+    kept, names = list(roots), {name for s in statements for name in s.defines}
+    while True:
+        wanted = {name for s in kept for name in s.reads}
         is_open = not wanted <= names  # then `from module import *` may give the rest
-        new = [s for s in statements if id(s) not in kept and (s.defines & wanted or _is_future(s) or (is_open and "*" in s.defines))]
+        rest = [s for s in statements if s not in kept]
+        new = [s for s in rest if s.defines & wanted or _is_future(s) or (is_open and "*" in s.defines)]
         if effects and not new:
-            given |= {name for s in statements for name in s.reads - names if "*" in given}
-            new = [s for s in statements if id(s) not in kept and not s.defines and s.reads and s.reads <= given]
-        kept |= {id(s) for s in new}
-        wanted |= {name for s in new for name in s.reads}
-        grows = bool(new)
-    return [s for s in statements if id(s) in kept]
+            given = wanted | {name for s in kept for name in s.defines}
+            if "*" in given:
+                given |= {name for s in statements for name in s.reads - names}
+            new = [s for s in rest if not s.defines and s.reads and s.reads <= given]
+        if not new:
+            return [s for s in statements if s in kept]
+        kept += new
 
 
 def _is_future(statement: Statement) -> bool:

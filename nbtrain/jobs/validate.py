@@ -38,7 +38,7 @@ _ONE = "Leave one of them out."
 def check_part(part: Any, at: str, problems: Problems, *, short: str = "", n_first: int = 0, automatic: Iterable[str] = ()) -> None:
     """Add problems with the type and arguments of a part; the first `n_first` arguments and the `automatic` ones are passed by nbtrain."""
     if part.type is None:
-        problems.add(f"{at}.type is missing.", at, "Give the full name of a class: package.module.Class.")
+        problems.add(f"{at}.type is missing.", "Give the full name of a class: package.module.Class.")
         return
     check_value(part.args, f"{at}.args", problems)
     target = check_name(part.type, f"{at}.type", problems, short)
@@ -48,34 +48,33 @@ def check_part(part: Any, at: str, problems: Problems, *, short: str = "", n_fir
 
 def check_optimizer(section: OptimizerConfig, problems: Problems) -> None:
     """Add problems with the optimizer, or with each of several."""
-    chooses = "optimizer.param_clss_fn"
     if not section.each:
         check_part(section, "optimizer", problems, n_first=1)
         if section.param_clss_fn is not None:
-            problems.add(f"{chooses} chooses among several optimizers.", chooses, "Give them in optimizer.each.")
+            problems.add("optimizer.param_clss_fn chooses among several optimizers.", "Give them in optimizer.each.")
         return
     for name in ("type", "args", "groups"):
         if getattr(section, name):
-            problems.add(f"optimizer.{name} is given beside optimizer.each.", f"optimizer.{name}", _ONE)
+            problems.add(f"optimizer.{name} is given beside optimizer.each.", _ONE)
     if section.clip_gnorm and any(part.clip_gnorm for part in section.each):
-        problems.add("optimizer.clip_gnorm is given for all optimizers and for one.", "optimizer.clip_gnorm", _ONE)
+        problems.add("optimizer.clip_gnorm is given for all optimizers and for one.", _ONE)
     names = [part.name for part in section.each if part.name is not None]
     for name in {name for name in names if names.count(name) > 1}:
-        problems.add(f"Two optimizers are called {name!r}.", "optimizer", "Give them different names.")
+        problems.add(f"Two optimizers are called {name!r}.", "Give them different names.", at="optimizer")
     for i, part in enumerate(section.each):
         check_part(part, f"optimizer.{i}", problems, n_first=1)
     chosen = [name for part in section.each for name in ("params", "dims") if getattr(part, name) not in ([], None)]
     if section.param_clss_fn is not None:
-        check_name(section.param_clss_fn, chooses, problems)
+        check_name(section.param_clss_fn, "optimizer.param_clss_fn", problems)
         if chosen:
-            problems.add(f"{chooses} is given beside {chosen[0]} of an optimizer.", chooses, _ONE)
+            problems.add(f"optimizer.param_clss_fn is given beside {chosen[0]} of an optimizer.", _ONE)
         return
     if any(part.groups for part in section.each):
-        what = f"Groups of one of several optimizers need {chooses}, which returns the group of a parameter."
-        problems.add(what, "optimizer", "Give a function of a parameter's name: it returns (optimizer, group).")
+        what = "Groups of one of several optimizers need optimizer.param_clss_fn, which returns the group of a parameter."
+        problems.add(what, "Give a function of a parameter's name: it returns (optimizer, group).", at="optimizer")
     if sum(not part.params and part.dims is None for part in section.each) > 1:
         what = "Two optimizers name no parameters: only one can drive what is left."
-        problems.add(what, "optimizer", "Give params: names with * for anything.")
+        problems.add(what, "Give params: names with * for anything.", at="optimizer")
 
 
 _FIELDS = {"seed": "seed", "gradient_clip": "optimizer.clip_gnorm", "log_bar": "enable_progress_bar", "lightning": "lightning"}
@@ -89,10 +88,9 @@ def _check_trainer(section: PartConfig, problems: Problems) -> None:
         kind = load_checked(section.type, "trainer.type", Problems(problems.document))
         if kind is not None and not (isinstance(kind, type) and issubclass(kind, Trainer)):
             what = f"trainer.type: {section.type!r} is not a subclass of Trainer."
-            problems.add(what, "trainer.type", "Give the full name of your trainer: package.module.Class.")
+            problems.add(what, "Give the full name of your trainer: package.module.Class.")
     for name in section.args.keys() & _FIELDS.keys():
-        at = f"trainer.args.{name}"
-        problems.add(f"{at} is given by the field {_FIELDS[name]}.", at, f"Give --{_FIELDS[name]}.")
+        problems.add(f"trainer.args.{name} is given by the field {_FIELDS[name]}.", f"Give --{_FIELDS[name]}.")
 
 
 def _check_scheduler(section: LRSchedulerConfig, n_optimizers: int, problems: Problems) -> None:
@@ -101,11 +99,11 @@ def _check_scheduler(section: LRSchedulerConfig, n_optimizers: int, problems: Pr
         check_part(section, "lr_scheduler", problems, n_first=1, automatic=("plan",))
         return
     if section.type is not None:
-        problems.add("lr_scheduler.type is given beside lr_scheduler.each.", "lr_scheduler.type", "Leave one out.")
+        problems.add("lr_scheduler.type is given beside lr_scheduler.each.", "Leave one out.")
     if len(section.each) != n_optimizers:
         are = "is 1 optimizer" if n_optimizers == 1 else f"are {n_optimizers} optimizers"
         remedy = "Give one for each, in the order of optimizer.each; or one for all, as lr_scheduler.type."
-        problems.add(f"lr_scheduler.each has {len(section.each)} schedules, and there {are}.", "lr_scheduler.each", remedy)
+        problems.add(f"lr_scheduler.each has {len(section.each)} schedules, and there {are}.", remedy)
     for i, part in enumerate(section.each):
         check_part(part, f"lr_scheduler.each.{i}", problems, n_first=1, automatic=("plan",))
 
@@ -131,7 +129,7 @@ def _check_hook(hook: dict[str, Any], problems: Problems) -> None:
     """Check a class with its arguments, or functions by hook name."""
     if "type" in hook:
         for name in [name for name in hook if name not in ("type", "args")]:
-            problems.add(f"hook has a type, and {name!r} beside it.", f"hook.{name}", "Give a type and args, or functions.")
+            problems.add(f"hook has a type, and {name!r} beside it.", "Give a type and args, or functions.", at=f"hook.{name}")
         check_part(hook_part(hook), "hook", problems)
         return
     for name, value in hook.items():
@@ -157,40 +155,38 @@ def n_available(device_type: str) -> int:
 
 
 def _check_compute(settings: Settings, problems: Problems) -> ComputePlan:
-    found, world, at = Problems(problems.document), find_world(), "compute_config.runtime_ngpus"
+    found, world = Problems(problems.document), find_world()
     if not getattr(settings.compute_config, "use_end2end", True):
-        whole = "compute_config.use_end2end"
-        found.add(f"{whole} is false, but nbtrain only trains whole steps.", whole, "Leave it out.")
+        found.add("compute_config.use_end2end is false, but nbtrain only trains whole steps.", "Leave it out.")
     plan = plan_compute(settings, world.size if world.size > 1 else n_available(device_type(settings)), found)
     problems.found += found.found
     if found.found:
         return plan
     if plan.n_devices not in (1, world.size) and world.environment is not None or plan.n_devices < world.size:
-        what = f"{at} is {plan.n_devices}, and {world.size} processes were started."
-        problems.add(what, at, f"Give --{at} {world.size}, or start as many.")
+        what = f"compute_config.runtime_ngpus is {plan.n_devices}, and {world.size} processes were started."
+        problems.add(what, f"Give --compute_config.runtime_ngpus {world.size}, or start as many.")
     elif plan.strategy == "tp" and not {"tensor_plan", "parallelize"} & settings.trainer.args.keys():
         remedy = "Give trainer.args.tensor_plan, such as {layers.*: colwise}, or trainer.args.parallelize."
-        problems.add("pas_policy is 'tp', and nothing says how layers are split.", "pas_policy", remedy)
+        problems.add("pas_policy is 'tp', and nothing says how layers are split.", remedy)
     return plan
 
 
 # %% ../../nbs/jobs/validate.ipynb #6694d359
 def _check_limits(settings: Settings, problems: Problems) -> None:
     saving, resume = settings.checkpoint, settings.checkpoint.resume_from
-    resumes, converts = "checkpoint.resume_from", "checkpoint.convert_fn"
     if settings.max_epochs is None and settings.max_train_steps is None:
-        problems.add("Neither max_epochs nor max_train_steps is given: the run would have no end.", remedy="Give one of them.")
+        problems.add("Neither max_epochs nor max_train_steps is given: the run would have no end.", "Give one of them.")
     if saving.every_n_train_steps is not None and saving.every_n_epochs is not None:
-        at = "checkpoint.every_n_epochs"
-        problems.add(f"checkpoint.every_n_train_steps and {at} are both given.", at, "Give one of them.")
+        what = "checkpoint.every_n_train_steps and checkpoint.every_n_epochs are both given."
+        problems.add(what, "Give one of them.", at="checkpoint.every_n_epochs")
     if resume is not None and resume not in ("last", "best", "auto") and not url_of(resume) and not Path(resume).exists():
-        problems.add(f"{resumes}: {resume!r} does not exist.", resumes, "Give last, best, auto or the path of a checkpoint.")
+        problems.add(f"checkpoint.resume_from: {resume!r} does not exist.", "Give last, best, auto or the path of a checkpoint.")
     elif saving.no_save and resume is not None:
-        problems.add(f"{resumes} is {resume!r}, and checkpoint.no_save is true.", resumes, _ONE)
+        problems.add(f"checkpoint.resume_from is {resume!r}, and checkpoint.no_save is true.", _ONE)
     if saving.convert_fn is not None:
-        check_name(saving.convert_fn, converts, problems)
+        check_name(saving.convert_fn, "checkpoint.convert_fn", problems)
         if resume is None:
-            problems.add(f"{converts} is given, and there is nothing to convert.", converts, f"Give {resumes}, a file.")
+            problems.add("checkpoint.convert_fn is given, and there is nothing to convert.", "Give checkpoint.resume_from, a file.")
 
 
 def _check_reduction(settings: Settings, problems: Problems) -> None:
@@ -200,13 +196,13 @@ def _check_reduction(settings: Settings, problems: Problems) -> None:
         check_name(optimizer.aggregate_outputs_fn, at, problems)
     elif "per-token-mean" in (optimizer.grad_reduction, optimizer.loss_reduction):
         remedy = "Name a function that returns the number of tokens."
-        problems.add(f"per-token-mean needs {at}.", "optimizer.grad_reduction", remedy)
+        problems.add(f"per-token-mean needs {at}.", remedy, at="optimizer.grad_reduction")
 
 
 # %% ../../nbs/jobs/validate.ipynb #47b9c191
 def _check_data(settings: Settings, problems: Problems) -> None:
     if settings.dataset.type is None:
-        problems.add("dataset.type is missing.", "dataset", "Give the full name of a class: package.module.Class.")
+        problems.add("dataset.type is missing.", "Give the full name of a class: package.module.Class.")
     for name in ("dataset", "dataloader", "dataset_sampler"):
         section, automatic = getattr(settings, name), AUTOMATIC.get(name, ())
         target = check_name(section.type, f"{name}.type", problems) if section.type is not None else None
@@ -218,7 +214,7 @@ def _check_data(settings: Settings, problems: Problems) -> None:
             if name == "dataloader":
                 _check_loader_args(arguments, at, problems, sampled=settings.dataset_sampler.type is not None)
             if section.type is None and arguments:
-                problems.add(f"{at} is given, and {name}.type is null.", at, _ONE)
+                problems.add(f"{at} is given, and {name}.type is null.", _ONE)
 
 
 def _check_loader_args(arguments: dict[str, Any], at: str, problems: Problems, *, sampled: bool) -> None:
@@ -227,12 +223,12 @@ def _check_loader_args(arguments: dict[str, Any], at: str, problems: Problems, *
     if at == "dataloader.train_args":
         remedies["batch_size"] = "Give micro_batch_size."
     elif type(size) is not int or size < 1:
-        problems.add(f"{at}.batch_size: expected a positive integer, got {size!r}.", f"{at}.batch_size")
+        problems.add(f"{at}.batch_size: expected a positive integer, got {size!r}.")
     if sampled:
         remedies["shuffle"] = f"Give {at.replace('dataloader', 'dataset_sampler')}.shuffle, which is true by default."
     for argument in [argument for argument in remedies if argument in arguments]:
         what = f"{at}.{argument} does not go with the sampler and batch size that are given."
-        problems.add(what, f"{at}.{argument}", remedies[argument])
+        problems.add(what, remedies[argument])
     function = arguments.get("collate_fn")
     if isinstance(function, str) and not function.startswith("$!"):
         check_name(function, f"{at}.collate_fn", problems)
