@@ -265,18 +265,18 @@ class JobHandle:
         "stopping"; "restarting" after a preemption or the time limit; then "completed", "stopped", "interrupted", "failed" or "cancelled".
         """
         job = self._ask()
-        if (ended := _read_json(self.run_dir, ENDED)) and not job.waits:
-            return str(ended.get("status"))
-        if _read_json(self.run_dir, FAILED) and not job.waits:
-            return "failed"
-        board = self._record.read()
         if job.waits:
             return f"pending: {job.reason}" if job.reason else "pending"
-        if job.is_on:
-            if not self._record.is_begun:
-                return "starting"
-            return board.status if not self._record.has_ended else "restarting" if board.status == "interrupted" else "stopping"
-        if self._record.has_ended:
+        if ended := _read_json(self.run_dir, ENDED):
+            return str(ended.get("status"))
+        if _read_json(self.run_dir, FAILED):
+            return "failed"
+        board = self._record.read()
+        if job.is_on and not self._record.is_begun:
+            return "starting"
+        if job.is_on and self._record.has_ended:
+            return "restarting" if board.status == "interrupted" else "stopping"
+        if job.is_on or self._record.has_ended:
             return board.status
         return "cancelled" if job.name.startswith("CANCELLED") else "failed"
 
@@ -552,7 +552,9 @@ class JobHandle:
 
     def _lost(self) -> str:
         """Why the job is over, for a record without an end; empty while it is on."""
-        return "" if self.is_on else first_line(self.error) if self.error is not None else self.status
+        if self.is_on:
+            return ""
+        return first_line(self.error) if self.error is not None else self.status
 
     def _finish_view(self) -> None:
         """Wait until the view has the end of the run, and send it from the current cell: see `NotebookView.refresh`."""
@@ -664,8 +666,9 @@ def submit(
         submit takes no option 'partion'.
           Did you mean 'partition'? sbatch={...} takes any other of sbatch.
     """
-    n_gpus = (1 if trainer.device.type == "cuda" else 0) if gpus_per_node is None else gpus_per_node
-    resources = Resources(cluster, nodes, n_gpus, tasks_per_node, time, partition, options)
+    if gpus_per_node is None:
+        gpus_per_node = int(trainer.device.type == "cuda")
+    resources = Resources(cluster, nodes, gpus_per_node, tasks_per_node, time, partition, options)
     resources.check()
     n_processes, counts = nodes * resources.tasks_per_node, trainer.train_state.counts
     check_trainer(trainer, n_epoch, loader, valid_loader, n_processes)

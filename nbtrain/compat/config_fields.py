@@ -179,7 +179,9 @@ def translate_fields(problems: Problems) -> None:
 def _parts(document: Document, section: str) -> list[dict[str, Any]]:
     """The mappings of a list of parts; an empty one for what is not a mapping."""
     found = document.get(section)
-    return [part if isinstance(part, dict) else {} for part in found] if isinstance(found, list) else []
+    if not isinstance(found, list):
+        return []
+    return [part if isinstance(part, dict) else {} for part in found]
 
 
 def _translate_logger(document: Document, at: str, name: Any) -> None:

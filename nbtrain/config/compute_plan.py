@@ -87,12 +87,16 @@ def plan_compute(settings: Settings, n_available: int, problems: Problems) -> Co
         remedy = "Pipelines have no counterpart here: use tp, or dp." if policy in _PIPELINES else nearest(policy, _STRATEGIES)
         problems.add(f"pas_policy is {policy!r}, which is unknown here.", remedy)
         return ComputePlan(1, 1)
-    if shards > 1 and not strategies[2]:
+    strategy, sharded, split = strategies
+    if shards > 1 and not split:
         what = f"pas_policy is {policy!r}, and compute_config.plan_ngpus {shards}: it does not split a model."
         problems.add(what, "Use tp, or plan_ngpus 1.")
     if n == 1:
         return ComputePlan(1, 1)
-    strategy = strategies[2] if shards > 1 else strategies[1 if compute.use_zero else 0]
+    if shards > 1:
+        strategy = split
+    elif compute.use_zero:
+        strategy = sharded
     options = {"strategy": strategy, **_sizes(strategy, settings, problems)}
     return ComputePlan(n, max(n // shards, 1), options, shards if strategy == "auto" else 1)
 

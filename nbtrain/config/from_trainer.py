@@ -197,7 +197,7 @@ def _trainer(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> di
     if one != "auto":
         args["device"] = str(one)
     made = {} if "type" in given else {"type": read.name(kind, "trainer.type")}
-    return made | given | {"args": args | _unsaved(trainer) | said}
+    return {**made, **given, "args": args | _unsaved(trainer) | said}
 
 
 # %% ../../nbs/config/from_trainer.ipynb #c66607f9

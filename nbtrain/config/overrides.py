@@ -55,7 +55,9 @@ def read_command_line(arguments: Sequence[str], options: Mapping[str, str], swit
         elif not _is_key(token):
             found.rest.append(token)
         else:
-            given = value if equals else queue.pop(0) if queue and not _is_key(queue[0]) else None
+            given = value if equals else None
+            if not equals and queue and not _is_key(queue[0]):
+                given = queue.pop(0)
             if key in options:
                 if given is None:
                     raise OptionError(f"{key} is given without a value.", remedy=f"Put it after: {key} VALUE.")

@@ -357,7 +357,10 @@ def build(settings: Settings, document: Document, callbacks: Iterable[L.Callback
     maker = Maker(document, settings)
     if settings.init_env_fn is not None:
         function = maker.load(settings.init_env_fn, "init_env_fn")
-        function(settings) if _parameters_of(function) else function()
+        if _parameters_of(function):
+            function(settings)
+        else:
+            function()
     model, optimizer = _model_and_optimizer(settings, maker)
     plan = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems(document))
     batch_size, accumulate = device_batches(settings, plan, Problems())

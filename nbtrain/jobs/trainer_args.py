@@ -411,4 +411,4 @@ def submit_config(
 
 
 def _word(name: Any) -> str:
-    return name if isinstance(name, str) else getattr(name, "__qualname__", "") if name is not None else ""
+    return name if isinstance(name, str) else getattr(name, "__qualname__", "")
