@@ -63,9 +63,9 @@ def _names(table: str) -> dict[str, HookName]:
     found = {}
     for line in table.strip().splitlines():
         name, moment, *words = line.split()
-        arguments = dict(word.partition("=")[::2] for word in words)
-        sources = tuple(source or str(i) for i, source in enumerate(arguments.values()))
-        found[name] = HookName(moment, tuple(arguments), sources)
+        arguments = tuple(word.partition("=")[0] for word in words)
+        sources = tuple(word.partition("=")[2] or str(i) for i, word in enumerate(words))
+        found[name] = HookName(moment, arguments, sources)
     return found
 
 
