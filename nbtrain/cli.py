@@ -29,6 +29,7 @@ __all__ = ["main"]
 
 # %% ../nbs/cli.ipynb #843daf17
 def _demo(arguments: argparse.Namespace) -> None:
+    """train a small CNN on handwritten digits (about ten seconds)"""
     from nbtrain.examples import digits
 
     print("Training a small CNN on 1,437 images of handwritten digits, validating on 360.\n", flush=True)
@@ -44,18 +45,21 @@ def _own_command() -> str:
 
 
 def _show(arguments: argparse.Namespace) -> None:
+    """print a recorded run: its epochs, provenance and source"""
     from nbtrain.library.recorded_run import show
 
     print(show(arguments.run))
 
 
 def _diff(arguments: argparse.Namespace) -> None:
+    """print the differences between two recorded runs"""
     from nbtrain.library.recorded_run import diff
 
     print(diff(arguments.a, arguments.b))
 
 
 def _follow(arguments: argparse.Namespace) -> None:
+    """show a run of another process, live or finished"""
     from nbtrain.library.follow import follow, recorded_events
     from nbtrain.history.run_folder import find_run
     from nbtrain.history.run_lock import SignOfLife
@@ -66,6 +70,7 @@ def _follow(arguments: argparse.Namespace) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> None:
+    """print runs side by side, and plot their curves"""
     from nbtrain.library.compare import compare
 
     comparison = compare(*arguments.runs)
@@ -73,6 +78,7 @@ def _compare(arguments: argparse.Namespace) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
+    """write runs as one HTML page: curves, table, records, and what differs"""
     from nbtrain.library.runs import Runs, runs
 
     found = Runs(entry for path in arguments.runs for entry in runs(path))
@@ -80,18 +86,21 @@ def _report(arguments: argparse.Namespace) -> None:
 
 
 def _merge(arguments: argparse.Namespace) -> None:
+    """merge the shards of a sharded checkpoint into one checkpoint"""
     from nbtrain.checkpoint.sharded import merge_checkpoint
 
     print(merge_checkpoint(arguments.state, arguments.out))
 
 
 def _neptune_export(arguments: argparse.Namespace) -> None:
+    """write Neptune's offline runs as CSV"""
     from nbtrain.loggers.neptune_export import export_neptune
 
     print(*export_neptune(Path(arguments.folder)), sep="\n")
 
 
 def _import(arguments: argparse.Namespace) -> None:
+    """make a run folder of a run of another system, such as Lightning or Neptune"""
     from nbtrain.foreign.imported import report, write_run
     from nbtrain.foreign.readers import read_runs
 
@@ -166,7 +175,7 @@ def _read(line: CommandLine) -> TrainerArgs:
     devices = line.options.get("devices", [])[-1:]
     args = TrainerArgs.from_files(
         line.options["file"],
-        [*line.overrides, *(Override(("compute_config", "runtime_ngpus"), n, False, "--devices") for n in devices)],
+        [*line.overrides, *(Override("compute_config.runtime_ngpus", n, False, "--devices") for n in devices)],
         trust="trust" in line.switches,
     )
     if args.document.replaced:
@@ -184,6 +193,8 @@ def _say(text: str) -> None:
 
 def _submit(line: CommandLine) -> int:
     """submit a configuration's run to SLURM: nbtrain submit run.yaml --nodes 2 --gpus-per-node 4 --time 4:00:00 --partition gpu"""
+    from dataclasses import fields
+
     from nbtrain.cluster.submit import Resources
     from nbtrain.history.history import short_path
     from nbtrain.jobs.trainer_args import submit_config
@@ -199,9 +210,9 @@ def _submit(line: CommandLine) -> int:
                 given[name] = kind(values[-1])
             except ValueError as error:
                 raise ConfigError(f"{option} must be a number; got {values[-1]}.", remedy="Give 1, 2, 3, …") from error
-    name, n_gpus = given.pop("name", None), given.pop("gpus_per_node", 0)
-    cluster, counts = given.pop("cluster", "slurm"), (given.pop("nodes", 1), n_gpus, given.pop("tasks_per_node", max(n_gpus, 1)))
-    resources = Resources(cluster, *counts, given.pop("time", None), given.pop("partition", None), given)
+    name = given.pop("name", None)
+    own = {known.name: given.pop(known.name) for known in fields(Resources) if known.name in given}
+    resources = Resources(**own, options=given)
     handle = submit_config(files, line.overrides, resources, name=name, trust="trust" in line.switches)
     print(f"{handle}\nnbtrain follow {shlex.quote(short_path(handle.run_dir))} shows it; submitted_jobs() in a notebook has its handle.")
     return 0
@@ -233,7 +244,7 @@ def _resume(line: CommandLine) -> int:
     if not (folder / CONFIG_FILE).exists():
         remedy = f"Resume it with your own: nbtrain fit -f run.yaml --checkpoint.resume_from {newest}, or run(..., resume=path)."
         raise ConfigError(f"{str(folder)!r} has no configuration: nbtrain fit did not begin it.", remedy=remedy)
-    at = Override(("checkpoint", "resume_from"), str(newest), False, "--checkpoint.resume_from")
+    at = Override("checkpoint.resume_from", str(newest), False, "--checkpoint.resume_from")
     line = CommandLine({"file": [str(folder / CONFIG_FILE)]}, line.switches, [*line.overrides, at])
     return _train(_read(line))
 
@@ -291,16 +302,14 @@ def _values(overrides: Sequence[Override]) -> dict[str, object]:
     """The plain values for names in a notebook."""
     from ast import literal_eval
 
-    from nbtrain.config.document import dotted
-
     found: dict[str, object] = {}
     for override in overrides:
-        if override.deletes or len(override.at) > 1:
+        if override.deletes or "." in override.at:
             raise ConfigError(f"{override.text} can't be a name in a notebook.", remedy="Give a name that a cell sets: --lr 0.1.")
         try:
-            found[dotted(override.at)] = True if override.value is None else literal_eval(override.value)
+            found[override.at] = True if override.value is None else literal_eval(override.value)
         except (ValueError, SyntaxError):  # text without quotes
-            found[dotted(override.at)] = {"true": True, "false": False}.get(override.value or "", override.value)
+            found[override.at] = {"true": True, "false": False}.get(override.value or "", override.value)
     return found
 
 
@@ -432,73 +441,72 @@ complete -o default -F _nbtrain nbtrain"""
 
 
 def _completion(arguments: argparse.Namespace) -> None:
+    """complete commands and fields in bash and zsh: eval "$(nbtrain completion)\""""
     from nbtrain.config.schema import describe_fields
 
     fields = [line.split()[0] for line in describe_fields() if line.startswith("  --")]
-    configured = [name for name in _CONFIGURED if name != "export"]
-    options = " ".join([*_OPTIONS, *_SWITCHES, *fields])
-    print(_COMPLETION.format(commands=" ".join([*arguments.commands, "--version"]), configured="|".join(configured), options=options))
+    commands = [*_CONFIGURED, *map(_name, _ARGUMENTS), "--version"]
+    configured, options = [name for name in _CONFIGURED if name != "export"], [*_OPTIONS, *_SWITCHES, *fields]
+    print(_COMPLETION.format(commands=" ".join(commands), configured="|".join(configured), options=" ".join(options)))
 
 
 # %% ../nbs/cli.ipynb #a0d2eef8
+# The other commands, with their arguments: a help text, and for an option its default, or the type of one without a default
+_ARGUMENTS: dict[Callable[[argparse.Namespace], None], dict[str, tuple[Any, ...]]] = {
+    _completion: {},
+    _demo: {
+        "--epochs": ("epochs to train", 10),
+        "--save-path": ("folder for run folders", "runs/digits"),
+        "--seed": ("seed of all random number generators", 0),
+    },
+    _show: {"run": ("a run folder, or a folder of run folders (then the newest)",)},
+    _diff: {"a": ("a run folder, as for show",), "b": ("another one",)},
+    _follow: {"run": ("a run folder, as for show",)},
+    _compare: {"runs": ("run folders, as for show",), "--output": ("a PNG, or an HTML page", "compare.png")},
+    _report: {"runs": ("run folders, or folders of them (then all)",), "--output": ("the page to write", "report.html")},
+    _merge: {
+        "state": ("a checkpoint folder, or a run folder (then its newest checkpoint)",),
+        "out": ("a Lightning checkpoint such as whole.ckpt; without a suffix a folder of safetensors",),
+    },
+    _import: {
+        "path": ("a checkpoint, the folder of one, or tables of Neptune",),
+        "-o --output": ("folder for run folders", "runs/imported"),
+        "--epoch": ("its finished epochs, if the files don't say", int),
+        "--trust": ("unpickle Python objects in the files, which may run any code", bool),
+    },
+    _neptune_export: {"folder": ("a folder with .neptune in it, such as a run folder",)},
+}
+
+
+def _name(command: Callable[..., Any]) -> str:
+    """What a command is called: neptune-export."""
+    return command.__name__[1:].replace("_", "-")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="nbtrain", description="Train models from notebooks and scripts.")
     parser.add_argument("--version", action="version", version=f"nbtrain {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, command in _CONFIGURED.items():
-        commands.add_parser(name, help=_summary(command), add_help=False)
-
-    completion = commands.add_parser("completion", help='complete commands and fields in bash and zsh: eval "$(nbtrain completion)"')
-    completion.set_defaults(command=_completion, commands=commands.choices)
-
-    demo = commands.add_parser("demo", help="train a small CNN on handwritten digits (about ten seconds)")
-    demo.add_argument("--epochs", type=int, default=10, help="epochs to train (default: %(default)s)")
-    demo.add_argument("--save-path", default="runs/digits", help="folder for run folders (default: %(default)s)")
-    demo.add_argument("--seed", type=int, default=0, help="seed of all random number generators (default: %(default)s)")
-    demo.set_defaults(command=_demo)
-
-    _add_records(commands)
-    moved = commands.add_parser("import", help="make a run folder of a run of another system, such as Lightning or Neptune")
-    moved.add_argument("path", help="a checkpoint, the folder of one, or tables of Neptune")
-    moved.add_argument("-o", "--output", default="runs/imported", help="folder for run folders (default: %(default)s)")
-    moved.add_argument("--epoch", type=int, help="its finished epochs, if the files don't say")
-    moved.add_argument("--trust", action="store_true", help="unpickle Python objects in the files, which may run any code")
-    moved.set_defaults(command=_import)
-    export = commands.add_parser("neptune-export", help="write Neptune's offline runs as CSV")
-    export.add_argument("folder", help="a folder with .neptune in it, such as a run folder")
-    export.set_defaults(command=_neptune_export)
+    for name, configured in _CONFIGURED.items():
+        commands.add_parser(name, help=_summary(configured), add_help=False)
+    for command, arguments in _ARGUMENTS.items():
+        found = commands.add_parser(_name(command), help=command.__doc__)
+        found.set_defaults(command=command)
+        for words, (text, *default) in arguments.items():
+            _add_argument(found, words, text, *default)
     return parser
 
 
-def _add_records(commands: Any) -> None:
-    """Add the commands that read recorded runs."""
-    show = commands.add_parser("show", help="print a recorded run: its epochs, provenance and source")
-    show.add_argument("run", help="a run folder, or a folder of run folders (then the newest)")
-    show.set_defaults(command=_show)
-
-    diff = commands.add_parser("diff", help="print the differences between two recorded runs")
-    diff.add_argument("a", help="a run folder, as for show")
-    diff.add_argument("b", help="another one")
-    diff.set_defaults(command=_diff)
-
-    follow = commands.add_parser("follow", help="show a run of another process, live or finished")
-    follow.add_argument("run", help="a run folder, as for show")
-    follow.set_defaults(command=_follow)
-
-    compare = commands.add_parser("compare", help="print runs side by side, and plot their curves")
-    compare.add_argument("runs", nargs="+", help="run folders, as for show")
-    compare.add_argument("--output", default="compare.png", help="a PNG, or an HTML page (default: %(default)s)")
-    compare.set_defaults(command=_compare)
-
-    report = commands.add_parser("report", help="write runs as one HTML page: curves, table, records, and what differs")
-    report.add_argument("runs", nargs="+", help="run folders, or folders of them (then all)")
-    report.add_argument("--output", default="report.html", help="the page to write (default: %(default)s)")
-    report.set_defaults(command=_report)
-
-    merge = commands.add_parser("merge", help="merge the shards of a sharded checkpoint into one checkpoint")
-    merge.add_argument("state", help="a checkpoint folder, or a run folder (then its newest checkpoint)")
-    merge.add_argument("out", help="a Lightning checkpoint such as whole.ckpt; without a suffix a folder of safetensors")
-    merge.set_defaults(command=_merge)
+def _add_argument(parser: argparse.ArgumentParser, words: str, text: str, default: Any = None) -> None:
+    names = words.split()
+    if default is bool:
+        parser.add_argument(*names, action="store_true", help=text)
+    elif default is int:
+        parser.add_argument(*names, type=int, help=text)
+    elif default is not None:
+        parser.add_argument(*names, type=type(default), default=default, help=f"{text} (default: %(default)s)")
+    else:
+        parser.add_argument(words, nargs="+" if words == "runs" else None, help=text)
 
 
 # %% ../nbs/cli.ipynb #397eb2a7

@@ -19,7 +19,7 @@ from ..errors import ConfigError, NbtrainError, first_line, nearest
 from ..run.sinks import request_edit
 
 # %% auto #0
-__all__ = ["FOLDER", "Command", "make_folder", "read_own", "write_own", "send", "CommandFile", "obey", "CommandReader"]
+__all__ = ["FOLDER", "Command", "make_folder", "read_own", "write_own", "send", "CommandFile", "CommandReader"]
 
 # %% ../../nbs/cluster/command_file.ipynb #7c3e6610
 FOLDER = "job"  # in the run folder of a submitted run, for its owner alone
@@ -140,18 +140,18 @@ class CommandFile:
             self.note(text)
 
 
-def _as_request(name: str, options: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A command as all ranks of a run execute it."""
-    states = {"pause": "pausing", "resume": "running", "stop": "stopping"}
-    return (states[name],) if name in states else ("call", name, options)
+_STATES = {"pause": "pausing", "resume": "running", "stop": "stopping"}  # which all ranks of a run enter
 
 
-def obey(trainer: TrainerBase, name: str, options: Mapping[str, Any]) -> None:
+def _obey(trainer: TrainerBase, name: str, options: Mapping[str, Any]) -> None:
     """Execute a command for the run of `trainer`; one that is refused is noted."""
     control = trainer.control
-    states = {"pause": control.pause, "resume": control.proceed, "stop": control.stop}
+    requests = {"pause": control.pause, "resume": control.proceed, "stop": control.stop}
     try:
-        states[name]() if name in states else request_edit(trainer, name, **options)
+        if name in requests:
+            requests[name]()
+        else:
+            request_edit(trainer, name, **options)
     except NbtrainError as error:
         trainer.recorder.note(first_line(error))
 
@@ -184,9 +184,9 @@ class CommandReader:
         before = self._file.place
         for name, options in self._file.new():
             if self.trainer.world.size > 1:
-                self.commands.append(_as_request(name, options))
+                self.commands.append((_STATES[name],) if name in _STATES else ("call", name, options))
             else:
-                obey(self.trainer, name, options)
+                _obey(self.trainer, name, options)
         if self._file.place != before and self.trainer.world.is_first:
             write_own(self.run_dir, _PLACE, str(self._file.place))
 

@@ -77,19 +77,22 @@ class JobState:
 
 def _slurm_state(id: str) -> JobState:
     """What SLURM says: squeue for minutes after the end too, then the accounting, where there is one."""
-    commands = (
-        ["squeue", "--noheader", "--states=all", f"--jobs={id}", "--format=%T|%r|%N"],
-        ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={id}", "--format=State,Reason,NodeList"],
-    )
-    said = "squeue is not here"
-    for asked in commands:
-        with suppress(OSError, subprocess.SubprocessError):
+    queue = ["squeue", "--noheader", "--states=all", f"--jobs={id}", "--format=%T|%r|%N"]
+    accounting = ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={id}", "--format=State,Reason,NodeList"]
+    answers = True
+    for asked in (queue, accounting):
+        try:
             answer = subprocess.run(asked, capture_output=True, text=True, timeout=30)
-            if not answer.returncode and (line := answer.stdout.strip().partition("\n")[0]):
-                name, reason, node = (*line.split("|"), "", "")[:3]
-                return JobState(name.partition(" ")[0], reason if reason != "None" else "", node)
-            said = answer.stderr.strip() if asked is commands[0] else said
-    return JobState("UNKNOWN", "SLURM does not answer") if "contact" in said or "not here" in said else JobState("")
+        except (OSError, subprocess.SubprocessError):
+            answers = answers and asked is not queue
+            continue
+        line = answer.stdout.strip().partition("\n")[0]
+        if line and not answer.returncode:
+            name, reason, node = (*line.split("|"), "", "")[:3]
+            return JobState(name.partition(" ")[0], reason if reason != "None" else "", node)
+        if asked is queue and "contact" in answer.stderr:
+            answers = False
+    return JobState("") if answers else JobState("UNKNOWN", "SLURM does not answer")
 
 
 def _is_controller(pid: int, folder: Path) -> bool:
@@ -164,26 +167,19 @@ class _Record:
     """The events of a run so far, read as they come."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.file, self.board, self.place = run_dir / "events.jsonl", Board(), 0
+        self.run_dir, self.board = run_dir, Board()
         self.is_begun = self.has_ended = False
+        self._events = recorded_events(run_dir)
 
     def read(self) -> Board:
-        with suppress(OSError), open(self.file, "rb") as stream:
-            if os.fstat(stream.fileno()).st_size < self.place:  # it began again
-                self.board, self.place = Board(), 0
-            stream.seek(self.place)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    break
-                self.place += len(line)
-                with suppress(ValueError):
-                    self._add(Event.from_json(line.decode()))
+        try:
+            for event in iter(partial(next, self._events), None):
+                self.board.update(event)
+                self.is_begun = self.is_begun or event.kind == "start"
+                self.has_ended = event.kind == "end" or (self.has_ended and event.kind != "start")
+        except ConfigError:  # there is no record yet
+            self._events = recorded_events(self.run_dir)
         return self.board
-
-    def _add(self, event: Event) -> None:
-        self.board.update(event)
-        self.is_begun = self.is_begun or event.kind == "start"
-        self.has_ended = event.kind == "end" or (self.has_ended and event.kind != "start")
 
 
 def _read_json(run_dir: Path, name: str) -> dict[str, Any]:
@@ -269,18 +265,18 @@ class JobHandle:
         "stopping"; "restarting" after a preemption or the time limit; then "completed", "stopped", "interrupted", "failed" or "cancelled".
         """
         job = self._ask()
-        if (ended := _read_json(self.run_dir, ENDED)) and not job.waits:
-            return str(ended.get("status"))
-        if _read_json(self.run_dir, FAILED) and not job.waits:
-            return "failed"
-        board = self._record.read()
         if job.waits:
             return f"pending: {job.reason}" if job.reason else "pending"
-        if job.is_on:
-            if not self._record.is_begun:
-                return "starting"
-            return board.status if not self._record.has_ended else "restarting" if board.status == "interrupted" else "stopping"
-        if self._record.has_ended:
+        if ended := _read_json(self.run_dir, ENDED):
+            return str(ended.get("status"))
+        if _read_json(self.run_dir, FAILED):
+            return "failed"
+        board = self._record.read()
+        if job.is_on and not self._record.is_begun:
+            return "starting"
+        if job.is_on and self._record.has_ended:
+            return "restarting" if board.status == "interrupted" else "stopping"
+        if job.is_on or self._record.has_ended:
             return board.status
         return "cancelled" if job.name.startswith("CANCELLED") else "failed"
 
@@ -556,7 +552,9 @@ class JobHandle:
 
     def _lost(self) -> str:
         """Why the job is over, for a record without an end; empty while it is on."""
-        return "" if self.is_on else first_line(self.error) if self.error is not None else self.status
+        if self.is_on:
+            return ""
+        return first_line(self.error) if self.error is not None else self.status
 
     def _finish_view(self) -> None:
         """Wait until the view has the end of the run, and send it from the current cell: see `NotebookView.refresh`."""
@@ -668,23 +666,16 @@ def submit(
         submit takes no option 'partion'.
           Did you mean 'partition'? sbatch={...} takes any other of sbatch.
     """
-    n_gpus = (1 if trainer.device.type == "cuda" else 0) if gpus_per_node is None else gpus_per_node
-    n_tasks = max(n_gpus, 1) if tasks_per_node is None else tasks_per_node
-    resources = Resources(cluster, nodes, n_gpus, n_tasks, time, partition, options)
+    if gpus_per_node is None:
+        gpus_per_node = int(trainer.device.type == "cuda")
+    resources = Resources(cluster, nodes, gpus_per_node, tasks_per_node, time, partition, options)
     resources.check()
-    n_processes, counts = nodes * n_tasks, trainer.train_state.counts
+    n_processes, counts = nodes * resources.tasks_per_node, trainer.train_state.counts
     check_trainer(trainer, n_epoch, loader, valid_loader, n_processes)
     payload = send_trainer(trainer, n_epoch, loader, valid_loader, n_processes)
     run_dir = open_folder(trainer, save_path)
-    return submit_payload(
-        run_dir,
-        payload,
-        resources,
-        name or f"{trainer.title}-{run_dir.name}",
-        trainer,
-        n_epoch,
-        [counts.epoch, counts.step, counts.processed],
-    )
+    before = [counts.epoch, counts.step, counts.processed]
+    return submit_payload(run_dir, payload, resources, name or f"{trainer.title}-{run_dir.name}", trainer, n_epoch, before)
 
 
 def submit_payload(

@@ -15,9 +15,9 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -156,31 +156,24 @@ _NOTE_S = 5.0  # until a note says what is waited for
 _THREADS = {"commands": 1, "messages": 1}  # of an actor, beside that which trains: one for the commands, so that they keep their order
 
 
-@dataclass(frozen=True)
-class _Room:
-    """Where the ranks are: the `n` places of a placement group, with `each` of the resources."""
-
-    n: int
-    each: dict[str, float]
-    max_restarts: int
-
-
 # %% ../../nbs/cluster/ray.ipynb #raylaunc
 class RayLaunch:
     """Runs `job` in an actor for each rank. Use it as a context manager, which leaves no actor and no place behind.
 
+    The ranks have the `n` places of a placement group, with `each` of the resources.
     Raises WorkerError for a job that can't be pickled, and ConfigError for a cluster that can't execute it.
     """
 
-    def __init__(self, job: Job, address: str | None, room: _Room, backend: str) -> None:
-        self._job, self._trainer, self._room, self._backend = job, job.trainer, room, backend
+    def __init__(self, job: Job, address: str | None, n: int, each: dict[str, float], max_restarts: int, backend: str) -> None:
+        self._job, self._trainer, self._backend = job, job.trainer, backend
+        self._n, self._each, self._max_restarts = n, each, max_restarts
         parts = {"trainer": job.trainer, "loader": job.loaders[0], "valid_loader": job.loaders[1]}
         data, self._before = pack(job, parts=parts), replace(job.trainer.train_state.counts)
-        self._at_first = OwnCopies(job) if room.max_restarts else None
+        self._at_first = OwnCopies(job) if max_restarts else None
         self._folder = FolderReceiver(job.trainer.run_dir) if job.trainer.run_dir is not None else None
         self._seen = f".seen-{secrets.token_hex(4)}"
         self._ray = connect(address)
-        check_room(self._ray.nodes(), room.n, room.each)
+        check_room(self._ray.nodes(), n, each)
         self._open(data)
 
     def __enter__(self) -> RayLaunch:
@@ -209,10 +202,10 @@ class RayLaunch:
                     if interrupted.is_set():
                         raise KeyboardInterrupt
                 if not self._outcome.has_failed:
-                    return [self._outcome.results[rank] for rank in range(self._room.n)]
+                    return [self._outcome.results[rank] for rank in range(self._n)]
                 cause = self._outcome.cause()
                 is_lost = isinstance(cause, WorkerError) or cause.lost_peer
-                if not is_lost or not self._room.max_restarts or self._trainer.control.is_stopping:
+                if not is_lost or not self._max_restarts or self._trainer.control.is_stopping:
                     self._outcome.raise_error()
                 self._begin_again(cause, on_message)
 
@@ -222,30 +215,27 @@ class RayLaunch:
         self._lives: dict[int, str] = {}
         self._members: list[Any] = []
         with ExitStack() as undo:
-            undo.callback(self._reserve())
-            undo.enter_context(self._seen_file())
-            self._check_nodes()
+            self._reserve(undo)
+            self._check_nodes(undo)
             undo.callback(self._kill)
-            make = self._remote(Member, max_restarts=self._room.max_restarts, concurrency_groups=_THREADS)
-            self._members += [make(i).remote() for i in range(self._room.n)]
+            make = self._remote(Member, max_restarts=self._max_restarts, concurrency_groups=_THREADS)
+            self._members += [make(i).remote() for i in range(self._n)]
             self._begin(data)
             self._undo = undo.pop_all()
 
     def _remote(self, what: Any, **options: Any) -> Callable[[int], Any]:
         """A function that returns `what`, an actor or a function, for the place with a number."""
         strategy = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
-        each = self._room.each
+        each = self._each
         made = self._ray.remote(num_cpus=each["CPU"], num_gpus=each.get("GPU", 0), **options)(what)
         return lambda i: made.options(scheduling_strategy=strategy(self._group, placement_group_bundle_index=i))
 
-    def _reserve(self) -> Callable[[], None]:
-        """Reserve the places, and wait for them. Returns what gives them back."""
+    def _reserve(self, undo: ExitStack) -> None:
+        """Reserve the places, and wait for them."""
         groups = importlib.import_module("ray.util.placement_group")
-        self._group = groups.placement_group([dict(self._room.each)] * self._room.n)
-        with ExitStack() as undo:
-            undo.callback(groups.remove_placement_group, self._group)
-            self._await([self._group.ready()], self._free)
-            return undo.pop_all().close
+        self._group = groups.placement_group([dict(self._each)] * self._n)
+        undo.callback(groups.remove_placement_group, self._group)
+        self._await([self._group.ready()], self._free)
 
     def _free(self) -> str:
         free = self._ray.available_resources()
@@ -262,12 +252,15 @@ class RayLaunch:
                 self._trainer.recorder.note(f"waiting for Ray: {why()}")
         return self._ray.get(refs)
 
-    def _check_nodes(self) -> None:
-        """Raise ConfigError for a node with other versions, or that can't use the run folder."""
+    def _check_nodes(self, undo: ExitStack) -> None:
+        """Raise ConfigError for a node with other versions, or that can't use the run folder: one that shares it sees a file there."""
         run_dir, make = self._trainer.run_dir, self._remote(looker(), max_retries=0)
+        if run_dir is not None:
+            (run_dir / self._seen).touch()
+            undo.callback((run_dir / self._seen).unlink, missing_ok=True)
         merges = all(addon.save_type == "merged" for addon in self._trainer.active_addons if isinstance(addon, StateManagerAddon))
         has_shards = not merges and _addon_of(self._trainer).parallelism.splits
-        folders = [str(run_dir) if run_dir is not None and (rank == 0 or has_shards) else "" for rank in range(self._room.n)]
+        folders = [str(run_dir) if run_dir is not None and (rank == 0 or has_shards) else "" for rank in range(self._n)]
         looks = self._await([make(i).remote(folder, self._seen) for i, folder in enumerate(folders)])
         for found, folder in zip(looks, folders):
             check_node(found, folder, has_shards=has_shards and bool(folder))
@@ -275,18 +268,6 @@ class RayLaunch:
             self._trainer.recorder.note(
                 "The node of rank 0 does not share the disk of the run folder: its checkpoints come over the network."
             )
-
-    @contextmanager
-    def _seen_file(self) -> Iterator[None]:
-        """A file in the run folder, by which a node knows that it shares it."""
-        file = self._trainer.run_dir / self._seen if self._trainer.run_dir is not None else None
-        if file is not None:
-            file.touch()
-        try:
-            yield
-        finally:
-            if file is not None:
-                file.unlink(missing_ok=True)
 
     def _kill(self) -> None:
         for member in self._members:
@@ -298,7 +279,7 @@ class RayLaunch:
         for rank, member in enumerate(self._members):
             self._lives[rank] = self._new_life(member, self._lives.get(rank))
         (meeting,) = self._await([self._members[0].meet.remote()])
-        texts, payload, n = cell_texts(), self._ray.put(data), self._room.n
+        texts, payload, n = cell_texts(), self._ray.put(data), self._n
         self._outcome, self._kill_at_s = Outcome(n), float("inf")
         if self._folder is not None:
             counts = self._trainer.train_state.counts
@@ -355,7 +336,7 @@ class RayLaunch:
         """How many ranks have place, once Ray knows which nodes are lost: as many as before when all answer."""
         lives = [member.life.options(max_task_retries=-1).remote() for member in self._members]
         while not self._trainer.control.is_stopping:
-            if (room := places_on(self._ray.nodes(), self._room.each)) < len(lives):
+            if (room := places_on(self._ray.nodes(), self._each)) < len(lives):
                 return room
             if len(self._ray.wait(lives, num_returns=len(lives), timeout=_POLL_S)[0]) == len(lives):
                 break
@@ -370,10 +351,12 @@ class RayLaunch:
             if rank not in self._outcome.deaths and rank not in self._outcome.failures:
                 self._ray.kill(member, no_restart=False)
         job, trainer = self._job, cast(Any, self._trainer)
-        before, n = self._room.n, _addon_of(trainer)._shrink_to(self._places_left(), trainer)
+        before, n = self._n, _addon_of(trainer)._shrink_to(self._places_left(), trainer)
         path = go_back(trainer, self._before, *job.loaders, between_epochs=n < before)
         lost = first_line(cause) if isinstance(cause, WorkerError) else f"Rank {cause.rank} has lost the others."
-        fewer = "" if n == before else f" with {n} of {before} workers: an update takes {n} {'batch' if n == 1 else 'batches'}"
+        fewer = ""
+        if n < before:
+            fewer = f" with {n} of {before} workers: an update takes {n} {'batch' if n == 1 else 'batches'}"
         if path is None:
             assert self._at_first is not None
             again: Job = replace(self._at_first.make(), mark=f"{lost} The run begins again{fewer}.", devices=job.devices[:n])
@@ -387,12 +370,12 @@ class RayLaunch:
         try:
             if fewer:
                 self._undo.close()
-                self._room = replace(self._room, n=n)
+                self._n = n
                 self._open(pack(again))
             else:
                 self._begin(pack(again))
         except self._ray.exceptions.RayActorError as error:
-            remedy = f"Ray starts a rank again max_restarts={self._room.max_restarts} times."
+            remedy = f"Ray starts a rank again max_restarts={self._max_restarts} times."
             raise WorkerError(lost, where=first_line(error), remedy=remedy) from error
         if trainer.control.state in ("pausing", "paused"):
             self.send(("pausing",))
@@ -500,4 +483,4 @@ class RayAddon(RanksAddon):
 
     def start(self, job: Job) -> AbstractContextManager[Launched]:
         each = {"CPU": float(self.cpus_per_worker)} | ({"GPU": 1.0} if self.gpus_per_worker else {})
-        return RayLaunch(job, self.address, _Room(self.workers, each, self.max_restarts), self.backend)
+        return RayLaunch(job, self.address, self.workers, each, self.max_restarts, self.backend)

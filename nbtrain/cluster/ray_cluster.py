@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import importlib
 import logging
-import platform
 import re
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-import nbtrain
 from ..errors import ConfigError, first_line
 
 # %% auto #0
-__all__ = ["check_installed", "check_address", "connect", "places_on", "check_room", "own_versions", "looker", "check_node"]
+__all__ = ["check_installed", "check_address", "connect", "places_on", "check_room", "looker", "own_versions", "check_node"]
 
 # %% ../../nbs/cluster/ray_cluster.ipynb #bf08166a
 _START = "Start one with `ray start --head`, or give address=None: then Ray starts on this machine, for this process."
@@ -94,12 +91,6 @@ def check_room(nodes: Sequence[dict[str, Any]], n: int, each: dict[str, float]) 
 
 
 # %% ../../nbs/cluster/ray_cluster.ipynb #603176ac
-def own_versions() -> dict[str, str]:
-    """The versions that must be the same on all nodes. A torch for CUDA and one for the CPU have the same one."""
-    python = ".".join(platform.python_version_tuple()[:2])
-    return {"python": python, "nbtrain": nbtrain.__version__} | {name: version(name).partition("+")[0] for name in ("torch", "lightning")}
-
-
 def looker() -> Callable[[str, str], dict[str, Any]]:
     """A function for a node. It is pickled by value, because it is defined in a function."""
 
@@ -110,18 +101,18 @@ def looker() -> Callable[[str, str], dict[str, Any]]:
         from importlib.metadata import PackageNotFoundError, version
         from pathlib import Path
 
-        found = {"python": ".".join(platform.python_version_tuple()[:2])}
-        for package in ("torch", "lightning"):
-            try:
-                found[package] = version(package).partition("+")[0]
-            except PackageNotFoundError:
-                found[package] = ""
+        found = {"python": ".".join(platform.python_version_tuple()[:2]), "nbtrain": ""}
         try:
             import nbtrain
 
             found["nbtrain"] = nbtrain.__version__
         except ImportError:
-            found["nbtrain"] = ""
+            pass
+        for package in ("torch", "lightning"):
+            try:
+                found[package] = version(package).partition("+")[0]  # that for CUDA and that for the CPU have the same one
+            except PackageNotFoundError:
+                found[package] = ""
         problem = ""
         if folder:
             try:
@@ -134,6 +125,11 @@ def looker() -> Callable[[str, str], dict[str, Any]]:
         return {"node": socket.gethostname(), "versions": found, "problem": problem, "shares": Path(folder, name).exists()}
 
     return look
+
+
+def own_versions() -> dict[str, str]:
+    """The versions that must be the same on all nodes."""
+    return looker()("", "")["versions"]
 
 
 def check_node(found: dict[str, Any], folder: str, *, has_shards: bool = False) -> None:

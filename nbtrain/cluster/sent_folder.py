@@ -154,8 +154,10 @@ class FolderReceiver:
                 go_back(path.parent, *progress)
         elif change.kind == "link" and path.with_name(change.inner).exists():
             point_to(path, path.with_name(change.inner))
+        elif change.kind == "gone" and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
         elif change.kind == "gone":
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
     def _append(self, file: Path, data: bytes) -> None:
         try:

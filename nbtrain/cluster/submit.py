@@ -73,17 +73,7 @@ _INFO, _PAYLOAD, STARTED, ENDED, FAILED = "job.json", "payload.pkl", "started.js
 _MOST_STARTS = 100  # after so many time limits a job is not put back into the queue
 _WITHOUT_LIMIT_MIN = 60 * 24 * 365  # of a local job
 _OF_CLIENT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")  # variables that SLURM's commands read, and no job sets
-_OPTIONS: dict[str, str] = {  # those of submitit's executors, by ours
-    "account": "account",
-    "comment": "comment",
-    "constraint": "constraint",
-    "cpus_per_task": "cpus_per_task",
-    "mem_gb": "mem",
-    "qos": "qos",
-    "sbatch": "additional_parameters",
-    "setup": "setup",
-    "signal_delay_s": "signal_delay_s",
-}
+_OPTIONS = ("account", "comment", "constraint", "cpus_per_task", "mem_gb", "qos", "sbatch", "setup", "signal_delay_s")  # of SLURM
 
 
 @dataclass
@@ -139,7 +129,7 @@ def check_environment(info: JobInfo) -> None:
 
 
 # %% ../../nbs/cluster/submit.ipynb #0e865af0
-_TIME = re.compile(r"(?:(?P<d>\d+)-)?(?P<a>\d+)(?::(?P<b>\d+))?(?::(?P<c>\d+))?")
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 def minutes(limit: str | int | float) -> int:
@@ -147,17 +137,19 @@ def minutes(limit: str | int | float) -> int:
 
     Raises ConfigError for another form, and for one that is not positive.
     """
-    found = _TIME.fullmatch(limit) if isinstance(limit, str) else None
-    if found is None and isinstance(limit, str):
-        raise ConfigError(f"time={limit!r} is not a time limit.", remedy='Give hours, minutes and seconds: "4:00:00".')
-    if found is None:
-        seconds = float(limit) * 60
+    remedy = 'Give hours, minutes and seconds: "4:00:00".'
+    if isinstance(limit, str):
+        found = _TIME.fullmatch(limit)
+        if found is None:
+            raise ConfigError(f"time={limit!r} is not a time limit.", remedy=remedy)
+        days, *rest = found.groups()
+        parts = [int(part) for part in rest if part is not None]
+        units = (3600, 60, 1) if days is not None or len(parts) == 3 else (60, 1)
+        seconds = int(days or 0) * 86400 + sum(n * unit for n, unit in zip(parts, units))
     else:
-        parts = [int(part) for part in (found["a"], found["b"], found["c"]) if part is not None]
-        units = (3600, 60, 1) if found["d"] is not None else ((60,), (60, 1), (3600, 60, 1))[len(parts) - 1]
-        seconds = int(found["d"] or 0) * 86400 + sum(n * unit for n, unit in zip(parts, units))
+        seconds = float(limit) * 60
     if not (math.isfinite(seconds) and seconds > 0):
-        raise ConfigError(f"time={limit!r} must be a positive time.", remedy='Give hours, minutes and seconds: "4:00:00".')
+        raise ConfigError(f"time={limit!r} must be a positive time.", remedy=remedy)
     return math.ceil(seconds / 60)
 
 
@@ -302,28 +294,31 @@ def _signals(reader: CommandReader) -> Iterator[Callable[[], None]]:
 
 
 # %% ../../nbs/cluster/submit.ipynb #2f8332c6
-@dataclass(frozen=True)
+@dataclass
 class Resources:
     """A job of SLURM, or of this machine: on `nodes`, with `tasks_per_node` processes and `gpus_per_node` GPUs each.
 
     `options`: more, of SLURM alone.
     """
 
-    cluster: Cluster
-    nodes: int
-    gpus_per_node: int
-    tasks_per_node: int
-    time: str | int | float | None
-    partition: str | None
-    options: Mapping[str, Any]
+    cluster: Cluster = "slurm"
+    nodes: int = 1
+    gpus_per_node: int = 0
+    tasks_per_node: Any = None  # as many as GPUs, or 1
+    time: str | int | float | None = None
+    partition: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.tasks_per_node is None:
+            self.tasks_per_node = max(self.gpus_per_node, 1)
 
     def check(self) -> None:
         """Raise ConfigError or OptionError for what can't be submitted here."""
-        known = [*_OPTIONS, "cluster", "gpus_per_node", "name", "nodes", "partition", "save_path", "tasks_per_node", "time"]
-        for name in self.options.keys() - _OPTIONS.keys():
-            raise OptionError(
-                f"submit takes no option {name!r}.", remedy=f"{nearest(name, known)} sbatch={{...}} takes any other of sbatch."
-            )
+        known = [*_OPTIONS, *vars(self), "name", "save_path"]
+        for name in self.options.keys() - set(_OPTIONS):
+            remedy = f"{nearest(name, known)} sbatch={{...}} takes any other of sbatch."
+            raise OptionError(f"submit takes no option {name!r}.", remedy=remedy)
         for name, least in (("nodes", 1), ("tasks_per_node", 1), ("gpus_per_node", 0)):
             if (value := getattr(self, name)) < least:
                 raise ConfigError(f"{name}={value!r} must {'be a positive integer' if least else 'not be negative'}.")
@@ -331,7 +326,10 @@ class Resources:
             minutes(self.time)
         if find_spec("submitit") is None:
             raise ConfigError("submit needs submitit, which is not installed.", remedy="pip install submitit.")
-        self._check_local() if self.cluster == "local" else self._check_slurm()
+        if self.cluster == "local":
+            self._check_local()
+        else:
+            self._check_slurm()
 
     def _check_local(self) -> None:
         if self.nodes > 1:
@@ -351,24 +349,22 @@ class Resources:
         """submitit's executor with these resources."""
         import submitit
 
-        if self.cluster == "local":
+        given: dict[str, Any] = {**self.options, "stderr_to_stdout": True, "gpus_per_node": self.gpus_per_node}
+        if self.cluster == "local":  # it ignores what is SLURM's
             executor = submitit.LocalExecutor(folder, max_num_timeout=_MOST_STARTS)
-            given = {"gpus_per_node": self.gpus_per_node, "tasks_per_node": self.tasks_per_node}
-            given |= {name: value for name, value in self.options.items() if name in ("setup", "signal_delay_s")}
             limit = _WITHOUT_LIMIT_MIN if self.time is None else minutes(self.time)
-            executor.update_parameters(timeout_min=limit, stderr_to_stdout=True, **given)
+            executor.update_parameters(timeout_min=limit, tasks_per_node=self.tasks_per_node, **given)
             return executor
+        if not self.gpus_per_node:
+            del given["gpus_per_node"]
+        if self.partition is not None:
+            given["partition"] = self.partition
+        if "mem_gb" in given:
+            given["mem"] = f"{math.ceil(given.pop('mem_gb') * 1024)}MB"
+        given["additional_parameters"] = {"requeue": True, **given.pop("sbatch", {})}
         executor = submitit.SlurmExecutor(folder, max_num_timeout=_MOST_STARTS)
-        given = {_OPTIONS[name]: value for name, value in self.options.items() if name != "sbatch"}
-        given |= {"gpus_per_node": self.gpus_per_node} if self.gpus_per_node else {}
-        given |= {"partition": self.partition} if self.partition is not None else {}
-        given |= {"mem": f"{math.ceil(given['mem'] * 1024)}MB"} if "mem" in given else {}
-        more = {"requeue": True, **self.options.get("sbatch", {})}
         limit = 60 if self.time is None else minutes(self.time)
-        executor.update_parameters(
-            job_name=name, nodes=self.nodes, ntasks_per_node=self.tasks_per_node, time=limit, stderr_to_stdout=True,
-            additional_parameters=more, **given,
-        )  # fmt: skip
+        executor.update_parameters(job_name=name, nodes=self.nodes, ntasks_per_node=self.tasks_per_node, time=limit, **given)
         return executor
 
     def launch(self, run_dir: Path, name: str) -> str:

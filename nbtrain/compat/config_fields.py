@@ -6,19 +6,21 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
 from dataclasses import Field, MISSING, dataclass, field, fields
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import nbtrain
+
+if TYPE_CHECKING:
+    from nbtrain.config.document import Document, Problems
 
 # %% auto #0
 __all__ = [
     "AUTOMATIC",
-    "At",
     "JOINED",
     "described",
+    "default_of",
     "NnScalerComputeFields",
     "NnScalerSchedule",
     "NnScalerTraces",
@@ -26,15 +28,11 @@ __all__ = [
     "NnScalerDebug",
     "NnScalerFields",
     "ignored_fields",
-    "unsupported",
-    "Fields",
-    "Findings",
     "drop_fields",
     "translate_fields",
     "describe_accepted",
     "current_name",
     "renamed_to",
-    "translate_addons",
 ]
 
 
@@ -47,14 +45,19 @@ def described(text: str, default: Any = None, *, least: int | None = None, **mor
     return field(default=default, metadata=metadata)
 
 
-_accepted, _read = partial(described, ignored=True), partial(described, ignored=False)  # fields of nnScaler: without effect, and with one
+def default_of(known: Field[Any]) -> Any:
+    """The default of a field."""
+    return known.default if known.default is not MISSING else known.default_factory()  # pyright: ignore[reportCallIssue]
+
+
+_accepted = partial(described, ignored=True)  # fields of nnScaler without effect
 
 
 @dataclass(frozen=True)
 class NnScalerComputeFields:
     """The additional fields of nnScaler's `compute_config`."""
 
-    use_end2end: bool = _read("the whole step, loss included, is the model's forward; false is not supported", True)
+    use_end2end: bool = described("the whole step, loss included, is the model's forward; false is not supported", True)
     constant_folding: bool = _accepted("fold constants when tracing", False)
     trace_strategy: str = _accepted("where to trace", "cuda_run_cpu_offload")
     inference_only: bool = _accepted("generate code for inference only", False)
@@ -105,7 +108,7 @@ class NnScalerDebug:
     """nnScaler's `debug`."""
 
     check_gradient_sync_cross_devices: bool = _accepted("compare gradients across devices", True)
-    profile: NnScalerProfile | None = _read("trace some updates of the run with torch.profiler")
+    profile: NnScalerProfile | None = described("trace some updates of the run with torch.profiler")
 
 
 @dataclass(frozen=True)
@@ -118,8 +121,8 @@ class NnScalerFields:
     instance_name: str | None = _accepted("name of the generated code")
     tracing_from_weights: str | None = _accepted("weights to trace with")
     dummy_sample_gen_fn: str | None = _accepted("makes the sample to trace with")
-    debug: NnScalerDebug = _read("a check of the generated code, and a trace", NnScalerDebug)
-    log_progress_every_n_train_steps: int | None = _read("without a progress bar: also a line every n updates", least=1)
+    debug: NnScalerDebug = described("a check of the generated code, and a trace", NnScalerDebug)
+    log_progress_every_n_train_steps: int | None = described("without a progress bar: also a line every n updates", least=1)
 
 
 # Arguments that nbtrain passes to a loader and a sampler automatically; in a file they are ignored
@@ -127,96 +130,71 @@ AUTOMATIC = {"dataloader": ("dataset", "batch_size", "sampler"), "dataset_sample
 
 
 # %% ../../nbs/compat/config_fields.ipynb #f658b78f
-def _foreign(settings: Any) -> Iterator[tuple[str, Any, Field[Any]]]:
-    """The fields of nnScaler in `settings`, by full name, with their values."""
-    parts = {"": settings, "compute_config.": settings.compute_config, "debug.": getattr(settings, "debug", None)}
-    for prefix, section in parts.items():
-        for known in fields(section) if section is not None else ():
-            if "ignored" in known.metadata:
-                yield prefix + known.name, getattr(section, known.name), known
-
-
 def ignored_fields(settings: Any) -> list[str]:
-    """The full names of the given fields that have no effect."""
-    return [name for name, value, known in _foreign(settings) if known.metadata["ignored"] and value != _default(known)]
-
-
-def unsupported(settings: Any) -> list[tuple[str, str]]:
-    """Unsupported settings, each with a remedy."""
-    given = {name: value for name, value, _ in _foreign(settings)}
-    if given.get("compute_config.use_end2end", True):
-        return []
-    return [("compute_config.use_end2end is false, but nbtrain only trains whole steps.", "Leave it out.")]
-
-
-def _default(known: Field[Any]) -> Any:
-    return known.default if known.default is not MISSING else known.default_factory()  # pyright: ignore[reportCallIssue]
+    """The full names of the given fields of nnScaler that have no effect."""
+    found = []
+    for prefix, section in {"": settings, "compute_config.": settings.compute_config, "debug.": getattr(settings, "debug", None)}.items():
+        for known in fields(section) if section is not None else ():
+            if known.metadata.get("ignored") and getattr(section, known.name) != default_of(known):
+                found.append(prefix + known.name)
+    return found
 
 
 # %% ../../nbs/compat/config_fields.ipynb #77db50cb
-At = tuple[str | int, ...]
-
-
-class Fields(Protocol):
-    """A configuration as plain data: an nbtrain Document."""
-
-    def get(self, at: At) -> Any: ...
-    def place(self, at: At) -> str: ...
-    def set(self, at: At, value: Any, place: str) -> None: ...
-    def delete(self, at: At) -> None: ...
-
-
-class Findings(Protocol):
-    """Where errors are collected: nbtrain's Problems."""
-
-    def add(self, what: str, where: str = "", remedy: str = "") -> None: ...
-
-
-_THEIRS, _OURS = ("checkpoint", "format"), ("checkpoint", "save_format")
+_THEIRS, _OURS = "checkpoint.format", "checkpoint.save_format"
 _FORMATS = {"pt": "ckpt", "safetensors": "safetensor"}  # theirs: ours
-_DROPPED: tuple[At, ...] = (  # fields of newer versions within sections of nbtrain's, without effect here
-    ("checkpoint", "serializer"), ("checkpoint", "save_memory"), ("checkpoint", "slow_fs"), ("checkpoint", "resume_from", "with_merged"),
-    ("checkpoint", "resume_from", "save_memory"), ("model", "parallel_modules"), ("log", "async_logging"), ("log", "max_workers"),
-    ("optimizer", "grad_reduce_divisor"), ("precision", "grad"),
+_DROPPED = (  # fields of newer versions within sections of nbtrain's, without effect here
+    "checkpoint.serializer", "checkpoint.save_memory", "checkpoint.slow_fs", "checkpoint.resume_from.with_merged",
+    "checkpoint.resume_from.save_memory", "model.parallel_modules", "log.async_logging", "log.max_workers",
+    "optimizer.grad_reduce_divisor", "precision.grad",
 )  # fmt: skip
 
 
-def drop_fields(document: Fields) -> tuple[str, ...]:
+def drop_fields(document: Document) -> tuple[str, ...]:
     """Remove nnScaler's fields that have no effect, within sections that nbtrain has too. Returns their names."""
-    given = [at for at in _DROPPED if _value(document, at)[1]]
-    optimizer = _value(document, ("optimizer",))[0]
+    given = [at for at in _DROPPED if document.get(at, MISSING) is not MISSING]
+    optimizer = document.get("optimizer")
     if isinstance(optimizer, dict) and "param_clss_fn" in optimizer and not (_is_hybrid(optimizer) or "each" in optimizer):
-        given.append(("optimizer", "param_clss_fn"))  # beside one optimizer it only orders the buckets of gradients
+        given.append("optimizer.param_clss_fn")  # beside one optimizer it only orders the buckets of gradients
     for at in given:
         document.delete(at)
-    return tuple(".".join(map(str, at)) for at in given)
+    return tuple(given)
 
 
-def translate_fields(document: Fields, problems: Findings) -> None:
-    """Rename fields of `document` to nbtrain's names. Invalid values are added to `problems`."""
-    _translate_format(document, problems)
-    _translate_resume(document, problems)
-    _translate_hybrid(document, problems)
-    logs, place = _value(document, ("log",))[0], document.place(("log",))
-    if isinstance(logs, dict) and isinstance(logs.get("logs"), list):
-        document.set(("log",), logs["logs"], place)
-    for i, part in enumerate(found if isinstance(found := _value(document, ("log",))[0], list) else []):
-        _translate_logger(document, ("log", i), part)
+def translate_fields(problems: Problems) -> None:
+    """Rename fields of the document of `problems`, other systems' and earlier ones, to today's. Invalid values are added to `problems`."""
+    document = problems.document
+    _translate_format(problems)
+    _translate_resume(problems)
+    _translate_hybrid(problems)
+    logs = document.get("log.logs")
+    if isinstance(logs, list):
+        document.set("log", logs, document.place("log"))
+    for i, part in enumerate(_parts(document, "log")):
+        _translate_logger(document, f"log.{i}", part.get("type"))
+    for i, part in enumerate(_parts(document, "addons")):
+        _translate_addon(document, f"addons.{i}", part)
 
 
-def _translate_logger(document: Fields, at: At, part: Any) -> None:
+def _parts(document: Document, section: str) -> list[dict[str, Any]]:
+    """The mappings of a list of parts; an empty one for what is not a mapping."""
+    found = document.get(section)
+    if not isinstance(found, list):
+        return []
+    return [part if isinstance(part, dict) else {} for part in found]
+
+
+def _translate_logger(document: Document, at: str, name: Any) -> None:
     """A logger of nnScaler's: Lightning's has its name, and `save_dir` for `root_dir`."""
-    name = part.get("type") if isinstance(part, dict) else None
     if not isinstance(name, str):
         return
     if name.startswith("nnscaler."):
-        document.set((*at, "type"), name.rpartition(".")[2], document.place((*at, "type")))
-    root = (*at, "args", "root_dir")
-    folder, given = _value(document, root)
-    if given and name.rpartition(".")[2] == "TensorBoardLogger":
-        place = document.place(root)
+        document.set(f"{at}.type", name.rpartition(".")[2], document.place(f"{at}.type"))
+    root = f"{at}.args.root_dir"
+    folder = document.get(root, MISSING)
+    if folder is not MISSING and name.rpartition(".")[2] == "TensorBoardLogger":
+        document.set(f"{at}.args.save_dir", folder, document.place(root))
         document.delete(root)
-        document.set((*at, "args", "save_dir"), folder, place)
 
 
 def _is_hybrid(section: Any) -> bool:
@@ -224,74 +202,68 @@ def _is_hybrid(section: Any) -> bool:
     return isinstance(name, str) and name.startswith("nnscaler.") and name.endswith((".HybridOptimizer", ".HybridLRScheduler"))
 
 
-def _parts_in(document: Fields, section: str, problems: Findings) -> list[dict[str, Any]]:
-    """The parts of a HybridOptimizer or a HybridLRScheduler, as nbtrain has them."""
-    name = "optimizers" if section == "optimizer" else "schedulers"
-    at: At = (section, "args", "config", name)
-    given = _value(document, at)[0]
-    if not (isinstance(given, list) and given and all(isinstance(part, dict) for part in given)):
-        problems.add(f"{section}.args.config.{name}: expected a list of mappings, got {given!r}.", document.place((section,)))
-        return []
-    known = {"type", "options"} | ({"param_groups"} if section == "optimizer" else set())
-    for i, part in enumerate(given):
-        for field_name in part.keys() - known:
-            what = f"There is no field {section}.args.config.{name}.{i}.{field_name}."
-            problems.add(what, document.place((*at, i)), f"It has {', '.join(sorted(known))}.")
-    parts = [{"type": part.get("type"), "args": part.get("options") or {}} for part in given]
-    groups = [[(group or {}).get("options") or {} for group in part.get("param_groups") or []] for part in given]
-    return [part | ({"groups": options} if options else {}) for part, options in zip(parts, groups)]
-
-
-def _translate_hybrid(document: Fields, problems: Findings) -> None:
+def _translate_hybrid(problems: Problems) -> None:
     """A HybridOptimizer is `optimizer.each`, and a HybridLRScheduler is `lr_scheduler.each`, or one scheduler for all."""
-    optimizer, place = _value(document, ("optimizer",))[0], document.place(("optimizer",))
-    if _is_hybrid(optimizer):
-        if optimizer.get("param_clss_fn") is None:
+    document = problems.document
+    for name in ("optimizer", "lr_scheduler"):
+        section = document.get(name)
+        if not _is_hybrid(section):
+            continue
+        if name == "optimizer" and section.get("param_clss_fn") is None:
             remedy = "Name a function of a parameter's name that returns (optimizer, group)."
-            problems.add("optimizer.param_clss_fn is missing, which HybridOptimizer needs.", place, remedy)
-        kept = {name: value for name, value in optimizer.items() if name not in ("type", "args")}
-        document.set(("optimizer",), kept | {"each": _parts_in(document, "optimizer", problems)}, place)
-    scheduler, place = _value(document, ("lr_scheduler",))[0], document.place(("lr_scheduler",))
-    if _is_hybrid(scheduler):
-        kept = {name: value for name, value in scheduler.items() if name not in ("type", "args")}
-        parts = _parts_in(document, "lr_scheduler", problems)
-        document.set(("lr_scheduler",), kept | (parts[0] if len(parts) == 1 else {"each": parts}), place)
+            problems.add("optimizer.param_clss_fn is missing, which HybridOptimizer needs.", remedy)
+        kept = {key: value for key, value in section.items() if key not in ("type", "args")}
+        parts = _hybrid_parts(name, problems)
+        kept |= parts[0] if name == "lr_scheduler" and len(parts) == 1 else {"each": parts}
+        document.set(name, kept, document.place(name))
 
 
-def _translate_resume(document: Fields, problems: Findings) -> None:
+def _hybrid_parts(section: str, problems: Problems) -> list[dict[str, Any]]:
+    """The parts of a HybridOptimizer or a HybridLRScheduler, as nbtrain has them."""
+    at, known = f"{section}.args.config.schedulers", {"type", "options"}
+    if section == "optimizer":
+        at, known = f"{section}.args.config.optimizers", {"type", "options", "param_groups"}
+    given = problems.document.get(at)
+    if not (isinstance(given, list) and given and all(isinstance(part, dict) for part in given)):
+        problems.add(f"{at}: expected a list of mappings, got {given!r}.")
+        return []
+    made = []
+    for i, part in enumerate(given):
+        for name in part.keys() - known:
+            problems.add(f"There is no field {at}.{i}.{name}.", f"It has {', '.join(sorted(known))}.", at=f"{at}.{i}")
+        ours = {"type": part.get("type"), "args": part.get("options") or {}}
+        if groups := part.get("param_groups"):
+            ours["groups"] = [(group or {}).get("options") or {} for group in groups]
+        made.append(ours)
+    return made
+
+
+def _translate_resume(problems: Problems) -> None:
     """`resume_from: {checkpoint: last}` is `resume_from: last`."""
-    at: At = ("checkpoint", "resume_from")
-    given = _value(document, at)[0]
+    at, document = "checkpoint.resume_from", problems.document
+    given = document.get(at)
     if not isinstance(given, dict):
         return
     if unknown := given.keys() - {"checkpoint", "convert_fn"}:
-        name = min(map(str, unknown))
-        problems.add(f"There is no field checkpoint.resume_from.{name}.", document.place((*at, name)), "Give checkpoint: last.")
+        here = f"{at}.{min(map(str, unknown))}"
+        problems.add(f"There is no field {here}.", "Give checkpoint: last.", at=here)
     if given.get("convert_fn") is not None:
-        document.set(("checkpoint", "convert_fn"), given["convert_fn"], document.place((*at, "convert_fn")))
+        document.set("checkpoint.convert_fn", given["convert_fn"], document.place(f"{at}.convert_fn"))
     document.set(at, given.get("checkpoint", "last"), document.place(at))
 
 
-def _translate_format(document: Fields, problems: Findings) -> None:
-    value, given = _value(document, _THEIRS)
-    if not given:
+def _translate_format(problems: Problems) -> None:
+    document = problems.document
+    value, place = document.get(_THEIRS, MISSING), document.place(_THEIRS)
+    if value is MISSING:
         return
-    place = document.place(_THEIRS)
     document.delete(_THEIRS)
-    if _value(document, _OURS)[1]:
-        problems.add("checkpoint.format and checkpoint.save_format are both given.", place, "Leave one of them out.")
+    if document.get(_OURS, MISSING) is not MISSING:
+        problems.add("checkpoint.format and checkpoint.save_format are both given.", "Leave one of them out.", where=place)
     elif value not in list(_FORMATS):
-        problems.add(f"checkpoint.format: expected {' or '.join(_FORMATS)}, got {value!r}.", place)
+        problems.add(f"checkpoint.format: expected {' or '.join(_FORMATS)}, got {value!r}.", where=place)
     else:
         document.set(_OURS, _FORMATS[value], place)
-
-
-def _value(document: Fields, at: At) -> tuple[Any, bool]:
-    """The value at `at`, and whether there is one."""
-    try:
-        return document.get(at), True
-    except KeyError:
-        return None, False
 
 
 # %% ../../nbs/compat/config_fields.ipynb #d8334bcb
@@ -301,10 +273,10 @@ def describe_accepted() -> list[str]:
     lines, ignored = [f"  --checkpoint.format {'|'.join(_FORMATS)}", f"        --checkpoint.save_format: {ours}"], []
     for prefix, kind in (("compute_config.", NnScalerComputeFields), ("", NnScalerFields), ("debug.", NnScalerDebug)):
         for known in fields(kind):
-            default = f" BOOL = {str(known.default).lower()}" if isinstance(known.default, bool) else ""
-            if known.metadata["ignored"]:
+            if known.metadata.get("ignored"):
                 ignored.append(f"--{prefix}{known.name}")
             elif known.default_factory is MISSING:
+                default = f" BOOL = {str(known.default).lower()}" if isinstance(known.default, bool) else ""
                 lines += [f"  --{prefix}{known.name}{default}", f"        {known.metadata['help']}"]
     return [*lines, *textwrap.wrap(f"without effect: {', '.join(ignored)}", 100, initial_indent="  ", subsequent_indent="        ")]
 
@@ -328,15 +300,11 @@ def renamed_to(name: str) -> str:
     return f"{addon}({', '.join(f'{key}={value}' for key, value in options.items())})" if addon else ""
 
 
-def translate_addons(document: Fields) -> None:
-    """Replace entries of addons that were merged into another addon."""
-    try:
-        parts = document.get(("addons",))
-    except KeyError:
-        return
-    for i, part in enumerate(parts if isinstance(parts, list) else []):
-        name = part.get("type") if isinstance(part, dict) else None
-        if isinstance(name, str) and name.startswith("nbtrain.") and (joined := JOINED.get(name.rpartition(".")[2])) is not None:
-            place = document.place(("addons", i, "type"))
-            document.set(("addons", i, "type"), f"nbtrain.{joined[0]}", place)
-            document.set(("addons", i, "args"), {**joined[1], **(part.get("args") or {})}, place)
+def _translate_addon(document: Document, at: str, part: dict[str, Any]) -> None:
+    """An addon that was merged into another one is that one, with options."""
+    name = part.get("type")
+    if isinstance(name, str) and name.startswith("nbtrain.") and (joined := JOINED.get(name.rpartition(".")[2])) is not None:
+        addon, options = joined
+        place = document.place(f"{at}.type")
+        document.set(f"{at}.type", f"nbtrain.{addon}", place)
+        document.set(f"{at}.args", options | (part.get("args") or {}), place)

@@ -5,6 +5,7 @@
 # %% ../../nbs/compat/foreign_names.ipynb #fn000003
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -55,382 +56,432 @@ LIBRARIES = {
 }
 
 
-def _row(theirs: str, say: str, *, same: str = "", field: str = "") -> Row:
-    """A row from groups of names, "keras,omni:epochs hf:num_train_epochs num_epochs", of which the last ones need no library."""
-    found: dict[str, tuple[str, ...]] = {}
-    for group in theirs.split():
-        libraries, _, names = group.rpartition(":")
-        for library in libraries.split(","):
-            found[library] = (*found.get(library, ()), *names.split(","))
-    return Row(found, say, tuple(same.split()), field)
+def _rows(table: str) -> tuple[Row, ...]:
+    """The rows of a table, in which a further indented line continues the one before.
+
+    A row has groups of names, "keras,omni:epochs hf:num_train_epochs num_epochs", of which the last ones need no library; below them what
+    to do, and `same:` and `field:`.
+    """
+    rows = []
+    for block in re.split(r"\n(?=\S)", table.strip().replace("\n        ", " ")):
+        names, say, *lines = block.split("\n    ")
+        theirs: dict[str, tuple[str, ...]] = {}
+        for group in names.split():
+            libraries, _, of_group = group.rpartition(":")
+            for library in libraries.split(","):
+                theirs[library] = (*theirs.get(library, ()), *of_group.split(","))
+        more = dict(line.split(": ") for line in lines)
+        rows.append(Row(theirs, say, tuple(more.get("same", "").split()), more.get("field", "")))
+    return tuple(rows)
 
 
 # %% ../../nbs/compat/foreign_names.ipynb #fn000007
-_OPTIMIZER = "`optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3)`"
-_SCHEDULER = "`scheduler=lambda optimizer, plan: OneCycleLR(optimizer, 3e-3, total_steps=plan.total_steps)`"
-_CALLBACKS = '`lightning={"callbacks": [...]}`'
-
-
-def _of_loader(theirs: str, name: str) -> Row:
-    return _row(theirs, f"Give `{name}=` to your `DataLoader`.", same=name, field=f"dataloader.train_args.{name}")
-
-
-_DATA = (
-    _row(
-        "lightning,nnscaler:max_epochs keras,omni,tlama:epochs fastai:n_epoch hf:num_train_epochs num_epochs n_epochs nepochs",
-        "Use `run(n_epoch=...)`.",
-        same="n_epoch max_epochs",
-        field="max_epochs",
-    ),
-    _row(
-        "lightning:train_dataloaders fastai:dls omni:train_loader tlama:train_data_loader loader dataloader dataloaders data_loader "
-        "train_dl train_dataloader",
-        "Use `run(n_epoch, loader)`.",
-        same="loader data",
-        field="dataset",
-    ),
-    _row(
-        "lightning:val_dataloaders keras:validation_data omni:eval_loader tlama:val_data_loader valid_loader val_loader val_dl "
-        "val_dataloader valid_dataloader validation_loader valid_dl",
-        "Use `run(n_epoch, loader, valid_loader)`.",
-        same="valid_loader loader data",
-        field="dataset.val_args",
-    ),
-    _row("omni:test_loader test_dataloader test_dataloaders", "Call `evaluate(loader)`.", same="loader data", field="dataset.test_args"),
-    _row("omni:test_dataset", "Call `evaluate(dataset)`.", field="dataset.test_args"),
-    _row("hf,omni:train_dataset", "Call `run(n_epoch, loader)`; a `ModelTrainer` takes `train_dataset=`.", same="train_dataset"),
-    _row("hf,omni:eval_dataset", "Call `run(n_epoch, loader, valid_loader)`; a `ModelTrainer` takes `eval_dataset=`.", same="eval_dataset"),
-    _row("lightning:datamodule", "Call `run(n_epoch, datamodule)`.", same="loader"),
-    _row("keras:x,y", "Call `run(n_epoch, TensorLoader(x, y, batch_size=32, shuffle=True))`."),
-    _row("keras:validation_split", "Split the data first, for example with `torch.utils.data.random_split`; pass the parts to `run`."),
-    _row("keras:validation_batch_size hf:per_device_eval_batch_size", "Give `batch_size=` to your loader of the validation."),
-    _row(
-        "keras,omni:batch_size hf:per_device_train_batch_size",
-        "Give `batch_size=` to your `DataLoader`.",
-        same="batch_size",
-        field="micro_batch_size",
-    ),
-    _row("nnscaler:micro_batch_size", "Give `batch_size=` to your `DataLoader`, and use `micro_batch_size=` of `AccumulationAddon`."),
-    _of_loader("hf:dataloader_num_workers omni:num_workers workers", "num_workers"),
-    _of_loader("hf:dataloader_pin_memory omni:pin_memory", "pin_memory"),
-    _of_loader("hf:dataloader_prefetch_factor omni:prefetch_factor", "prefetch_factor"),
-    _of_loader("hf:dataloader_drop_last drop_last", "drop_last"),
-    _of_loader("hf:dataloader_persistent_workers", "persistent_workers"),
-    _of_loader("hf:data_collator collate_fn", "collate_fn"),
-    _row("hf:processing_class,tokenizer", "Call it in the `collate_fn=` of your `DataLoader`."),
-    _of_loader("keras:shuffle", "shuffle"),
-    _row("hf:group_by_length,length_column_name", "Give your `DataLoader` a sampler that does it."),
-)
+_DATA = _rows("""
+lightning,nnscaler:max_epochs keras,omni,tlama:epochs fastai:n_epoch hf:num_train_epochs num_epochs n_epochs nepochs
+    Use `run(n_epoch=...)`.
+    same: n_epoch max_epochs
+    field: max_epochs
+lightning:train_dataloaders fastai:dls omni:train_loader tlama:train_data_loader loader dataloader dataloaders data_loader train_dl
+        train_dataloader
+    Use `run(n_epoch, loader)`.
+    same: loader data
+    field: dataset
+lightning:val_dataloaders keras:validation_data omni:eval_loader tlama:val_data_loader valid_loader val_loader val_dl val_dataloader
+        valid_dataloader validation_loader valid_dl
+    Use `run(n_epoch, loader, valid_loader)`.
+    same: valid_loader loader data
+    field: dataset.val_args
+omni:test_loader test_dataloader test_dataloaders
+    Call `evaluate(loader)`.
+    same: loader data
+    field: dataset.test_args
+omni:test_dataset
+    Call `evaluate(dataset)`.
+    field: dataset.test_args
+hf,omni:train_dataset
+    Call `run(n_epoch, loader)`; a `ModelTrainer` takes `train_dataset=`.
+    same: train_dataset
+hf,omni:eval_dataset
+    Call `run(n_epoch, loader, valid_loader)`; a `ModelTrainer` takes `eval_dataset=`.
+    same: eval_dataset
+lightning:datamodule
+    Call `run(n_epoch, datamodule)`.
+    same: loader
+keras:x,y
+    Call `run(n_epoch, TensorLoader(x, y, batch_size=32, shuffle=True))`.
+keras:validation_split
+    Split the data first, for example with `torch.utils.data.random_split`; pass the parts to `run`.
+keras:validation_batch_size hf:per_device_eval_batch_size
+    Give `batch_size=` to your loader of the validation.
+keras,omni:batch_size hf:per_device_train_batch_size
+    Give `batch_size=` to your `DataLoader`.
+    same: batch_size
+    field: micro_batch_size
+nnscaler:micro_batch_size
+    Give `batch_size=` to your `DataLoader`, and use `micro_batch_size=` of `AccumulationAddon`.
+hf:dataloader_num_workers omni:num_workers workers
+    Give `num_workers=` to your `DataLoader`.
+    same: num_workers
+    field: dataloader.train_args.num_workers
+hf:dataloader_pin_memory omni:pin_memory
+    Give `pin_memory=` to your `DataLoader`.
+    same: pin_memory
+    field: dataloader.train_args.pin_memory
+hf:dataloader_prefetch_factor omni:prefetch_factor
+    Give `prefetch_factor=` to your `DataLoader`.
+    same: prefetch_factor
+    field: dataloader.train_args.prefetch_factor
+hf:dataloader_drop_last drop_last
+    Give `drop_last=` to your `DataLoader`.
+    same: drop_last
+    field: dataloader.train_args.drop_last
+hf:dataloader_persistent_workers
+    Give `persistent_workers=` to your `DataLoader`.
+    same: persistent_workers
+    field: dataloader.train_args.persistent_workers
+hf:data_collator collate_fn
+    Give `collate_fn=` to your `DataLoader`.
+    same: collate_fn
+    field: dataloader.train_args.collate_fn
+hf:processing_class,tokenizer
+    Call it in the `collate_fn=` of your `DataLoader`.
+keras:shuffle
+    Give `shuffle=` to your `DataLoader`.
+    same: shuffle
+    field: dataloader.train_args.shuffle
+hf:group_by_length,length_column_name
+    Give your `DataLoader` a sampler that does it.
+""")
 
 # %% ../../nbs/compat/foreign_names.ipynb #fn00007c
-_LEARNING = (
-    _row(
-        "fastai:lr hf,omni,tlama:learning_rate",
-        f"It is an argument of the optimizer: {_OPTIMIZER}.",
-        same="lr learning_rate",
-        field="optimizer.args.lr",
-    ),
-    _row(
-        "fastai:wd hf,tlama:weight_decay",
-        "It is an argument of the optimizer: `optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3, weight_decay=0.01)`.",
-        same="weight_decay",
-        field="optimizer.args.weight_decay",
-    ),
-    _row("hf:adam_beta1,adam_beta2,adam_epsilon,optim_args momentum betas eps", f"It is an argument of the optimizer: {_OPTIMIZER}."),
-    _row(
-        "fastai:splitter,wd_bn_bias hf:optim_target_modules",
-        "Use `param_groups(model, lr, ...)` in the optimizer, which gives each layer a rate.",
-    ),
-    _row("fastai:opt_func hf:optim,optimizers,adafactor opt", f"Use {_OPTIMIZER}.", field="optimizer"),
-    _row(
-        "fastai:lr_max,div,div_final,pct_start,moms hf:lr_scheduler_type,lr_scheduler_kwargs,warmup_steps,warmup_ratio",
-        f"Use {_SCHEDULER}.",
-        field="lr_scheduler",
-    ),
-    _row("omni,nnscaler:lr_scheduler", "Use `scheduler=`.", same="scheduler lr_scheduler", field="lr_scheduler"),
-    _row(
-        "lightning,tlama:gradient_clip_val hf,omni:max_grad_norm nnscaler:clip_gnorm clip_grad grad_clip clip_grad_norm",
-        "Use `gradient_clip=`.",
-        same="gradient_clip",
-        field="optimizer.clip_gnorm",
-    ),
-    _row("lightning:gradient_clip_algorithm", "Use `gradient_clip_algorithm=` of `GradientClipAddon`."),
-    _row(
-        "lightning:accumulate_grad_batches hf,omni:gradient_accumulation_steps nnscaler:grad_accumulation_steps",
-        "Use `accumulate=` of `AccumulationAddon`.",
-        same="accumulate grad_accumulation_steps",
-        field="grad_accumulation_steps",
-    ),
-    _row("tlama:gradient_accumulation", "Use `total_batch_size=` of `AccumulationAddon`.", field="global_batch_size"),
-    _row(
-        "keras:loss fastai:loss_func hf:compute_loss_func omni:loss_fn criterion",
-        "Compute the loss in `train_step`; a `ModelTrainer` takes `loss_fn=`.",
-        same="loss_fn",
-    ),
-    _row("keras:loss_weights,class_weight,sample_weight hf:label_smoothing_factor", "Compute the weighted loss in `train_step`."),
-    _row(
-        "keras,fastai:metrics keras:weighted_metrics hf,omni:compute_metrics",
-        "Use `metrics=` of `MetricsAddon`, or return the values in `test_step`.",
-        same="metrics",
-    ),
-    _row(
-        "hf:metric_for_best_model omni:optimization_metric", 'Use `monitor="val_accuracy"`, with the name of a metric in `trainer.history`.'
-    ),
-    _row("hf:greater_is_better", 'Use `monitor_mode="max"` or `"min"`.'),
-    _row("hf:load_best_model_at_end", "Call `trainer.apply_weights()` after the run, or use `restore_best=` of `EarlyStoppingAddon`."),
-    _row("hf:early_stopping_patience omni:patience", "Use `patience=` of `EarlyStoppingAddon`.", same="patience"),
-    _row("early_stopping early_stop", "It is an addon: `add_on(EarlyStoppingAddon)`."),
-    _row("ema use_ema model_ema", "It is an addon: `add_on(EMAAddon)`."),
-    _row("hf:early_stopping_threshold omni:delta min_delta", "Use `delta=` of `EarlyStoppingAddon`.", same="delta"),
-)
+_LEARNING = _rows("""
+fastai:lr hf,omni,tlama:learning_rate
+    It is an argument of the optimizer: `optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3)`.
+    same: lr learning_rate
+    field: optimizer.args.lr
+fastai:wd hf,tlama:weight_decay
+    It is an argument of the optimizer: `optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3, weight_decay=0.01)`.
+    same: weight_decay
+    field: optimizer.args.weight_decay
+hf:adam_beta1,adam_beta2,adam_epsilon,optim_args momentum betas eps
+    It is an argument of the optimizer: `optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3)`.
+fastai:splitter,wd_bn_bias hf:optim_target_modules
+    Use `param_groups(model, lr, ...)` in the optimizer, which gives each layer a rate.
+fastai:opt_func hf:optim,optimizers,adafactor opt
+    Use `optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3)`.
+    field: optimizer
+fastai:lr_max,div,div_final,pct_start,moms hf:lr_scheduler_type,lr_scheduler_kwargs,warmup_steps,warmup_ratio
+    Use `scheduler=lambda optimizer, plan: OneCycleLR(optimizer, 3e-3, total_steps=plan.total_steps)`.
+    field: lr_scheduler
+omni,nnscaler:lr_scheduler
+    Use `scheduler=`.
+    same: scheduler lr_scheduler
+    field: lr_scheduler
+lightning,tlama:gradient_clip_val hf,omni:max_grad_norm nnscaler:clip_gnorm clip_grad grad_clip clip_grad_norm
+    Use `gradient_clip=`.
+    same: gradient_clip
+    field: optimizer.clip_gnorm
+lightning:gradient_clip_algorithm
+    Use `gradient_clip_algorithm=` of `GradientClipAddon`.
+lightning:accumulate_grad_batches hf,omni:gradient_accumulation_steps nnscaler:grad_accumulation_steps
+    Use `accumulate=` of `AccumulationAddon`.
+    same: accumulate grad_accumulation_steps
+    field: grad_accumulation_steps
+tlama:gradient_accumulation
+    Use `total_batch_size=` of `AccumulationAddon`.
+    field: global_batch_size
+keras:loss fastai:loss_func hf:compute_loss_func omni:loss_fn criterion
+    Compute the loss in `train_step`; a `ModelTrainer` takes `loss_fn=`.
+    same: loss_fn
+keras:loss_weights,class_weight,sample_weight hf:label_smoothing_factor
+    Compute the weighted loss in `train_step`.
+keras,fastai:metrics keras:weighted_metrics hf,omni:compute_metrics
+    Use `metrics=` of `MetricsAddon`, or return the values in `test_step`.
+    same: metrics
+hf:metric_for_best_model omni:optimization_metric
+    Use `monitor="val_accuracy"`, with the name of a metric in `trainer.history`.
+hf:greater_is_better
+    Use `monitor_mode="max"` or `"min"`.
+hf:load_best_model_at_end
+    Call `trainer.apply_weights()` after the run, or use `restore_best=` of `EarlyStoppingAddon`.
+hf:early_stopping_patience omni:patience
+    Use `patience=` of `EarlyStoppingAddon`.
+    same: patience
+early_stopping early_stop
+    It is an addon: `add_on(EarlyStoppingAddon)`.
+ema use_ema model_ema
+    It is an addon: `add_on(EMAAddon)`.
+hf:early_stopping_threshold omni:delta min_delta
+    Use `delta=` of `EarlyStoppingAddon`.
+    same: delta
+""")
 
 # %% ../../nbs/compat/foreign_names.ipynb #fn00007e
-_RECORDS = (
-    _row(
-        "lightning,keras,hf,tlama:callbacks fastai:cbs,default_cbs",
-        f"Use {_CALLBACKS}, with Lightning's callbacks.",
-        field="lightning.callbacks",
-    ),
-    _row("nnscaler:hook", "Use `hooks=`.", same="hooks hook", field="hook"),
-    _row(
-        "hf:report_to,logging_dir,run_name nnscaler:log wandb use_wandb tensorboard mlflow",
-        'Use `loggers=["tensorboard"]` of `LoggersAddon`, or `web_logger=` of `WandBLoggerAddon`.',
-        field="log",
-    ),
-    _row(
-        "hf:logging_steps,logging_strategy,logging_first_step tlama:log_steps,logs_dir",
-        "Leave it out: each step is in `trainer.history`, and with `save_path=` in the run folder.",
-        field="checkpoint.save_dir",
-    ),
-    _row(
-        "lightning,nnscaler:enable_progress_bar keras,tlama:verbose",
-        "Use `log_bar=`.",
-        same="log_bar enable_progress_bar",
-        field="enable_progress_bar",
-    ),
-    _row("hf:disable_tqdm", "Use `log_bar=False`.", field="enable_progress_bar"),
-    _row("hf:logging_nan_inf_filter terminate_on_nan", "Use `nonfinite=`."),
-    _row(
-        "lightning:default_root_dir fastai:path,model_dir hf:output_dir omni,nnscaler:save_dir tlama:checkpoints_dir",
-        "Use `save_path=`.",
-        same="save_path",
-        field="checkpoint.save_dir",
-    ),
-    _row(
-        "hf,omni:save_steps nnscaler:every_n_train_steps tlama:checkpoint_steps",
-        "Use `every_n_steps=` of `StateManagerAddon`.",
-        same="every_n_steps every_n_train_steps",
-        field="checkpoint.every_n_train_steps",
-    ),
-    _row("hf:save_strategy", "Use `every_n_epochs=` or `every_n_steps=` of `StateManagerAddon`.", field="checkpoint.every_n_epochs"),
-    _row(
-        "hf,omni:save_total_limit nnscaler:keep_last_n_checkpoints",
-        "Use `keep_last_n=` of `StateManagerAddon`.",
-        same="keep_last_n keep_last_n_checkpoints",
-        field="checkpoint.keep_last_n_checkpoints",
-    ),
-    _row("hf:save_safetensors", 'Use `save_format="safetensor"` of `StateManagerAddon`.', field="checkpoint.save_format"),
-    _row("hf:save_only_model save_weights_only", "Call `trainer.save_model(path)`, which saves the weights."),
-    _row(
-        "lightning:ckpt_path hf:resume_from_checkpoint nnscaler:resume_from resume",
-        'Use `run(..., resume="auto")` with `StateManagerAddon`.',
-        same="resume resume_from",
-        field="checkpoint.resume_from",
-    ),
-    _row("keras:initial_epoch fastai:start_epoch", "Leave it out: a second `run` continues the numbering."),
-)
+_RECORDS = _rows("""
+lightning,keras,hf,tlama:callbacks fastai:cbs,default_cbs
+    Use `lightning={"callbacks": [...]}`, with Lightning's callbacks.
+    field: lightning.callbacks
+nnscaler:hook
+    Use `hooks=`.
+    same: hooks hook
+    field: hook
+hf:report_to,logging_dir,run_name nnscaler:log wandb use_wandb tensorboard mlflow
+    Use `loggers=["tensorboard"]` of `LoggersAddon`, or `web_logger=` of `WandBLoggerAddon`.
+    field: log
+hf:logging_steps,logging_strategy,logging_first_step tlama:log_steps,logs_dir
+    Leave it out: each step is in `trainer.history`, and with `save_path=` in the run folder.
+    field: checkpoint.save_dir
+lightning,nnscaler:enable_progress_bar keras,tlama:verbose
+    Use `log_bar=`.
+    same: log_bar enable_progress_bar
+    field: enable_progress_bar
+hf:disable_tqdm
+    Use `log_bar=False`.
+    field: enable_progress_bar
+hf:logging_nan_inf_filter terminate_on_nan
+    Use `nonfinite=`.
+lightning:default_root_dir fastai:path,model_dir hf:output_dir omni,nnscaler:save_dir tlama:checkpoints_dir
+    Use `save_path=`.
+    same: save_path
+    field: checkpoint.save_dir
+hf,omni:save_steps nnscaler:every_n_train_steps tlama:checkpoint_steps
+    Use `every_n_steps=` of `StateManagerAddon`.
+    same: every_n_steps every_n_train_steps
+    field: checkpoint.every_n_train_steps
+hf:save_strategy
+    Use `every_n_epochs=` or `every_n_steps=` of `StateManagerAddon`.
+    field: checkpoint.every_n_epochs
+hf,omni:save_total_limit nnscaler:keep_last_n_checkpoints
+    Use `keep_last_n=` of `StateManagerAddon`.
+    same: keep_last_n keep_last_n_checkpoints
+    field: checkpoint.keep_last_n_checkpoints
+hf:save_safetensors
+    Use `save_format="safetensor"` of `StateManagerAddon`.
+    field: checkpoint.save_format
+hf:save_only_model save_weights_only
+    Call `trainer.save_model(path)`, which saves the weights.
+lightning:ckpt_path hf:resume_from_checkpoint nnscaler:resume_from resume
+    Use `run(..., resume="auto")` with `StateManagerAddon`.
+    same: resume resume_from
+    field: checkpoint.resume_from
+keras:initial_epoch fastai:start_epoch
+    Leave it out: a second `run` continues the numbering.
+""")
 
 # %% ../../nbs/compat/foreign_names.ipynb #fn00007h
-_LIMITS = (
-    _row(
-        "hf:max_steps nnscaler:max_train_steps",
-        "Use `max_steps=` of `LimitsAddon`.",
-        same="max_steps max_train_steps",
-        field="max_train_steps",
-    ),
-    _row("keras:steps_per_epoch tlama:steps", "Use `steps_per_epoch=` of `LimitsAddon`.", same="steps_per_epoch"),
-    _row(
-        "hf,omni:eval_steps nnscaler:val_every_n_train_steps",
-        "Use `val_every_n_steps=` of `LimitsAddon`.",
-        same="val_every_n_steps val_every_n_train_steps",
-        field="val_every_n_train_steps",
-    ),
-    _row(
-        "keras,tlama:validation_steps",
-        "Use `val_every_n_steps=` of `LimitsAddon` for the steps between two validations, and `max_val_steps=` for those of one.",
-    ),
-    _row(
-        "lightning:check_val_every_n_epoch keras:validation_freq nnscaler:val_every_n_epochs",
-        "Use `val_every_n_epochs=` of `LimitsAddon`.",
-        same="val_every_n_epochs",
-        field="val_every_n_epochs",
-    ),
-    _row("nnscaler:max_val_steps", "Use `max_val_steps=` of `LimitsAddon`.", same="max_val_steps", field="max_val_steps"),
-    _row(
-        "hf:eval_strategy,evaluation_strategy,do_eval",
-        "Give `run` a `valid_loader`, which is read after each epoch; `val_every_n_steps=` of `LimitsAddon` reads it more often.",
-        field="val_every_n_epochs",
-    ),
-    _row("hf:eval_on_start", "Use `val_first=` of `LimitsAddon`.", same="val_first"),
-    _row("hf:do_train", "Call `run(n_epoch, loader)`."),
-    _row("hf:overwrite_output_dir", "Leave it out: each run gets a new folder in `save_path=`."),
-    _row("hf:do_predict", "Call `predict(loader)`."),
-    _row(
-        "lightning:accelerator,devices hf:no_cuda,use_cpu,use_mps_device tlama:device_type gpus", "Use `device=`.", field="compute_config"
-    ),
-    _row("lightning,nnscaler:precision omni:autocast amp dtype", "Use `precision=`.", same="precision", field="precision"),
-    _row(
-        "hf:bf16,fp16,bf16_full_eval,fp16_full_eval,fp16_opt_level,half_precision_backend tlama:use_mixed_precision use_amp "
-        "mixed_precision",
-        'Use `precision="bf16"` or `"fp16"`.',
-        field="precision",
-    ),
-    _row("hf:tf32", 'Call `torch.set_float32_matmul_precision("high")`.'),
-    _row(
-        "lightning:strategy hf:fsdp,fsdp_config,deepspeed,ddp_backend,ddp_find_unused_parameters,ddp_bucket_cap_mb,"
-        "ddp_broadcast_buffers,ddp_timeout",
-        'Use `strategy=` of `MultiGPUAddon`: "ddp", "fsdp2".',
-        same="strategy",
-        field="pas_policy",
-    ),
-    _row("hf:local_rank tlama:master_process", "Leave it out: it is read from the environment of torchrun or SLURM."),
-    _row("keras:jit_compile hf:torch_compile", "Use `compile=`.", same="compile"),
-    _row("hf:torch_compile_backend,torch_compile_mode,torchdynamo", 'Use `compile={"backend": ..., "mode": ...}`.'),
-    _row("keras:run_eagerly", "Leave it out: without `compile=`, PyTorch runs eagerly."),
-    _row(
-        "hf:gradient_checkpointing,gradient_checkpointing_kwargs",
-        "Call it on the model, `model.gradient_checkpointing_enable()`; a `ModelTrainer` takes `gradient_checkpointing=`.",
-        same="gradient_checkpointing",
-    ),
-    _row("hf:auto_find_batch_size", "Use `auto_micro_batch=` of `MicroBatchAddon`.", same="auto_micro_batch"),
-    _row("hf:data_seed random_state random_seed", "Use `seed=`.", same="seed", field="seed"),
-    _row("lightning:deterministic hf:full_determinism", "Use `deterministic=` of `EnvironmentAddon`.", same="deterministic"),
-    _row("lightning:barebones", "Leave it out: it would turn off what the history reads."),
-    _row("hf:push_to_hub,hub_model_id,hub_strategy,hub_token,hub_private_repo", "Call `push_to_hub` of the model after the run."),
-    _row("hf:args omni:training_args", "Give its fields to the trainer as arguments, under nbtrain's names."),
-    _row("hf:model_init", "Make the model first, and pass it as `model`."),
-    _row(
-        "nnscaler:compute_config,pas_policy,gen_savedir,gen_reuse,broadcast_strategy,instance_name,run_mode,tracing_from_weights,"
-        "dataset,dataset_sampler,checkpoint,init_env_fn,global_batch_size",
-        "It is a field of a configuration file: `TrainerArgs.from_yaml`, `nbtrain fit -f run.yaml`.",
-    ),
-)
+_LIMITS = _rows("""
+hf:max_steps nnscaler:max_train_steps
+    Use `max_steps=` of `LimitsAddon`.
+    same: max_steps max_train_steps
+    field: max_train_steps
+keras:steps_per_epoch tlama:steps
+    Use `steps_per_epoch=` of `LimitsAddon`.
+    same: steps_per_epoch
+hf,omni:eval_steps nnscaler:val_every_n_train_steps
+    Use `val_every_n_steps=` of `LimitsAddon`.
+    same: val_every_n_steps val_every_n_train_steps
+    field: val_every_n_train_steps
+keras,tlama:validation_steps
+    Use `val_every_n_steps=` of `LimitsAddon` for the steps between two validations, and `max_val_steps=` for those of one.
+lightning:check_val_every_n_epoch keras:validation_freq nnscaler:val_every_n_epochs
+    Use `val_every_n_epochs=` of `LimitsAddon`.
+    same: val_every_n_epochs
+    field: val_every_n_epochs
+nnscaler:max_val_steps
+    Use `max_val_steps=` of `LimitsAddon`.
+    same: max_val_steps
+    field: max_val_steps
+hf:eval_strategy,evaluation_strategy,do_eval
+    Give `run` a `valid_loader`, which is read after each epoch; `val_every_n_steps=` of `LimitsAddon` reads it more often.
+    field: val_every_n_epochs
+hf:eval_on_start
+    Use `val_first=` of `LimitsAddon`.
+    same: val_first
+hf:do_train
+    Call `run(n_epoch, loader)`.
+hf:overwrite_output_dir
+    Leave it out: each run gets a new folder in `save_path=`.
+hf:do_predict
+    Call `predict(loader)`.
+lightning:accelerator,devices hf:no_cuda,use_cpu,use_mps_device tlama:device_type gpus
+    Use `device=`.
+    field: compute_config
+lightning,nnscaler:precision omni:autocast amp dtype
+    Use `precision=`.
+    same: precision
+    field: precision
+hf:bf16,fp16,bf16_full_eval,fp16_full_eval,fp16_opt_level,half_precision_backend tlama:use_mixed_precision use_amp mixed_precision
+    Use `precision="bf16"` or `"fp16"`.
+    field: precision
+hf:tf32
+    Call `torch.set_float32_matmul_precision("high")`.
+lightning:strategy hf:fsdp,fsdp_config,deepspeed,ddp_backend,ddp_find_unused_parameters,ddp_bucket_cap_mb
+        hf:ddp_broadcast_buffers,ddp_timeout
+    Use `strategy=` of `MultiGPUAddon`: "ddp", "fsdp2".
+    same: strategy
+    field: pas_policy
+hf:local_rank tlama:master_process
+    Leave it out: it is read from the environment of torchrun or SLURM.
+keras:jit_compile hf:torch_compile
+    Use `compile=`.
+    same: compile
+hf:torch_compile_backend,torch_compile_mode,torchdynamo
+    Use `compile={"backend": ..., "mode": ...}`.
+keras:run_eagerly
+    Leave it out: without `compile=`, PyTorch runs eagerly.
+hf:gradient_checkpointing,gradient_checkpointing_kwargs
+    Call it on the model, `model.gradient_checkpointing_enable()`; a `ModelTrainer` takes `gradient_checkpointing=`.
+    same: gradient_checkpointing
+hf:auto_find_batch_size
+    Use `auto_micro_batch=` of `MicroBatchAddon`.
+    same: auto_micro_batch
+hf:data_seed random_state random_seed
+    Use `seed=`.
+    same: seed
+    field: seed
+lightning:deterministic hf:full_determinism
+    Use `deterministic=` of `EnvironmentAddon`.
+    same: deterministic
+lightning:barebones
+    Leave it out: it would turn off what the history reads.
+hf:push_to_hub,hub_model_id,hub_strategy,hub_token,hub_private_repo
+    Call `push_to_hub` of the model after the run.
+hf:args omni:training_args
+    Give its fields to the trainer as arguments, under nbtrain's names.
+hf:model_init
+    Make the model first, and pass it as `model`.
+nnscaler:compute_config,pas_policy,gen_savedir,gen_reuse,broadcast_strategy,instance_name,run_mode
+        nnscaler:tracing_from_weights,dataset,dataset_sampler,checkpoint,init_env_fn,global_batch_size
+    It is a field of a configuration file: `TrainerArgs.from_yaml`, `nbtrain fit -f run.yaml`.
+""")
 ARGUMENTS = (*_DATA, *_LEARNING, *_RECORDS, *_LIMITS)
 
 # %% ../../nbs/compat/foreign_names.ipynb #fn000009
-MEMBERS = (
-    _row("lightning,keras,fastai:fit hf,omni,tlama:train partial_fit fit_loop", "Call `trainer.run(n_epoch, loader, valid_loader)`."),
-    _row(
-        "fastai:fit_one_cycle,fit_flat_cos,fit_sgdr,fine_tune",
-        f"Give {_SCHEDULER[:-1]}` to the trainer, and call `trainer.run(n_epoch, loader)`.",
-    ),
-    _row("lightning:test eval score", "Call `trainer.evaluate(loader)`."),
-    _row("keras:train_on_batch,test_on_batch fastai:one_batch", "Call `trainer.run_batch(batch)`."),
-    _row("keras:predict_on_batch fastai:get_preds predict_proba", "Call `trainer.predict(x)`."),
-    _row(
-        "lightning:save_checkpoint keras,fastai:save keras:save_weights fastai:export",
-        "Call `trainer.save_model(path)`; `trainer.save_state()`, with `StateManagerAddon`, saves the optimizer too.",
-    ),
-    _row(
-        "keras:load_weights fastai:load load_checkpoint load_model",
-        "Call `trainer.apply_weights(path)`; `trainer.load_state(path)`, with `StateManagerAddon`, restores the optimizer too.",
-    ),
-    _row("hf:save_pretrained", "Call it on the model: `trainer.model.save_pretrained(folder)`."),
-    _row("hf:push_to_hub,create_model_card", "Call it on the model: `trainer.model.push_to_hub(name)`."),
-    _row(
-        "lightning:best_model_path,best_model_score zae:weight_buffer,loss_buffer tlama:best_val_loss best best_loss best_score "
-        "best_metric best_epoch",
-        "Read `trainer.history.best`, or `trainer.best_weights`.",
-    ),
-    _row("fastai:lr learning_rate get_lr", 'Read `trainer.optimizer.param_groups[0]["lr"]`, and change it with `trainer.set(lr=...)`.'),
-    _row("fastai:losses,loss train_losses val_losses", "Read `trainer.loss_history_train` and `trainer.loss_history_test`."),
-    _row("keras:compile", "Give `optimizer=` to the trainer, and compute loss and metrics in its steps."),
-    _row("find_lr lr_finder", "Call `trainer.lr_find(loader)`."),
-    _row(
-        "lightning:callback_metrics,logged_metrics,progress_bar_metrics fastai:final_record hf:state metrics log_history logs",
-        "Read `trainer.history`, or `trainer.history.last` for the newest epoch.",
-    ),
-    _row("fastai:plot_loss plot_losses plot plot_history", "Call `trainer.history.plot()`."),
-    _row("lightning:global_step fastai:iter,n_iter step", "Read `trainer.current_step`, the number of updates, or `trainer.counts`."),
-    _row(
-        "fastai:epoch,n_epoch lightning:max_epochs keras:epochs n_epochs num_epochs", "Read `trainer.current_epoch`, or `trainer.counts`."
-    ),
-    _row("lightning:log_dir,default_root_dir tlama:log_file fastai:path", "Read `trainer.run_dir`, the run folder."),
-    _row("lightning:is_global_zero hf:is_world_process_zero,is_local_process_zero", "Read `trainer.is_main_process`."),
-    _row("lightning:world_size", "Read `trainer.world.size`."),
-    _row("tlama:device_type", "Read `trainer.device.type`."),
-    _row("tlama:grad_accum_steps", "Give `accumulate=` of `AccumulationAddon`, and read `trainer.given`."),
-    _row("hf,omni:accelerator", "Read `trainer.is_main_process`, `trainer.device` or `trainer.world`."),
-    _row("fastai:opt", "Read `trainer.optimizer`, or `trainer.optimizers` by name."),
-    _row("manual_backward", "Call `self.backward(loss)`, with `automatic_optimization = False` in the class."),
-    _row("lightning:lr_schedulers,lr_scheduler_configs hf:lr_scheduler", "Read `trainer.scheduler`."),
-    _row("fastai:dls zae:loader,valid_loader", "Pass the loaders to `trainer.run(n_epoch, loader, valid_loader)`."),
-    _row(
-        "lightning:datamodule,train_dataloaders hf:train_dataset,eval_dataset,get_train_dataloader,get_eval_dataloader,get_test_dataloader",
-        "Pass the loaders to `trainer.run(n_epoch, loader, valid_loader)`; make them without the trainer.",
-    ),
-    _row("fastai:loss_func loss_fn criterion", "Compute the loss in `train_step`."),
-    _row("hf:add_callback,pop_callback,remove_callback fastai:add_cb,add_cbs,remove_cb,cbs", f"Give {_CALLBACKS} to the trainer."),
-    _row(
-        "lightning:logger,loggers,log_metrics summary_writer writer",
-        "Give `loggers=` of `LoggersAddon` to the trainer, or read `trainer.history`.",
-    ),
-    _row("lightning:log_dict", "Return the values from the step, or call `self.log(name, value)` in it."),
-    _row("lightning:freeze,unfreeze fastai:freeze_to", "Use `freeze=` of `FreezeAddon`."),
-    _row("fastai:to_fp16,to_bf16,to_fp32 half bfloat16", 'Give `precision="bf16"` or `"fp16"` to the trainer.'),
-    _row("to cuda cpu", "Give `device=` to the trainer."),
-    _row(
-        "keras:get_weights,set_weights parameters named_parameters state_dict load_state_dict children modules",
-        "Call it on the model: `trainer.model.parameters()`, `trainer.model.state_dict()`.",
-    ),
-    _row("zero_grad", "Leave it out: `run` sets the gradients to zero, and computes them from the loss of `train_step`."),
-    _row("keras:stop_training lightning:should_stop fastai:stop_train", "Call `trainer.stop()`, also in a step or a callback."),
-    _row("fastai:show_batch", "Call `trainer.show_results(loader)`."),
-    _row("fastai:plot_top_losses", "Call `trainer.show_worst(loader)`."),
-    _row("hf:hyperparameter_search", "Run `nbtrain sweep -f run.yaml --optimizer.args.lr 0.1,0.01`."),
-    _row("hf:args lightning:hparams,hyper_parameters", "Read `trainer.given`, the arguments as they were passed."),
-    _row("omni:predictions", "Read `trainer.log_test`, or call `trainer.inference(loader)`."),
-    _row("omni:get_model,unwrap_model lightning:lightning_module", "Read `trainer.model`."),
-    _row("nnscaler:merge_checkpoints", "Call `trainer.merge_checkpoint(files, out)`."),
-)
+MEMBERS = _rows("""
+lightning,keras,fastai:fit hf,omni,tlama:train partial_fit fit_loop
+    Call `trainer.run(n_epoch, loader, valid_loader)`.
+fastai:fit_one_cycle,fit_flat_cos,fit_sgdr,fine_tune
+    Give `scheduler=lambda optimizer, plan: OneCycleLR(optimizer, 3e-3, total_steps=plan.total_steps)` to the trainer, and call
+        `trainer.run(n_epoch, loader)`.
+lightning:test eval score
+    Call `trainer.evaluate(loader)`.
+keras:train_on_batch,test_on_batch fastai:one_batch
+    Call `trainer.run_batch(batch)`.
+keras:predict_on_batch fastai:get_preds predict_proba
+    Call `trainer.predict(x)`.
+lightning:save_checkpoint keras,fastai:save keras:save_weights fastai:export
+    Call `trainer.save_model(path)`; `trainer.save_state()`, with `StateManagerAddon`, saves the optimizer too.
+keras:load_weights fastai:load load_checkpoint load_model
+    Call `trainer.apply_weights(path)`; `trainer.load_state(path)`, with `StateManagerAddon`, restores the optimizer too.
+hf:save_pretrained
+    Call it on the model: `trainer.model.save_pretrained(folder)`.
+hf:push_to_hub,create_model_card
+    Call it on the model: `trainer.model.push_to_hub(name)`.
+lightning:best_model_path,best_model_score zae:weight_buffer,loss_buffer tlama:best_val_loss best best_loss best_score best_metric
+        best_epoch
+    Read `trainer.history.best`, or `trainer.best_weights`.
+fastai:lr learning_rate get_lr
+    Read `trainer.optimizer.param_groups[0]["lr"]`, and change it with `trainer.set(lr=...)`.
+fastai:losses,loss train_losses val_losses
+    Read `trainer.loss_history_train` and `trainer.loss_history_test`.
+keras:compile
+    Give `optimizer=` to the trainer, and compute loss and metrics in its steps.
+find_lr lr_finder
+    Call `trainer.lr_find(loader)`.
+lightning:callback_metrics,logged_metrics,progress_bar_metrics fastai:final_record hf:state metrics log_history logs
+    Read `trainer.history`, or `trainer.history.last` for the newest epoch.
+fastai:plot_loss plot_losses plot plot_history
+    Call `trainer.history.plot()`.
+lightning:global_step fastai:iter,n_iter step
+    Read `trainer.current_step`, the number of updates, or `trainer.counts`.
+fastai:epoch,n_epoch lightning:max_epochs keras:epochs n_epochs num_epochs
+    Read `trainer.current_epoch`, or `trainer.counts`.
+lightning:log_dir,default_root_dir tlama:log_file fastai:path
+    Read `trainer.run_dir`, the run folder.
+lightning:is_global_zero hf:is_world_process_zero,is_local_process_zero
+    Read `trainer.is_main_process`.
+lightning:world_size
+    Read `trainer.world.size`.
+tlama:device_type
+    Read `trainer.device.type`.
+tlama:grad_accum_steps
+    Give `accumulate=` of `AccumulationAddon`, and read `trainer.given`.
+hf,omni:accelerator
+    Read `trainer.is_main_process`, `trainer.device` or `trainer.world`.
+fastai:opt
+    Read `trainer.optimizer`, or `trainer.optimizers` by name.
+manual_backward
+    Call `self.backward(loss)`, with `automatic_optimization = False` in the class.
+lightning:lr_schedulers,lr_scheduler_configs hf:lr_scheduler
+    Read `trainer.scheduler`.
+fastai:dls zae:loader,valid_loader
+    Pass the loaders to `trainer.run(n_epoch, loader, valid_loader)`.
+lightning:datamodule,train_dataloaders hf:train_dataset,eval_dataset,get_train_dataloader,get_eval_dataloader,get_test_dataloader
+    Pass the loaders to `trainer.run(n_epoch, loader, valid_loader)`; make them without the trainer.
+fastai:loss_func loss_fn criterion
+    Compute the loss in `train_step`.
+hf:add_callback,pop_callback,remove_callback fastai:add_cb,add_cbs,remove_cb,cbs
+    Give `lightning={"callbacks": [...]}` to the trainer.
+lightning:logger,loggers,log_metrics summary_writer writer
+    Give `loggers=` of `LoggersAddon` to the trainer, or read `trainer.history`.
+lightning:log_dict
+    Return the values from the step, or call `self.log(name, value)` in it.
+lightning:freeze,unfreeze fastai:freeze_to
+    Use `freeze=` of `FreezeAddon`.
+fastai:to_fp16,to_bf16,to_fp32 half bfloat16
+    Give `precision="bf16"` or `"fp16"` to the trainer.
+to cuda cpu
+    Give `device=` to the trainer.
+keras:get_weights,set_weights parameters named_parameters state_dict load_state_dict children modules
+    Call it on the model: `trainer.model.parameters()`, `trainer.model.state_dict()`.
+zero_grad
+    Leave it out: `run` sets the gradients to zero, and computes them from the loss of `train_step`.
+keras:stop_training lightning:should_stop fastai:stop_train
+    Call `trainer.stop()`, also in a step or a callback.
+fastai:show_batch
+    Call `trainer.show_results(loader)`.
+fastai:plot_top_losses
+    Call `trainer.show_worst(loader)`.
+hf:hyperparameter_search
+    Run `nbtrain sweep -f run.yaml --optimizer.args.lr 0.1,0.01`.
+hf:args lightning:hparams,hyper_parameters
+    Read `trainer.given`, the arguments as they were passed.
+omni:predictions
+    Read `trainer.log_test`, or call `trainer.inference(loader)`.
+omni:get_model,unwrap_model lightning:lightning_module
+    Read `trainer.model`.
+nnscaler:merge_checkpoints
+    Call `trainer.merge_checkpoint(files, out)`.
+""")
 
 # %% ../../nbs/compat/foreign_names.ipynb #fn000011
-STEPS = (
-    _row(
-        "lightning,hf:training_step keras:call keras,hf:compute_loss fastai:one_batch,do_one_batch omni:_train_epoch forward",
-        'Write `train_step(self, batch)`, which returns a dict with "loss".',
-        same="train_step",
-    ),
-    _row(
-        "lightning:validation_step hf:prediction_step valid_step val_step eval_step evaluation_step",
-        "Write `test_step(self, batch)`, which returns a dict of metrics; it serves validation and test.",
-        same="test_step",
-    ),
-    _row("lightning,keras:predict_step", 'Return {"output": ...} in `test_step`: `predict(x)` reads it.'),
-    _row("zae:run_batch,run_epoch omni:_prepare_batch", "Write what it adds into `train_step` and `test_step`, or into a callback."),
-    _row(
-        "zae:logging,print_log,log_reset hf:log",
-        "Read `trainer.history`, which has what the steps return; a callback or `loggers=` of `LoggersAddon` does more with it.",
-    ),
-    _row("zae:check_better", "Use `monitor=` and `monitor_mode=`, which decide which epoch is best."),
-    _row(
-        "lightning:configure_optimizers hf:create_optimizer,create_scheduler,create_optimizer_and_scheduler "
-        "omni:_setup_training_components",
-        "Give `optimizer=` and `scheduler=` to the trainer.",
-    ),
-    _row(
-        "lightning:train_dataloader,val_dataloader,test_dataloader,predict_dataloader hf:get_train_dataloader,get_eval_dataloader,"
-        "get_test_dataloader",
-        "Pass loaders to `run`, or a LightningDataModule.",
-    ),
-    _row(
-        "lightning:optimizer_step,optimizer_zero_grad,lr_scheduler_step,configure_gradient_clipping,configure_callbacks,"
-        "transfer_batch_to_device,training_epoch_end,validation_epoch_end fastai:before_fit,before_epoch,before_train,before_batch,"
-        "after_pred,after_loss,before_step,after_step,after_batch,after_train,before_validate,after_validate,after_epoch,after_fit "
-        "hf:evaluation_loop,prediction_loop tlama:_save_checkpoint,_log_metrics",
-        "Write a callback, or an addon.",
-    ),
-)
+STEPS = _rows("""
+lightning,hf:training_step keras:call keras,hf:compute_loss fastai:one_batch,do_one_batch omni:_train_epoch forward
+    Write `train_step(self, batch)`, which returns a dict with "loss".
+    same: train_step
+lightning:validation_step hf:prediction_step valid_step val_step eval_step evaluation_step
+    Write `test_step(self, batch)`, which returns a dict of metrics; it serves validation and test.
+    same: test_step
+lightning,keras:predict_step
+    Return {"output": ...} in `test_step`: `predict(x)` reads it.
+zae:run_batch,run_epoch omni:_prepare_batch
+    Write what it adds into `train_step` and `test_step`, or into a callback.
+zae:logging,print_log,log_reset hf:log
+    Read `trainer.history`, which has what the steps return; a callback or `loggers=` of `LoggersAddon` does more with it.
+zae:check_better
+    Use `monitor=` and `monitor_mode=`, which decide which epoch is best.
+lightning:configure_optimizers hf:create_optimizer,create_scheduler,create_optimizer_and_scheduler omni:_setup_training_components
+    Give `optimizer=` and `scheduler=` to the trainer.
+lightning:train_dataloader,val_dataloader,test_dataloader,predict_dataloader
+        hf:get_train_dataloader,get_eval_dataloader,get_test_dataloader
+    Pass loaders to `run`, or a LightningDataModule.
+lightning:optimizer_step,optimizer_zero_grad,lr_scheduler_step,configure_gradient_clipping,configure_callbacks
+        lightning:transfer_batch_to_device,training_epoch_end,validation_epoch_end
+        fastai:before_fit,before_epoch,before_train,before_batch,after_pred,after_loss,before_step,after_step
+        fastai:after_batch,after_train,before_validate,after_validate,after_epoch,after_fit hf:evaluation_loop,prediction_loop
+        tlama:_save_checkpoint,_log_metrics
+    Write a callback, or an addon.
+""")
 
 
 # %% ../../nbs/compat/foreign_names.ipynb #fn000013

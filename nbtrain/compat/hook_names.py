@@ -5,7 +5,6 @@
 # %% ../../nbs/compat/hook_names.ipynb #e34f9941
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,88 +34,101 @@ class HookCall(Protocol):
     def val_metrics(self) -> dict[str, float]: ...  # of the validation that has just ended
 
 
-def _given(at: HookCall) -> tuple[Any, ...]:
-    return at.given
+def _value(at: HookCall, source: str) -> Any:
+    """A value of a call: one by its name, or one in it (val_metrics.val_loss), the n-th of `given` (0), or a list of that one ([0])."""
+    if source.startswith("["):
+        return [_value(at, source[1:-1])]
+    if source.isdigit():
+        return at.given[int(source)]
+    name, _, metric = source.partition(".")
+    found = getattr(at, name)
+    return found.get(metric) if metric else found
 
 
 @dataclass(frozen=True)
 class HookName:
-    """A hook name of another system: nbtrain's hook (`moment`), the names of the `arguments` after the trainer, and what makes them."""
+    """A hook name of another system: nbtrain's hook (`moment`), the names of the `arguments` after the trainer, and what they are."""
 
     moment: str
     arguments: tuple[str, ...] = ()
-    make: Callable[[HookCall], tuple[Any, ...]] = _given
+    sources: tuple[str, ...] = ()
+
+    def make(self, at: HookCall) -> tuple[Any, ...]:
+        """The arguments for a call."""
+        return tuple(_value(at, source) for source in self.sources)
+
+
+def _names(table: str) -> dict[str, HookName]:
+    """The hook names of a table: a name, nbtrain's hook, and arguments with what they are, if it is not the next of those given."""
+    found = {}
+    for line in table.strip().splitlines():
+        name, moment, *words = line.split()
+        arguments = tuple(word.partition("=")[0] for word in words)
+        sources = tuple(word.partition("=")[2] or str(i) for i, word in enumerate(words))
+        found[name] = HookName(moment, arguments, sources)
+    return found
 
 
 # %% ../../nbs/compat/hook_names.ipynb #c293578a
-NNSCALER: dict[str, HookName] = {
-    "on_load_checkpoint": HookName("on_load_checkpoint", ("checkpoint",)),
-    "after_setup": HookName("on_fit_start"),
-    "on_train_start": HookName("on_train_start"),
-    "on_epoch_start": HookName("on_train_epoch_start", ("epoch",), lambda at: (at.epoch,)),
-    "on_train_step_start": HookName("on_train_batch_start.first", ("batches", "idx"), lambda at: ([at.given[0]], at.update_idx)),
-    "before_zero_grad": HookName("on_before_zero_grad"),
-    "after_zero_grad": HookName("on_before_backward.first"),
-    "before_sync_grad": HookName("on_before_backward.last"),
-    "after_sync_grad": HookName("on_after_backward.last"),
-    "after_aggregate_train_step_outputs": HookName(
-        "on_outputs_aggregated.train", ("aggregated_outputs", "train_loss", "idx"), lambda at: (*at.given, at.update_idx)
-    ),
-    "before_gnorm_clip": HookName("on_before_clip"),
-    "after_gnorm_clip": HookName("on_after_clip", ("gnorm",)),
-    "before_optimizer_step": HookName("on_before_optimizer_step.late"),
-    "after_optimizer_step": HookName("on_after_optimizer_step"),
-    "on_train_step_end": HookName(
-        "on_train_batch_end.last", ("outputs", "batches", "idx"), lambda at: (at.outputs, at.batches, at.update_idx)
-    ),
-    "before_log_train_metrics": HookName("on_before_log_metrics.train", ("metrics",)),
-    "on_val_start": HookName("on_validation_start"),
-    "on_val_step_start": HookName("on_validation_batch_start", ("batches", "idx"), lambda at: ([at.given[0]], at.given[1])),
-    "after_aggregate_val_step_outputs": HookName(
-        "on_outputs_aggregated.valid", ("aggregated_outputs", "val_loss", "idx"), lambda at: (*at.given, at.valid_idx)
-    ),
-    "on_val_step_end": HookName(
-        "on_validation_batch_end.late", ("outputs", "batches", "idx"), lambda at: ([at.given[0]], [at.given[1]], at.given[2])
-    ),
-    "before_log_val_metrics": HookName("on_before_log_metrics.valid", ("metrics",)),
-    "on_val_end": HookName("on_validation_end", ("val_loss",), lambda at: (at.val_metrics.get("val_loss"),)),
-    "on_epoch_end": HookName("on_train_epoch_end", ("epoch",), lambda at: (at.epoch,)),
-    "on_save_checkpoint": HookName("on_save_checkpoint", ("checkpoint",)),
-    "on_train_end": HookName("on_train_end"),
-    "before_log_test_metrics": HookName("on_before_log_metrics.test", ("metrics",)),
-}
+NNSCALER = _names("""
+on_load_checkpoint                  on_load_checkpoint              checkpoint
+after_setup                         on_fit_start
+on_train_start                      on_train_start
+on_epoch_start                      on_train_epoch_start            epoch=epoch
+on_train_step_start                 on_train_batch_start.first      batches=[0] idx=update_idx
+before_zero_grad                    on_before_zero_grad
+after_zero_grad                     on_before_backward.first
+before_sync_grad                    on_before_backward.last
+after_sync_grad                     on_after_backward.last
+after_aggregate_train_step_outputs  on_outputs_aggregated.train     aggregated_outputs train_loss idx=update_idx
+before_gnorm_clip                   on_before_clip
+after_gnorm_clip                    on_after_clip                   gnorm
+before_optimizer_step               on_before_optimizer_step.late
+after_optimizer_step                on_after_optimizer_step
+on_train_step_end                   on_train_batch_end.last         outputs=outputs batches=batches idx=update_idx
+before_log_train_metrics            on_before_log_metrics.train     metrics
+on_val_start                        on_validation_start
+on_val_step_start                   on_validation_batch_start       batches=[0] idx
+after_aggregate_val_step_outputs    on_outputs_aggregated.valid     aggregated_outputs val_loss idx=valid_idx
+on_val_step_end                     on_validation_batch_end.late    outputs=[0] batches=[1] idx
+before_log_val_metrics              on_before_log_metrics.valid     metrics
+on_val_end                          on_validation_end               val_loss=val_metrics.val_loss
+on_epoch_end                        on_train_epoch_end              epoch=epoch
+on_save_checkpoint                  on_save_checkpoint              checkpoint
+on_train_end                        on_train_end
+before_log_test_metrics             on_before_log_metrics.test      metrics
+""")
 
 # %% ../../nbs/compat/hook_names.ipynb #97fd6ece
-TLAMA: dict[str, HookName] = {
-    "on_init_end": HookName("on_fit_start"),
-    "on_train_start": HookName("on_train_start"),
-    "on_epoch_start": HookName("on_train_epoch_start"),
-    "on_step_start": HookName("on_train_batch_start.first"),
-    "on_backward_start": HookName("on_before_backward.late", ("loss",)),
-    "on_backward_end": HookName("on_after_backward"),
-    "on_optimizer_step_start": HookName("on_before_optimizer_step.late"),
-    "on_optimizer_step_end": HookName("on_after_optimizer_step"),
-    "on_step_end": HookName("on_train_batch_end.last", ("metrics",), lambda at: (at.update_metrics,)),
-    "on_validate_start": HookName("on_validation_start"),
-    "on_validate_end": HookName("on_validation_end", ("metrics",), lambda at: (at.val_metrics,)),
-    "on_epoch_end": HookName("on_train_epoch_end"),
-    "on_checkpoint_end": HookName("on_checkpoint_saved", ("path",)),
-    "on_train_end": HookName("on_train_end"),
-}
+TLAMA = _names("""
+on_init_end              on_fit_start
+on_train_start           on_train_start
+on_epoch_start           on_train_epoch_start
+on_step_start            on_train_batch_start.first
+on_backward_start        on_before_backward.late         loss
+on_backward_end          on_after_backward
+on_optimizer_step_start  on_before_optimizer_step.late
+on_optimizer_step_end    on_after_optimizer_step
+on_step_end              on_train_batch_end.last         metrics=update_metrics
+on_validate_start        on_validation_start
+on_validate_end          on_validation_end               metrics=val_metrics
+on_epoch_end             on_train_epoch_end
+on_checkpoint_end        on_checkpoint_saved             path
+on_train_end             on_train_end
+""")
 
 # %% ../../nbs/compat/hook_names.ipynb #d5475412
-OWN: dict[str, HookName] = {
-    "on_best_changed": HookName("on_best_changed", ("row",)),
-    "on_checkpoint_saved": HookName("on_checkpoint_saved", ("path",)),
-    "on_checkpoint_expired": HookName("on_checkpoint_expired", ("path",)),
-    "on_finalize": HookName("on_finalize"),
-    "on_setting_changed": HookName("on_setting_changed", ("name", "before", "value")),
-    "on_paused": HookName("on_paused"),
-    "on_resumed": HookName("on_resumed"),
-}
-HOOK_NAMES = (
-    NNSCALER | OWN | {name: hook for name, hook in TLAMA.items() if name not in NNSCALER}
-)  # a name that both have gets nnScaler's arguments
+OWN = _names("""
+on_best_changed        on_best_changed        row
+on_checkpoint_saved    on_checkpoint_saved    path
+on_checkpoint_expired  on_checkpoint_expired  path
+on_finalize            on_finalize
+on_setting_changed     on_setting_changed     name before value
+on_paused              on_paused
+on_resumed             on_resumed
+""")
+# A name that both have gets nnScaler's arguments
+HOOK_NAMES = NNSCALER | OWN | {name: hook for name, hook in TLAMA.items() if name not in NNSCALER}
 
 
 def names_at(moment: str) -> list[str]:

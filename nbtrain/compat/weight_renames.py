@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
+from os.path import commonprefix
 
 from ..errors import CheckpointError, nearest
 
@@ -108,38 +110,26 @@ def _votes(unknown: Mapping[str, Shape], missing: Mapping[str, Shape]) -> Counte
 def _entry(old: str, new: str) -> tuple[str, str]:
     """The entry that makes `old` `new`: all up to the last part that differs."""
     a, b = old.split("."), new.split(".")
-    end = _n_same(reversed(a), reversed(b))
-    a, b, dot = a[: len(a) - end], b[: len(b) - end], "." if end else ""
-    return ".".join(a) + dot if a else "", ".".join(b) + dot if b else ""
+    end = len(commonprefix([a[::-1], b[::-1]]))
+    return _joined(a, 0, len(a) - end), _joined(b, 0, len(b) - end)
+
+
+def _joined(parts: list[str], start: int, end: int) -> str:
+    """The parts from `start` to `end` with a dot where others are before or after them."""
+    text = ".".join(parts[start:end])
+    if start:
+        text = f".{text}"
+    return f"{text}." if end < len(parts) and text not in ("", ".") else text
 
 
 def _entries_inside(old: str, new: str) -> Entries:
-    """The entries that make `old` `new` if some parts in the middle differ; () if that is not so, or a number would be replaced."""
+    """The entries that make `old` `new` if some parts in the middle differ; () if a number would be replaced, or parts are only added."""
     a, b = old.split("."), new.split(".")
-    if len(a) != len(b):  # more or fewer parts: one piece differs
-        start, end = _n_same(a, b), _n_same(reversed(a), reversed(b))
-        a_piece, b_piece = a[start : len(a) - end], b[start : len(b) - end]
-        if not start or not a_piece or any(part.isdigit() for part in a_piece):
+    entries = []
+    for kind, start, end, other_start, other_end in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        if kind == "equal":
+            continue
+        if start == end or (start and any(part.isdigit() for part in a[start:end])):
             return ()
-        return ((f".{'.'.join(a_piece)}.", f".{'.'.join(b_piece)}." if b_piece else "."),)
-    runs: list[tuple[list[str], list[str], int]] = []  # parts that differ, and where they begin
-    for i, pair in enumerate(zip(a, b, strict=True)):
-        if pair[0] != pair[1]:
-            if not runs or runs[-1][2] + len(runs[-1][0]) != i:
-                runs.append(([], [], i))
-            runs[-1][0].append(pair[0])
-            runs[-1][1].append(pair[1])
-    if any(part.isdigit() for parts, _, at in runs if at for part in parts):
-        return ()
-    dots = [("." if at else "", "." if at + len(parts) < len(a) else "") for parts, _, at in runs]
-    return tuple((f"{x}{'.'.join(p)}{y}", f"{x}{'.'.join(q)}{y}") for (p, q, _), (x, y) in zip(runs, dots, strict=True))
-
-
-def _n_same(a: Iterable[str], b: Iterable[str]) -> int:
-    """How many parts are the same before the first that differs."""
-    n = 0
-    for one, other in zip(a, b, strict=False):
-        if one != other:
-            break
-        n += 1
-    return n
+        entries.append((_joined(a, start, end), _joined(b, other_start, other_end)))
+    return tuple(entries)

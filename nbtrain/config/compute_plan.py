@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
-from .document import Document, Problems
+from .document import Problems
 from .instantiate import check_name
 from .schema import Settings
 from ..errors import nearest
@@ -54,54 +54,49 @@ class ComputePlan:
         return f"{self.n_devices} devices, {batches} at a time{shared}, {options}"
 
 
-def _policy(settings: Settings, document: Document, problems: Problems) -> str | None:
+def _policy(settings: Settings, problems: Problems) -> str | None:
     """The name of the policy; a function, or the full name of one, is called with `compute_config`. None if that failed."""
     given = settings.pas_policy
     if isinstance(given, str) and "." not in given:
         return given
-    function = check_name(given, ("pas_policy",), document, problems)
+    function = check_name(given, "pas_policy", problems)
     if function is None:
         return None
     found = function(settings.compute_config)
     if found in list(_STRATEGIES):
         return found
     name = f"{function.__module__}.{function.__qualname__}" if isinstance(function, FunctionType) else repr(function)
-    problems.add(f"pas_policy: {name} returned {found!r}.", document.place(("pas_policy",)), f"Return one of {', '.join(_STRATEGIES)}.")
+    problems.add(f"pas_policy: {name} returned {found!r}.", f"Return one of {', '.join(_STRATEGIES)}.")
     return None
 
 
-def plan_compute(settings: Settings, n_available: int, problems: Problems, document: Document | None = None) -> ComputePlan:
-    """The plan for `compute_config` and `pas_policy`; errors are added to `problems`.
-
-    `document`: where the settings were written, and whether it is trusted to name a policy; None: in Python.
-    """
-    compute, policy = settings.compute_config, _policy(settings, document or Document(trusted=True), problems)
+def plan_compute(settings: Settings, n_available: int, problems: Problems) -> ComputePlan:
+    """The plan for `compute_config` and `pas_policy`; errors are added to `problems`."""
+    compute, policy = settings.compute_config, _policy(settings, problems)
     if policy is None:
         return ComputePlan(1, 1)
     n, shards = compute.runtime_ngpus, compute.plan_ngpus
     if n % shards:
-        problems.add(
-            f"compute_config.runtime_ngpus is {n}, and must be a multiple of plan_ngpus {shards}.",
-            remedy="Give a multiple, or plan_ngpus 1.",
-        )
+        what = f"compute_config.runtime_ngpus is {n}, and must be a multiple of plan_ngpus {shards}."
+        problems.add(what, "Give a multiple, or plan_ngpus 1.")
     if n > n_available:
-        problems.add(
-            f"compute_config.runtime_ngpus is {n}, and this machine has {n_available} device{'s'[: n_available != 1]}.",
-            remedy="Request fewer: --compute_config.plan_ngpus 1 --compute_config.runtime_ngpus 1.",
-        )
+        what = f"compute_config.runtime_ngpus is {n}, and this machine has {n_available} device{'s'[: n_available != 1]}."
+        problems.add(what, "Request fewer: --compute_config.plan_ngpus 1 --compute_config.runtime_ngpus 1.")
     strategies = _STRATEGIES.get(policy)
     if strategies is None:
         remedy = "Pipelines have no counterpart here: use tp, or dp." if policy in _PIPELINES else nearest(policy, _STRATEGIES)
-        problems.add(f"pas_policy is {policy!r}, which is unknown here.", remedy=remedy)
+        problems.add(f"pas_policy is {policy!r}, which is unknown here.", remedy)
         return ComputePlan(1, 1)
-    if shards > 1 and not strategies[2]:
-        problems.add(
-            f"pas_policy is {policy!r}, and compute_config.plan_ngpus {shards}: it does not split a model.",
-            remedy="Use tp, or plan_ngpus 1.",
-        )
+    strategy, sharded, split = strategies
+    if shards > 1 and not split:
+        what = f"pas_policy is {policy!r}, and compute_config.plan_ngpus {shards}: it does not split a model."
+        problems.add(what, "Use tp, or plan_ngpus 1.")
     if n == 1:
         return ComputePlan(1, 1)
-    strategy = strategies[2] if shards > 1 else strategies[1 if compute.use_zero else 0]
+    if shards > 1:
+        strategy = split
+    elif compute.use_zero:
+        strategy = sharded
     options = {"strategy": strategy, **_sizes(strategy, settings, problems)}
     return ComputePlan(n, max(n // shards, 1), options, shards if strategy == "auto" else 1)
 
@@ -115,10 +110,8 @@ def _sizes(strategy: str, settings: Settings, problems: Problems) -> dict[str, i
     if strategy != "fsdp2" or groups == 1:
         return {}
     if n % groups:
-        problems.add(
-            f"compute_config.zero_ngroups is {groups}, and must be a divisor of runtime_ngpus {n}.",
-            remedy="Give a divisor, or leave it out.",
-        )
+        what = f"compute_config.zero_ngroups is {groups}, and must be a divisor of runtime_ngpus {n}."
+        problems.add(what, "Give a divisor, or leave it out.")
     return {"shard_size": n // groups}
 
 
@@ -133,15 +126,11 @@ def accumulation(settings: Settings, n_copies: int, problems: Problems, n_sharin
         return steps or n_sharing // math.gcd(micro, n_sharing)
     product = f"micro_batch_size {micro} × {n_copies} {'copy' if n_copies == 1 else 'copies'} of the model"
     if steps is not None and micro * n_copies * steps != whole:
-        problems.add(
-            f"{product} × grad_accumulation_steps {steps} = {micro * n_copies * steps}, and global_batch_size is {whole}.",
-            remedy="Leave one of them out.",
-        )
+        what = f"{product} × grad_accumulation_steps {steps} = {micro * n_copies * steps}, and global_batch_size is {whole}."
+        problems.add(what, "Leave one of them out.", at="global_batch_size")
     elif whole % (micro * n_copies):
-        problems.add(
-            f"{product} = {micro * n_copies}, and global_batch_size {whole} must be a multiple of it.",
-            remedy=f"Give {whole // (micro * n_copies) * micro * n_copies or micro * n_copies}.",
-        )
+        what = f"{product} = {micro * n_copies}, and global_batch_size {whole} must be a multiple of it."
+        problems.add(what, f"Give {max(whole // (micro * n_copies), 1) * micro * n_copies}.", at="global_batch_size")
     return max(whole // (micro * n_copies), 1)
 
 
@@ -151,11 +140,12 @@ def device_batches(settings: Settings, plan: ComputePlan, problems: Problems) ->
     window = accumulation(settings, plan.n_copies, problems, n_sharing)
     share, rest = divmod(micro * window, n_sharing)
     if rest:
-        problems.add(
+        what = (
             f"micro_batch_size {micro} × grad_accumulation_steps {window} = {micro * window} samples of one copy of the model, "
-            f"and they must be a multiple of compute_config.plan_ngpus {n_sharing}, which share them.",
-            remedy=f"Give a micro_batch_size that is a multiple of {n_sharing}, or plan_ngpus 1.",
+            f"and they must be a multiple of compute_config.plan_ngpus {n_sharing}, which share them."
         )
+        remedy = f"Give a micro_batch_size that is a multiple of {n_sharing}, or plan_ngpus 1."
+        problems.add(what, remedy, at="global_batch_size")
     size = math.gcd(max(share, 1), micro)
     return size, max(share // size, 1)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,75 +19,36 @@ import yaml
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["Key", "At", "dotted", "Problem", "Problems", "child_key", "literal", "Document", "parse_yaml", "read_yaml"]
-
-# %% ../../nbs/config/document.ipynb #1a33afa2
-Key = str | int
-At = tuple[Key, ...]  # the path to a value: ("log", 0, "args")
-
-
-def dotted(at: At) -> str:
-    """Write `("log", 0, "args")` as log.0.args."""
-    return ".".join(map(str, at))
-
-
-@dataclass(frozen=True)
-class Problem:
-    """An error in a configuration: what is wrong, where, and what to do."""
-
-    what: str
-    where: str = ""
-    remedy: str = ""
-
-
-@dataclass
-class Problems:
-    """The errors in a configuration, collected and raised together."""
-
-    found: list[Problem] = field(default_factory=list)
-
-    def add(self, what: str, where: str = "", remedy: str = "") -> None:
-        problem = Problem(what, where, remedy)
-        if problem not in self.found:
-            self.found.append(problem)
-
-    def add_error(self, error: ConfigError, where: str = "", prefix: str = "") -> None:
-        """Add the message of an error and its remedy."""
-        what, *remedy = str(error).split("\n  ")
-        self.add(prefix + what, where, " ".join(remedy))
-
-    def raise_any(self) -> None:
-        """Raise one ConfigError with all problems, if there are any."""
-        if len(self.found) == 1:
-            (problem,) = self.found
-            raise ConfigError(problem.what, where=problem.where, remedy=problem.remedy)
-        if self.found:
-            texts = ["\n     ".join(part for part in (f"{i}. {p.what}", p.where, p.remedy) if part) for i, p in enumerate(self.found, 1)]
-            raise ConfigError("\n  ".join([f"The configuration has {len(texts)} errors.", *texts]))
+__all__ = ["below", "child_key", "literal", "Document", "Problem", "Problems", "parse_yaml", "read_yaml"]
 
 
 # %% ../../nbs/config/document.ipynb #44d4c450
-def _is_index(key: Key) -> bool:
-    return isinstance(key, int) or re.fullmatch(r"\d{1,3}", key) is not None
+def below(at: str, key: str | int) -> str:
+    """The path of what `at` has under `key`: log.0.args. The whole document is at ""."""
+    return f"{at}.{key}" if at else str(key)
 
 
-def child_key(holder: Any, key: Key) -> Any:
+def _is_index(key: str | int) -> bool:
+    return re.fullmatch(r"\d{1,3}", str(key)) is not None
+
+
+def child_key(holder: Any, key: str | int) -> Any:
     """Convert `key` to the key that `holder` uses: an integer for a list, and for a dict with integer keys. Raises KeyError otherwise."""
-    if isinstance(holder, list):
-        if not _is_index(key):
-            raise KeyError(key)
+    if isinstance(holder, list) and _is_index(key):
         return int(key)
     if not isinstance(holder, dict):
         raise KeyError(key)
-    return int(key) if key not in holder and _is_index(key) and int(key) in holder else key
+    if key not in holder and _is_index(key) and int(key) in holder:
+        return int(key)
+    return key
 
 
-def _room(holder: Any, key: Key, at: At) -> Any:
-    """Make room for a value at `key` in `holder`, extending a list if needed. Returns the key."""
+def _room(holder: Any, key: str, at: str) -> Any:
+    """Make room for a value at `key` in `holder`, which is at `at`; a list is extended. Returns the key."""
     try:
-        found: Any = child_key(holder, key)
+        found = child_key(holder, key)
     except KeyError as error:
-        raise KeyError(dotted(at)) from error
+        raise KeyError(at) from error
     if isinstance(holder, list):
         holder += [None] * (found + 1 - len(holder))
     else:
@@ -114,87 +76,133 @@ class Document:
     """
 
     data: dict[Any, Any] = field(default_factory=dict)
-    places: dict[At, str] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)  # by the path of the value: "log.0.args"
     trusted: bool = False
     replaced: list[str] = field(default_factory=list)  # the values that `merge` has replaced by others
 
-    def place(self, at: At) -> str:
+    def place(self, at: str) -> str:
         """Where the value at `at` was written, such as "run.yaml:7"; "" if it is unknown."""
-        return next((self.places[at[:n]] for n in range(len(at), -1, -1) if at[:n] in self.places), "")
+        while at and at not in self.places:
+            at = at.rpartition(".")[0]
+        return self.places.get(at, "")
 
-    def get(self, at: At) -> Any:
+    def __getitem__(self, at: str) -> Any:
         """The value at `at`. Raises KeyError if there is none."""
-        return self._walk(at)[1]
-
-    def _walk(self, at: At) -> tuple[At, Any]:
-        """The path `at` with converted keys ("0" becomes 0 for a list), and the value there."""
-        known, value = (), self.data
-        for key in at:
+        value: Any = self.data
+        for key in at.split(".") if at else ():
             try:
-                key = child_key(value, key)
-                value = value[key]
-            except (IndexError, TypeError) as error:
-                raise KeyError(dotted(at)) from error
-            known = (*known, key)
-        return known, value
+                value = value[child_key(value, key)]
+            except IndexError as error:
+                raise KeyError(at) from error
+        return value
 
-    def set(self, at: At, value: Any, place: str) -> None:
+    def get(self, at: str, default: Any = None) -> Any:
+        """The value at `at`, or `default` if there is none."""
+        try:
+            return self[at]
+        except KeyError:
+            return default
+
+    def set(self, at: str, value: Any, place: str) -> None:
         """Set `value` at `at`, and create missing parents: a list for a number, a dict for a name.
 
         Raises KeyError, with the path, if a parent is neither a list nor a dict.
         """
         holder: Any = self.data
-        known: At = ()
-        for n, key in enumerate(at[:-1], 1):
-            key = _room(holder, key, known)
-            known = (*known, key)
+        keys, known = at.split("."), ""
+        for name, following in pairwise(keys):
+            key = _room(holder, name, known)
+            known = below(known, name)
             if holder[key] is None:
-                holder[key] = [] if _is_index(at[n]) else {}
+                holder[key] = [] if _is_index(following) else {}
                 self.places.setdefault(known, place)
             holder = holder[key]
-        key = _room(holder, at[-1], known)
-        holder[key] = value
-        self._forget((*known, key))
-        self.places[(*known, key)] = place
+        holder[_room(holder, keys[-1], known)] = value
+        self._forget(at)
+        self.places[at] = place
 
-    def delete(self, at: At) -> None:
+    def delete(self, at: str) -> None:
         """Remove the value at `at`, if there is one."""
-        try:
-            known, _ = self._walk(at)
-        except KeyError:
-            return
-        del self.get(known[:-1])[known[-1]]
-        self._forget(known)
+        above, _, name = at.rpartition(".")
+        with suppress(KeyError, IndexError):
+            holder = self[above]
+            del holder[child_key(holder, name)]
+            self._forget(at)
 
-    def _forget(self, at: At) -> None:
-        for known in [known for known in self.places if known[: len(at)] == at]:
+    def _below(self, at: str) -> list[str]:
+        """The paths at and below `at` whose places are known."""
+        return [known for known in self.places if known == at or known.startswith(f"{at}.")]
+
+    def _forget(self, at: str) -> None:
+        for known in self._below(at):
             del self.places[known]
 
     def merge(self, other: Document) -> None:
         """Merge `other` into this document: dicts are merged, other values are replaced. A key `name!` first removes the old value."""
-        self._merge(other, other.data, (), ())
+        self._merge(other, self.data, other.data, "", "")
 
-    def _merge(self, other: Document, values: Mapping[Any, Any], here: At, there: At) -> None:
-        for written, value in values.items():
+    def _merge(self, other: Document, mine: dict[Any, Any], theirs: Mapping[Any, Any], here: str, there: str) -> None:
+        for written, value in theirs.items():
             deletes = isinstance(written, str) and written.endswith("!")
-            at, from_at = (*here, written[:-1] if deletes else written), (*there, written)
+            name = written[:-1] if deletes else written
+            key, at, from_at = child_key(mine, name), below(here, name), below(there, written)
             if deletes:
-                self.delete(at)
+                mine.pop(key, None)
+                self._forget(at)
                 if value is None:
                     continue
-            if not isinstance(value, dict):
-                with suppress(KeyError):
-                    self.replaced += [dotted(at)] if self.get(at) != value else []
-                self.set(at, value, other.place(from_at))
-                self.places |= {(*at, *p[len(from_at) :]): place for p, place in other.places.items() if p[: len(from_at)] == from_at}
+            if isinstance(value, dict):
+                if not isinstance(mine.get(key), dict):
+                    mine[key] = {}
+                    self._forget(at)
+                    self.places[at] = other.place(from_at)
+                self._merge(other, mine[key], value, at, from_at)
                 continue
-            try:
-                is_dict = isinstance(self.get(at), dict)
-            except KeyError:
-                is_dict = False
-            if not is_dict:
-                self.set(at, {}, other.place(from_at))
-            self._merge(other, value, at, from_at)
+            if key in mine and mine[key] != value:
+                self.replaced.append(at)
+            mine[key] = value
+            self._forget(at)
+            self.places[at] = other.place(from_at)
+            self.places |= {at + known.removeprefix(from_at): other.places[known] for known in other._below(from_at)}
+
+
+# %% ../../nbs/config/document.ipynb #1a33afa2
+@dataclass(frozen=True)
+class Problem:
+    """An error in a configuration: what is wrong, where, and what to do."""
+
+    what: str
+    where: str = ""
+    remedy: str = ""
+
+
+@dataclass
+class Problems:
+    """The errors in a `document`, collected and raised together."""
+
+    document: Document = field(default_factory=Document)
+    found: list[Problem] = field(default_factory=list)
+
+    def add(self, what: str, remedy: str = "", *, at: str = "", where: str = "") -> None:
+        """Add an error of the value at `at`, by default of the one whose path is the first word. `where`: a place that no value has."""
+        first = what.split()[0].rstrip(":.")
+        problem = Problem(what, where or self.document.place(at or first), remedy)
+        if problem not in self.found:
+            self.found.append(problem)
+
+    def add_error(self, error: ConfigError, at: str = "", prefix: str = "") -> None:
+        """Add the message of an error and its remedy."""
+        what, *remedy = str(error).split("\n  ")
+        self.add(prefix + what, " ".join(remedy), at=at)
+
+    def raise_any(self) -> None:
+        """Raise one ConfigError with all problems, if there are any."""
+        if len(self.found) == 1:
+            (problem,) = self.found
+            raise ConfigError(problem.what, where=problem.where, remedy=problem.remedy)
+        if self.found:
+            texts = ["\n     ".join(part for part in (f"{i}. {p.what}", p.where, p.remedy) if part) for i, p in enumerate(self.found, 1)]
+            raise ConfigError("\n  ".join([f"The configuration has {len(texts)} errors.", *texts]))
 
 
 # %% ../../nbs/config/document.ipynb #a8a2431d
@@ -207,17 +215,17 @@ class _YamlReader:
 
     def __init__(self, text: str, name: str, problems: Problems) -> None:
         self.loader, self.name, self.problems = yaml.SafeLoader(text), name, problems
-        self.places: dict[At, str] = {}
+        self.places = problems.document.places
         self._n_values = 0
 
     def read(self) -> Any:
         node = self.loader.get_single_node()
-        return None if node is None else self._value(node, (), ())
+        return None if node is None else self._value(node, "", ())
 
     def _place(self, node: yaml.Node) -> str:
         return f"{self.name}:{node.start_mark.line + 1}"
 
-    def _value(self, node: yaml.Node, at: At, above: tuple[yaml.Node, ...]) -> Any:
+    def _value(self, node: yaml.Node, at: str, above: tuple[yaml.Node, ...]) -> Any:
         self._n_values += 1
         if node in above or self._n_values > _MAX_VALUES:
             what = "An alias refers to a value that contains it." if node in above else f"More than {_MAX_VALUES:,} values."
@@ -225,45 +233,47 @@ class _YamlReader:
         self.places.setdefault(at, self._place(node))
         above = (*above, node)
         if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN_TAGS:
-            raise ConfigError(
-                f"The tag {node.tag} is not supported: only plain data is read.", where=self._place(node), remedy="Leave it out."
-            )
+            what = f"The tag {node.tag} is not supported: only plain data is read."
+            raise ConfigError(what, where=self._place(node), remedy="Leave it out.")
         if isinstance(node, yaml.MappingNode):
             return dict(self._items(node, at, above))
         if isinstance(node, yaml.SequenceNode):
-            return [self._value(item, (*at, i), above) for i, item in enumerate(node.value)]
+            return [self._value(item, below(at, i), above) for i, item in enumerate(node.value)]
         return self.loader.construct_object(node)
 
-    def _items(self, node: yaml.MappingNode, at: At, above: tuple[yaml.Node, ...]) -> Iterator[tuple[Any, Any]]:
+    def _items(self, node: yaml.MappingNode, at: str, above: tuple[yaml.Node, ...]) -> Iterator[tuple[Any, Any]]:
         written: list[Any] = [key for key, _ in node.value]
         self.loader.flatten_mapping(node)  # the values of `<<` come first
         seen = set()
         for key_node, value_node in node.value:
             key: Any = self.loader.construct_object(key_node, deep=True)
             if type(key) not in (str, int):
-                self.problems.add(f"{key!r} can't be a key.", self._place(key_node), "Write it in quotes.")
+                self.problems.add(f"{key!r} can't be a key.", "Write it in quotes.", where=self._place(key_node))
                 continue
-            if key in seen and key_node in written:
-                self.problems.add(f"{dotted((*at, key))} is given twice.", self._place(key_node), "Delete one of them.")
+            here = below(at, key)
             if key_node in written:
+                self.places[here] = self._place(key_node)
+                if key in seen:
+                    self.problems.add(f"{here} is given twice.", "Delete one of them.")
                 seen.add(key)
-                self.places[(*at, key)] = self._place(key_node)
-            yield key, self._value(value_node, (*at, key), above)
+            yield key, self._value(value_node, here, above)
 
 
 def parse_yaml(text: str, name: str = "<text>") -> Document:
     """Parse a YAML text; `name` is the file name in places. Raises ConfigError for invalid YAML, and for anything but a mapping."""
-    problems = Problems()
+    document = Document()
+    problems = Problems(document)
     try:
-        reader = _YamlReader(text, name, problems)
-        data = reader.read()
+        data = _YamlReader(text, name, problems).read()
     except yaml.YAMLError as error:
         mark, what = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ConfigError(f"Invalid YAML: {what}.", where=f"{name}:{mark.line + 1}" if mark else name) from error
-    if data is not None and not isinstance(data, dict):
-        problems.add(f"The configuration is a {type(data).__name__}; expected a mapping of fields.", name)
+    if isinstance(data, dict):
+        document.data = data
+    elif data is not None:
+        problems.add(f"The configuration is a {type(data).__name__}; expected a mapping of fields.", where=name)
     problems.raise_any()
-    return Document(data or {}, reader.places)
+    return document
 
 
 def read_yaml(path: str | Path) -> Document:

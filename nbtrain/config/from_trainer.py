@@ -5,13 +5,11 @@
 # %% ../../nbs/config/from_trainer.ipynb #f4d25d34
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any
 
-import torch
 import yaml
 from torch import nn
 from torch.optim import Optimizer
@@ -33,51 +31,31 @@ from ..addons.state_manager import StateManagerAddon
 from ..base.compose import DEFAULT_ADDONS, constructor_parameters, written_class
 from ..base.trainer_base import TrainerBase
 from ..compat.config_fields import translate_fields
-from .document import At, Document, Problems, dotted
+from .document import Document, Problems
 from .instantiate import named
-from .introspect import Reader, parameters_of, same_value, say_it, why_another
+from .introspect import Reader, parameters_of, same_value, say_it
 from .overrides import escape
-from .schema import Settings, read_settings
-from ..engine.addon import AddOnBase, options
-from ..engine.addon import chosen_options
-from ..engine.protocol import Ran, TrainerProtocol
+from .schema import SAVING, CheckpointConfig, Settings, read_settings, to_plain
+from ..engine.addon import chosen_options, options
 from ..errors import ConfigError
 from ..optim.joint_optimizer import JointOptimizer, JointScheduler, named_optimizers, parameters_in
 from ..optim.schedulers import n_required
 
 # %% auto #0
-__all__ = ["MadeBy", "RecordedTrainer", "configuration", "notes", "configuration_text", "to_config"]
-
-# %% ../../nbs/config/from_trainer.ipynb #488ceac5
-_AddOnType = TypeVar("_AddOnType", bound=AddOnBase)
-
-
-class RecordedTrainer(TrainerProtocol, Protocol):
-    """A trainer whose runs can be written as a configuration."""
-
-    addons: ClassVar[tuple[type[AddOnBase], ...]]
-    _addon_instances: ClassVar[Mapping[type[AddOnBase], AddOnBase]]  # the addons that were given as instances
-    ran: Ran | None  # the arguments of the newest training run
-    log_bar: bool
-    save_path: str | Path | None
-
-    def __getitem__(self, addon: type[_AddOnType]) -> _AddOnType: ...
-
-
-MadeBy = tuple[type, Sequence[inspect.Parameter]]  # the class that the user wrote, and its parameters
+__all__ = ["configuration", "notes", "to_config"]
 
 
 # %% ../../nbs/config/from_trainer.ipynb #5645b9a3
-def _part(read: Reader, item: Any, at: At, given: dict[str, Any], without: Iterable[str] = (), key: str = "args") -> dict[str, Any]:
-    """The type and arguments of a part; those in `given` replace what is read."""
-    made = {"type": given.get("type") or read.name(type(item), (*at, "type"))}
-    if key in given or "type" in given:
-        return made | given
-    found = read.arguments(item, (*at, key), without)
-    if found is not None and isinstance(item, nn.Module) and (why := why_another(item, found)):
-        what = f"{dotted(at)}: a second {type(item).__qualname__} made from its stored arguments is different: {why}."
-        read.problems.add(what, remedy=say_it((*at, key)))
-    return made | {key: read.plain(found, (*at, key))} | given
+def _part(read: Reader, item: Any, at: str, given: Mapping[str, Any], without: Iterable[str] = (), key: str = "args") -> dict[str, Any]:
+    """The type and arguments of a part, but for those that are `given`."""
+    made: dict[str, Any] = {"type": read.name(type(item), f"{at}.type")}
+    if key not in given:
+        here = f"{at}.{key}"
+        found = read.arguments(item, here, without)
+        if isinstance(item, nn.Module):
+            read.check_second(item, found, at, say_it(here))
+        made[key] = read.plain(found, here)
+    return made
 
 
 def _group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,77 +64,93 @@ def _group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, A
     return {name: first[name] for name in defaults if name in first and not same_value(first[name], defaults[name])}
 
 
-def _optimizer(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> Any:
+def _optimizer(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
     optimizer = trainer.optimizer
     assert optimizer is not None  # `configuration` raises for a trainer without one
     clip = trainer.given.get("gradient_clip")
     if isinstance(optimizer, JointOptimizer) and not given:
         return _several(read, trainer, optimizer, clip)
-    clips = {"clip_gnorm": clip} if clip else {}
-    made = {"type": given.get("type") or read.name(type(optimizer), ("optimizer", "type"))}
-    if "args" in given or "type" in given:
-        return made | clips | given
-    groups, names, known = optimizer.param_groups, {id(p): name for name, p in trainer.model.named_parameters()}, optimizer.defaults
-    if is_grouped := [id(p) for group in groups for p in group["params"]] != list(names) or len(groups) > 1:
-        if unknown := sum(id(p) not in names for group in groups for p in group["params"]):
+    made: dict[str, Any] = {}
+    if "type" not in given:
+        made["type"] = read.name(type(optimizer), "optimizer.type")
+        if "args" not in given:
+            made |= _groups(read, trainer, optimizer) | {"args": _own_args(read, optimizer, "optimizer.args")}
+    if clip:
+        made["clip_gnorm"] = clip
+    return made
+
+
+def _groups(read: Reader, trainer: TrainerBase, optimizer: Optimizer) -> dict[str, Any]:
+    """The groups of parameters of an optimizer, if they are more than all of the model's in one."""
+    groups, known = optimizer.param_groups, optimizer.defaults
+    names = {id(p): name for name, p in trainer.model.named_parameters()}
+    params = [[id(p) for p in group["params"]] for group in groups]
+    if params != [list(names)]:
+        if unknown := sum(p not in names for group in params for p in group):
             remedy = 'Name a function that makes it: to_config(path, optimizer={"type": ...}).'
-            read.problems.add(f"optimizer: {unknown} of its parameters are not in the model.", remedy=remedy)
-        else:
-            made["groups"] = [
-                {"params": [names[id(p)] for p in group["params"]], **read.plain(_group(group, known), ("optimizer", "groups", i))}
-                for i, group in enumerate(groups)
-            ]
-    if trainer.given.get("scheduler") is None and not is_grouped:  # a scheduler changes them
+            read.refuse("optimizer", f"{unknown} of its parameters are not in the model.", remedy)
+            return {}
+        each = enumerate(zip(groups, params))
+        return {"groups": [
+            {"params": [names[p] for p in own], **read.plain(_group(group, known), f"optimizer.groups.{i}")} for i, (group, own) in each
+        ]}  # fmt: skip
+    if trainer.given.get("scheduler") is None:  # a scheduler changes them
         for name in [name for name in known if name in groups[0] and not same_value(groups[0][name], known[name])]:
             what = f"optimizer.args.{name} is {groups[0][name]!r}, and it was made with {known[name]!r}."
-            read.problems.add(what, remedy=say_it(("optimizer", "args")))
-    return made | {"args": _own_args(read, optimizer, ("optimizer", "args"))} | clips | given
+            read.problems.add(what, say_it("optimizer.args"))
+    return {}
 
 
-def _own_args(read: Reader, optimizer: Optimizer, at: At) -> Any:
+def _own_args(read: Reader, optimizer: Optimizer, at: str) -> dict[str, Any]:
     """The arguments of an optimizer that are not those by default."""
     known = optimizer.defaults
     taken = [p for p in parameters_of(type(optimizer)) if p.name in known]
     return read.plain({p.name: known[p.name] for p in taken if not same_value(known[p.name], p.default)}, at)
 
 
-def _several(read: Reader, trainer: RecordedTrainer, optimizer: JointOptimizer, clip: Any) -> Any:
+def _several(read: Reader, trainer: TrainerBase, optimizer: JointOptimizer, clip: Any) -> dict[str, Any]:
     """Several optimizers, each with the names of its parameters."""
     names, each = {id(p): name for name, p in trainer.model.named_parameters()}, list[Any]()
     usual = named_optimizers(list(optimizer.optimizers.values()))
     for i, ((name, part), by_class) in enumerate(zip(optimizer.optimizers.items(), usual)):
-        params = [names.get(id(p)) for p in parameters_in(part)]
+        at, params = f"optimizer.{i}", [names.get(id(p)) for p in parameters_in(part)]
         if len(part.param_groups) > 1 or None in params:
-            what = f"optimizer.{i}: {name} has {'several groups' if None not in params else 'parameters that are not in the model'}."
+            has = "parameters that are not in the model" if None in params else "several groups"
             remedy = 'Name a function that gets the parameters and returns the list: to_config(path, optimizer={"type": ...}).'
-            read.problems.add(what, remedy=remedy)
-        made = {"type": read.name(type(part), ("optimizer", i, "type")), "args": _own_args(read, part, ("optimizer", i, "args"))}
-        made |= {"name": name} if name != by_class else {}
-        made |= {"clip_gnorm": clip[name]} if isinstance(clip, dict) and clip.get(name) else {}
+            read.refuse(at, f"{name} has {has}.", remedy)
+        made = {"type": read.name(type(part), f"{at}.type"), "args": _own_args(read, part, f"{at}.args")}
+        if name != by_class:
+            made["name"] = name
+        if isinstance(clip, dict) and clip.get(name):
+            made["clip_gnorm"] = clip[name]
         each.append(made | {"params": params})
-    return {"each": each} | ({"clip_gnorm": clip} if clip and not isinstance(clip, dict) else {})
+    made = {"each": each}
+    if clip and not isinstance(clip, dict):
+        made["clip_gnorm"] = clip
+    return made
 
 
-def _lr_scheduler(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> Any:
-    scheduler, at = trainer.given.get("scheduler"), ("lr_scheduler",)
+def _lr_scheduler(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
+    scheduler, at = trainer.given.get("scheduler"), "lr_scheduler"
     if scheduler is None or "type" in given:
-        return dict(given)
+        return {}
     if isinstance(scheduler, JointScheduler):
-        what = f"lr_scheduler: a file has one for all optimizers, and the trainer has one for {', '.join(scheduler.schedulers)}."
-        read.problems.add(what, remedy='Name a function that gets the optimizer: to_config(path, lr_scheduler={"type": ...}).')
-        return None
+        what = f"a file has one for all optimizers, and the trainer has one for {', '.join(scheduler.schedulers)}."
+        read.refuse(at, what, 'Name a function that gets the optimizer: to_config(path, lr_scheduler={"type": ...}).')
+        return {}
     if isinstance(scheduler, (LRScheduler, ReduceLROnPlateau)):
-        by_batch = trainer.given["scheduler_step_on_batch"]
-        if by_batch and trainer.lightning.get("accumulate_grad_batches", 1) > 1:
-            read.problems.add("lr_scheduler: it steps each batch, and a job's each update.", remedy=say_it(at))
         made = _part(read, scheduler, at, given, ("optimizer", "last_epoch"))
-        return made | {"interval": "step"} if by_batch else made
-    factory, args = (scheduler.func, scheduler.keywords) if isinstance(scheduler, partial) else (scheduler, {})
+        if trainer.given["scheduler_step_on_batch"]:
+            made["interval"] = "step"
+            if trainer.lightning.get("accumulate_grad_batches", 1) > 1:
+                read.refuse(at, "it steps each batch, and a job's each update.")
+        return made
     if n_required(scheduler) == 1:
-        what = "lr_scheduler: a job can't make a scheduler from a function of the step."
-        read.problems.add(what, remedy="Write a factory (optimizer, plan) around it, in a module.")
-        return None
-    return {"type": read.name(factory, (*at, "type")), "args": read.plain(args, (*at, "args")), "interval": "step"} | given
+        remedy = "Write a factory (optimizer, plan) around it, in a module."
+        read.refuse(at, "a job can't make a scheduler from a function of the step.", remedy)
+        return {}
+    factory, args = (scheduler.func, scheduler.keywords) if isinstance(scheduler, partial) else (scheduler, {})
+    return {"type": read.name(factory, f"{at}.type"), "args": read.plain(args, f"{at}.args"), "interval": "step"}
 
 
 # %% ../../nbs/config/from_trainer.ipynb #86d811aa
@@ -165,30 +159,34 @@ _DATASETS = ("train_dataset", "eval_dataset", "batch_size", "num_workers", "pin_
 _OPTIMIZES = ("learning_rate", "weight_decay")  # a ModelTrainer's arguments for its optimizer
 
 
-def _unsaved(trainer: RecordedTrainer) -> dict[str, Any]:
+def _unsaved(trainer: TrainerBase) -> dict[str, Any]:
     """Options of StateManagerAddon that `checkpoint` has no field for, or that have another default there."""
     if StateManagerAddon not in type(trainer).addons or trainer.ran is None:
         return {}
-    manager = trainer[StateManagerAddon]
-    found: dict[str, Any] = {"stop_on_save_error": True} if manager.stop_on_save_error else {}
-    found |= {} if manager.save_on_error else {"save_on_error": False}
+    manager, found = trainer[StateManagerAddon], {}
+    if manager.stop_on_save_error:
+        found["stop_on_save_error"] = True
+    if not manager.save_on_error:
+        found["save_on_error"] = False
     validates = trainer.ran.valid_loader is not None
-    differs = manager.every_n_steps is not None and manager.validate_on_save != validates
-    return found | ({"validate_on_save": manager.validate_on_save} if differs else {})
+    if manager.every_n_steps is not None and manager.validate_on_save != validates:
+        found["validate_on_save"] = manager.validate_on_save
+    return found
 
 
-def _trainer(read: Reader, trainer: RecordedTrainer, given: dict[str, Any], made_by: MadeBy) -> dict[str, Any]:
-    kind, parameters = made_by
-    own_fields = {*_TRAINER, *({*_DATASETS, *_OPTIMIZES} & trainer.given.keys())}
-    own_fields |= {"save_path"} if StateManagerAddon in type(trainer).addons else set()
-    own_fields |= {"precision"} if isinstance(trainer.given.get("precision"), Mapping) else set()
+def _trainer(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
+    kind, at, said = written_class(type(trainer)), "trainer.args", given.get("args", {})
+    own_fields = {*_TRAINER, *({*_DATASETS, *_OPTIMIZES} & trainer.given.keys()), *said}
+    if StateManagerAddon in type(trainer).addons:
+        own_fields.add("save_path")
+    if isinstance(trainer.given.get("precision"), Mapping):
+        own_fields.add("precision")
     kept, found = vars(trainer) | trainer.given, {}
-    for p in parameters:
-        if p.name in own_fields | given.get("args", {}).keys():
+    for p in constructor_parameters(kind):
+        if p.name in own_fields:
             continue
         if p.name not in kept:
-            what = f"trainer.args: this {kind.__qualname__} does not store its constructor arguments: {p.name}."
-            read.problems.add(what, remedy=say_it(("trainer", "args")))
+            read.refuse(at, f"this {kind.__qualname__} does not store its constructor arguments: {p.name}.")
         elif not same_value(kept[p.name], p.default):
             found[p.name] = kept[p.name]
     for name in {name for addon in DEFAULT_ADDONS for name in options(getattr(addons, addon))} - own_fields:
@@ -201,224 +199,209 @@ def _trainer(read: Reader, trainer: RecordedTrainer, given: dict[str, Any], made
     if MultiGPUAddon in type(trainer).addons:  # options that `compute_config` has no field for
         names = ("tensor_plan", "parallelize", "memory_gb", "init_method")
         found |= {name: trainer.given[name] for name in names if trainer.given.get(name) is not None}
-    args = read.plain(found, ("trainer", "args")) | ({"device": str(one)} if one != "auto" else {})
-    made = {"type": given.get("type") or read.name(kind, ("trainer", "type"))}
-    return made | {"args": args | _unsaved(trainer) | given.get("args", {})}
+    args = read.plain(found, at)
+    if one != "auto":
+        args["device"] = str(one)
+    made = {} if "type" in given else {"type": read.name(kind, "trainer.type")}
+    return {**made, **given, "args": args | _unsaved(trainer) | said}
 
 
 # %% ../../nbs/config/from_trainer.ipynb #c66607f9
-_STAGES = ("train", "val")
-
-
-def _loaders(trainer: RecordedTrainer) -> dict[str, Any]:
+def _loaders(trainer: TrainerBase) -> dict[str, Any]:
     found = {"train": trainer.ran.loader, "val": trainer.ran.valid_loader} if trainer.ran is not None else {}
     return {stage: loader for stage, loader in found.items() if loader is not None}
 
 
-def _dataset(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> Any:
-    loaders = _loaders(trainer)
+def _dataset(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
     if "type" in given:
-        return dict(given)
+        return {}
     if trainer.ran is None:
-        read.problems.add("dataset: the trainer has not run yet, so its loader is unknown.", remedy=say_it(("dataset",)))
-        return None
+        read.refuse("dataset", "the trainer has not run yet, so its loader is unknown.")
+        return {}
     if not trainer.ran.alike:
-        read.problems.add("dataset: the runs had different loaders, and a job has one run.", remedy=say_it(("dataset",)))
-    datasets = {stage: getattr(loader, "dataset", None) for stage, loader in loaders.items()}
-    kinds = {type(dataset): stage for stage, dataset in datasets.items()}
+        read.refuse("dataset", "the runs had different loaders, and a job has one run.")
+    datasets = {stage: getattr(loader, "dataset", None) for stage, loader in _loaders(trainer).items()}
     if None in datasets.values():
-        read.problems.add("dataset: the loader does not have a dataset, as a DataLoader does.", remedy=say_it(("dataset",)))
-        return None
+        read.refuse("dataset", "the loader does not have a dataset, as a DataLoader does.")
+        return {}
+    kinds = {type(dataset): stage for stage, dataset in datasets.items()}
     if len(kinds) > 1:
         words = " and ".join(f"{kind.__qualname__} ({stage})" for kind, stage in kinds.items())
-        read.problems.add(f"dataset: {words} are two classes, and a job has one.", remedy="Name a function that makes both.")
-        return None
-    made: dict[str, Any] = {"type": read.name(next(iter(kinds)), ("dataset", "type"))}
+        read.refuse("dataset", f"{words} are two classes, and a job has one.", "Name a function that makes both.")
+        return {}
+    made: dict[str, Any] = {}
     for stage, dataset in datasets.items():
-        if (key := f"{stage}_args") not in given:
-            made |= _part(read, dataset, ("dataset",), {}, key=key)
-            if stage == "val" and not made[key]:
-                what = "dataset.val_args: it was made without arguments, and without them a job has no validation."
-                read.problems.add(what, remedy='Give one of them: to_config(path, dataset={"val_args": {...}}).')
-    return made | given
+        made |= _part(read, dataset, "dataset", given, key=f"{stage}_args")
+    if made.get("val_args") == {}:
+        remedy = 'Give one of them: to_config(path, dataset={"val_args": {...}}).'
+        read.refuse("dataset.val_args", "it was made without arguments, and without them a job has no validation.", remedy)
+    return made
 
 
 # %% ../../nbs/config/from_trainer.ipynb #04a235cf
-def _dataloader(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> Any:
+def _dataloader(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
     if "type" in given:
-        return dict(given)
+        return {}
     made, loaders = {}, {stage: loader for stage, loader in _loaders(trainer).items() if hasattr(loader, "dataset")}
     if len({type(loader) for loader in loaders.values()}) > 1:
-        read.problems.add(
-            "dataloader: training and validation have loaders of two classes, and a job has one.", remedy=say_it(("dataloader",))
-        )
+        read.refuse("dataloader", "training and validation have loaders of two classes, and a job has one.")
     for stage, loader in loaders.items():
+        key = f"{stage}_args"
         if type(loader) is not DataLoader:
-            made["type"] = read.name(type(loader), ("dataloader", "type"))
-        if f"{stage}_args" not in given:
-            made[f"{stage}_args"] = _loader_args(read, loader, ("dataloader", f"{stage}_args"))
+            made["type"] = read.name(type(loader), "dataloader.type")
+        if key not in given:
+            made[key] = _loader_args(read, loader, f"dataloader.{key}")
             size = getattr(loader, "batch_size", None)
             if stage == "val" and size not in (None, getattr(loaders.get("train"), "batch_size", None)):
-                made["val_args"]["batch_size"] = size
-    return made | given
+                made[key]["batch_size"] = size
+    return made
 
 
-def _loader_args(read: Reader, loader: Any, at: At) -> dict[str, Any]:
+def _loader_args(read: Reader, loader: Any, at: str) -> dict[str, Any]:
     """The arguments of a loader other than dataset, batch size and sampler."""
-    without = ["dataset", "batch_size", "sampler", "batch_sampler", "shuffle", "collate_fn"]
-    if getattr(loader, "multiprocessing_context", None) is None:
-        without.append("multiprocessing_context")
-    if not isinstance(loader, DataLoader):
-        return read.plain(read.arguments(loader, at, without[:3]), at)
+    without = ["dataset", "batch_size", "sampler"]
+    if isinstance(loader, DataLoader):
+        without += ["batch_sampler", "shuffle", "collate_fn"]
+        if loader.multiprocessing_context is None:
+            without.append("multiprocessing_context")
     found = read.plain(read.arguments(loader, at, without), at)
+    if not isinstance(loader, DataLoader):
+        return found
     if loader.batch_size is None or type(loader.batch_sampler).__name__ != "BatchSampler":
-        read.problems.add(f"{dotted(at)}: a job can't have a custom batch_sampler.", remedy=say_it(at[:1]))
+        read.refuse(at, "a job can't have a custom batch_sampler.", say_it("dataloader"))
     if loader.collate_fn not in (default_collate, default_convert):
-        collates = read.value(loader.collate_fn, (*at, "collate_fn"))
+        collates = read.value(loader.collate_fn, f"{at}.collate_fn")
         found["collate_fn"] = collates.get("value", collates) if isinstance(collates, dict) else collates
     if isinstance(loader.dataset, IterableDataset) or isinstance(loader.sampler, DistributedSampler):
         return found
     if type(loader.sampler) not in (RandomSampler, SequentialSampler) or vars(loader.sampler).get("replacement"):
-        read.problems.add(f"{dotted(at)}: a job can't have a custom {type(loader.sampler).__name__}.", remedy=say_it(("dataset_sampler",)))
+        read.refuse(at, f"a job can't have a custom {type(loader.sampler).__name__}.", say_it("dataset_sampler"))
     return {"shuffle": type(loader.sampler) is RandomSampler} | found
 
 
 # %% ../../nbs/config/from_trainer.ipynb #0b6e7c8c
-def _dataset_sampler(read: Reader, trainer: RecordedTrainer) -> Any:
-    found = {
-        stage: loader.sampler
-        for stage, loader in _loaders(trainer).items()
-        if isinstance(getattr(loader, "sampler", None), DistributedSampler)
-    }
+def _dataset_sampler(read: Reader, trainer: TrainerBase) -> Any:
+    samplers = {stage: getattr(loader, "sampler", None) for stage, loader in _loaders(trainer).items()}
+    found = {stage: sampler for stage, sampler in samplers.items() if isinstance(sampler, DistributedSampler)}
     if not found:
         return {"type": None} if trainer.ran is not None else None  # the default sampler has another order
-    kept = {f"{stage}_args": {n: getattr(s, n) for n in ("shuffle", "seed", "drop_last")} for stage, s in found.items()}
-    if len(found) < len(_loaders(trainer)):
-        read.problems.add("dataset_sampler: one loader has a DistributedSampler and one has none.", remedy=say_it(("dataset_sampler",)))
-    return kept
-
-
-def _grad_accumulation_steps(read: Reader, trainer: RecordedTrainer) -> Any:
-    """The number of devices that share the batches of one copy of the model, because here each reads a whole batch."""
-    compute = _compute_config(read, trainer) if _pas_policy(read, trainer) == "autodist" else None
-    return compute["plan_ngpus"] if compute is not None else None
+    if len(found) < len(samplers):
+        read.refuse("dataset_sampler", "one loader has a DistributedSampler and one has none.")
+    return {f"{stage}_args": {name: getattr(s, name) for name in ("shuffle", "seed", "drop_last")} for stage, s in found.items()}
 
 
 # %% ../../nbs/config/from_trainer.ipynb #8e8d5bd7
-def _checkpoint(read: Reader, trainer: RecordedTrainer, given: dict[str, Any]) -> Any:
+def _checkpoint(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
     if StateManagerAddon not in type(trainer).addons:
-        return {"no_save": True} | given
-    names = {"every_n_steps": "every_n_train_steps", "every_n_epochs": "every_n_epochs", "keep_last_n": "keep_last_n_checkpoints"}
+        return {"no_save": True}
     manager = trainer[StateManagerAddon]
-    found = {field: getattr(manager, name) for name, field in names.items()}
-    found |= {name: getattr(manager, name) for name in ("save_best", "save_last", "symlink_best_and_last")}
-    found["save_dir"] = escape(str(trainer.save_path))
-    if MultiGPUAddon in type(trainer).addons and trainer[MultiGPUAddon].parallelism.splits:
-        found["save_type"] = manager.save_type
-    if manager.save_format != "ckpt":
-        found["save_format"] = manager.save_format
-    if manager.save_weights != "all":
-        found["save_weights"] = manager.save_weights
-    return {name: value for name, value in found.items() if value is not None and value is not True} | given
+    found = {field: getattr(manager, option) for option, field in SAVING.items()} | {"save_dir": escape(str(trainer.save_path))}
+    if not (MultiGPUAddon in type(trainer).addons and trainer[MultiGPUAddon].parallelism.splits):
+        del found["save_type"]
+    return {"save_dir": found["save_dir"]} | to_plain(CheckpointConfig(**found), defaults=False)
 
 
-def _addons(read: Reader, trainer: RecordedTrainer) -> Any:
+def _addons(read: Reader, trainer: TrainerBase) -> Any:
     found = []
     for i, addon in enumerate(kind for kind in type(trainer).addons if kind not in (StateManagerAddon, MultiGPUAddon)):
-        at, known = ("addons", i, "args"), options(addon).keys() - {*_TRAINER, "save_path", "device"}
+        at, known = f"addons.{i}", options(addon).keys() - {*_TRAINER, "save_path", "device"}
         instance = type(trainer)._addon_instances.get(addon)
         given = trainer.given if instance is None else chosen_options(instance)
-        args = read.plain({n: v for n, v in given.items() if n in known}, at)
-        found.append({"type": read.name(addon, ("addons", i, "type")), "args": args})
+        args = read.plain({n: v for n, v in given.items() if n in known}, f"{at}.args")
+        found.append({"type": read.name(addon, f"{at}.type"), "args": args})
     return found
 
 
-def _compute_config(read: Reader, trainer: RecordedTrainer) -> Any:
+def _compute(read: Reader, trainer: TrainerBase, said: Mapping[str, Any]) -> dict[str, Any]:
+    """The devices, and how they share the work. Under "auto" each device reads a whole batch, so that more of them make an update."""
     if MultiGPUAddon not in type(trainer).addons:
-        return None
+        return {}
     addon, n = trainer[MultiGPUAddon], trainer[MultiGPUAddon].n_processes
-    found = {"runtime_ngpus": n}
-    if addon.strategy == "fsdp2":
-        return found | {"use_zero": True} | ({"zero_ngroups": n // addon.shard_size} if addon.shard_size else {})
-    if addon.strategy in ("tp", "auto"):
-        return found | {"plan_ngpus": addon.tensor_parallel_size or n}
-    if addon.strategy != "ddp":
-        read.problems.add(f"compute_config: it can't express the strategy {addon.strategy!r}.", remedy=say_it(("compute_config",)))
-    return found
-
-
-def _pas_policy(read: Reader, trainer: RecordedTrainer) -> Any:
-    strategy = trainer[MultiGPUAddon].strategy if MultiGPUAddon in type(trainer).addons else None
-    return {"tp": "tp", "auto": "autodist"}.get(strategy) if isinstance(strategy, str) else None
+    strategy, found = addon.strategy, {"runtime_ngpus": n}
+    if strategy == "fsdp2":
+        found["use_zero"] = True
+        if addon.shard_size:
+            found["zero_ngroups"] = n // addon.shard_size
+    elif strategy in ("tp", "auto"):
+        found["plan_ngpus"] = addon.tensor_parallel_size or n
+    elif strategy != "ddp" and "compute_config" not in said:
+        read.refuse("compute_config", f"it can't express the strategy {strategy!r}.")
+    if strategy == "tp":
+        return {"compute_config": found, "pas_policy": "tp"}
+    if strategy == "auto":
+        return {"compute_config": found, "pas_policy": "autodist", "grad_accumulation_steps": found["plan_ngpus"]}
+    return {"compute_config": found}
 
 
 # %% ../../nbs/config/from_trainer.ipynb #d326234d
-def _hook(read: Reader, trainer: RecordedTrainer) -> Any:
+def _hook(read: Reader, trainer: TrainerBase) -> Any:
     hooks = trainer.given.get("hooks")
     if hooks is None:
         return None
     if isinstance(hooks, Mapping):
-        return {name: read.name(function, ("hook", name)) for name, function in hooks.items()}
+        return {name: read.name(function, f"hook.{name}") for name, function in hooks.items()}
     if isinstance(hooks, (list, tuple)):
-        read.problems.add("hook: the trainer has several, and a job has one.", remedy=say_it(("hook",)))
+        read.refuse("hook", "the trainer has several, and a job has one.")
         return None
-    return _part(read, hooks, ("hook",), {})
+    return _part(read, hooks, "hook", {})
 
 
-def _precision(read: Reader, trainer: RecordedTrainer) -> Any:
+def _precision(read: Reader, trainer: TrainerBase) -> Any:
     dtypes = trainer.given.get("precision")
     if not isinstance(dtypes, Mapping):
         return None
-    names = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-    return {part: names.get(dtype, dtype) for part, dtype in dtypes.items() if dtype is not None}
+    names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+    words = {part: str(dtype).removeprefix("torch.") for part, dtype in dtypes.items() if dtype is not None}
+    return {part: names.get(word, word) for part, word in words.items()}
 
 
-def _max_epochs(read: Reader, trainer: RecordedTrainer) -> Any:
+def _max_epochs(read: Reader, trainer: TrainerBase) -> Any:
     if trainer.ran is None:
-        read.problems.add("max_epochs: the trainer has not run yet.", remedy="Give it: to_config(path, max_epochs=10).")
-    return trainer.ran.n_epochs if trainer.ran is not None else None
+        read.refuse("max_epochs", "the trainer has not run yet.", "Give it: to_config(path, max_epochs=10).")
+        return None
+    return trainer.ran.n_epochs
 
 
 # %% ../../nbs/config/from_trainer.ipynb #271cd90a
-_SECTIONS: dict[str, Callable[[Reader, RecordedTrainer, dict[str, Any]], Any]] = {  # what is given of them is taken, and the rest found
-    "model": lambda read, trainer, given: _part(read, trainer.model, ("model",), given),
+_SECTIONS: dict[str, Callable[[Reader, TrainerBase, Mapping[str, Any]], dict[str, Any]]] = {  # what is given of them is not looked for
+    "model": lambda read, trainer, given: _part(read, trainer.model, "model", given) if "type" not in given else {},
     "optimizer": _optimizer,
     "lr_scheduler": _lr_scheduler,
     "dataset": _dataset,
     "dataloader": _dataloader,
     "checkpoint": _checkpoint,
 }
-_FIELDS: dict[str, Callable[[Reader, RecordedTrainer], Any]] = {  # these are found or given as a whole
+_FIELDS: dict[str, Callable[[Reader, TrainerBase], Any]] = {  # these are found or given as a whole
     "dataset_sampler": _dataset_sampler,
     "micro_batch_size": lambda read, trainer: getattr(trainer.ran.loader, "batch_size", None) if trainer.ran is not None else None,
-    "grad_accumulation_steps": _grad_accumulation_steps,
     "max_epochs": _max_epochs,
     "precision": _precision,
     "seed": lambda read, trainer: trainer.seed,
     "addons": _addons,
     "hook": _hook,
-    "lightning": lambda read, trainer: read.plain(trainer.lightning, ("lightning",)),
-    "compute_config": _compute_config,
-    "pas_policy": _pas_policy,
+    "lightning": lambda read, trainer: read.plain(trainer.lightning, "lightning"),
     "enable_progress_bar": lambda read, trainer: None if trainer.log_bar else False,
 }
 
 
-def configuration(trainer: RecordedTrainer, made_by: MadeBy, given: Mapping[str, Any]) -> dict[str, Any]:
+def configuration(trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of the newest run of a trainer, as plain data; fields that are `given` are taken from there.
 
     Raises one ConfigError with all that can't be known, and with errors in `given`.
     """
     if trainer.mode == "test" or trainer.optimizer is None:
         raise ConfigError("In mode 'test' there is no training to repeat.", remedy="Make the trainer with an optimizer.")
-    problems, document = Problems(), Document(named(dict(given)))
-    translate_fields(document, problems)
-    read_settings(Settings, document, problems)
+    problems = Problems(Document(named(dict(given))))
+    translate_fields(problems)
+    read_settings(Settings, problems)
     problems.raise_any()
-    said, read = document.data, Reader(problems)
-    found = {"trainer": _trainer(read, trainer, said.get("trainer") or {}, made_by)}
-    found |= {name: find(read, trainer, said.get(name) or {}) for name, find in _SECTIONS.items()}
+    said, read = problems.document.data, Reader(problems)
+    found = {"trainer": _trainer(read, trainer, said.get("trainer") or {})}
+    for name, find in _SECTIONS.items():
+        own = said.get(name) or {}
+        found[name] = find(read, trainer, own) | own
     found |= {name: find(read, trainer) for name, find in _FIELDS.items() if name not in said}
+    found |= {name: value for name, value in _compute(read, trainer, said).items() if name not in said}
     problems.raise_any()
     return said | {name: _lean(value) for name, value in found.items() if value not in (None, {}, [])}
 
@@ -431,19 +414,12 @@ def _lean(section: Any) -> Any:
 
 
 # %% ../../nbs/config/from_trainer.ipynb #ff8e908e
-def notes(trainer: RecordedTrainer, data: Mapping[str, Any]) -> list[str]:
+def notes(data: Mapping[str, Any]) -> list[str]:
     """What a configuration can't say, a line each."""
     seed = data.get("seed")
     if seed is None:
         return ["No seed was given: weights and order of samples will differ."]
     return [f"The weights start as in this run if the model is made right after torch.manual_seed({seed})."]
-
-
-def configuration_text(trainer: RecordedTrainer, made_by: MadeBy, given: Mapping[str, Any]) -> str:
-    """`configuration` as the text of a YAML file, with `notes` at its head."""
-    data = configuration(trainer, made_by, given)
-    head = "".join(f"# {note}\n" for note in [f"A run of {trainer.title}, written by its to_config().", *notes(trainer, data)])
-    return head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
 
 @command
@@ -471,8 +447,9 @@ def to_config(trainer: TrainerBase, path: str | Path | None = None, **fields: An
         Traceback (most recent call last):
         ConfigError: ...
     """
-    kind = written_class(type(trainer))
-    text = configuration_text(trainer, (kind, constructor_parameters(kind)), fields)
+    data = configuration(trainer, fields)
+    head = "".join(f"# {note}\n" for note in [f"A run of {trainer.title}, written by its to_config().", *notes(data)])
+    text = head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
     if path is not None:
         Path(path).write_text(text, encoding="utf-8")
     return text

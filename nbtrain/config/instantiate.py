@@ -15,7 +15,7 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
-from .document import At, Document, Problems, dotted, literal
+from .document import Document, Problems, below, literal
 from .trust import check_arguments, check_found, check_written
 from ..compat.config_fields import current_name
 from ..compat.foreign_names import same_argument
@@ -107,21 +107,23 @@ def named(value: Any) -> Any:
 
 
 # %% ../../nbs/config/instantiate.ipynb #43d9dcec
-def load_checked(name: Any, at: At, document: Document, problems: Problems, short: str = "") -> Any:
+def load_checked(name: Any, at: str, problems: Problems, short: str = "") -> Any:
     """Call `load_name`; if it fails, add a problem and return None."""
     try:
-        return load_name(name, short, trusted=document.trusted)
+        return load_name(name, short, trusted=problems.document.trusted)
     except ConfigError as error:
-        problems.add_error(error, document.place(at), f"{dotted(at)}: ")
+        problems.add_error(error, at, f"{at}: ")
         return None
 
 
-def _check_safe(arguments: Mapping[str, Any], at: At, document: Document, problems: Problems) -> None:
+def _check_safe(arguments: Mapping[str, Any], at: str, problems: Problems) -> None:
     """Add a problem for an argument that lets code from a file run, unless the document is trusted."""
+    if problems.document.trusted:
+        return
     try:
-        check_arguments({} if document.trusted else arguments)
+        check_arguments(arguments)
     except ConfigError as error:
-        problems.add_error(error, document.place(at), f"{dotted(at)}: ")
+        problems.add_error(error, at, f"{at}: ")
 
 
 # %% ../../nbs/config/instantiate.ipynb #2ed36568
@@ -135,13 +137,13 @@ class Maker:
 
     document: Document
     settings: object = None
-    made: dict[At, Any] = field(default_factory=dict)
-    _open: list[At] = field(default_factory=list)
+    made: dict[str, Any] = field(default_factory=dict)
+    _open: list[str] = field(default_factory=list)
 
-    def value(self, value: Any, at: At) -> Any:
+    def value(self, value: Any, at: str) -> Any:
         """Make all objects in `value`, and read its strings as literals."""
         if isinstance(value, list):
-            return [self.value(item, (*at, i)) for i, item in enumerate(value)]
+            return [self.value(item, below(at, i)) for i, item in enumerate(value)]
         if isinstance(value, dict):
             return self._dict(value, at)
         if isinstance(value, str):
@@ -151,58 +153,61 @@ class Maker:
             return value[1:] if late else literal(value)
         return value
 
-    def _dict(self, value: dict[Any, Any], at: At) -> Any:
+    def _dict(self, value: dict[Any, Any], at: str) -> Any:
+        if value.get(_VALUE_TYPE) == "function":
+            return self.load(value.get("value"), f"{at}.value")
         if _VALUE_TYPE in value:
-            if value[_VALUE_TYPE] == "function":
-                return self.load(value.get("value"), (*at, "value"))
-            return self.make(self.load(value[_VALUE_TYPE], (*at, _VALUE_TYPE)), at, value.get("value"))
+            return self.make(self.load(value[_VALUE_TYPE], f"{at}.{_VALUE_TYPE}"), at, value.get("value"))
         if "__type" in value:
-            return self.call(
-                self.load(value["__type"], (*at, "__type")), {name: item for name, item in value.items() if name != "__type"}, at
-            )
+            arguments = {name: item for name, item in value.items() if name != "__type"}
+            return self.call(self.load(value["__type"], f"{at}.__type"), arguments, at)
         return self.arguments(value, at)
 
-    def load(self, name: Any, at: At, short: str = "") -> Any:
+    def load(self, name: Any, at: str, short: str = "") -> Any:
         """Load the name written at `at`."""
-        problems = Problems()
-        found = load_checked(name, at, self.document, problems, short)
+        problems = Problems(self.document)
+        found = load_checked(name, at, problems, short)
         problems.raise_any()
         return found
 
-    def arguments(self, arguments: Mapping[str, Any], at: At) -> dict[str, Any]:
-        """Make the keyword arguments written at `at`."""
-        problems = Problems()
-        _check_safe(arguments, at, self.document, problems)
-        problems.raise_any()
-        return {name: self.value(item, (*at, name)) for name, item in arguments.items()}
+    def part(self, part: Any, at: str, *first: Any, short: str = "", **automatic: Any) -> Any:
+        """Call the class or function of a section that has a `type` and `args`, with these arguments and the others."""
+        return self.call(self.load(part.type, f"{at}.type", short), part.args, f"{at}.args", *first, **automatic)
 
-    def call(self, target: Callable[..., Any], arguments: Mapping[str, Any], at: At, *first: Any, **automatic: Any) -> Any:
+    def arguments(self, arguments: Mapping[str, Any], at: str) -> dict[str, Any]:
+        """Make the keyword arguments written at `at`."""
+        problems = Problems(self.document)
+        _check_safe(arguments, at, problems)
+        problems.raise_any()
+        return {name: self.value(item, below(at, name)) for name, item in arguments.items()}
+
+    def call(self, target: Callable[..., Any], arguments: Mapping[str, Any], at: str, *first: Any, **automatic: Any) -> Any:
         """Call `target(*first, **arguments, **automatic)`; an error names the part of the configuration."""
         return self.make(target, at, *first, **self.arguments(arguments, at), **automatic)
 
-    def make(self, target: Callable[..., Any], at: At, *first: Any, **arguments: Any) -> Any:
+    def make(self, target: Callable[..., Any], at: str, *first: Any, **arguments: Any) -> Any:
         """Call `target(*first, **arguments)` for the part at `at`. Raises ConfigError if a library does not accept the arguments."""
         try:
             return target(*first, **arguments)
         except Exception as error:
-            *_, last = extract_tb(error.__traceback__)
+            frames, place = extract_tb(error.__traceback__), self.document.place(at)
             is_refusal = isinstance(error, (TypeError, ValueError, RuntimeError)) and not isinstance(error, NbtrainError)
-            if is_refusal and (not is_user_file(last.filename) or len(extract_tb(error.__traceback__)) == 1):
-                what = f"{dotted(at)}: {getattr(target, '__qualname__', target)} raised {type(error).__name__}: {first_line(error)}"
-                raise ConfigError(what, where=self.document.place(at)) from error
-            add_note(error, f"nbtrain: {dotted(at)}, {self.document.place(at)}")
+            if is_refusal and (len(frames) == 1 or not is_user_file(frames[-1].filename)):
+                what = f"{at}: {getattr(target, '__qualname__', target)} raised {type(error).__name__}: {first_line(error)}"
+                raise ConfigError(what, where=place) from error
+            add_note(error, f"nbtrain: {at}, {place}")
             raise
 
-    def late(self, name: str, at: At) -> Any:
+    def late(self, name: str, at: str) -> Any:
         """The object that `$!(name)` refers to."""
-        target = tuple(name.strip().split("."))
-        if target == ("self",):
+        target = name.strip()
+        if target == "self":
             return self.settings
         if target in self._open:
             raise ConfigError(f"$!({name}) refers to itself.", where=self.document.place(at))
         if target not in self.made:
             try:
-                written = self.document.get(target)
+                written = self.document[target]
             except KeyError as error:
                 raise ConfigError(f"$!({name}) does not exist.", where=self.document.place(at)) from error
             self._open.append(target)
@@ -212,59 +217,57 @@ class Maker:
 
 
 # %% ../../nbs/config/instantiate.ipynb #5cb8cd39
-def check_value(value: Any, at: At, document: Document, problems: Problems) -> None:
+def check_value(value: Any, at: str, problems: Problems) -> None:
     """Add problems for `value`: names that can't be imported, and arguments that a class or function does not take."""
     if isinstance(value, list):
         for i, item in enumerate(value):
-            check_value(item, (*at, i), document, problems)
+            check_value(item, below(at, i), problems)
     elif isinstance(value, dict):
-        _check_safe(value, at, document, problems)
+        _check_safe(value, at, problems)
         for key, item in value.items():
-            check_value(item, (*at, key), document, problems)
-        for key in ("__type", _VALUE_TYPE):
-            if key in value and value[key] != "function":
-                target = check_name(value[key], (*at, key), document, problems)
-                if key == "__type" and target is not None:
-                    check_call(target, [name for name in value if name != "__type"], at, document, problems)
+            check_value(item, below(at, key), problems)
         if value.get(_VALUE_TYPE) == "function":
-            check_name(value.get("value"), (*at, "value"), document, problems)
+            check_name(value.get("value"), f"{at}.value", problems)
+        elif _VALUE_TYPE in value:
+            check_name(value[_VALUE_TYPE], f"{at}.{_VALUE_TYPE}", problems)
+        if "__type" in value:
+            target = check_name(value["__type"], f"{at}.__type", problems)
+            check_call(target, [name for name in value if name != "__type"], at, problems)
 
 
-def check_name(name: Any, at: At, document: Document, problems: Problems, short: str = "") -> Callable[..., Any] | None:
+def check_name(name: Any, at: str, problems: Problems, short: str = "") -> Callable[..., Any] | None:
     """Like `load_checked`, for something that will be called; adds a problem if it is not callable."""
-    found = load_checked(name, at, document, problems, short)
+    found = load_checked(name, at, problems, short)
     if found is not None and not callable(found):
-        problems.add(f"{dotted(at)}: {name!r} is a {type(found).__name__}, and can't be called.", document.place(at))
+        problems.add(f"{at}: {name!r} is a {type(found).__name__}, and can't be called.")
         return None
     return found
 
 
 def check_call(
-    target: Callable[..., Any],
-    given: Iterable[str],
-    at: At,
-    document: Document,
-    problems: Problems,
-    n_first: int = 0,
-    automatic: Iterable[str] = (),
+    target: Callable[..., Any] | None, given: Iterable[str], at: str, problems: Problems, n_first: int = 0, automatic: Iterable[str] = ()
 ) -> None:
     """Add problems for arguments in `given` that `target` does not take, and for required ones that are missing.
 
-    The first `n_first` arguments are passed by position, and those in `automatic` are passed if it takes them.
+    The first `n_first` arguments are passed by position, and those in `automatic` are passed if it takes them. None: `check_name` has
+    added a problem.
     """
+    if target is None:
+        return
     try:
         parameters = list(inspect.signature(target).parameters.values())
     except (ValueError, TypeError):  # a builtin without a signature
         return
     name, given = getattr(target, "__qualname__", repr(target)), list(given)
-    parameters = parameters[n_first:] if not any(p.kind is p.VAR_POSITIONAL for p in parameters[:n_first]) else parameters
-    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        for argument in given:
-            if argument not in known:
-                free = set(known) - set(automatic)
-                remedy = same_argument(argument, free) or (nearest(argument, free) if free else "Leave it out.")
-                problems.add(f"{name} takes no argument {argument!r}.", document.place((*at, argument)), remedy)
-    needed = [p.name for p in parameters if p.name in known and p.default is p.empty and p.name not in (*given, *automatic)]
+    if not any(p.kind is p.VAR_POSITIONAL for p in parameters[:n_first]):
+        parameters = parameters[n_first:]
+    known = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    free = known.keys() - set(automatic)
+    for argument in given:
+        if not takes_any and argument not in known:
+            remedy = same_argument(argument, free) or (nearest(argument, free) if free else "Leave it out.")
+            problems.add(f"{name} takes no argument {argument!r}.", remedy, at=f"{at}.{argument}")
+    needed = [p.name for p in known.values() if p.default is p.empty and p.name not in (*given, *automatic)]
     if needed:
-        problems.add(f"{name} needs {', '.join(map(repr, needed))}.", document.place(at), f"Give it below {dotted(at)}.")
+        problems.add(f"{name} needs {', '.join(map(repr, needed))}.", f"Give it below {at}.", at=at)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .document import At, Problems, dotted, literal
+from .document import Problems, below, literal
 from .instantiate import importable_name
 from .overrides import escape
 from ..errors import ConfigError, first_line
@@ -86,11 +86,12 @@ def _shortest(full: str, item: Any) -> str:
     return full
 
 
-def say_it(at: At) -> str:
+def say_it(at: str) -> str:
     """The remedy for a value that can't be read: how to pass it."""
-    section, *rest = at
-    names = [key for key in rest if isinstance(key, str) and key.endswith("args")]
-    return f"Give it: to_config(path, {section}=" + (f'{{"{names[0]}": {{...}}}}).' if names else "{...}).")
+    section, *rest = at.split(".")
+    name = next((key for key in rest if key.endswith("args")), "")
+    value = f'{{"{name}": {{...}}}}' if name else "{...}"
+    return f"Give it: to_config(path, {section}={value})."
 
 
 @dataclass
@@ -99,63 +100,67 @@ class Reader:
 
     problems: Problems
 
-    def name(self, item: Any, at: At) -> str:
+    def refuse(self, at: str, what: str, remedy: str = "") -> None:
+        """Add the problem that the value at `at` can't be read."""
+        self.problems.add(f"{at}: {what}", remedy or say_it(at))
+
+    def name(self, item: Any, at: str) -> str:
         """The shortest name that imports a class or a function: torch.optim.Adam."""
         try:
             return _shortest(importable_name(item), item)
         except ConfigError as error:
-            self.problems.add_error(error, prefix=f"{dotted(at)}: ")
+            self.problems.add_error(error, prefix=f"{at}: ")
             return "?"
 
-    def value(self, value: Any, at: At) -> Any:
+    def value(self, value: Any, at: str) -> Any:
         """`value` as it is written under arguments."""
         if value is None or type(value) in (bool, int, float):
             return value
         if isinstance(value, (str, PurePath)):
             return self._text(str(value), at)
         if isinstance(value, (list, tuple)) and len(value) <= _MAX_ITEMS:
-            items = [self.value(item, (*at, i)) for i, item in enumerate(value)]
+            items = [self.value(item, below(at, i)) for i, item in enumerate(value)]
             if isinstance(value, list):
                 return items
             if items == list(value):  # the items need no conversion
                 return {"__value_type": "tuple", "value": items}
         if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
-            return {key: self.value(item, (*at, key)) for key, item in value.items()}
+            return self.plain(value, at)
         if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
             return {"__value_type": "function", "value": self.name(value, at)}
         return self._object(value, at)
 
-    def _text(self, text: str, at: At) -> Any:
-        if blot_out(said := f'{at[-1]} = "{text}"') != said:
-            self.problems.add(
-                f"{dotted(at)} is a secret, which no file should hold.",
-                remedy=f"{say_it(at)[:-1]}, and $(NAME) for that of the environment.",
-            )
+    def _text(self, text: str, at: str) -> Any:
+        said = f'{at.rpartition(".")[2]} = "{text}"'
+        if blot_out(said) != said:
+            remedy = f"{say_it(at)[:-1]}, and $(NAME) for that of the environment."
+            self.problems.add(f"{at} is a secret, which no file should hold.", remedy)
         return text if literal(text) == text and "$" not in text else {"__value_type": "str", "value": escape(text)}
 
-    def _object(self, value: Any, at: At) -> Any:
+    def _object(self, value: Any, at: str) -> Any:
         if isinstance(value, (Tensor, list, tuple)):
-            self.problems.add(
-                f"{dotted(at)}: a {type(value).__name__} of {len(value)} values is too long for a configuration.", remedy=say_it(at)
-            )
+            self.refuse(at, f"a {type(value).__name__} of {len(value)} values is too long for a configuration.")
             return None
         made = {"__type": self.name(type(value), at)}
         to_dict = getattr(value, "to_dict", None)
         if callable(to_dict) and isinstance(known := to_dict(), dict):  # such as the configuration of a model of Hugging Face
             return made | self.value(known, at)
         if is_dataclass(value):
-            return made | {f.name: self.value(getattr(value, f.name), (*at, f.name)) for f in fields(value) if f.init}
+            return made | self.plain({f.name: getattr(value, f.name) for f in fields(value) if f.init}, at)
         found = self.arguments(value, at)
-        if found is not None and (why := why_another(value, found)):
-            self.problems.add(
-                f"{dotted(at)}: a second {type(value).__name__} made from its stored arguments is different: {why}.", remedy=say_it(at)
-            )
+        self.check_second(value, found, at)
         return made | self.plain(found, at)
 
-    def plain(self, arguments: Mapping[str, Any] | None, at: At) -> dict[str, Any]:
-        return {name: self.value(item, (*at, name)) for name, item in (arguments or {}).items()}
+    def plain(self, arguments: Mapping[Any, Any] | None, at: str) -> dict[Any, Any]:
+        """Each of `arguments` as it is written."""
+        return {name: self.value(item, below(at, name)) for name, item in (arguments or {}).items()}
 
-    def arguments(self, item: Any, at: At, without: Iterable[str] = ()) -> dict[str, Any] | None:
+    def check_second(self, item: Any, arguments: Mapping[str, Any] | None, at: str, remedy: str = "") -> None:
+        """Add a problem if an object made from `arguments` is another than `item`. None: they are unknown."""
+        if arguments is not None and (why := why_another(item, arguments)):
+            self.refuse(at, f"a second {type(item).__qualname__} made from its stored arguments is different: {why}.", remedy)
+
+    def arguments(self, item: Any, at: str, without: Iterable[str] = ()) -> dict[str, Any] | None:
         """The constructor arguments of `item` that differ from defaults; None, with a problem, if `item` does not store all of them."""
         kept, found, unknown = _kept(item), {}, []
         for p in parameters_of(type(item)):
@@ -166,8 +171,5 @@ class Reader:
             elif not same_value(kept[p.name], p.default):
                 found[p.name] = kept[p.name]
         if unknown:
-            name = type(item).__qualname__
-            self.problems.add(
-                f"{dotted(at)}: this {name} does not store its constructor arguments: {', '.join(unknown)}.", remedy=say_it(at)
-            )
+            self.refuse(at, f"this {type(item).__qualname__} does not store its constructor arguments: {', '.join(unknown)}.")
         return found if not unknown else None

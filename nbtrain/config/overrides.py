@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from .document import At, Document, Problems, dotted
+from .document import Problems, below
 from ..errors import OptionError, nearest
 
 # %% auto #0
@@ -24,7 +24,7 @@ __all__ = ["Override", "CommandLine", "read_command_line", "apply_overrides", "e
 class Override:
     """A `--key value` that sets the value at `at`, or deletes it. `value` is None if it is missing, which turns on a switch."""
 
-    at: At
+    at: str
     value: str | None
     deletes: bool
     text: str  # as typed
@@ -55,7 +55,9 @@ def read_command_line(arguments: Sequence[str], options: Mapping[str, str], swit
         elif not _is_key(token):
             found.rest.append(token)
         else:
-            given = value if equals else queue.pop(0) if queue and not _is_key(queue[0]) else None
+            given = value if equals else None
+            if not equals and queue and not _is_key(queue[0]):
+                given = queue.pop(0)
             if key in options:
                 if given is None:
                     raise OptionError(f"{key} is given without a value.", remedy=f"Put it after: {key} VALUE.")
@@ -78,12 +80,13 @@ def _override(key: str, value: str | None) -> Override:
     name = key[2:].removesuffix("!").replace("-", "_")
     if not all(name.split(".")):
         raise OptionError(f"{key} can't be the path of a field.", remedy="Write names with dots between them: --model.args.dim 32.")
-    return Override(tuple(name.split(".")), value, key.endswith("!"), key)
+    return Override(name, value, key.endswith("!"), key)
 
 
 # %% ../../nbs/config/overrides.ipynb #6abc3651
-def apply_overrides(document: Document, overrides: Sequence[Override], problems: Problems) -> None:
-    """Apply `overrides` to `document`, in order. Setting a field of a plain value adds a problem."""
+def apply_overrides(problems: Problems, overrides: Sequence[Override]) -> None:
+    """Apply `overrides` to the document of `problems`, in order. Setting a field of a plain value adds a problem."""
+    document = problems.document
     for override in overrides:
         if override.deletes:
             document.delete(override.at)
@@ -93,8 +96,8 @@ def apply_overrides(document: Document, overrides: Sequence[Override], problems:
             document.set(override.at, override.value, override.text)
         except KeyError as error:
             holder = str(error.args[0])
-            what = f"{override.text} can't be set: {holder} is {document.get(tuple(holder.split('.')))!r}, and holds no fields."
-            problems.add(what, document.place(tuple(holder.split("."))), f"Replace it first: --{holder}! {override.text} {override.value}.")
+            what = f"{override.text} can't be set: {holder} is {document[holder]!r}, and holds no fields."
+            problems.add(what, f"Replace it first: --{holder}! {override.text} {override.value}.", at=holder)
 
 
 # %% ../../nbs/config/overrides.ipynb #49036295
@@ -111,17 +114,17 @@ def escape(value: Any) -> Any:
 
 
 class _References:
-    def __init__(self, document: Document, problems: Problems) -> None:
-        self.document, self.problems = document, problems
+    def __init__(self, problems: Problems) -> None:
+        self.document, self.problems = problems.document, problems
         self.open: list[str] = []  # the references being resolved, outermost first
         self.circles: list[set[str]] = []  # circular references that were reported
-        self.names = sorted(dotted(at) for at in document.places if at)
+        self.names = sorted(at for at in self.document.places if at)
 
-    def value(self, value: Any, at: At) -> Any:
+    def value(self, value: Any, at: str) -> Any:
         if isinstance(value, dict):
-            return {key: self.value(item, (*at, key)) for key, item in value.items()}
+            return {key: self.value(item, below(at, key)) for key, item in value.items()}
         if isinstance(value, list):
-            return [self.value(item, (*at, i)) for i, item in enumerate(value)]
+            return [self.value(item, below(at, i)) for i, item in enumerate(value)]
         if not isinstance(value, str) or "$" not in value:
             return value
         whole = _REFERENCE.fullmatch(value)
@@ -129,23 +132,22 @@ class _References:
             return self._named(_name(whole), at)
         return _REFERENCE.sub(lambda m: m[0][1:] if m[1] == "$$" else str(self._named(_name(m), at)), value)
 
-    def _named(self, name: str, at: At) -> Any:
-        place = self.document.place(at)
+    def _named(self, name: str, at: str) -> Any:
         if name in self.open:
             circle = self.open[self.open.index(name) :]
             if set(circle) not in self.circles:
                 self.circles.append(set(circle))
-                self.problems.add(f"$({name}) refers to itself: {' → '.join([*circle, name])}.", place)
+                self.problems.add(f"$({name}) refers to itself: {' → '.join([*circle, name])}.", at=at)
             return None
-        target = tuple(name.replace("-", "_").split("."))
+        target = name.replace("-", "_")
         try:
-            found = self.document.get(target)
+            found = self.document[target]
         except KeyError:
             if name in os.environ:
                 return os.environ[name]
             near = get_close_matches(name, self.names, n=1) or [known for known in self.names if known.endswith(f".{name}")]
             remedy = f"Did you mean $({near[0]})?" if near else "Give the full path: $(model.args.dim)."
-            self.problems.add(f"$({name}) does not exist.", place, remedy)
+            self.problems.add(f"$({name}) does not exist.", remedy, at=at)
             return None
         self.open.append(name)
         try:
@@ -158,6 +160,6 @@ def _name(match: re.Match[str]) -> str:
     return (match["round"] if match["round"] is not None else match["curly"]).strip()
 
 
-def resolve_references(document: Document, problems: Problems) -> None:
-    """Replace each `$(a.b)` in `document` by the value that it names. One that names nothing, or itself, adds a problem."""
-    document.data = _References(document, problems).value(document.data, ())
+def resolve_references(problems: Problems) -> None:
+    """Replace each `$(a.b)` in the document of `problems` by the value that it names. One that names nothing, or itself, adds a problem."""
+    problems.document.data = _References(problems).value(problems.document.data, "")

@@ -10,14 +10,15 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .document import At, Document, Problems, dotted, literal
-from ..compat.config_fields import described
+from .document import Problems, below, literal
+from ..compat.config_fields import default_of, described
 from ..compat.foreign_names import remedy_of_field
 from ..errors import nearest
 
 # %% auto #0
 __all__ = [
     "Name",
+    "SAVING",
     "Dtype",
     "Precision",
     "Kind",
@@ -163,6 +164,21 @@ class CheckpointConfig:
     convert_fn: Name | None = described("a function of the content of the file in resume_from, which returns what is imported")
 
 
+# The fields that are options of StateManagerAddon, by their names there
+SAVING = {
+    "save_path": "save_dir",
+    "save_format": "save_format",
+    "save_type": "save_type",
+    "save_weights": "save_weights",
+    "every_n_steps": "every_n_train_steps",
+    "every_n_epochs": "every_n_epochs",
+    "keep_last_n": "keep_last_n_checkpoints",
+    "save_best": "save_best",
+    "save_last": "save_last",
+    "symlink_best_and_last": "symlink_best_and_last",
+}
+
+
 @dataclass(frozen=True)
 class PartConfig:
     """A logger, an addon or a hook: a class and its arguments."""
@@ -254,40 +270,39 @@ def shown_fields(kind: type[Any]) -> dict[str, Field[Any]]:
     return {known.name: known for known in fields(kind) if "help" in known.metadata}
 
 
-def read_settings(kind: type[Kind], document: Document, problems: Problems) -> Kind:
-    """Read the dataclass `kind` from `document`. Invalid values are added to `problems` and replaced by their defaults."""
-    return _SectionReader(document, problems).section(kind, document.data, ())
+def read_settings(kind: type[Kind], problems: Problems) -> Kind:
+    """Read the dataclass `kind` from the document of `problems`. Invalid values are added to these and replaced by their defaults."""
+    return _SectionReader(problems).section(kind, problems.document.data, "")
 
 
 class _SectionReader:
-    def __init__(self, document: Document, problems: Problems) -> None:
-        self.document, self.problems = document, problems
+    def __init__(self, problems: Problems) -> None:
+        self.problems = problems
 
-    def section(self, kind: type[Any], values: Any, at: At) -> Any:
+    def section(self, kind: type[Any], values: Any, at: str) -> Any:
         known = shown_fields(kind)
         if values is None:
             return kind()
         if not isinstance(values, dict):
-            self.problems.add(f"{dotted(at)}: expected a mapping, got {values!r}.", self.document.place(at), f"It has {', '.join(known)}.")
+            self.problems.add(f"{at}: expected a mapping, got {values!r}.", f"It has {', '.join(known)}.")
             return kind()
         hints, found = get_type_hints(kind), {}
         for name, value in values.items():
+            here = below(at, name)
             if name not in known:
-                full = dotted((*at, name))
                 remedy = remedy_of_field(str(name), known) or nearest(str(name), known)
-                self.problems.add(f"There is no field {full}.", self.document.place((*at, name)), remedy)
+                self.problems.add(f"There is no field {here}.", remedy, at=here)
                 continue
             try:
-                found[name], least = self.value(hints[name], value, (*at, name)), known[name].metadata["least"]
-                if least is not None and isinstance(found[name], int) and found[name] < least:
+                fit, least = self.value(hints[name], value, here), known[name].metadata["least"]
+                if least is not None and isinstance(fit, int) and fit < least:
                     raise _Unfit(f"{least} or more")
+                found[name] = fit
             except _Unfit as unfit:
-                found.pop(name, None)
-                what = f"{dotted((*at, name))}: expected {unfit}, got {value!r}."
-                self.problems.add(what, self.document.place((*at, name)))
+                self.problems.add(f"{here}: expected {unfit}, got {value!r}.")
         return kind(**found)
 
-    def value(self, hint: Any, value: Any, at: At) -> Any:
+    def value(self, hint: Any, value: Any, at: str) -> Any:
         origin, options = get_origin(hint), get_args(hint)
         if origin in (Union, types.UnionType):
             return self._one_of(options, value, at)
@@ -296,10 +311,9 @@ class _SectionReader:
         if is_dataclass(hint):
             return self.section(hint, value, at)  # pyright: ignore[reportArgumentType]
         if origin is list:
-            items = _fit(list, value)
-            return [self.value(options[0], item, (*at, i)) for i, item in enumerate(items)]
+            return [self.value(options[0], item, below(at, i)) for i, item in enumerate(_fit(list, value))]
         if origin is dict:
-            return {self._key(options[0], k): self.value(options[1], item, (*at, k)) for k, item in _fit(dict, value).items()}
+            return {self._key(options[0], k): self.value(options[1], item, below(at, k)) for k, item in _fit(dict, value).items()}
         return _fit(hint, value)
 
     def _key(self, hint: Any, key: Any) -> Any:
@@ -308,7 +322,7 @@ class _SectionReader:
         except _Unfit as unfit:
             raise _Unfit(f"a mapping of {unfit}") from None
 
-    def _one_of(self, options: tuple[Any, ...], value: Any, at: At) -> Any:
+    def _one_of(self, options: tuple[Any, ...], value: Any, at: str) -> Any:
         if type(None) in options and (value is None or value in ("None", "null")):
             return None
         words, mappings = [], [o for o in options if get_origin(o) is dict or is_dataclass(o)]
@@ -322,20 +336,22 @@ class _SectionReader:
 
 
 # %% ../../nbs/config/schema.ipynb #501dcf3e
-def describe_fields(kind: type[Any] = Settings, at: At = ()) -> list[str]:
+def describe_fields(kind: type[Any] = Settings, at: str = "") -> list[str]:
     """Lines of help: each field as a command-line option, with type and default, followed by its help text."""
     hints, lines = get_type_hints(kind), []
     for name, known in shown_fields(kind).items():
-        hint, here = hints[name], (*at, name)
+        hint, here, words = hints[name], below(at, name), known.metadata["help"]
         section = next((option for option in (hint, *get_args(hint)) if is_dataclass(option)), None)
         if section is not None:
-            index: At = ("0",) if get_origin(hint) is list else ()
-            lines += [f"  {dotted(here)}: {known.metadata['help']}"]
-            lines += describe_fields(section, (*here, *index))  # pyright: ignore[reportArgumentType]
-        else:
-            shown = str(known.default).lower() if isinstance(known.default, bool) else repr(known.default)
-            default = "" if known.default in (None, MISSING) else f" = {shown}"
-            lines += [f"  --{dotted(here)} {_type_words(hint)}{default}", f"        {known.metadata['help']}"]
+            inner = below(here, 0) if get_origin(hint) is list else here
+            lines += [f"  {here}: {words}", *describe_fields(section, inner)]  # pyright: ignore[reportArgumentType]
+            continue
+        default = ""
+        if isinstance(known.default, bool):
+            default = f" = {str(known.default).lower()}"
+        elif known.default not in (None, MISSING):
+            default = f" = {known.default!r}"
+        lines += [f"  --{here} {_type_words(hint)}{default}", f"        {words}"]
     return lines
 
 
@@ -355,12 +371,8 @@ def _type_words(hint: Any) -> str:
 def to_plain(value: Any, *, defaults: bool = True) -> Any:
     """Convert a section to plain data; `defaults=False` leaves out fields with their default."""
     if is_dataclass(value) and not isinstance(value, type):
-        kept = {n: getattr(value, n) for n, f in shown_fields(type(value)).items() if defaults or getattr(value, n) != _default(f)}
+        kept = {n: getattr(value, n) for n, f in shown_fields(type(value)).items() if defaults or getattr(value, n) != default_of(f)}
         return {name: to_plain(item, defaults=defaults) for name, item in kept.items()}
     if isinstance(value, dict):
         return {key: to_plain(item, defaults=defaults) for key, item in value.items()}
     return [to_plain(item, defaults=defaults) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _default(known: Field[Any]) -> Any:
-    return known.default if known.default is not MISSING else known.default_factory()  # pyright: ignore[reportCallIssue]

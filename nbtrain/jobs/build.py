@@ -27,10 +27,10 @@ from ..checkpoint.pretrained import fitness_of, open_pretrained
 from ..checkpoint.store import FOLDER
 from ..compat.config_fields import AUTOMATIC
 from ..config.compute_plan import device_batches, limits, n_epochs, plan_compute
-from ..config.document import At, Document, Problems
+from ..config.document import Document, Problems
 from ..config.instantiate import Maker
-from ..config.schema import DatasetSamplerConfig, LRSchedulerConfig, OneOptimizerConfig, OneSchedulerConfig
-from ..config.schema import OptimizerConfig, PartConfig, Settings
+from ..config.schema import SAVING, DatasetSamplerConfig, LRSchedulerConfig, OneOptimizerConfig, OneSchedulerConfig
+from ..config.schema import OptimizerConfig, Settings
 from ..base.devices import resolve_devices
 from ..distributed.memory_estimate import DevicePlan, device_memory, plan_devices
 from ..distributed.world import find_world
@@ -127,27 +127,27 @@ class Job:
 
 
 # %% ../../nbs/jobs/build.ipynb #5c16310c
-def _part(maker: Maker, part: PartConfig, at: At, short: str = "") -> Any:
-    return maker.call(maker.load(part.type, (*at, "type"), short), part.args, (*at, "args"))
+def _known(model: nn.Module, patterns: Iterable[str], section: str) -> dict[str, nn.Parameter]:
+    """The parameters of the model by name. Raises ConfigError for one of the `patterns` that no name fits."""
+    known = dict(model.named_parameters())
+    for pattern in patterns:
+        if not fnmatch.filter(known, pattern):
+            raise ConfigError(f"{section}: {type(model).__name__} has no parameter {pattern!r}.", remedy=nearest(pattern, known))
+    return known
 
 
 def _parameters(model: nn.Module, groups: list[dict[str, Any]]) -> Any:
     """What the optimizer gets: all parameters, or the groups that are given by names."""
-    known = dict(model.named_parameters())
-    for name in (name for group in groups for name in group.get("params", [])):
-        if name not in known:
-            raise ConfigError(f"optimizer.groups: {type(model).__name__} has no parameter {name!r}.", remedy=nearest(str(name), known))
+    known = _known(model, (str(name) for group in groups for name in group.get("params", [])), "optimizer.groups")
     return [{**group, "params": [known[name] for name in group.get("params", [])]} for group in groups] or model.parameters()
 
 
 def _driven(model: nn.Module, parts: Sequence[OneOptimizerConfig]) -> list[list[nn.Parameter]]:
     """The parameters of each of several optimizers. Raises ConfigError for a name that is not there, or an optimizer without any."""
-    known = dict(model.named_parameters())
-    for i, pattern in ((i, pattern) for i, part in enumerate(parts) for pattern in part.params):
-        if not fnmatch.filter(known, pattern):
-            what = f"optimizer.{i}.params: {type(model).__name__} has no parameter {pattern!r}."
-            raise ConfigError(what, remedy=nearest(pattern, known))
-    chosen = [_chosen(part, known) if part.params or part.dims is not None else None for part in parts]
+    known: dict[str, nn.Parameter] = {}
+    for i, part in enumerate(parts):
+        known = _known(model, part.params, f"optimizer.{i}.params")
+    chosen = [_chosen(part, known) for part in parts]
     left = known.keys() - {name for names in chosen if names is not None for name in names}
     found = [[known[name] for name in known if name in (left if names is None else names)] for names in chosen]
     if [] in found:
@@ -155,40 +155,42 @@ def _driven(model: nn.Module, parts: Sequence[OneOptimizerConfig]) -> list[list[
     return found
 
 
-def _chosen(part: OneOptimizerConfig, known: Mapping[str, nn.Parameter]) -> set[str]:
-    """The names of the parameters that an optimizer names."""
+def _chosen(part: OneOptimizerConfig, known: Mapping[str, nn.Parameter]) -> set[str] | None:
+    """The names of the parameters that an optimizer names; None if it names none, and gets what is left."""
+    if not part.params and part.dims is None:
+        return None
     names = {name for pattern in part.params or ("*",) for name in fnmatch.filter(known, pattern)}
     return {name for name in names if part.dims in (None, known[name].ndim)}
 
 
 def _classified(model: nn.Module, parts: Sequence[OneOptimizerConfig], maker: Maker, function: Callable[[str], Any]) -> list[list[Any]]:
     """The parameters, or the groups of them, of each of several optimizers, as `function` places each name."""
-    found: list[dict[int, list[nn.Parameter]]] = [{} for _ in parts]
+    found: list[list[list[nn.Parameter]]] = [[[] for _ in part.groups or [{}]] for part in parts]
     for name, parameter in model.named_parameters():
         place = function(name)
         index, group = (*place, 0)[:2] if isinstance(place, tuple) else (place, 0)
-        if index not in range(len(parts)) or group not in range(max(len(parts[index].groups), 1)):
+        if index not in range(len(parts)) or group not in range(len(found[index])):
             what = f"optimizer.param_clss_fn returned {place!r} for {name!r}, and there is no such optimizer or group."
             raise ConfigError(what, remedy="Return the index of an optimizer, or (optimizer, group), both counted from 0.")
-        found[index].setdefault(group, []).append(parameter)
-    made = []
-    for i, (part, of_groups) in enumerate(zip(parts, found)):
-        if len(of_groups) < max(len(part.groups), 1):
-            what = f"optimizer.{i}" + (f".groups.{min(set(range(len(part.groups))) - of_groups.keys())}" if part.groups else "")
+        found[index][group].append(parameter)
+    made: list[list[Any]] = []
+    for i, (part, groups) in enumerate(zip(parts, found)):
+        if [] in groups:
+            what = f"optimizer.{i}" + (f".groups.{groups.index([])}" if part.groups else "")
             raise ConfigError(f"{what} has no parameter: param_clss_fn never returned it.", remedy="Leave it out, or return it.")
-        options = maker.value(part.groups, ("optimizer", i, "groups"))
-        made.append([{**given, "params": of_groups[group]} for group, given in enumerate(options)] or of_groups[0])
+        options = maker.value(part.groups, f"optimizer.{i}.groups")
+        made.append([{**given, "params": params} for given, params in zip(options, groups)] or groups[0])
     return made
 
 
 def _each(model: nn.Module, section: OptimizerConfig, maker: Maker) -> JointOptimizer:
     """The optimizers of a list."""
-    parts, made = section.each, []
-    name = section.param_clss_fn
-    driven = _driven(model, parts) if name is None else _classified(model, parts, maker, maker.load(name, ("optimizer", "param_clss_fn")))
-    for i, (part, parameters) in enumerate(zip(parts, driven)):
-        at = ("optimizer", i)
-        made.append(maker.call(maker.load(part.type, (*at, "type")), part.args, (*at, "args"), parameters))
+    parts, name = section.each, section.param_clss_fn
+    if name is None:
+        driven: list[list[Any]] = [*_driven(model, parts)]
+    else:
+        driven = _classified(model, parts, maker, maker.load(name, "optimizer.param_clss_fn"))
+    made = [maker.part(part, f"optimizer.{i}", parameters) for i, (part, parameters) in enumerate(zip(parts, driven))]
     names = [part.name or name for part, name in zip(parts, named_optimizers(made))]
     return JointOptimizer(dict(zip(names, made)))
 
@@ -202,16 +204,10 @@ def _clip(settings: Settings, optimizer: Any) -> float | dict[str, float]:
 
 
 def _model_and_optimizer(settings: Settings, maker: Maker) -> tuple[Any, Any]:
-    model = maker.call(maker.load(settings.model.type, ("model", "type")), settings.model.args, ("model", "args"))
-    if settings.optimizer.each:
-        return model, _each(model, settings.optimizer, maker)
-    optimizer = maker.load(settings.optimizer.type, ("optimizer", "type"))
-    return model, maker.call(
-        optimizer,
-        settings.optimizer.args,
-        ("optimizer", "args"),
-        _parameters(model, maker.value(settings.optimizer.groups, ("optimizer", "groups"))),
-    )
+    model, section = maker.part(settings.model, "model"), settings.optimizer
+    if section.each:
+        return model, _each(model, section, maker)
+    return model, maker.part(section, "optimizer", _parameters(model, maker.value(section.groups, "optimizer.groups")))
 
 
 def _parameters_of(function: Callable[..., Any]) -> Collection[str]:
@@ -228,65 +224,54 @@ def _scheduler(settings: Settings, maker: Maker, optimizer: Any) -> Any:
     if section is None:
         return None
     if not section.each:
-        return _one_scheduler(section, section.interval, maker, ("lr_scheduler",), optimizer)
+        return _one_scheduler(section, section.interval, maker, "lr_scheduler", optimizer)
     return [
-        _one_scheduler(part, section.interval, maker, ("lr_scheduler", "each", i), own)
+        _one_scheduler(part, section.interval, maker, f"lr_scheduler.each.{i}", own)
         for i, (part, own) in enumerate(zip(section.each, optimizer.optimizers.values()))
     ]
 
 
-def _one_scheduler(section: LRSchedulerConfig | OneSchedulerConfig, interval: str, maker: Maker, at: At, optimizer: Any) -> Any:
-    target: Callable[..., Any] = maker.load(section.type, (*at, "type"))
+def _one_scheduler(section: LRSchedulerConfig | OneSchedulerConfig, interval: str, maker: Maker, at: str, optimizer: Any) -> Any:
     if interval == "epoch":
-        return maker.call(target, section.args, (*at, "args"), optimizer)
-    with_plan = "plan" in _parameters_of(target)
-    return lambda optimizer, plan: maker.call(target, section.args, (*at, "args"), optimizer, **({"plan": plan} if with_plan else {}))
+        return maker.part(section, at, optimizer)
+    with_plan = "plan" in _parameters_of(maker.load(section.type, f"{at}.type"))
+    return lambda optimizer, plan: maker.part(section, at, optimizer, **({"plan": plan} if with_plan else {}))
 
 
 # %% ../../nbs/jobs/build.ipynb #7fdda280
 def _loader(settings: Settings, maker: Maker, stage: str, batch_size: int) -> Any:
     """The loader of "train", "val" or "test"; None if the dataset has no arguments for validation or test."""
-    data = getattr(settings.dataset, f"{stage}_args")
+    at = f"{stage}_args"
+    data = getattr(settings.dataset, at)
     if not data and stage != "train":
         return None
-    dataset = maker.call(maker.load(settings.dataset.type, ("dataset", "type")), data, ("dataset", f"{stage}_args"))
+    dataset = maker.call(maker.load(settings.dataset.type, "dataset.type"), data, f"dataset.{at}")
     arguments = _stage_args(maker, settings.dataloader, "dataloader", stage)
     if isinstance(arguments.get("collate_fn"), str):
-        arguments["collate_fn"] = maker.load(arguments["collate_fn"], ("dataloader", f"{stage}_args", "collate_fn"))
+        arguments["collate_fn"] = maker.load(arguments["collate_fn"], f"dataloader.{at}.collate_fn")
     if settings.dataset_sampler.type is not None and not isinstance(dataset, IterableDataset):
         order = _stage_args(maker, settings.dataset_sampler, "dataset_sampler", stage)
-        sampler = maker.load(settings.dataset_sampler.type, ("dataset_sampler", "type"))
-        arguments["sampler"] = maker.make(sampler, ("dataset_sampler",), dataset=dataset, num_replicas=1, rank=0, **order)
+        sampler = maker.load(settings.dataset_sampler.type, "dataset_sampler.type")
+        arguments["sampler"] = maker.make(sampler, "dataset_sampler", dataset=dataset, num_replicas=1, rank=0, **order)
     elif settings.dataset_sampler not in (DatasetSamplerConfig(), DatasetSamplerConfig(type=None)):
         raise ConfigError(f"{type(dataset).__name__} is iterable, and takes no dataset_sampler.", remedy="Leave dataset_sampler out.")
-    loader = maker.load(settings.dataloader.type, ("dataloader", "type"))
-    own = getattr(settings.dataloader, f"{stage}_args").get("batch_size") if stage != "train" else None  # of a pass that updates nothing
-    return maker.make(loader, ("dataloader",), dataset=dataset, batch_size=batch_size if own is None else own, **arguments)
+    loader = maker.load(settings.dataloader.type, "dataloader.type")
+    if stage != "train":  # a pass that updates nothing
+        batch_size = getattr(settings.dataloader, at).get("batch_size", batch_size)
+    return maker.make(loader, "dataloader", dataset=dataset, batch_size=batch_size, **arguments)
 
 
 def _stage_args(maker: Maker, section: Any, name: str, stage: str) -> dict[str, Any]:
     key = f"{stage}_args" if getattr(section, f"{stage}_args") else "train_args"
     kept = {argument: value for argument, value in getattr(section, key).items() if argument not in AUTOMATIC[name]}
-    return maker.arguments(kept, (name, key))
+    return maker.arguments(kept, f"{name}.{key}")
 
 
 # %% ../../nbs/jobs/build.ipynb #c96ea648
 def _saving(settings: Settings) -> dict[str, Any]:
     """The options of StateManagerAddon."""
-    saving = settings.checkpoint
-    return {
-        "save_path": saving.save_dir,
-        "save_format": saving.save_format,
-        "save_type": saving.save_type,
-        "save_weights": saving.save_weights,
-        "every_n_steps": saving.every_n_train_steps,
-        "every_n_epochs": saving.every_n_epochs,
-        "keep_last_n": saving.keep_last_n_checkpoints,
-        "save_best": saving.save_best,
-        "save_last": saving.save_last,
-        "symlink_best_and_last": saving.symlink_best_and_last,
-        "validate_on_save": bool(settings.dataset.val_args),
-    }
+    options = {option: getattr(settings.checkpoint, name) for option, name in SAVING.items()}
+    return options | {"validate_on_save": bool(settings.dataset.val_args)}
 
 
 def _reducing(settings: Settings, maker: Maker, lengths: dict[str, Any]) -> dict[str, Any] | None:
@@ -294,18 +279,15 @@ def _reducing(settings: Settings, maker: Maker, lengths: dict[str, Any]) -> dict
     section = settings.optimizer
     given = {name: getattr(section, name) for name in ("grad_reduction", "loss_reduction") if getattr(section, name) != "mean"}
     if given and section.aggregate_outputs_fn is not None:
-        given["aggregate_outputs_fn"] = maker.load(section.aggregate_outputs_fn, ("optimizer", "aggregate_outputs_fn"))
+        given["aggregate_outputs_fn"] = maker.load(section.aggregate_outputs_fn, "optimizer.aggregate_outputs_fn")
     return given if given or "accumulate_grad_batches" in lengths else None
 
 
-def _hooks(settings: Settings, maker: Maker) -> Any:
+def _hooks(hook: dict[str, Any], maker: Maker) -> Any:
     """The TrainHook, or the functions by name, without those that are null."""
-    hook = settings.hook
-    if hook is None:
-        return None
     if "type" in hook:
-        return _part(maker, hook_part(hook), ("hook",))
-    return {name: maker.load(function, ("hook", name)) for name, function in hook.items() if function is not None}
+        return maker.part(hook_part(hook), "hook")
+    return {name: maker.load(function, f"hook.{name}") for name, function in hook.items() if function is not None}
 
 
 # %% ../../nbs/jobs/build.ipynb #79c5bb2b
@@ -324,8 +306,8 @@ def _addons(settings: Settings, maker: Maker, lengths: dict[str, Any]) -> tuple[
     addons += [StateManagerAddon] if saves else []
     given = reducing or {}
     for i, part in enumerate(settings.addons):
-        addons.append(maker.load(part.type, ("addons", i, "type"), "nbtrain"))
-        given |= maker.arguments(part.args, ("addons", i, "args"))
+        addons.append(maker.load(part.type, f"addons.{i}.type", "nbtrain"))
+        given |= maker.arguments(part.args, f"addons.{i}.args")
     if settings.compute_config.runtime_ngpus > 1:
         addons.append(MultiGPUAddon)
     return addons, given | (_saving(settings) if saves else {})
@@ -333,26 +315,26 @@ def _addons(settings: Settings, maker: Maker, lengths: dict[str, Any]) -> tuple[
 
 def _lightning(settings: Settings, maker: Maker, callbacks: list[L.Callback]) -> dict[str, Any]:
     """The arguments of `lightning.Trainer`."""
-    lightning = maker.arguments(settings.lightning, ("lightning",))
+    lightning = maker.arguments(settings.lightning, "lightning")
     own = lightning.pop("callbacks", None) or []
     lightning["callbacks"] = [*(own if isinstance(own, list) else [own]), *callbacks]
     if settings.log:
-        lightning["logger"] = [_part(maker, part, ("log", i), LOGGERS) for i, part in enumerate(settings.log)]
+        lightning["logger"] = [maker.part(part, f"log.{i}", short=LOGGERS) for i, part in enumerate(settings.log)]
     return lightning
 
 
 def _trainer(settings: Settings, maker: Maker, model: Any, optimizer: Any, callbacks: list[L.Callback], lengths: dict[str, Any]) -> Trainer:
     named = settings.trainer.type
-    kind: type[Trainer] = maker.load(named, ("trainer", "type")) if named is not None else ModelTrainer
+    kind: type[Trainer] = maker.load(named, "trainer.type") if named is not None else ModelTrainer
     addons, given = _addons(settings, maker, lengths)
     lightning = _lightning(settings, maker, callbacks)
     if settings.precision not in (None, "none"):
         given["precision"] = settings.precision
-    if (hooks := _hooks(settings, maker)) is not None:
-        given["hooks"] = hooks
-    given |= maker.arguments(settings.trainer.args, ("trainer", "args"))
+    if settings.hook is not None:
+        given["hooks"] = _hooks(settings.hook, maker)
+    given |= maker.arguments(settings.trainer.args, "trainer.args")
     if settings.compute_config.runtime_ngpus > 1:
-        plan = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems(), maker.document)
+        plan = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems(maker.document))
         given |= {"device": _named_devices(device_type(settings), plan.n_devices), **plan.options}
     return kind.add_on(*addons)(
         model=model,
@@ -374,10 +356,13 @@ def build(settings: Settings, document: Document, callbacks: Iterable[L.Callback
         seed_all(settings.seed)
     maker = Maker(document, settings)
     if settings.init_env_fn is not None:
-        function = maker.load(settings.init_env_fn, ("init_env_fn",))
-        function(settings) if _parameters_of(function) else function()
+        function = maker.load(settings.init_env_fn, "init_env_fn")
+        if _parameters_of(function):
+            function(settings)
+        else:
+            function()
     model, optimizer = _model_and_optimizer(settings, maker)
-    plan = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems(), document)
+    plan = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems(document))
     batch_size, accumulate = device_batches(settings, plan, Problems())
     loaders = {stage: _loader(settings, maker, stage, batch_size) for stage in STAGES}
     n_batches = sized_len(loaders["train"])
@@ -388,9 +373,9 @@ def build(settings: Settings, document: Document, callbacks: Iterable[L.Callback
         callbacks.append(ValidateSteps(settings.val_every_n_train_steps, settings.val_every_n_epochs))
     trainer = _trainer(settings, maker, model, optimizer, callbacks, limits(settings, accumulate))
     saving = settings.checkpoint
-    convert = maker.load(saving.convert_fn, ("checkpoint", "convert_fn")) if saving.convert_fn is not None else None
+    convert = maker.load(saving.convert_fn, "checkpoint.convert_fn") if saving.convert_fn is not None else None
     data = loaders["train"], loaders["val"], loaders["test"]
-    return Job(trainer, n_epoch, *data, saving.resume_from, notes(settings), convert, document.trusted)
+    return Job(trainer, n_epoch, *data, saving.resume_from, notes(settings, document), convert, document.trusted)
 
 
 # %% ../../nbs/jobs/build.ipynb #fee6b7fd
@@ -399,9 +384,9 @@ def estimate_devices(settings: Settings, document: Document, memory_gb: float | 
 
     `memory_gb`: the memory of a device, where it is another than this machine's. Raises ConfigError where model or optimizer can't be made.
     """
-    problems = Problems()
-    check_part(settings.model, ("model",), document, problems)
-    check_optimizer(settings.optimizer, document, problems)
+    problems = Problems(document)
+    check_part(settings.model, "model", problems)
+    check_optimizer(settings.optimizer, problems)
     problems.raise_any()
     n = settings.compute_config.runtime_ngpus
     size = device_memory(resolve_devices("auto")[0], n) if memory_gb is None else int(memory_gb * 1e9)

@@ -13,7 +13,7 @@ import lightning as L
 from torch import profiler
 
 from ..compat.config_fields import NnScalerProfile, NnScalerTraces
-from ..config.document import Document, Problems, dotted
+from ..config.document import Problems
 from ..config.schema import Settings
 from ..errors import nearest
 
@@ -60,11 +60,11 @@ class TraceUpdates(L.Callback):
         self._step = 0
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        given, schedule = self.settings, vars(self.settings.schedule)
+        given = self.settings
         named = {profiler.ProfilerActivity.__members__[name.upper()] for name in given.activities}
         self._profiler = profiler.profile(
             activities=(named & profiler.supported_activities()) or None,
-            schedule=profiler.schedule(**schedule),
+            schedule=profiler.schedule(**vars(given.schedule)),
             on_trace_ready=_handler(given.trace_handler, given.with_stack, pl_trainer.global_rank),
             record_shapes=given.record_shapes,
             profile_memory=given.profile_memory,
@@ -132,35 +132,29 @@ def own_callbacks(settings: Settings) -> list[L.Callback]:
     return [*found, ProgressLines(every)] if every is not None and not settings.enable_progress_bar else found
 
 
-_AT = ("debug", "profile")
+def check_callbacks(settings: Settings, problems: Problems) -> None:
+    """Add problems with `debug.profile`."""
+    if (profile := _profile_of(settings)) is None:
+        return
 
+    def expect(at: str, words: str) -> None:
+        problems.add(f"debug.profile.{at}: {words}.")
 
-def _trace_problems(profile: NnScalerProfile) -> dict[tuple[str, ...], str]:
-    """What is wrong with a profile, by where."""
-    found: dict[tuple[str, ...], str] = {}
     known, traces = ("CPU", "CUDA", "XPU"), profile.trace_handler
     if wrong := [name for name in profile.activities if name.upper() not in known]:
-        found[("activities",)] = f"expected CPU, CUDA or XPU, got {wrong[0]!r}"
+        expect("activities", f"expected CPU, CUDA or XPU, got {wrong[0]!r}")
     if profile.schedule.active < 1:
-        found[("schedule", "active")] = f"expected 1 or more, got {profile.schedule.active}"
-    at, args = ("trace_handler", "args"), traces.args
+        expect("schedule.active", f"expected 1 or more, got {profile.schedule.active}")
+    at, args = "trace_handler.args", traces.args
     for name in args.keys() - set(_ARGS[traces.name]):
-        found[(*at, name)] = f"{traces.name!r} has no such argument. {nearest(name, _ARGS[traces.name])}".rstrip()
+        expect(f"{at}.{name}", f"{traces.name!r} has no such argument. {nearest(name, _ARGS[traces.name])}".rstrip())
     files = [name for name in ("export_chrome_trace", "export_stacks") if args.get(name)]
     if traces.name == "default" and not files:
-        found[at] = "expected export_chrome_trace or export_stacks, a path with {rank} and {step_num}"
+        expect(at, "expected export_chrome_trace or export_stacks, a path with {rank} and {step_num}")
     if traces.name == "tensorboard" and not args.get("dir_name"):
-        found[at] = "expected dir_name, a folder"
+        expect(at, "expected dir_name, a folder")
     for name, needed in (*((name, ("{rank}", "{step_num}")) for name in files), ("worker_name", ("{rank}",))):
         if args.get(name) and not all(part in str(args[name]) for part in needed):
-            found[(*at, name)] = f"expected {' and '.join(needed)} in it, which keep files apart, got {args[name]!r}"
-    if args.get("export_stacks_metric", _METRICS[0]) not in _METRICS:
-        found[(*at, "export_stacks_metric")] = f"expected {', '.join(_METRICS)}, got {args['export_stacks_metric']!r}"
-    return found
-
-
-def check_callbacks(settings: Settings, document: Document, problems: Problems) -> None:
-    """Add problems with `debug.profile`."""
-    profile = _profile_of(settings)
-    for at, what in (_trace_problems(profile) if profile is not None else {}).items():
-        problems.add(f"{dotted((*_AT, *at))}: {what}.", document.place((*_AT, *at)))
+            expect(f"{at}.{name}", f"expected {' and '.join(needed)} in it, which keep files apart, got {args[name]!r}")
+    if (metric := args.get("export_stacks_metric", _METRICS[0])) not in _METRICS:
+        expect(f"{at}.export_stacks_metric", f"expected {', '.join(_METRICS)}, got {metric!r}")

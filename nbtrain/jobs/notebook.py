@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
@@ -81,20 +81,20 @@ def reached(statements: list[Statement], roots: list[Statement], *, effects: boo
 
     `effects`: also statements that set no name and read only needed names: `torch.manual_seed(0)`, an earlier `trainer.run(1, loader)`.
     """
-    kept, wanted = {id(root) for root in roots}, {name for root in roots for name in root.reads}
-    names = {name for s in statements for name in s.defines}
-    grows = True
-    while grows:
-        given = wanted | {name for s in statements if id(s) in kept for name in s.defines}
+    kept, names = list(roots), {name for s in statements for name in s.defines}
+    while True:
+        wanted = {name for s in kept for name in s.reads}
         is_open = not wanted <= names  # then `from module import *` may give the rest
-        new = [s for s in statements if id(s) not in kept and (s.defines & wanted or _is_future(s) or (is_open and "*" in s.defines))]
+        rest = [s for s in statements if s not in kept]
+        new = [s for s in rest if s.defines & wanted or _is_future(s) or (is_open and "*" in s.defines)]
         if effects and not new:
-            given |= {name for s in statements for name in s.reads - names if "*" in given}
-            new = [s for s in statements if id(s) not in kept and not s.defines and s.reads and s.reads <= given]
-        kept |= {id(s) for s in new}
-        wanted |= {name for s in new for name in s.reads}
-        grows = bool(new)
-    return [s for s in statements if id(s) in kept]
+            given = wanted | {name for s in kept for name in s.defines}
+            if "*" in given:
+                given |= {name for s in statements for name in s.reads - names}
+            new = [s for s in rest if not s.defines and s.reads and s.reads <= given]
+        if not new:
+            return [s for s in statements if s in kept]
+        kept += new
 
 
 def _is_future(statement: Statement) -> bool:
@@ -106,11 +106,16 @@ def _has_steps(statement: Statement) -> bool:
     return any(isinstance(part, ast.FunctionDef) and part.name == "train_step" for part in body)
 
 
-def _run_call(statement: Statement) -> ast.Call | None:
-    """The call `trainer.run(...)` in a statement that consists of it or assigns its result; else None."""
+def _call_in(statement: Statement) -> ast.Call | None:
+    """The call that a statement consists of, or whose result it assigns; else None."""
     value = statement.node.value if isinstance(statement.node, (ast.Expr, ast.Assign)) else None
-    is_run = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "run"
-    return value if is_run else None  # pyright: ignore[reportReturnType]
+    return value if isinstance(value, ast.Call) else None
+
+
+def _is_run(statement: Statement) -> bool:
+    """Whether it is a call `trainer.run(...)`."""
+    call = _call_in(statement)
+    return call is not None and isinstance(call.func, ast.Attribute) and call.func.attr == "run"
 
 
 # %% ../../nbs/jobs/notebook.ipynb #05c4d039
@@ -184,36 +189,32 @@ def _set_values(statements: list[Statement], values: Mapping[str, Any], path: st
         if name not in known:
             what = f"No cell that the run needs gives {name!r} a plain value."
             raise ConfigError(what, where=str(path), remedy=nearest(name, known) if known else f"Write {name} = ... in a cell.")
-    changed = {id(known[name]): f"{name} = {value!r}" for name, value in values.items()}
-    return [_statement(ast.parse(changed[id(s)]).body[0], changed[id(s)]) if id(s) in changed else s for s in statements]
+    texts = {id(known[name]): f"{name} = {value!r}" for name, value in values.items()}
+    return [replace(s, text=texts.get(id(s), s.text)) for s in statements]
 
 
 # A worker that imported the module would run it
 _ON_SEVERAL = """import sys
 from cloudpickle import register_pickle_by_value
 from nbtrain.jobs.build import spread
-register_pickle_by_value(sys.modules[__name__])
-"""
+register_pickle_by_value(sys.modules[__name__])"""
 
 
-def _spread(statements: list[Statement], trainer: ast.expr, n: int, path: str | Path) -> list[Statement]:
-    """The statements, with `trainer` made for `n` devices."""
-    for i, s in reversed(list(enumerate(statements))):
-        if (
-            isinstance(trainer, ast.Name)
-            and trainer.id in s.defines
-            and isinstance(s.node, ast.Assign)
-            and isinstance(s.node.value, ast.Call)
-        ):
-            made = s.node.value
-            made.func = ast.parse(f"spread({ast.unparse(made.func)}, {n})", mode="eval").body
-            text = ast.unparse(s.node)
-            first = next((at for at, other in enumerate(statements) if not _is_future(other)), 0)
-            found = [*statements[:i], _statement(ast.parse(text).body[0], text), *statements[i + 1 :]]
-            return [*found[:first], *(_statement(node, _ON_SEVERAL) for node in ast.parse(_ON_SEVERAL).body), *found[first:]]
-    raise ConfigError(
-        f"No cell makes {ast.unparse(trainer)} by a call.", where=str(path), remedy="Write trainer = Digits(model, ...) in a cell."
-    )
+def _spread(statements: list[Statement], trainer: ast.expr, n: int, path: str | Path) -> list[str]:
+    """The texts of the statements, with `trainer` made for `n` devices."""
+    makes = []
+    for s in statements:
+        if isinstance(s.node, ast.Assign) and ast.unparse(trainer) in s.defines and _call_in(s) is not None:
+            makes.append(s)
+    if not makes:
+        what = f"No cell makes {ast.unparse(trainer)} by a call."
+        raise ConfigError(what, where=str(path), remedy="Write trainer = Digits(model, ...) in a cell.")
+    call = _call_in(makes[-1])
+    assert call is not None
+    call.func = ast.parse(f"spread({ast.unparse(call.func)}, {n})", mode="eval").body
+    future = [s.text for s in statements if _is_future(s)]
+    rest = [ast.unparse(s.node) if s is makes[-1] else s.text for s in statements if not _is_future(s)]
+    return [*future, _ON_SEVERAL, *rest]
 
 
 # %% ../../nbs/jobs/notebook.ipynb #15ffc624
@@ -224,15 +225,13 @@ def export_run(path: str | Path, folder: str | Path, name: str, *, values: Mappi
     ConfigError if the notebook has no run, and for names that no cell sets to a plain value.
     """
     statements = read_statements(path)
-    runs = [s for s in statements if _run_call(s) is not None]
+    runs = [s for s in statements if _is_run(s)]
     if not runs:
         raise ConfigError("No cell has a trainer.run(...).", where=str(path), remedy="Write the run as a separate statement.")
     *needed, _ = reached(statements[: statements.index(runs[-1]) + 1], [runs[-1]], effects=True)
-    call = _run_call(runs[-1])
+    call = _call_in(runs[-1])
     assert call is not None and isinstance(call.func, ast.Attribute)
     needed = _set_values(needed, values or {}, path)
-    if devices > 1:
-        needed = _spread(needed, call.func.value, devices, path)
-    return _write(
-        _notebook([*(s.text for s in needed), f"def main():\n    return {ast.unparse(call)}"]), Path(folder), name, Path(path).name
-    )
+    texts = _spread(needed, call.func.value, devices, path) if devices > 1 else [s.text for s in needed]
+    main = f"def main():\n    return {ast.unparse(call)}"
+    return _write(_notebook([*texts, main]), Path(folder), name, Path(path).name)

@@ -127,8 +127,11 @@ def run_sweep(
         write_file(place, "output.txt", "")
         with (place / "output.txt").open("w") as output:
             code = subprocess.run(_command(files, point, Path(folder), trust), stdout=output, stderr=subprocess.STDOUT).returncode
-        failed = f"failed with exit code {code}, see {place / 'output.txt'}"
-        ended = "interrupted" if code in (128 + signal.SIGINT, -signal.SIGINT) else "done" if code == 0 else failed
+        ended = f"failed with exit code {code}, see {place / 'output.txt'}"
+        if code == 0:
+            ended = "done"
+        elif code in (128 + signal.SIGINT, -signal.SIGINT):
+            ended = "interrupted"
         report(f"{point.name}: {ended}")
         return code
 

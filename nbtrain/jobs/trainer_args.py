@@ -19,7 +19,7 @@ from ..cluster.command_file import FOLDER, make_folder, write_own
 from ..cluster.jobs import JobHandle, submit_payload
 from ..cluster.submit import Payload, Resources
 from ..tracebacks import boundary
-from ..compat.config_fields import NnScalerComputeFields, NnScalerFields, described, drop_fields, translate_addons, translate_fields
+from ..compat.config_fields import NnScalerComputeFields, NnScalerFields, described, drop_fields, translate_fields
 from ..config.compute_plan import accumulation, plan_compute
 from ..config.document import Document, Problems, read_yaml
 from ..config.instantiate import named
@@ -74,7 +74,7 @@ def _count_processes(document: Document) -> None:
     """Under torchrun or SLURM, `runtime_ngpus` is the number of processes if it is left out."""
     world, compute = find_world(), document.data.get("compute_config")
     if world.size > 1 and (compute is None or (isinstance(compute, dict) and compute.get("runtime_ngpus") is None)):
-        document.set(("compute_config", "runtime_ngpus"), world.size, "the number of processes")
+        document.set("compute_config.runtime_ngpus", world.size, "the number of processes")
 
 
 # %% ../../nbs/jobs/trainer_args.ipynb #527e1d08
@@ -142,7 +142,7 @@ class TrainerArgs(NnScalerFields, Settings):
         """
         document = Document(trusted=trust)
         document.merge(Document(_plain(data)))
-        return cls._from_document(document, Problems())
+        return cls._from_document(Problems(document))
 
     @classmethod
     @checked
@@ -194,23 +194,22 @@ class TrainerArgs(NnScalerFields, Settings):
             >>> TrainerArgs.from_files(["run.yaml"]).max_epochs
             2
         """
-        document, problems = Document(trusted=trust), Problems()
+        problems = Problems(Document(trusted=trust))
         for path in paths:
-            document.merge(read_yaml(path))
-        apply_overrides(document, overrides, problems)
-        return cls._from_document(document, problems)
+            problems.document.merge(read_yaml(path))
+        apply_overrides(problems, overrides)
+        return cls._from_document(problems)
 
     @classmethod
-    def _from_document(cls, document: Document, problems: Problems) -> TrainerArgs:
-        """Read a document, after resolving its references; `problems` has those found before."""
-        resolve_references(document, problems)
-        dropped = drop_fields(document)
-        translate_fields(document, problems)
-        translate_addons(document)
-        _count_processes(document)
-        args = read_settings(cls, document, problems)
+    def _from_document(cls, problems: Problems) -> TrainerArgs:
+        """Read the document of `problems`, after resolving its references; `problems` has those found before."""
+        resolve_references(problems)
+        dropped = drop_fields(problems.document)
+        translate_fields(problems)
+        _count_processes(problems.document)
+        args = read_settings(cls, problems)
         problems.raise_any()
-        return replace(args, document=document, dropped=dropped)
+        return replace(args, document=problems.document, dropped=dropped)
 
     @checked
     def to_dict(self, *, defaults: bool = True) -> dict[str, Any]:
@@ -271,7 +270,7 @@ class TrainerArgs(NnScalerFields, Settings):
             Traceback (most recent call last):
             ConfigError: ...
         """
-        check_settings(self, self._source, problems := Problems())
+        check_settings(self, problems := Problems(self._source))
         problems.raise_any()
 
     def plan(self) -> str:
@@ -291,14 +290,18 @@ class TrainerArgs(NnScalerFields, Settings):
             1 × 1 × 1 accumulated = 1 samples an update
             at most 2 epochs
         """
-        compute = plan_compute(self, self.compute_config.runtime_ngpus, Problems(), self.document)
+        compute = plan_compute(self, self.compute_config.runtime_ngpus, Problems(self.document))
         copies, micro = compute.n_copies, self.micro_batch_size
         n = accumulation(self, copies, Problems(), compute.n_sharing)
-        size = f"{micro} × {copies} × {n} accumulated = {micro * copies * n} samples an update"
-        length = [f"{self.max_epochs} epochs" if self.max_epochs else "", f"{self.max_train_steps} updates" if self.max_train_steps else ""]
+        limits = {"epochs": self.max_epochs, "updates": self.max_train_steps}
         optimizer = ", ".join(_word(part.type) for part in self.optimizer.each or [self.optimizer])
-        parts = [f"{_word(self.trainer.type) or 'ModelTrainer'}, {_word(self.model.type)}, {optimizer}"]
-        return "\n".join([*parts, str(compute), size, "at most " + " or ".join(filter(None, length)), *notes(self)])
+        return "\n".join([
+            f"{_word(self.trainer.type) or 'ModelTrainer'}, {_word(self.model.type)}, {optimizer}",
+            str(compute),
+            f"{micro} × {copies} × {n} accumulated = {micro * copies * n} samples an update",
+            "at most " + " or ".join(f"{limit} {name}" for name, limit in limits.items() if limit),
+            *notes(self, self.document),
+        ])  # fmt: skip
 
     @checked
     def estimate(self, memory_gb: float | None = None) -> DevicePlan:
@@ -408,4 +411,4 @@ def submit_config(
 
 
 def _word(name: Any) -> str:
-    return name if isinstance(name, str) else getattr(name, "__qualname__", "") if name is not None else ""
+    return name if isinstance(name, str) else getattr(name, "__qualname__", "")

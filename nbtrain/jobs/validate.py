@@ -13,9 +13,9 @@ import torch
 
 from ..addons.hooks import HooksAddon
 from ..checkpoint.weights import url_of
-from ..compat.config_fields import AUTOMATIC, ignored_fields, unsupported
+from ..compat.config_fields import AUTOMATIC, ignored_fields
 from ..config.compute_plan import ComputePlan, accumulation, device_batches, plan_compute
-from ..config.document import At, Document, Problems, dotted
+from ..config.document import Document, Problems
 from ..config.instantiate import check_call, check_name, check_value, load_checked
 from ..config.schema import LRSchedulerConfig, OptimizerConfig, PartConfig, Settings
 from ..base.devices import resolve_devices
@@ -32,96 +32,91 @@ __all__ = ["LOGGERS", "STAGES", "check_part", "check_optimizer", "hook_part", "d
 # %% ../../nbs/jobs/validate.ipynb #f2b16286
 LOGGERS = "lightning.pytorch.loggers"
 STAGES = ("train", "val", "test")
+_ONE = "Leave one of them out."
 
 
-def check_part(
-    part: Any, at: At, document: Document, problems: Problems, *, short: str = "", n_first: int = 0, automatic: Iterable[str] = ()
-) -> None:
+def check_part(part: Any, at: str, problems: Problems, *, short: str = "", n_first: int = 0, automatic: Iterable[str] = ()) -> None:
     """Add problems with the type and arguments of a part; the first `n_first` arguments and the `automatic` ones are passed by nbtrain."""
     if part.type is None:
-        problems.add(f"{dotted(at)}.type is missing.", document.place(at), "Give the full name of a class: package.module.Class.")
+        problems.add(f"{at}.type is missing.", "Give the full name of a class: package.module.Class.")
         return
-    check_value(part.args, (*at, "args"), document, problems)
-    target = check_name(part.type, (*at, "type"), document, problems, short)
-    if target is not None and not (isinstance(target, type) and issubclass(target, Trainer)):
-        check_call(target, part.args, (*at, "args"), document, problems, n_first, automatic)
+    check_value(part.args, f"{at}.args", problems)
+    target = check_name(part.type, f"{at}.type", problems, short)
+    if not (isinstance(target, type) and issubclass(target, Trainer)):
+        check_call(target, part.args, f"{at}.args", problems, n_first, automatic)
 
 
-def check_optimizer(section: OptimizerConfig, document: Document, problems: Problems) -> None:
+def check_optimizer(section: OptimizerConfig, problems: Problems) -> None:
     """Add problems with the optimizer, or with each of several."""
     if not section.each:
-        check_part(section, ("optimizer",), document, problems, n_first=1)
+        check_part(section, "optimizer", problems, n_first=1)
         if section.param_clss_fn is not None:
-            where = document.place(("optimizer", "param_clss_fn"))
-            problems.add("optimizer.param_clss_fn chooses among several optimizers.", where, "Give them in optimizer.each.")
+            problems.add("optimizer.param_clss_fn chooses among several optimizers.", "Give them in optimizer.each.")
         return
     for name in ("type", "args", "groups"):
         if getattr(section, name):
-            problems.add(f"optimizer.{name} is given beside optimizer.each.", document.place(("optimizer", name)), "Leave one of them out.")
+            problems.add(f"optimizer.{name} is given beside optimizer.each.", _ONE)
     if section.clip_gnorm and any(part.clip_gnorm for part in section.each):
-        what = "optimizer.clip_gnorm is given for all optimizers and for one."
-        problems.add(what, document.place(("optimizer", "clip_gnorm")), "Leave one of them out.")
+        problems.add("optimizer.clip_gnorm is given for all optimizers and for one.", _ONE)
     names = [part.name for part in section.each if part.name is not None]
     for name in {name for name in names if names.count(name) > 1}:
-        problems.add(f"Two optimizers are called {name!r}.", document.place(("optimizer",)), "Give them different names.")
+        problems.add(f"Two optimizers are called {name!r}.", "Give them different names.", at="optimizer")
     for i, part in enumerate(section.each):
-        check_part(part, ("optimizer", i), document, problems, n_first=1)
+        check_part(part, f"optimizer.{i}", problems, n_first=1)
+    chosen = [name for part in section.each for name in ("params", "dims") if getattr(part, name) not in ([], None)]
     if section.param_clss_fn is not None:
-        check_name(section.param_clss_fn, ("optimizer", "param_clss_fn"), document, problems)
-        names = [name for part in section.each for name in ("params", "dims") if getattr(part, name) not in ([], None)]
-        if names:
-            where = document.place(("optimizer", "param_clss_fn"))
-            problems.add(f"optimizer.param_clss_fn is given beside {names[0]} of an optimizer.", where, "Leave one of them out.")
+        check_name(section.param_clss_fn, "optimizer.param_clss_fn", problems)
+        if chosen:
+            problems.add(f"optimizer.param_clss_fn is given beside {chosen[0]} of an optimizer.", _ONE)
         return
     if any(part.groups for part in section.each):
         what = "Groups of one of several optimizers need optimizer.param_clss_fn, which returns the group of a parameter."
-        problems.add(what, document.place(("optimizer",)), "Give a function of a parameter's name: it returns (optimizer, group).")
+        problems.add(what, "Give a function of a parameter's name: it returns (optimizer, group).", at="optimizer")
     if sum(not part.params and part.dims is None for part in section.each) > 1:
         what = "Two optimizers name no parameters: only one can drive what is left."
-        problems.add(what, document.place(("optimizer",)), "Give params: names with * for anything.")
+        problems.add(what, "Give params: names with * for anything.", at="optimizer")
 
 
 _FIELDS = {"seed": "seed", "gradient_clip": "optimizer.clip_gnorm", "log_bar": "enable_progress_bar", "lightning": "lightning"}
 _FIELDS |= {"model": "model", "optimizer": "optimizer", "scheduler": "lr_scheduler"}
 
 
-def _check_trainer(settings: Settings, document: Document, problems: Problems) -> None:
+def _check_trainer(section: PartConfig, problems: Problems) -> None:
     """Check that the trainer is a subclass of Trainer, and that its arguments are not given by other fields."""
-    kind = load_checked(settings.trainer.type, ("trainer", "type"), document, Problems()) if settings.trainer.type is not None else Trainer
-    if kind is not None and not (isinstance(kind, type) and issubclass(kind, Trainer)):
-        what = f"trainer.type: {settings.trainer.type!r} is not a subclass of Trainer."
-        problems.add(what, document.place(("trainer", "type")), "Give the full name of your trainer: package.module.Class.")
-    for name in settings.trainer.args.keys() & _FIELDS.keys():
-        where = document.place(("trainer", "args", name))
-        problems.add(f"trainer.args.{name} is given by the field {_FIELDS[name]}.", where, f"Give --{_FIELDS[name]}.")
+    if section.type is not None:
+        check_part(section, "trainer", problems, automatic=("model", "optimizer"))
+        kind = load_checked(section.type, "trainer.type", Problems(problems.document))
+        if kind is not None and not (isinstance(kind, type) and issubclass(kind, Trainer)):
+            what = f"trainer.type: {section.type!r} is not a subclass of Trainer."
+            problems.add(what, "Give the full name of your trainer: package.module.Class.")
+    for name in section.args.keys() & _FIELDS.keys():
+        problems.add(f"trainer.args.{name} is given by the field {_FIELDS[name]}.", f"Give --{_FIELDS[name]}.")
 
 
-def _check_scheduler(section: LRSchedulerConfig, n_optimizers: int, document: Document, problems: Problems) -> None:
+def _check_scheduler(section: LRSchedulerConfig, n_optimizers: int, problems: Problems) -> None:
     """Check the schedule, or that of each of several optimizers."""
     if not section.each:
-        check_part(section, ("lr_scheduler",), document, problems, n_first=1, automatic=("plan",))
+        check_part(section, "lr_scheduler", problems, n_first=1, automatic=("plan",))
         return
     if section.type is not None:
-        problems.add("lr_scheduler.type is given beside lr_scheduler.each.", document.place(("lr_scheduler", "type")), "Leave one out.")
+        problems.add("lr_scheduler.type is given beside lr_scheduler.each.", "Leave one out.")
     if len(section.each) != n_optimizers:
-        what = f"lr_scheduler.each has {len(section.each)} schedules, and there {'is' if n_optimizers == 1 else 'are'} {n_optimizers}"
+        are = "is 1 optimizer" if n_optimizers == 1 else f"are {n_optimizers} optimizers"
         remedy = "Give one for each, in the order of optimizer.each; or one for all, as lr_scheduler.type."
-        problems.add(f"{what} optimizer{'s' * (n_optimizers != 1)}.", document.place(("lr_scheduler", "each")), remedy)
+        problems.add(f"lr_scheduler.each has {len(section.each)} schedules, and there {are}.", remedy)
     for i, part in enumerate(section.each):
-        check_part(part, ("lr_scheduler", "each", i), document, problems, n_first=1, automatic=("plan",))
+        check_part(part, f"lr_scheduler.each.{i}", problems, n_first=1, automatic=("plan",))
 
 
-def _check_parts(settings: Settings, document: Document, problems: Problems) -> None:
-    check_part(settings.model, ("model",), document, problems)
-    check_optimizer(settings.optimizer, document, problems)
+def _check_parts(settings: Settings, problems: Problems) -> None:
+    check_part(settings.model, "model", problems)
+    check_optimizer(settings.optimizer, problems)
     if settings.lr_scheduler is not None:
-        _check_scheduler(settings.lr_scheduler, max(len(settings.optimizer.each), 1), document, problems)
-    if settings.trainer.type is not None:
-        check_part(settings.trainer, ("trainer",), document, problems, automatic=("model", "optimizer"))
-    _check_trainer(settings, document, problems)
+        _check_scheduler(settings.lr_scheduler, max(len(settings.optimizer.each), 1), problems)
+    _check_trainer(settings.trainer, problems)
     for name, parts, short in (("log", settings.log, LOGGERS), ("addons", settings.addons, "nbtrain")):
         for i, part in enumerate(parts):
-            check_part(part, (name, i), document, problems, short=short)
+            check_part(part, f"{name}.{i}", problems, short=short)
 
 
 # %% ../../nbs/jobs/validate.ipynb #89d29e36
@@ -130,19 +125,19 @@ def hook_part(hook: dict[str, Any]) -> PartConfig:
     return PartConfig(hook["type"], hook.get("args") or {})
 
 
-def _check_hook(hook: dict[str, Any], document: Document, problems: Problems) -> None:
+def _check_hook(hook: dict[str, Any], problems: Problems) -> None:
     """Check a class with its arguments, or functions by hook name."""
     if "type" in hook:
-        for name in (name for name in hook if name not in ("type", "args")):
-            problems.add(f"hook has a type, and {name!r} beside it.", document.place(("hook", name)), "Give a type and args, or functions.")
-        check_part(hook_part(hook), ("hook",), document, problems)
+        for name in [name for name in hook if name not in ("type", "args")]:
+            problems.add(f"hook has a type, and {name!r} beside it.", "Give a type and args, or functions.", at=f"hook.{name}")
+        check_part(hook_part(hook), "hook", problems)
         return
     for name, value in hook.items():
-        function = check_name(value, ("hook", name), document, problems) if value is not None else None
+        function = check_name(value, f"hook.{name}", problems) if value is not None else None
         try:
             HooksAddon(hooks={name: function or print})._gather(None)
         except ConfigError as error:
-            problems.add_error(error, document.place(("hook", name)))
+            problems.add_error(error, f"hook.{name}")
 
 
 # %% ../../nbs/jobs/validate.ipynb #04bde2b4
@@ -159,134 +154,117 @@ def n_available(device_type: str) -> int:
     return torch.cuda.device_count() if device_type == "cuda" else n_cores()
 
 
-def _check_compute(settings: Settings, document: Document, problems: Problems) -> ComputePlan:
-    found, world = Problems(), find_world()
-    for what, remedy in unsupported(settings):
-        found.add(what, remedy=remedy)
-    plan = plan_compute(settings, world.size if world.size > 1 else n_available(device_type(settings)), found, document)
-    for problem in found.found:
-        name = problem.what.split()[0]
-        problems.add(problem.what, problem.where or document.place(tuple(name.split("."))), problem.remedy)
-    where = document.place(("compute_config", "runtime_ngpus"))
+def _check_compute(settings: Settings, problems: Problems) -> ComputePlan:
+    found, world = Problems(problems.document), find_world()
+    if not getattr(settings.compute_config, "use_end2end", True):
+        found.add("compute_config.use_end2end is false, but nbtrain only trains whole steps.", "Leave it out.")
+    plan = plan_compute(settings, world.size if world.size > 1 else n_available(device_type(settings)), found)
+    problems.found += found.found
     if found.found:
         return plan
     if plan.n_devices not in (1, world.size) and world.environment is not None or plan.n_devices < world.size:
         what = f"compute_config.runtime_ngpus is {plan.n_devices}, and {world.size} processes were started."
-        problems.add(what, where, f"Give --compute_config.runtime_ngpus {world.size}, or start as many.")
+        problems.add(what, f"Give --compute_config.runtime_ngpus {world.size}, or start as many.")
     elif plan.strategy == "tp" and not {"tensor_plan", "parallelize"} & settings.trainer.args.keys():
         remedy = "Give trainer.args.tensor_plan, such as {layers.*: colwise}, or trainer.args.parallelize."
-        problems.add("pas_policy is 'tp', and nothing says how layers are split.", document.place(("pas_policy",)), remedy)
+        problems.add("pas_policy is 'tp', and nothing says how layers are split.", remedy)
     return plan
 
 
 # %% ../../nbs/jobs/validate.ipynb #6694d359
-def _check_limits(settings: Settings, document: Document, problems: Problems) -> None:
-    saving = settings.checkpoint
+def _check_limits(settings: Settings, problems: Problems) -> None:
+    saving, resume = settings.checkpoint, settings.checkpoint.resume_from
     if settings.max_epochs is None and settings.max_train_steps is None:
-        problems.add("Neither max_epochs nor max_train_steps is given: the run would have no end.", document.place(()), "Give one of them.")
+        problems.add("Neither max_epochs nor max_train_steps is given: the run would have no end.", "Give one of them.")
     if saving.every_n_train_steps is not None and saving.every_n_epochs is not None:
-        where = document.place(("checkpoint", "every_n_epochs"))
-        problems.add("checkpoint.every_n_train_steps and checkpoint.every_n_epochs are both given.", where, "Give one of them.")
-    resume = saving.resume_from
+        what = "checkpoint.every_n_train_steps and checkpoint.every_n_epochs are both given."
+        problems.add(what, "Give one of them.", at="checkpoint.every_n_epochs")
     if resume is not None and resume not in ("last", "best", "auto") and not url_of(resume) and not Path(resume).exists():
-        where = document.place(("checkpoint", "resume_from"))
-        problems.add(f"checkpoint.resume_from: {resume!r} does not exist.", where, "Give last, best, auto or the path of a checkpoint.")
+        problems.add(f"checkpoint.resume_from: {resume!r} does not exist.", "Give last, best, auto or the path of a checkpoint.")
     elif saving.no_save and resume is not None:
-        where = document.place(("checkpoint", "resume_from"))
-        problems.add(f"checkpoint.resume_from is {resume!r}, and checkpoint.no_save is true.", where, "Leave one of them out.")
+        problems.add(f"checkpoint.resume_from is {resume!r}, and checkpoint.no_save is true.", _ONE)
     if saving.convert_fn is not None:
-        check_name(saving.convert_fn, ("checkpoint", "convert_fn"), document, problems)
+        check_name(saving.convert_fn, "checkpoint.convert_fn", problems)
         if resume is None:
-            where = document.place(("checkpoint", "convert_fn"))
-            problems.add("checkpoint.convert_fn is given, and there is nothing to convert.", where, "Give checkpoint.resume_from, a file.")
+            problems.add("checkpoint.convert_fn is given, and there is nothing to convert.", "Give checkpoint.resume_from, a file.")
 
 
-def _check_reduction(settings: Settings, document: Document, problems: Problems) -> None:
+def _check_reduction(settings: Settings, problems: Problems) -> None:
     """Check that a reduction by tokens has a function that counts them."""
-    optimizer = settings.optimizer
-    uncounted = "per-token-mean" in (optimizer.grad_reduction, optimizer.loss_reduction) and optimizer.aggregate_outputs_fn is None
-    if uncounted:
-        where = document.place(("optimizer", "grad_reduction"))
-        problems.add("per-token-mean needs optimizer.aggregate_outputs_fn.", where, "Name a function that returns the number of tokens.")
-    elif optimizer.aggregate_outputs_fn is not None:
-        check_name(optimizer.aggregate_outputs_fn, ("optimizer", "aggregate_outputs_fn"), document, problems)
+    optimizer, at = settings.optimizer, "optimizer.aggregate_outputs_fn"
+    if optimizer.aggregate_outputs_fn is not None:
+        check_name(optimizer.aggregate_outputs_fn, at, problems)
+    elif "per-token-mean" in (optimizer.grad_reduction, optimizer.loss_reduction):
+        remedy = "Name a function that returns the number of tokens."
+        problems.add(f"per-token-mean needs {at}.", remedy, at="optimizer.grad_reduction")
 
 
 # %% ../../nbs/jobs/validate.ipynb #47b9c191
-def _check_data(settings: Settings, document: Document, problems: Problems) -> None:
+def _check_data(settings: Settings, problems: Problems) -> None:
     if settings.dataset.type is None:
-        problems.add("dataset.type is missing.", document.place(("dataset",)), "Give the full name of a class: package.module.Class.")
-    for name, section in (
-        ("dataset", settings.dataset),
-        ("dataloader", settings.dataloader),
-        ("dataset_sampler", settings.dataset_sampler),
-    ):
-        target = check_name(section.type, (name, "type"), document, problems) if section.type is not None else None
+        problems.add("dataset.type is missing.", "Give the full name of a class: package.module.Class.")
+    for name in ("dataset", "dataloader", "dataset_sampler"):
+        section, automatic = getattr(settings, name), AUTOMATIC.get(name, ())
+        target = check_name(section.type, f"{name}.type", problems) if section.type is not None else None
         for stage in STAGES:
-            arguments, at = getattr(section, f"{stage}_args"), (name, f"{stage}_args")
-            check_value(arguments, at, document, problems)
-            if target is not None and (arguments or (stage == "train" and name == "dataset")):
-                given = [argument for argument in arguments if argument not in AUTOMATIC.get(name, ())]
-                check_call(target, given, at, document, problems, automatic=AUTOMATIC.get(name, ()))
-            _check_loader_args(name, arguments, at, document, problems, sampled=settings.dataset_sampler.type is not None)
+            arguments, at = getattr(section, f"{stage}_args"), f"{name}.{stage}_args"
+            check_value(arguments, at, problems)
+            if arguments or (stage == "train" and name == "dataset"):
+                check_call(target, [argument for argument in arguments if argument not in automatic], at, problems, automatic=automatic)
+            if name == "dataloader":
+                _check_loader_args(arguments, at, problems, sampled=settings.dataset_sampler.type is not None)
             if section.type is None and arguments:
-                problems.add(f"{dotted(at)} is given, and {name}.type is null.", document.place(at), "Leave one of them out.")
+                problems.add(f"{at} is given, and {name}.type is null.", _ONE)
 
 
-def _check_loader_args(name: str, arguments: dict[str, Any], at: At, document: Document, problems: Problems, *, sampled: bool) -> None:
+def _check_loader_args(arguments: dict[str, Any], at: str, problems: Problems, *, sampled: bool) -> None:
     remedies = {"batch_sampler": "Give a dataset_sampler, and micro_batch_size."}
     size = arguments.get("batch_size", 1)
-    if at[-1] == "train_args":
+    if at == "dataloader.train_args":
         remedies["batch_size"] = "Give micro_batch_size."
-    elif name == "dataloader" and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        problems.add(f"{dotted(at)}.batch_size: expected a positive integer, got {size!r}.", document.place((*at, "batch_size")), "")
+    elif type(size) is not int or size < 1:
+        problems.add(f"{at}.batch_size: expected a positive integer, got {size!r}.")
     if sampled:
-        remedies["shuffle"] = f"Give dataset_sampler.{at[-1]}.shuffle, which is true by default."
-    for argument, remedy in remedies.items() if name == "dataloader" else ():
-        if argument in arguments:
-            problems.add(
-                f"{dotted(at)}.{argument} does not go with the sampler and batch size that are given.",
-                document.place((*at, argument)),
-                remedy,
-            )
-    function = arguments.get("collate_fn") if name == "dataloader" else None
+        remedies["shuffle"] = f"Give {at.replace('dataloader', 'dataset_sampler')}.shuffle, which is true by default."
+    for argument in [argument for argument in remedies if argument in arguments]:
+        what = f"{at}.{argument} does not go with the sampler and batch size that are given."
+        problems.add(what, remedies[argument])
+    function = arguments.get("collate_fn")
     if isinstance(function, str) and not function.startswith("$!"):
-        check_name(function, (*at, "collate_fn"), document, problems)
+        check_name(function, f"{at}.collate_fn", problems)
 
 
 # %% ../../nbs/jobs/validate.ipynb #8073debe
-def check_settings(settings: Settings, document: Document, problems: Problems) -> None:
+def check_settings(settings: Settings, problems: Problems) -> None:
     """Add all problems with `settings` that can be found without data."""
     if settings.init_module is not None:
-        load_checked(settings.init_module, ("init_module",), document, problems)
-    plan = _check_compute(settings, document, problems)
-    device_batches(settings, plan, batches := Problems())
-    for problem in batches.found:
-        problems.add(problem.what, document.place(("global_batch_size",)), problem.remedy)
-    _check_limits(settings, document, problems)
-    _check_reduction(settings, document, problems)
-    check_value(settings.vars, ("vars",), document, problems)
-    check_value(settings.optimizer.groups, ("optimizer", "groups"), document, problems)
-    check_value(settings.lightning, ("lightning",), document, problems)
+        load_checked(settings.init_module, "init_module", problems)
+    plan = _check_compute(settings, problems)
+    device_batches(settings, plan, problems)
+    _check_limits(settings, problems)
+    _check_reduction(settings, problems)
+    check_value(settings.vars, "vars", problems)
+    check_value(settings.optimizer.groups, "optimizer.groups", problems)
+    check_value(settings.lightning, "lightning", problems)
     try:
         check_lightning_names(settings.lightning)
     except ConfigError as error:
-        problems.add_error(error, document.place(("lightning",)))
-    _check_parts(settings, document, problems)
+        problems.add_error(error, "lightning")
+    _check_parts(settings, problems)
     if settings.init_env_fn is not None:
-        check_name(settings.init_env_fn, ("init_env_fn",), document, problems)
+        check_name(settings.init_env_fn, "init_env_fn", problems)
     if settings.hook is not None:
-        _check_hook(settings.hook, document, problems)
-    _check_data(settings, document, problems)
-    check_callbacks(settings, document, problems)
+        _check_hook(settings.hook, problems)
+    _check_data(settings, problems)
+    check_callbacks(settings, problems)
 
 
 # %% ../../nbs/jobs/validate.ipynb #6f5f11cb
-def notes(settings: Settings) -> list[str]:
+def notes(settings: Settings, document: Document) -> list[str]:
     """A line for each kind of setting that has no effect, or another one than in nnScaler."""
     lines = []
     compute, given = settings.compute_config, (settings.global_batch_size, settings.grad_accumulation_steps)
-    plan = plan_compute(settings, compute.runtime_ngpus, Problems(), getattr(settings, "document", None))
+    plan = plan_compute(settings, compute.runtime_ngpus, Problems(document))
     if (n := accumulation(settings, plan.n_copies, Problems(), plan.n_sharing)) > 1 and given == (None, None):
         size = n * settings.micro_batch_size
         lines.append(f"{plan.n_sharing} devices share a copy of the model, and each needs a sample: an update has {size} per copy")
@@ -297,14 +275,11 @@ def notes(settings: Settings) -> list[str]:
         lines.append("checkpoint.convert_fn converts a file, and resume_from does not name one: it is not called")
     if names := [*ignored_fields(settings), *getattr(settings, "dropped", ())]:
         lines.append(f"ignored, because no code is generated here: {', '.join(names)}")
-    sections = {"dataloader": settings.dataloader, "dataset_sampler": settings.dataset_sampler}
-    automatic = [
-        f"{section}.{stage}_args.{name}"
-        for section, names in AUTOMATIC.items()
-        for stage in STAGES
-        for name in names
-        if name in getattr(sections[section], f"{stage}_args") and name != "batch_size"
-    ]
+    automatic = []
+    for name, passed in AUTOMATIC.items():
+        for stage in STAGES:
+            given_here = getattr(getattr(settings, name), f"{stage}_args")
+            automatic += [f"{name}.{stage}_args.{argument}" for argument in passed if argument in given_here.keys() - {"batch_size"}]
     if automatic:
         lines.append(f"ignored, because it is given automatically: {', '.join(automatic)}")
     return lines
