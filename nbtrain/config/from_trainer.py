@@ -190,8 +190,7 @@ def _trainer(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> di
         elif not same_value(kept[p.name], p.default):
             found[p.name] = kept[p.name]
     for name in {name for addon in DEFAULT_ADDONS for name in options(getattr(addons, addon))} - own_fields:
-        active: Sequence[Any] = trainer.active_addons
-        holder = next((addon for addon in active if name in options(type(addon))), None)
+        holder = next((addon for addon in trainer.active_addons if name in options(type(addon))), None)
         if holder is not None and not same_value(vars(holder)[name], options(type(holder))[name].default):
             found[name] = vars(holder)[name]
     device = found.pop("device", "auto")
