@@ -21,7 +21,7 @@ from nbtrain.views.text import (
     Board,
     Row,
     Table,
-    cells,
+    TableLine,
     make_table,
     mark_words,
     note_line,
@@ -110,21 +110,21 @@ def _cell(text: str) -> str:
     return f'<td style="{_CELL}">{escape(text)}</td>'
 
 
-def _row_html(row: Row | int | None, table: Table, *, is_past: bool) -> str:
-    if row is None:
-        return f'<tr><td colspan="{len(table.names)}" style="padding:0;height:0;border-top:{_LINE}"></td></tr>'
-    if isinstance(row, int):
+def _line_html(line: TableLine, n_columns: int) -> str:
+    if line.words:
         style = f"padding:0 8px;text-align:left;{_QUIET}"
-        return f'<tr style="{_ROW}"><td colspan="{len(table.names)}" style="{style}">{table.gap(row)}</td></tr>'
-    first, *rest = cells(row, table.names, table.formats)
-    star, weight = ('<span title="best">★</span> ', 600) if row is table.best else ("", 400)
+        return f'<tr style="{_ROW}"><td colspan="{n_columns}" style="{style}">{line.words}</td></tr>'
+    if not line.cells:
+        return f'<tr><td colspan="{n_columns}" style="padding:0;height:0;border-top:{_LINE}"></td></tr>'
+    first, *rest = line.cells
+    star, weight = ('<span title="best">★</span> ', 600) if line.is_best else ("", 400)
     head = f'<th scope="row" style="{_CELL};font-weight:{weight}">{star}{escape(first)}</th>'
-    faint = ";opacity:.65" if is_past else ""
+    faint = ";opacity:.65" if line.is_past else ""
     return f'<tr style="{_ROW};font-weight:{weight}{faint}">{head}{"".join(map(_cell, rest))}</tr>'
 
 
 def _table_html(table: Table, caption: str) -> str:
-    body = "\n".join(_row_html(row, table, is_past=i < table.n_past) for i, row in enumerate(table.rows))
+    body = "\n".join(_line_html(line, len(table.names)) for line in table.lines)
     words = " · ".join(filter(None, [caption, table.folded_words]))
     below = f'<caption style="caption-side:bottom;text-align:left;padding:0 8px;{_QUIET}">{escape(words)}</caption>'
     return f'<table style="{TABLE}">{below}\n<thead>{_head_html(table.names)}</thead>\n<tbody>\n{body}\n</tbody></table>'
