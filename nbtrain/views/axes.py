@@ -13,7 +13,7 @@ from typing import Any
 from ..formatting import DIGITS
 
 # %% auto #0
-__all__ = ["LARGEST", "is_drawn", "short", "short_count", "Axis", "is_log_range", "is_constant_range", "axis_of", "count_ticks"]
+__all__ = ["LARGEST", "NO_AXIS", "is_drawn", "short", "short_count", "Axis", "is_log_range", "is_constant_range", "axis_of", "count_ticks"]
 
 # %% ../../nbs/views/axes.ipynb #axes0004
 LARGEST = 1e100  # beyond it differences overflow, and matplotlib has no ticks
@@ -64,6 +64,9 @@ class Axis:
             value = math.log10(value) if value > 0 else self.low
         share = (value - self.low) / (self.high - self.low)
         return 0.0 if share < 0 else 1.0 if share > 1 else share
+
+
+NO_AXIS = Axis(0.0, 1.0, (), ())  # of nothing
 
 
 def is_log_range(low: float, high: float) -> bool:
