@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from ..formatting import DIGITS
 
 # %% auto #0
-__all__ = ["LARGEST", "NO_AXIS", "is_drawn", "short", "short_count", "Axis", "is_log_range", "is_constant_range", "axis_of", "count_ticks"]
+__all__ = ["LARGEST", "NO_AXIS", "is_drawn", "short", "short_count", "Axis", "axis_of", "count_ticks"]
 
 # %% ../../nbs/views/axes.ipynb #axes0004
 LARGEST = 1e100  # beyond it differences overflow, and matplotlib has no ticks
@@ -69,57 +70,38 @@ class Axis:
 NO_AXIS = Axis(0.0, 1.0, (), ())  # of nothing
 
 
-def is_log_range(low: float, high: float) -> bool:
-    """Whether to use a logarithmic scale: all values are positive, and the largest is over 50 times the smallest."""
-    return low > _SMALLEST and high / low > 50
-
-
-def is_constant_range(low: float, high: float) -> bool:
-    """Whether the range is so small that its axis would show only rounding errors."""
-    return high - low <= max(1e-6 * max(abs(low), abs(high)), _SMALLEST)
-
-
 def axis_of(values: Iterable[Any]) -> Axis | None:
-    """An axis with 3 to 5 round ticks for the `values` that can be drawn; one tick if all are equal; None without such a value."""
+    """An axis with 3 to 5 round ticks for the `values` that can be drawn; one tick if all are equal; None without such a value.
+
+    It is logarithmic if all values are positive, and the largest is over 50 times the smallest.
+    """
     drawn = [value for value in values if is_drawn(value)]
     if not drawn:
         return None
     low, high = min(drawn), max(drawn)
-    if is_constant_range(low, high):
+    if high - low <= max(1e-6 * max(abs(low), abs(high)), _SMALLEST):  # more ticks would show only rounding errors
         margin = abs(low) / 2 if abs(low) > _SMALLEST else 1.0
         return Axis(low - margin, low + margin, (low,), (short(low),))
-    return _log_axis(low, high) if is_log_range(low, high) else _linear_axis(low, high)
+    return _log_axis(low, high) if low > _SMALLEST and high / low > 50 else _linear_axis(low, high)
 
 
 # %% ../../nbs/views/axes.ipynb #axes0009
 def _linear_axis(low: float, high: float) -> Axis:
-    """A little more than the range, or up to the next ticks where it would have fewer than 3 or more than 5."""
+    """A little more than the range. One of the steps has 3 to 5 ticks: between 2 of them and 6 of half the step there is no room."""
     size = math.floor(math.log10(high / 4 - low / 4))
-    steps = [factor * 10.0**power for power in (size - 1, size, size + 1) for factor in (1, 2, 2.5, 5)]
     margin = 0.04 * (high - low)
-    padded = (max(0.0, low - margin) if low >= 0 else low - margin, high + margin)
-    for step in steps:
-        first, last = math.ceil(padded[0] / step - 1e-9), math.floor(padded[1] / step + 1e-9)
-        if 3 <= last - first + 1 <= 5:
-            return _ticked(*padded, step, first, last)
-    found = [(step, math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)) for step in steps]
-    step, first, last = next(item for item in found if item[2] - item[1] < 5)
-    return _ticked(first * step, last * step, step, first, last)
-
-
-def _ticked(low: float, high: float, step: float, first: int, last: int) -> Axis:
+    low, high = max(0.0, low - margin) if low >= 0 else low - margin, high + margin
+    for power, factor in product((size - 1, size, size + 1), (1, 2, 2.5, 5)):
+        step = factor * 10.0**power
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        if last - first < 5:
+            break
     ticks = tuple(i * step for i in range(first, last + 1))
-    return Axis(low, high, ticks, _labels(ticks, step))
-
-
-def _labels(ticks: Sequence[float], step: float) -> tuple[str, ...]:
-    """The ticks in as many digits as tell them apart."""
     largest = max(map(abs, ticks))
-    n_places = max(0, next(n for n in range(-101, 250) if abs(step * 10.0**n - round(step * 10.0**n)) < 1e-6 * step * 10.0**n))
-    if 1e-3 <= largest < 1e6:
-        return tuple(_tidy(f"{tick:.{n_places}f}") for tick in ticks)
-    n_digits = math.floor(math.log10(largest)) - math.floor(math.log10(step)) + 2
-    return tuple(_tidy(f"{tick:.{n_digits}g}") for tick in ticks)
+    spec = f".{max(0, (factor == 2.5) - power)}f"
+    if not 1e-3 <= largest < 1e6:
+        spec = f".{math.floor(math.log10(largest)) - power + 2}g"
+    return Axis(low, high, ticks, tuple(_tidy(f"{tick:{spec}}") for tick in ticks))
 
 
 def _log_axis(low: float, high: float) -> Axis:

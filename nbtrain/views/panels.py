@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..events import OWN_COLUMNS, PREFIXES, Mark, column_names, is_rate
 from .axes import NO_AXIS, Axis, axis_of, count_ticks, is_drawn, short
-from ..formatting import digits_in, digits_of, visible
+from ..formatting import best_words, digits_of, visible
 from .curve import FEW_EPOCHS, curve_svg, curve_words, epoch_of
 from .svg import Area, Frame, drawing, fitting, label, picture, pills, ring, text_width, thinned, value_axis
 from .text import Board, Row, odd_metrics
@@ -184,9 +184,11 @@ def panels_svg(
 
 def _footnote(rows: Sequence[Row], best: Row | None, monitor: str, quantities: Sequence[str], cut: Mark | None) -> str:
     """The quiet line below the panels: their unit, the cut, the best epoch, and what has no panel."""
-    words = ["by epoch", *([f"{cut[1]} after epoch {cut[0].epoch}"] if cut is not None else [])]
+    words = ["by epoch"]
+    if cut is not None:
+        words.append(f"{cut[1]} after epoch {cut[0].epoch}")
     if best is not None and "epoch" in best and monitor in best:
-        words.append(f"best {visible(monitor)} {short(best[monitor], digits_in(rows, monitor))} at epoch {best['epoch']}")
+        words.append(best_words(best, monitor, rows))
     return " · ".join(filter(None, [*words, visible(also_measured(quantities))]))
 
 

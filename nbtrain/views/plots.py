@@ -20,7 +20,7 @@ from .axes import Axis, axis_of, is_drawn
 from .curve import FEW_EPOCHS, LossCurve, epoch_of, shown_values
 from ..events import Mark
 from .panels import MAX_PANELS, also_measured, columns_of, panels, points_of, series_of
-from .svg import Points, split
+from .svg import Points, grouped, split
 from .text import Row
 from ..formatting import visible
 
@@ -33,6 +33,7 @@ __all__ = ["blank", "png", "curves", "compared"]
 
 # %% ../../nbs/views/plots.ipynb #f68d30ba
 _DPI = 80  # as displayed
+_PANEL = 280  # px across, about
 
 
 def blank(width: float, height: float) -> Figure:
@@ -136,20 +137,20 @@ def _dress(axes: Axes, title: str, values: Iterable[Any], unit: str = "epoch") -
         axes.legend(fontsize=8, frameon=False, loc=_free_corner(axes, axis))
 
 
-def _number(axes: Axes, xs: Sequence[float | None]) -> None:
+def _number(axes: Axes, xs: Sequence[float]) -> None:
     """The numbers of the changes by hand at the top, each above its line; those at one place share a sign."""
     if xs:
         axes.set_title(axes.get_title("left"), fontsize=10, loc="left", pad=16)
     left, right = axes.get_xlim()
-    groups: dict[int, list[int]] = {}
-    for i, x in enumerate(xs):
-        if x is not None and left <= x <= right:
+    places: list[float | None] = []
+    for x in xs:
+        is_inside = left <= x <= right
+        places.append(_PANEL * (x - left) / (right - left) if is_inside else None)
+        if is_inside:
             axes.axvline(x, color="0.4", linewidth=0.8, linestyle=":")
-            groups.setdefault(round(25 * (x - left) / (right - left)), []).append(i)
-    for numbers in groups.values():
-        text = str(numbers[0] + 1) if len(numbers) == 1 else f"{numbers[0] + 1}–{numbers[-1] + 1}"
-        box = {"boxstyle": "round,pad=0.25,rounding_size=0.7", "facecolor": "white", "edgecolor": "0.4", "linewidth": 0.6}
-        axes.text(xs[numbers[0]] or 0.0, 1.045, text, transform=axes.get_xaxis_transform(), ha="center", va="center", fontsize=7, bbox=box)
+    box = {"boxstyle": "round,pad=0.25,rounding_size=0.7", "facecolor": "white", "edgecolor": "0.4", "linewidth": 0.6}
+    for place, words in grouped(places):
+        axes.text(place / _PANEL, 1.045, words, transform=axes.transAxes, ha="center", va="center", fontsize=7, bbox=box)
 
 
 # %% ../../nbs/views/plots.ipynb #plots-curves

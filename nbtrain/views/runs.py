@@ -14,7 +14,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from .axes import axis_of, count_ticks, is_drawn, short
-from ..formatting import ICONS, digits_of, format_time, format_value, visible
+from ..formatting import ICONS, digits_of, format_fixed, format_time, format_value, visible
 from .html import SHOWN_BYTES, isolated, record_html
 from nbtrain.views.svg import (
     COLOURS,
@@ -378,9 +378,9 @@ def _order(keys: Sequence[float | str | None]) -> list[int]:
 
 
 def _aligned(values: Sequence[float | None]) -> list[str]:
-    """The values of a column with as many digits each: `7.860` above `7.851`."""
+    """The values of a column with as many digits each."""
     digits = digits_of(values)
-    return [f"{v:#.{digits}g}".rstrip(".") if isinstance(v, float) and math.isfinite(v) else format_value(v) for v in values]
+    return [format_fixed(value, digits) for value in values]
 
 
 def run_table(cards: Sequence[RunCard], numbers: Sequence[str] | None = None) -> RunTable:

@@ -38,6 +38,7 @@ __all__ = [
     "value_axis",
     "spread",
     "pills",
+    "grouped",
 ]
 
 # %% ../../nbs/views/svg.ipynb #svg0004
@@ -283,25 +284,30 @@ def spread(ys: Sequence[float], low: float, high: float, distance: float = 13) -
 def pills(box: Area, xs: Sequence[float | None]) -> list[str]:
     """A dotted line at each of `xs`, with its number at the top; numbers that would overlap share a marker: `2–4`. None is skipped."""
     parts = [path([(x, box.top), (x, box.bottom)], "mark") for x in dict.fromkeys(xs) if x is not None]
+    for x, words in grouped(xs):
+        half = _half(words)
+        x += max(0.0, box.left - 8 - (x - half)) - max(0.0, x + half - box.right - 8)
+        parts.append(f'<rect class="mark" x="{x - half:.1f}" y="{box.top - 16:.1f}" width="{2 * half:.1f}" height="15" rx="7.5"/>')
+        parts.append(label(x, box.top - 4.6, words, anchor="middle"))
+    return parts
+
+
+def grouped(xs: Sequence[float | None]) -> list[tuple[float, str]]:
+    """Where the numbers of these places stand, in px; those that would overlap are one: `2–4`."""
     groups: list[tuple[float, int, int]] = []  # the middle, the first and the last number
     for x, number in sorted((x, i) for i, x in enumerate(xs, start=1) if x is not None):
         first = last = number
-        while groups and x - _half(first, last) < groups[-1][0] + _half(*groups[-1][1:]) + 2:
+        while groups and x - _half(_numbers(first, last)) < groups[-1][0] + _half(_numbers(*groups[-1][1:])) + 2:
             middle, low, high = groups.pop()
             x, first, last = (middle + x) / 2, min(first, low), max(last, high)
         groups.append((x, first, last))
-    for x, first, last in groups:
-        half = _half(first, last)
-        x += max(0.0, box.left - 8 - (x - half)) - max(0.0, x + half - box.right - 8)
-        parts.append(f'<rect class="mark" x="{x - half:.1f}" y="{box.top - 16:.1f}" width="{2 * half:.1f}" height="15" rx="7.5"/>')
-        parts.append(label(x, box.top - 4.6, _numbers(first, last), anchor="middle"))
-    return parts
+    return [(x, _numbers(first, last)) for x, first, last in groups]
 
 
 def _numbers(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}–{last}"
 
 
-def _half(first: int, last: int) -> float:
+def _half(words: str) -> float:
     """Half of the width of a marker."""
-    return max(15, text_width(_numbers(first, last)) + 6) / 2
+    return max(15, text_width(words) + 6) / 2
