@@ -18,7 +18,6 @@ __all__ = [
     "told_apart",
     "digits_of",
     "format_value",
-    "format_fixed",
     "number_format",
     "format_time",
     "format_count",
@@ -55,12 +54,6 @@ def format_value(value: Any, digits: int = DIGITS) -> str:
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else f"{value:.{digits}g}"
     return visible(str(value))
-
-
-def format_fixed(value: Any, digits: int) -> str:
-    """As `format_value`, with the last zeros of a number, so that its width stays: `7.860` above `7.851`."""
-    is_number = isinstance(value, float) and math.isfinite(value)
-    return f"{value:#.{digits}g}".rstrip(".") if is_number else format_value(value)
 
 
 _MAX_DECIMALS, _MAX_DIGITS = 6, 9  # beyond these a column is in powers of ten

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
-from ..formatting import DIGITS
+from ..formatting import DIGITS, format_value
 
 # %% auto #0
-__all__ = ["LARGEST", "NO_AXIS", "is_drawn", "short", "short_count", "Axis", "axis_of", "count_ticks"]
+__all__ = ["LARGEST", "NO_AXIS", "is_drawn", "short", "short_count", "format_fixed", "Axis", "axis_of", "count_ticks"]
 
 # %% ../../nbs/views/axes.ipynb #axes0004
 LARGEST = 1e100  # beyond it differences overflow, and matplotlib has no ticks
@@ -46,6 +45,12 @@ def short_count(count: int) -> str:
         if count >= 100 * size or (unit != "k" and count >= size):
             return f"{count / size:.4g}{unit}"
     return f"{count:,}"
+
+
+def format_fixed(value: Any, digits: int) -> str:
+    """A number with its last zeros, so that its width stays: `7.860` above `7.851`."""
+    is_number = isinstance(value, float) and math.isfinite(value)
+    return f"{value:#.{digits}g}".rstrip(".") if is_number else format_value(value)
 
 
 # %% ../../nbs/views/axes.ipynb #axes0007
@@ -91,12 +96,13 @@ def _linear_axis(low: float, high: float) -> Axis:
     size = math.floor(math.log10(high / 4 - low / 4))
     margin = 0.04 * (high - low)
     low, high = max(0.0, low - margin) if low >= 0 else low - margin, high + margin
-    for power, factor in product((size - 1, size, size + 1), (1, 2, 2.5, 5)):
-        step = factor * 10.0**power
-        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-        if last - first < 5:
-            break
-    ticks = tuple(i * step for i in range(first, last + 1))
+
+    def multiples(step: float) -> range:
+        return range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+
+    steps = [(power, factor, factor * 10.0**power) for power in (size - 1, size, size + 1) for factor in (1, 2, 2.5, 5)]
+    power, factor, step = next(item for item in steps if len(multiples(item[2])) <= 5)
+    ticks = tuple(i * step for i in multiples(step))
     largest = max(map(abs, ticks))
     spec = f".{max(0, (factor == 2.5) - power)}f"
     if not 1e-3 <= largest < 1e6:
@@ -107,13 +113,15 @@ def _linear_axis(low: float, high: float) -> Axis:
 def _log_axis(low: float, high: float) -> Axis:
     """With ticks at powers of ten; where there are fewer than 3, also at 3 times these."""
     low_power, high_power = math.log10(low), math.log10(high)
-    powers = range(math.ceil(low_power - 1e-9), math.floor(high_power + 1e-9) + 1)
-    ticks = [10.0**power for power in powers[:: math.ceil(len(powers) / 5)]]
-    if len(ticks) < 3:
-        every = [factor * 10.0**power for power in range(powers.start - 1, powers.stop) for factor in (1, 3)]
-        ticks = [tick for tick in every if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
+
+    def multiples(*factors: int) -> list[float]:
+        every = [factor * 10.0**power for power in range(math.floor(low_power), math.floor(high_power + 1e-9) + 1) for factor in factors]
+        return [tick for tick in every if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
+
+    powers = multiples(1)
+    ticks = tuple(powers[:: math.ceil(len(powers) / 5)] if len(powers) >= 3 else multiples(1, 3))
     margin = 0.03 * (high_power - low_power)
-    return Axis(low_power - margin, high_power + margin, tuple(ticks), tuple(map(short, ticks)), is_log=True)
+    return Axis(low_power - margin, high_power + margin, ticks, tuple(map(short, ticks)), is_log=True)
 
 
 def count_ticks(first: float, last: float, most: int = 6) -> list[int]:

@@ -296,7 +296,8 @@ def step_axis(curve: LossCurve, end_step: int | None, n_epochs: int | None, ghos
         if not known or (step > known[-1][0] and epoch > known[-1][1]):
             known.append((step, epoch))
     if known and known[0][0] < start:
-        epoch = float(np.interp(start, *zip(*known)))
+        at, epochs = zip(*known)
+        epoch = float(np.interp(start, at, epochs))
         known = [(start, epoch), *(place for place in known if place[0] > start)]
     return StepAxis(start, end, known if len(known) > 1 else ())
 
@@ -358,33 +359,28 @@ def _train_words(curve: LossCurve, line: Places) -> tuple[str, str]:
         return f"train_loss {short(line[-1][1], curve.digits)}", "train"
     bad: list[Point] = []  # the points at the end with such a loss, up to one that has finite ones as well
     for point in reversed(curve.points):
-        if point.bad_step is None:
+        if point.bad_step is None or (bad and bad[0].n_finite):
             break
         bad.insert(0, point)
-        if point.n_finite:
-            break
     kinds = dict.fromkeys(kind for point in bad for kind in point.bad_kinds)
-    words = f"{'/'.join(kinds)}:" if len(kinds) > 1 else f"{'/'.join(kinds)} from"  # as short as the room beside the curve
-    step = bad[0].bad_step if bad else None
-    return f"{words} step {short_count(step or curve.points[-1].step)}", "bad"
+    step = short_count(bad[0].bad_step or 0) if bad else short_count(curve.points[-1].step)
+    return f"{'/'.join(kinds)}{':' if len(kinds) > 1 else ' from'} step {step}", "bad"  # as short as the room beside the curve
 
 
 def _end_labels(frame: Frame, curve: LossCurve, line: Places, ghost: Ghost, width: float) -> list[str]:
     """The last values at the ends of their lines, moved apart where they would overlap."""
-    places = [place for place in frame.at(line) if place]
-    valid = [place for place in frame.at(curve.validations) if place]
-    older = [place for place in frame.at(ghost[1]) if place]
-    x = max([place[0] for place in (*places[-1:], *valid[-1:])], default=frame.box.left) + 8
+    places = [list(filter(None, frame.at(points))) for points in (line, curve.validations, ghost[1])]
+    train, valid, older = (drawn[-1] if drawn else None for drawn in places)
+    x = max([place[0] for place in (train, valid) if place], default=frame.box.left) + 8
     found: list[tuple[float, float, str, str]] = []  # x, y, words, kind
     if curve.points:
-        found.append((x, places[-1][1] if places else frame.box.y(0.5), *_train_words(curve, line)))
+        found.append((x, train[1] if train else frame.box.y(0.5), *_train_words(curve, line)))
     if valid:
-        value = [value for _, value in curve.validations if is_drawn(value)][-1]
-        digits = digits_of([value for _, value in curve.validations[-20:]])
-        found.append((x, valid[-1][1], f"{curve.validation} {short(value, digits)}", "val"))
+        values = [value for _, value in curve.validations if is_drawn(value)][-20:]
+        found.append((x, valid[1], f"{curve.validation} {short(values[-1], digits_of(values))}", "val"))
     if older:
-        found.append((older[-1][0] + 8, older[-1][1], ghost[0], "ghost"))
-    is_at_cut = curve.cut is not None and any(item[0] < frame.x(curve.cut[0].step) + 80 for item in found)
+        found.append((older[0] + 8, older[1], ghost[0], "ghost"))
+    is_at_cut = curve.cut is not None and any(item[0] < frame.x(curve.begun) + 80 for item in found)
     ys = spread([item[1] for item in found], frame.box.top + (17 if is_at_cut else 4), frame.box.bottom - 4)
     return [label(x, y + 4, fitting(text, width - x), kind) for (x, _, text, kind), y in zip(found, ys)]
 

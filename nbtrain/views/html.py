@@ -14,10 +14,10 @@ from html import escape
 from itertools import groupby
 
 from ..events import PREFIXES, Shown
-from .axes import short
+from .axes import Axis, format_fixed, short
 from .curve import mark_numbers
 from .panels import record_picture
-from .svg import Area, drawing, label, path, picture
+from .svg import Area, Frame, drawing, label, path, picture
 from nbtrain.views.text import (
     Board,
     Row,
@@ -39,7 +39,7 @@ from nbtrain.views.text import (
     titles,
     trying_words,
 )
-from ..formatting import digits_in, format_fixed, format_value, visible
+from ..formatting import digits_in, format_value, visible
 
 # %% auto #0
 __all__ = [
@@ -161,13 +161,11 @@ _RULES = (
 def _histogram_svg(one: Shown, width: int = 320, height: int = 110) -> str:
     """The counts as bars, with the lowest and the highest value below."""
     c, box = one.content, Area(4, 16, width - 4, height - 18)
-    counts, highest = c["counts"], max(c["counts"]) or 1
-    n = len(counts)
-    outline: list[tuple[float, float] | None] = [(box.left, box.bottom)]
-    for i, count in enumerate(counts):
-        outline += [(box.x(i / n), box.y(count / highest)), (box.x((i + 1) / n), box.y(count / highest))]
-    parts = [path([*outline, (box.right, box.bottom)], "train"), path([(box.left, box.bottom), (box.right, box.bottom)], "base")]
-    parts += [label(box.left, 11, f"mean {short(c['mean'])} · std {short(c['std'])} · at most {highest:,}")]
+    counts, n, highest = c["counts"], len(c["counts"]), max(c["counts"])
+    frame = Frame(box, 0, n, Axis(0, highest or 1, (), ()))
+    outline = [(0, 0), *((x, count) for i, count in enumerate(counts) for x in (i, i + 1)), (n, 0)]
+    parts = [path(frame.at(outline), "train"), path(frame.at([(0, 0), (n, 0)]), "base")]
+    parts.append(label(box.left, 11, f"mean {short(c['mean'])} · std {short(c['std'])} · at most {highest or 1:,}"))
     parts += [label(box.left, height - 4, short(c["low"])), label(box.right, height - 4, short(c["high"]), anchor="end")]
     return drawing(parts, width, height)
 

@@ -13,8 +13,8 @@ from html import escape
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from .axes import axis_of, count_ticks, is_drawn, short
-from ..formatting import ICONS, digits_of, format_fixed, format_time, format_value, visible
+from .axes import format_fixed, axis_of, count_ticks, is_drawn, short
+from ..formatting import ICONS, digits_of, format_time, format_value, visible
 from .html import SHOWN_BYTES, isolated, record_html
 from nbtrain.views.svg import (
     COLOURS,

@@ -175,12 +175,16 @@ def _encoded(image: Image, kind: str, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
+def _shrunk(image: Image, n_bytes: int, kind: str, **options: Any) -> tuple[bytes, int]:
+    """The picture in at most so many bytes, and its width."""
+    while len(content := _encoded(image, kind, **options)) > n_bytes:
+        image = _within(image, max(image.size) * 3 // 4)
+    return content, image.width
+
+
 def _file(image: Image) -> bytes:
     """The picture as a PNG of at most 512 KB."""
-    image = _within(image, _SIDE)
-    while len(content := _encoded(image, "png")) > _FILE_BYTES:
-        image = _within(image, max(image.size) * 3 // 4)
-    return content
+    return _shrunk(_within(image, _SIDE), _FILE_BYTES, "png")[0]
 
 
 def _small(image: Image, file: bytes) -> tuple[str, bytes, int]:
@@ -190,9 +194,7 @@ def _small(image: Image, file: bytes) -> tuple[str, bytes, int]:
     image = _within(image, _SMALL_SIDE)
     if len(content := _encoded(image, "png", optimize=True)) <= _SMALL_BYTES:
         return "png", content, image.width
-    while len(content := _encoded(image, "jpeg", quality=85)) > _SMALL_BYTES:
-        image = _within(image, max(image.size) * 3 // 4)
-    return "jpeg", content, image.width
+    return "jpeg", *_shrunk(image, _SMALL_BYTES, "jpeg", quality=85)
 
 
 # %% ../../nbs/views/shown.ipynb #4d1f9533
@@ -230,7 +232,7 @@ def _histogram(name: str, value: Any) -> ShownValue:
 
     if not _is_array(value) and not isinstance(value, (list, tuple)):
         raise _refuse(name, "a histogram of no numbers", "Give a tensor, an array or a list of numbers.")
-    flat = value.detach().float() if _is_a(value, _TENSOR) else torch.from_numpy(np.array(value, dtype=float))
+    flat = value.detach().float() if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value, dtype=float))
     finite = flat[flat.isfinite()]  # of a tensor on its device
     n, low, high, mean, std, counts = len(finite), 0.0, 0.0, 0.0, 0.0, [0]
     if n:

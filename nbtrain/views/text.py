@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
@@ -102,7 +102,7 @@ class Speed:
     """The speed of a run: seconds and batches of each phase, without the time between two passes."""
 
     def __init__(self, elapsed_s: float = 0.0) -> None:
-        self._seconds: Counter[str] = Counter()
+        self._seconds: dict[str, float] = defaultdict(float)
         self._batches: Counter[str] = Counter()
         self._samples = 0
         self._block_s = elapsed_s  # where the newest block of steps ended
@@ -431,7 +431,7 @@ class Board:
     def past_table(self) -> list[Row]:
         """The rows of the past that a table chooses from."""
         best = self.header.get("best")
-        return with_best(self.past, best, [best]) if self.past else []
+        return with_best(self.past, best, [] if best is None else [best]) if self.past else []
 
 
 # %% ../../nbs/views/text.ipynb #bba3b1aa
