@@ -21,6 +21,7 @@ from .svg import Area, Frame, drawing, label, path, picture
 from nbtrain.views.text import (
     Board,
     Row,
+    fitting_columns,
     Table,
     TableLine,
     make_table,
@@ -284,18 +285,16 @@ def _number(value: float, digits: int) -> str:
 
 def numbers_html(board: Board) -> str:
     """The numbers that move with the batches: a line for the training, one for the validation, and a place for each metric."""
-    left, names = _LINE_CHARACTERS, []
-    for name in dict.fromkeys(name for found in board.live.values() for name in found):
-        if len(name) + _NUMBER + 3 <= left:
-            left -= len(name) + _NUMBER + 3
-            names.append(name)
-    lines = []
-    for series, found in board.live.items():
+    live, lines = board.live, []
+    every = list(dict.fromkeys(name for found in live.values() for name in found))
+    widths = {name: len(name) + _NUMBER + 3 for name in every}
+    names = fitting_columns(every, widths, _LINE_CHARACTERS, every.index)
+    for series, found in live.items():
         cells = [f'<span style="display:inline-block;width:3.5em;{_QUIET}">{series}</span>']
         for name in names:
             digits = board.curve.digits if (series, name) == ("train", "loss") else digits_in(board.epochs, f"{series}_{name}")
             words = f'<span style="{_QUIET}">{escape(name)}</span> {_number(found[name], digits)}' if name in found else ""
-            cells.append(f'<span style="display:inline-block;width:{len(name) + _NUMBER + 3}ch">{words}</span>')
+            cells.append(f'<span style="display:inline-block;width:{widths[name]}ch">{words}</span>')
         lines.append(f'<div style="{_ONE_LINE}">{"".join(cells)}</div>')
     return "\n".join(lines)
 

@@ -94,7 +94,7 @@ def _as_bytes(name: str, pixels: np.ndarray) -> np.ndarray:
         remedy = "Give floats from 0 to 1, or uint8: mask / (n_classes - 1) for a mask, x.to(torch.uint8) for values up to 255."
         raise _refuse(name, f"a picture of {pixels.dtype}", remedy)
     low, high = float(pixels.min()), float(pixels.max())
-    if not (math.isfinite(low) and math.isfinite(high)):
+    if not math.isfinite(low + high):
         raise _refuse(name, "a picture with values that are not finite", "x.nan_to_num() makes them 0.")
     if low < -_TOLERANCE or high > 1 + _TOLERANCE:
         remedy = "Floats are from 0 to 1: (x + 1) / 2 for the output of a tanh, x / 255 for bytes, x.clamp(0, 1) to cut them off."
@@ -126,15 +126,16 @@ def _grid(images: Sequence[Image], captions: Sequence[str]) -> Image:
     """The pictures in rows of eight, with their captions."""
     from PIL import Image, ImageDraw
 
-    if captions:  # a picture of 8 px has no room for a word
-        factor = max(1, math.ceil(_CELL / max(image.width for image in images)))
-        images = [image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST) for image in images]
     if len(images) == 1 and not captions:
         return images[0]
+    line, width = 0, max(image.width for image in images)
+    if captions:  # a picture of 8 px has no room for a word
+        line, factor = _LINE, max(1, math.ceil(_CELL / width))
+        images = [image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST) for image in images]
     width, height = max(image.width for image in images), max(image.height for image in images)
-    line, n, gap = _LINE if captions else 0, min(_COLUMNS, len(images)), 1 if width < 48 else 2
-    n_rows = math.ceil(len(images) / n)
-    grid = Image.new("RGB", (n * (width + gap) + gap, n_rows * (height + line + gap) + gap), _GREY)
+    n, gap = min(_COLUMNS, len(images)), 1 if width < 48 else 2
+    size = n * (width + gap) + gap, math.ceil(len(images) / n) * (height + line + gap) + gap
+    grid = Image.new("RGB", size, _GREY)
     pen = ImageDraw.Draw(grid)
     for i, image in enumerate(images):
         x, y = gap + i % n * (width + gap), gap + i // n * (height + line + gap)

@@ -189,9 +189,6 @@ def running_line(board: Board, width: int) -> str:
 
 
 # %% ../../nbs/views/terminal.ipynb #2120e973
-_STAR = 2  # cells: a space, and the star behind the best row
-
-
 class RowWriter:
     """Writes the lines of a growing table: a header when the columns change, and a line for each row."""
 
@@ -206,23 +203,23 @@ class RowWriter:
         `rows`: those so far, from which a metric may need more digits, and which show what is odd.
         """
         names = shown_columns([row])
-        widths = {name: max(text_width(title), 6 if name == "epoch" else 9) + 2 for name, title in zip(names, titles(names))}
-        first = ("epoch", monitor, "train_loss", "val_loss", "test_loss", *odd_metrics([*rows[:1], row]))
-        shown = fitting_columns(names, widths, width - _STAR + 2, lambda name: first.index(name) if name in first else len(first), least=2)
+        widths = {name: max(text_width(title), 6 if name == "epoch" else 9) for name, title in zip(names, titles(names))}
+        rooms = {name: 2 + room for name, room in widths.items()}  # the first column has no gap before it, and the star needs one
+        first = ["epoch", monitor, "train_loss", "val_loss", "test_loss", *odd_metrics([*rows[:1], row])]
+        shown = fitting_columns(names, rooms, width, lambda name: [*first, name].index(name), least=2)
 
         def aligned(texts: Sequence[str]) -> list[str]:
-            return [right_aligned(text, widths[name] - 2) for name, text in zip(shown, texts)]
+            return [right_aligned(text, widths[name]) for name, text in zip(shown, texts)]
 
-        head = ["  ".join(aligned(titles(shown)))]
-        if len(shown) < len(names):
-            n = len(names) - len(shown)
+        head, n = ["  ".join(aligned(titles(shown)))], len(names) - len(shown)
+        if n:
             head.append(f"+ {n} column{'s' * (n > 1)}")
-        is_new, self._head = head != self._head, head
-        texts = aligned(cells(row, shown, row_formats(rows)))
+        texts, star = aligned(cells(row, shown, row_formats(rows))), "★"
         if colour:
-            texts = [painted(text, "red") if text.strip() == "NaN" else text for text in texts]
-        star = painted("★", "green") if colour else "★"
-        return [*(head if is_new else ()), "  ".join(texts) + (f" {star}" if is_best else "")]
+            texts, star = [painted(text, "red") if text.strip() == "NaN" else text for text in texts], painted("★", "green")
+        line = "  ".join(texts) + (f" {star}" if is_best else "")
+        is_new, self._head = head != self._head, head
+        return [*head, line] if is_new else [line]
 
 
 # %% ../../nbs/views/terminal.ipynb #76d89d74

@@ -565,13 +565,16 @@ def note_line(text: str) -> str:
 def shown_words(one: Shown) -> str:
     """What was shown, in words: `samples: 64 pictures`; a text as it is."""
     c = one.content
-    if one.kind == "image":
-        n = f"{c['n']} of {c['n_all']} pictures" if c["n"] < c["n_all"] else f"{c['n']} picture{'s' * (c['n'] > 1)}"
-        return visible(": ".join([one.name, " · ".join([n, *filter(None, c["captions"])])]))
     if one.kind == "text":
         return visible(f"{one.name}: {c['text']}", lines=True) + (f" … {c['n_cut']:,} more characters" if c["n_cut"] else "")
-    more = f", {c['n_not_finite']:,} not finite" if c["n_not_finite"] else ""
-    return visible(f"{one.name}: {c['n']:,} values, {c['low']:.4g} to {c['high']:.4g}, mean {c['mean']:.4g}, std {c['std']:.4g}{more}")
+    if one.kind == "image":
+        n = f"{c['n']} of {c['n_all']}" if c["n"] < c["n_all"] else c["n"]
+        words = " · ".join([f"{n} picture{'s' * (c['n_all'] > 1)}", *filter(None, c["captions"])])
+    else:
+        words = f"{c['n']:,} values, {c['low']:.4g} to {c['high']:.4g}, mean {c['mean']:.4g}, std {c['std']:.4g}"
+        if c["n_not_finite"]:
+            words += f", {c['n_not_finite']:,} not finite"
+    return visible(f"{one.name}: {words}")
 
 
 def shown_line(board: Board) -> str:
