@@ -299,7 +299,7 @@ def step_axis(curve: LossCurve, end_step: int | None, n_epochs: int | None, ghos
         at, epochs = zip(*known)
         epoch = float(np.interp(start, at, epochs))
         known = [(start, epoch), *(place for place in known if place[0] > start)]
-    return StepAxis(start, end, known if len(known) > 1 else ())
+    return StepAxis(start, end, tuple(known) if len(known) > 1 else ())
 
 
 FEW_EPOCHS = 5  # from this number on, epochs are the unit
