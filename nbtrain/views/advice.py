@@ -7,24 +7,29 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any, Protocol
 
 from ..best import is_better, known_mode
-from ..events import Event, MonitorMode, steps_of
+from ..events import Event, MonitorMode, Progress, steps_of
 
 # %% auto #0
-__all__ = ["Rule", "SlowData", "SlowStart", "StrangeLoss", "Explosion", "Waiting", "Overfitting", "Advice"]
+__all__ = ["Rule", "SlowData", "SlowStart", "StrangeLoss", "Explosion", "NoProgress", "Advice"]
 
 
 # %% ../../nbs/views/advice.ipynb #56c8a73f
 class Rule(Protocol):
-    """A check for one problem: `line` describes it, and is empty if there is no such problem."""
+    """A check for one problem of a run with this `header` that begins at `at`. `line` describes it, and is empty without such a problem."""
 
-    def update(self, event: Event) -> None: ...
+    def __init__(self, header: Mapping[str, Any], at: Progress) -> None: ...
+    def update(self, event: Event, seconds: float) -> None: ...
     @property
     def line(self) -> str: ...
+
+
+def _is_training(event: Event) -> bool:
+    return event.kind == "steps" and event.progress.phase == "train"
 
 
 _MIN_WAIT_S, _MIN_SHARE, _LEAST_SHARE = 2.0, 0.5, 0.4  # seconds of training to be sure; the shares at which the line appears and disappears
@@ -33,34 +38,33 @@ _MIN_WAIT_S, _MIN_SHARE, _LEAST_SHARE = 2.0, 0.5, 0.4  # seconds of training to 
 class SlowData:
     """Training spends most of its time waiting for batches. The first block, in which workers start, does not count."""
 
-    def __init__(self) -> None:
-        self.header: Mapping[str, Any] = {}
-        self.data_s = self.total_s = self.block_s = 0.0
-        self.n_blocks = 0
+    def __init__(self, header: Mapping[str, Any], at: Progress) -> None:
+        self.header = header
+        self.waited_s = self.total_s = 0.0
+        self.has_begun = False
         self.line = ""
 
-    def update(self, event: Event) -> None:
-        if event.kind == "start":
-            self.header = event.data
-        begun_s, self.block_s = self.block_s, event.progress.elapsed_s
-        if event.kind != "steps" or event.progress.phase != "train" or "data_s" not in event.data:
+    def update(self, event: Event, seconds: float) -> None:
+        if not _is_training(event) or "data_s" not in event.data:
             return
-        self.n_blocks += 1
-        if self.n_blocks > 1:
-            self.data_s += event.data["data_s"]
-            self.total_s += max(event.progress.elapsed_s - begun_s, event.data["data_s"])
-        share = self.data_s / self.total_s if self.total_s else 0.0
-        known = self.total_s >= _MIN_WAIT_S and share >= (_LEAST_SHARE if self.line else _MIN_SHARE)
-        remedy = self._remedy() if known else None
-        self.line = "" if remedy is None else f"{share:.0%} of the time waits for data: {remedy}".replace("%", " %", 1)
+        if self.has_begun:
+            self.waited_s += event.data["data_s"]
+            self.total_s += max(seconds, event.data["data_s"])
+        self.has_begun = True
+        share = self.waited_s / self.total_s if self.total_s else 0.0
+        least = _LEAST_SHARE if self.line else _MIN_SHARE
+        remedy = self._remedy()
+        self.line = ""
+        if self.total_s >= _MIN_WAIT_S and share >= least and remedy:
+            self.line = f"{100 * share:.0f} % of the time waits for data: {remedy}"
 
-    def _remedy(self) -> str | None:
-        """What may help; None if all cores are busy already."""
+    def _remedy(self) -> str:
+        """What may help; empty if all cores are busy already."""
         n_workers, n_cores = self.header.get("num_workers"), self.header.get("n_cores")
         if n_workers is None:
             return "the loader is slower than the model"
         if n_cores is None or n_workers >= n_cores:
-            return None
+            return ""
         return f"num_workers={min(n_cores, max(4, 2 * n_workers))} may help (now {n_workers})"
 
 
@@ -68,81 +72,76 @@ class SlowData:
 class SlowStart:
     """The first batch takes far longer than the ten that follow it."""
 
-    def __init__(self) -> None:
-        self.compiled = False
-        self.block_s, self.first_s, self.rest_s, self.n_rest = 0.0, 0.0, 0.0, 0
-        self.line = ""
+    def __init__(self, header: Mapping[str, Any], at: Progress) -> None:
+        self.compiled = bool(header.get("compiled"))
+        self.first_s: float | None = None
+        self.rest_s, self.n_rest = 0.0, 0
         self.is_settled = False
+        self.line = ""
 
-    def update(self, event: Event) -> None:
-        if event.kind == "start":
-            self.compiled = bool(event.data.get("compiled"))
-        seconds, self.block_s = event.progress.elapsed_s - self.block_s, event.progress.elapsed_s
-        if self.is_settled or event.kind != "steps" or event.progress.phase != "train":
+    def update(self, event: Event, seconds: float) -> None:
+        if self.is_settled or not _is_training(event):
             return
         seconds -= event.data.get("data_s", 0.0)
-        if self.first_s:
-            self.rest_s, self.n_rest = self.rest_s + seconds, self.n_rest + event.data["n"]
-        elif event.data["n"] == 1:  # a batch that takes longer than a flush has a block for itself
-            self.first_s = max(seconds, 1e-9)
-        else:
-            self.is_settled = True
+        if self.first_s is None:
+            self.first_s = seconds
+            self.is_settled = event.data["n"] > 1  # a batch that takes longer than a flush has a block for itself
+            return
+        self.rest_s += seconds
+        self.n_rest += event.data["n"]
         if self.n_rest >= 10:
-            self.is_settled, self.line = True, self._text(self.rest_s / self.n_rest)
+            self.is_settled = True
+            self.line = self._text(self.first_s, self.rest_s / self.n_rest)
 
-    def _text(self, batch_s: float) -> str:
+    def _text(self, first_s: float, batch_s: float) -> str:
         least_s, factor = (1.0, 5) if self.compiled else (3.0, 20)
-        if self.first_s < least_s or self.first_s < factor * batch_s:
+        if first_s < max(least_s, factor * batch_s):
             return ""
         if self.compiled:
-            return f"the first batch compiles ({self.first_s:.0f} s)"
-        return f"the first batch took {self.first_s:.0f} s, the next ones {batch_s:.2g} s each: only the start is slow"
+            return f"the first batch compiles ({first_s:.0f} s)"
+        return f"the first batch took {first_s:.0f} s, the next ones {batch_s:.2g} s each: only the start is slow"
 
 
 # %% ../../nbs/views/advice.ipynb #3b8b18a2
 _N_CONSTANT, _N_LAST, _N_RISEN = 100, 150, 200  # batches
 
 
+def _losses(event: Event) -> Iterable[tuple[int, float]]:
+    """The steps of the training batches of an event, and their losses."""
+    return zip(steps_of(event), event.data["values"].get("train_loss", ())) if _is_training(event) else ()
+
+
 class StrangeLoss:
     """The training loss is constant, or far above its first value."""
 
-    def __init__(self) -> None:
-        self._begin(is_fresh=True)
-
-    def _begin(self, *, is_fresh: bool) -> None:
-        self.is_fresh = is_fresh  # whether training starts here
+    def __init__(self, header: Mapping[str, Any], at: Progress) -> None:
+        self.is_fresh = at.step == 0  # training starts here
         self.first = math.nan
         self.last: deque[float] = deque(maxlen=_N_LAST)
-        self.n, self.same, self.since, self.n_same = 0, math.nan, 0, 0
-        self.lr: float | None = None
+        self.n = 0
+        self.same, self.since, self.n_same = math.nan, 0, 0
+        self.lr = 0.0
         self.has_risen = False
 
-    def update(self, event: Event) -> None:
-        if event.kind in ("start", "mark"):  # a change by hand starts a new comparison
-            self._begin(is_fresh=event.progress.step == 0)
-        elif event.kind == "steps" and event.progress.phase == "train":
-            losses = event.data["values"].get("train_loss", ())
-            for step, loss in zip(steps_of(event), losses):
+    def update(self, event: Event, seconds: float) -> None:
+        for step, loss in _losses(event):
+            if math.isfinite(loss):
                 self._add(loss, step)
-            self.lr = event.data.get("lr") if self.lr is None else max(self.lr, event.data.get("lr") or 0.0)
-            self._compare()
+        if _is_training(event):
+            self.lr = max(self.lr, event.data.get("lr") or 0.0)
+        if self.is_fresh and self.n >= _N_RISEN and self.lr:
+            factor = 2 if self.has_risen else 3
+            self.has_risen = min(self.last) > self.first > 0 and median(self.last) > factor * self.first
 
     def _add(self, loss: float, step: int) -> None:
-        if not math.isfinite(loss):
-            return
         if abs(loss - self.same) <= 1e-7 * abs(self.same):
             self.n_same += 1
         else:
             self.same, self.since, self.n_same = loss, step, 1
-        self.n += 1
-        if math.isnan(self.first):
+        if self.n == 0:
             self.first = loss
+        self.n += 1
         self.last.append(loss)
-
-    def _compare(self) -> None:
-        if self.is_fresh and self.n >= _N_RISEN and self.lr is not None:
-            factor = 2 if self.has_risen else 3
-            self.has_risen = self.first > 0 and min(self.last) > self.first and median(self.last) > factor * self.first
 
     @property
     def line(self) -> str:
@@ -161,41 +160,37 @@ _SMALL = 0.1  # of the first loss: below that a jump is one hard sample, late in
 class Explosion:
     """A loss is not finite, or has jumped, in a run whose steps can be replayed."""
 
-    def __init__(self) -> None:
-        self.is_on, self.name = False, "trainer"  # of the trainer in the notebook
+    def __init__(self, header: Mapping[str, Any], at: Progress) -> None:
+        self.is_on, self.name = bool(header.get("keeps_states")), header.get("variable", "trainer")  # of the trainer in the notebook
+        self.first = header.get("first_loss", math.nan)  # of the runs before
         self.usual: deque[float] = deque(maxlen=_N_USUAL)
         self.limit, self.n = math.inf, 0  # a loss up to here has not jumped; losses so far
-        self.first = math.nan
         self.line = ""
 
-    def update(self, event: Event) -> None:
-        if event.kind == "start":
-            self.is_on, self.name = bool(event.data.get("keeps_states")), event.data.get("variable", "trainer")
-            self.first = event.data.get("first_loss", math.nan)  # of the runs before
-        elif event.kind == "steps" and event.progress.phase == "train" and self.is_on:
-            losses = event.data["values"].get("train_loss", ())
-            for step, loss in zip(steps_of(event), losses):
+    def update(self, event: Event, seconds: float) -> None:
+        if not self.is_on:
+            return
+        for step, loss in _losses(event):
+            if math.isfinite(loss):
                 self._look(step, loss)
+            elif "debug" not in self.line:  # the first such loss is the cause
+                self.line = f"the loss is {loss:g} at step {step}: {self.name}.replay(step={step}).debug() shows why"
 
     def _look(self, step: int, loss: float) -> None:
-        if not math.isfinite(loss):
-            if "debug" not in self.line:  # the first such loss is the cause
-                self.line = f"the loss is {loss:g} at step {step}: {self.name}.replay(step={step}).debug() shows why"
-            return
-        if self.n % 10 == 0 or loss > self.limit:  # a median for each step would cost as much as the rest of a view
-            is_known = len(self.usual) == _N_USUAL
-            self.limit = max(_JUMP * median(self.usual), _SMALL * abs(self.first), 1e-11) if is_known else math.inf
-        self.n += 1
-        self.first = loss if math.isnan(self.first) else self.first
+        if len(self.usual) == _N_USUAL and (self.n % 10 == 0 or loss > self.limit):  # a median for each step would cost as much as a view
+            self.limit = max(_JUMP * median(self.usual), _SMALL * abs(self.first), 1e-11)
+        if math.isnan(self.first):
+            self.first = loss
         if loss > self.limit and "debug" not in self.line:
-            self.line = (
-                f"the loss jumped to {loss:.3g} at step {step}: see {self.name}.replay(step={step}) and {self.name}.blame(step={step})"
-            )
+            calls = f"{self.name}.replay(step={step}) and {self.name}.blame(step={step})"
+            self.line = f"the loss jumped to {loss:.3g} at step {step}: see {calls}"
+        self.n += 1
         self.usual.append(loss)
 
 
 # %% ../../nbs/views/advice.ipynb #30908e68
-_MIN_PATIENCE = 10  # epochs, and at least a fifth of all
+_LATEST = 3  # epochs whose median is the current value
+_MIN_AGE = 5  # epochs since the best
 
 
 class _Column:
@@ -217,42 +212,76 @@ class _Column:
         return len(self.values) - 1 - self.best
 
 
-class Waiting:
-    """The monitored metric has not improved for a long time."""
+def _gain(old: float, new: float, mode: MonitorMode) -> float:
+    """How much better `new` is than `old`."""
+    return old - new if mode == "min" else new - old
 
-    def __init__(self) -> None:
-        self.monitor, self.n_epochs = "val_loss", 0
-        self.mode: MonitorMode = "min"
-        self._forget()
 
-    def _forget(self) -> None:
-        """Forget the values so far, which are not comparable with those to come."""
-        self._rows: list[Mapping[str, Any]] = []  # that are added when the line is read: few runs have a view at each epoch
-        self._columns: dict[str, _Column] = {}
+class _Pair:
+    """A training metric and the same validation metric, by epoch."""
 
-    def update(self, event: Event) -> None:
-        if event.kind == "start":
-            self.monitor = event.data.get("monitor", "val_loss")
-            self.mode = "max" if event.data.get("monitor_mode") == "max" else "min"
-            self._forget()
-        elif event.kind == "epoch":
-            self.n_epochs = max(self.n_epochs, event.progress.n_epochs)
-            self._rows.append(event.data["row"])
-        elif event.kind == "mark":
-            self._forget()
+    def __init__(self, name: str, mode: MonitorMode) -> None:
+        self.name = name
+        self.train: list[float] = []
+        self.val = _Column(mode)
+        self.is_finite = True
 
-    def _read(self) -> None:
-        rows, self._rows = self._rows, []
-        for row in rows:
-            self._add(row)
-
-    def _add(self, row: Mapping[str, Any]) -> None:
-        for name in {self.monitor, "train_loss"} & row.keys():
-            self._columns.setdefault(name, _Column(self.mode)).add(row[name], row["epoch"])
+    def add(self, train: float, val: float, epoch: int) -> None:
+        self.train.append(train)
+        self.val.add(val, epoch)
+        self.is_finite = self.is_finite and math.isfinite(train + val)
 
     @property
     def line(self) -> str:
-        self._read()
+        train, val, best, mode = self.train, self.val.values, self.val.best, self.val.mode
+        if not self.is_finite or self.val.age < _MIN_AGE + _LATEST - 1:
+            return ""
+        worse = -_gain(val[best], median(val[-_LATEST:]), mode)
+        better = _gain(median(train[max(0, best - 1) : best + 2]), median(train[-_LATEST:]), mode)
+        margin = 0.2 if mode == "min" else 0.02  # of the best value
+        noise = median(abs(a - b) for a, b in zip(val[best:], val[best + 1 :]))
+        if worse <= max(margin * abs(val[best]), 3 * noise) or better <= 0.02 * abs(train[best]):
+            return ""
+        if _gain(median(val[best + 1 : best + 1 + _LATEST]), median(val[-_LATEST:]), mode) > 0:  # it is better again
+            return ""
+        way = "rising" if mode == "min" else "falling"
+        shown = f"train_{self.name} {train[-1]:.4g}, val_{self.name} {val[-1]:.4g}"
+        return f"{shown} and {way}: overfitting since epoch {self.val.best_epoch}"
+
+
+# %% ../../nbs/views/advice.ipynb #2aa114e7
+_MIN_PATIENCE = 10  # epochs, and at least a fifth of all
+
+
+class NoProgress:
+    """A metric becomes better in training and worse in validation, or the monitored one has not improved for a long time."""
+
+    def __init__(self, header: Mapping[str, Any], at: Progress) -> None:
+        self.monitor = header.get("monitor", "val_loss")
+        self.mode: MonitorMode = "max" if header.get("monitor_mode") == "max" else "min"
+        self.n_epochs = 0
+        self._columns: dict[str, _Column] = {}
+        self._pairs: dict[str, _Pair] = {}
+
+    def update(self, event: Event, seconds: float) -> None:
+        if event.kind != "epoch":
+            return
+        row, self.n_epochs = event.data["row"], event.progress.n_epochs
+        for name in {self.monitor, "train_loss"} & row.keys():
+            self._columns.setdefault(name, _Column(self.mode)).add(row[name], row["epoch"])
+        for val in row:
+            name = val.removeprefix("val_")
+            mode = self.mode if val == self.monitor else known_mode(name)
+            if val != name and f"train_{name}" in row and mode is not None:
+                self._pairs.setdefault(name, _Pair(name, mode)).add(row[f"train_{name}"], row[val], row["epoch"])
+
+    @property
+    def line(self) -> str:
+        pairs = sorted(self._pairs.values(), key=lambda pair: f"val_{pair.name}" != self.monitor)
+        return next(filter(None, (pair.line for pair in pairs)), self._waiting)
+
+    @property
+    def _waiting(self) -> str:
         name = "train_loss" if self.monitor == "val_loss" and "val_loss" not in self._columns else self.monitor
         column = self._columns.get(name)
         if column is None or column.best < 0 or column.age < max(_MIN_PATIENCE, (column.best + 1) // 2, self.n_epochs // 5):
@@ -260,77 +289,10 @@ class Waiting:
         return f"{name} has not improved since epoch {column.best_epoch} of {self.n_epochs}"
 
 
-# %% ../../nbs/views/advice.ipynb #2aa114e7
-def _gain(old: float, new: float, mode: MonitorMode) -> float:
-    """How much better `new` is than `old`."""
-    return old - new if mode == "min" else new - old
-
-
-_LATEST = 3  # epochs whose median is the current value
-_MIN_AGE = 5  # epochs since the best
-
-
-class _Pair:
-    """A training metric and the same validation metric, by epoch."""
-
-    def __init__(self, name: str, mode: MonitorMode) -> None:
-        self.name, self.train, self.val = name, _Column(mode), _Column(mode)
-        self.is_finite = True
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        train, val = row[f"train_{self.name}"], row[f"val_{self.name}"]
-        self.train.add(train, row["epoch"])
-        self.val.add(val, row["epoch"])
-        self.is_finite = self.is_finite and math.isfinite(train) and math.isfinite(val)
-
-    @property
-    def line(self) -> str:
-        train, val, best, mode = self.train.values, self.val.values, self.val.best, self.val.mode
-        if best < 0 or self.val.age < _MIN_AGE + _LATEST - 1 or not self.is_finite:
-            return ""
-        worse = -_gain(val[best], median(val[-_LATEST:]), mode)
-        better = _gain(median(train[max(0, best - 1) : best + 2]), median(train[-_LATEST:]), mode)
-        margin = 0.2 if mode == "min" else 0.02  # of the best value
-        is_getting_worse = _gain(median(val[best + 1 : best + 1 + _LATEST]), median(val[-_LATEST:]), mode) <= 0
-        if worse <= margin * abs(val[best]) or better <= 0.02 * abs(train[best]) or not is_getting_worse:
-            return ""
-        if worse <= 3 * median(abs(a - b) for a, b in zip(val[best:], val[best + 1 :])):  # the noise
-            return ""
-        way = "rising" if mode == "min" else "falling"
-        shown = f"train_{self.name} {train[-1]:.4g}, val_{self.name} {val[-1]:.4g}"
-        return f"{shown} and {way}: overfitting since epoch {self.val.best_epoch}"
-
-
-class Overfitting(Waiting):
-    """A metric becomes better in training and worse in validation."""
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._pairs: dict[str, _Pair] = {}
-        self._names: list[str] = []  # in the newest row
-
-    def _add(self, row: Mapping[str, Any]) -> None:
-        self._names = [name.removeprefix("val_") for name in row if name.startswith("val_")]
-        for name in self._names:
-            if f"train_{name}" in row and (pair := self._pair(name)) is not None:
-                pair.add(row)
-
-    def _pair(self, name: str) -> _Pair | None:
-        """The values of the metric `name`; None if it is unknown whether lower or higher is better."""
-        mode = self.mode if name == self.monitor.removeprefix("val_") else known_mode(name)
-        if name not in self._pairs and mode is not None:
-            self._pairs[name] = _Pair(name, mode)
-        return self._pairs.get(name)
-
-    @property
-    def line(self) -> str:
-        self._read()
-        names = dict.fromkeys([self.monitor.removeprefix("val_"), *self._names])
-        return next((line for name in names if name in self._pairs and (line := self._pairs[name].line)), "")
-
-
 # %% ../../nbs/views/advice.ipynb #e86f9daa
 _MAX_LINES = 3
+_RULES: tuple[type[Rule], ...] = (Explosion, StrangeLoss, NoProgress, SlowData, SlowStart)  # the most important first
+_COMPARING = (StrangeLoss, NoProgress)  # they begin again after a change by hand
 
 
 class Advice:
@@ -340,22 +302,23 @@ class Advice:
     """
 
     def __init__(self) -> None:
-        self._begin(is_on=True)
-
-    def _begin(self, *, is_on: bool) -> None:
-        self.is_on = is_on
-        self.loss, self.overfitting, self.waiting, self.data, self.start = StrangeLoss(), Overfitting(), Waiting(), SlowData(), SlowStart()
-        self.rules: list[Rule] = [Explosion(), self.loss, self.overfitting, self.waiting, self.data, self.start]
+        self.rules: list[Rule] = []
+        self._header: Mapping[str, Any] = {}
+        self._elapsed_s = 0.0
 
     def update(self, event: Event) -> None:
         """Read the next event of the run."""
+        at, seconds = event.progress, event.progress.elapsed_s - self._elapsed_s
+        self._elapsed_s = at.elapsed_s
         if event.kind == "start":
-            self._begin(is_on=event.data.get("advice", True) is not False)
-        for rule in self.rules if self.is_on else ():
-            rule.update(event)
+            self._header = event.data
+            self.rules = [make(event.data, at) for make in _RULES] if event.data.get("advice", True) is not False else []
+        elif event.kind == "mark":
+            self.rules = [type(rule)(self._header, at) if isinstance(rule, _COMPARING) else rule for rule in self.rules]
+        for rule in self.rules:
+            rule.update(event, seconds)
 
     @property
     def lines(self) -> list[str]:
         """The current tips, without the `tip:` that a view writes before each line."""
-        silent = self.waiting if self.overfitting.line else None
-        return [line for rule in self.rules if rule is not silent and (line := rule.line)][:_MAX_LINES]
+        return list(filter(None, (rule.line for rule in self.rules)))[:_MAX_LINES]

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..formatting import DIGITS
+from ..formatting import DIGITS, format_value
 
 # %% auto #0
-__all__ = ["LARGEST", "is_drawn", "short", "short_count", "Axis", "is_log_range", "is_constant_range", "axis_of", "count_ticks"]
+__all__ = ["LARGEST", "NO_AXIS", "is_drawn", "short", "short_count", "format_fixed", "Axis", "axis_of", "count_ticks"]
 
 # %% ../../nbs/views/axes.ipynb #axes0004
 LARGEST = 1e100  # beyond it differences overflow, and matplotlib has no ticks
@@ -47,6 +47,12 @@ def short_count(count: int) -> str:
     return f"{count:,}"
 
 
+def format_fixed(value: Any, digits: int) -> str:
+    """A number with its last zeros, so that its width stays: `7.860` above `7.851`."""
+    is_number = isinstance(value, float) and math.isfinite(value)
+    return f"{value:#.{digits}g}".rstrip(".") if is_number else format_value(value)
+
+
 # %% ../../nbs/views/axes.ipynb #axes0007
 @dataclass(frozen=True)
 class Axis:
@@ -66,69 +72,56 @@ class Axis:
         return 0.0 if share < 0 else 1.0 if share > 1 else share
 
 
-def is_log_range(low: float, high: float) -> bool:
-    """Whether to use a logarithmic scale: all values are positive, and the largest is over 50 times the smallest."""
-    return low > _SMALLEST and high / low > 50
-
-
-def is_constant_range(low: float, high: float) -> bool:
-    """Whether the range is so small that its axis would show only rounding errors."""
-    return high - low <= max(1e-6 * max(abs(low), abs(high)), _SMALLEST)
+NO_AXIS = Axis(0.0, 1.0, (), ())  # of nothing
 
 
 def axis_of(values: Iterable[Any]) -> Axis | None:
-    """An axis with 3 to 5 round ticks for the `values` that can be drawn; one tick if all are equal; None without such a value."""
+    """An axis with 3 to 5 round ticks for the `values` that can be drawn; one tick if all are equal; None without such a value.
+
+    It is logarithmic if all values are positive, and the largest is over 50 times the smallest.
+    """
     drawn = [value for value in values if is_drawn(value)]
     if not drawn:
         return None
     low, high = min(drawn), max(drawn)
-    if is_constant_range(low, high):
+    if high - low <= max(1e-6 * max(abs(low), abs(high)), _SMALLEST):  # more ticks would show only rounding errors
         margin = abs(low) / 2 if abs(low) > _SMALLEST else 1.0
         return Axis(low - margin, low + margin, (low,), (short(low),))
-    return _log_axis(low, high) if is_log_range(low, high) else _linear_axis(low, high)
+    return _log_axis(low, high) if low > _SMALLEST and high / low > 50 else _linear_axis(low, high)
 
 
 # %% ../../nbs/views/axes.ipynb #axes0009
 def _linear_axis(low: float, high: float) -> Axis:
-    """A little more than the range, or up to the next ticks where it would have fewer than 3 or more than 5."""
+    """A little more than the range. One of the steps has 3 to 5 ticks: between 2 of them and 6 of half the step there is no room."""
     size = math.floor(math.log10(high / 4 - low / 4))
-    steps = [factor * 10.0**power for power in (size - 1, size, size + 1) for factor in (1, 2, 2.5, 5)]
     margin = 0.04 * (high - low)
-    padded = (max(0.0, low - margin) if low >= 0 else low - margin, high + margin)
-    for step in steps:
-        first, last = math.ceil(padded[0] / step - 1e-9), math.floor(padded[1] / step + 1e-9)
-        if 3 <= last - first + 1 <= 5:
-            return _ticked(*padded, step, first, last)
-    found = [(step, math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)) for step in steps]
-    step, first, last = next(item for item in found if item[2] - item[1] < 5)
-    return _ticked(first * step, last * step, step, first, last)
+    low, high = max(0.0, low - margin) if low >= 0 else low - margin, high + margin
 
+    def multiples(step: float) -> range:
+        return range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
 
-def _ticked(low: float, high: float, step: float, first: int, last: int) -> Axis:
-    ticks = tuple(i * step for i in range(first, last + 1))
-    return Axis(low, high, ticks, _labels(ticks, step))
-
-
-def _labels(ticks: Sequence[float], step: float) -> tuple[str, ...]:
-    """The ticks in as many digits as tell them apart."""
+    steps = [(power, factor, factor * 10.0**power) for power in (size - 1, size, size + 1) for factor in (1, 2, 2.5, 5)]
+    power, factor, step = next(item for item in steps if len(multiples(item[2])) <= 5)
+    ticks = tuple(i * step for i in multiples(step))
     largest = max(map(abs, ticks))
-    n_places = max(0, next(n for n in range(-101, 250) if abs(step * 10.0**n - round(step * 10.0**n)) < 1e-6 * step * 10.0**n))
-    if 1e-3 <= largest < 1e6:
-        return tuple(_tidy(f"{tick:.{n_places}f}") for tick in ticks)
-    n_digits = math.floor(math.log10(largest)) - math.floor(math.log10(step)) + 2
-    return tuple(_tidy(f"{tick:.{n_digits}g}") for tick in ticks)
+    spec = f".{max(0, (factor == 2.5) - power)}f"
+    if not 1e-3 <= largest < 1e6:
+        spec = f".{math.floor(math.log10(largest)) - power + 2}g"
+    return Axis(low, high, ticks, tuple(_tidy(f"{tick:{spec}}") for tick in ticks))
 
 
 def _log_axis(low: float, high: float) -> Axis:
     """With ticks at powers of ten; where there are fewer than 3, also at 3 times these."""
     low_power, high_power = math.log10(low), math.log10(high)
-    powers = range(math.ceil(low_power - 1e-9), math.floor(high_power + 1e-9) + 1)
-    ticks = [10.0**power for power in powers[:: math.ceil(len(powers) / 5)]]
-    if len(ticks) < 3:
-        every = [factor * 10.0**power for power in range(powers.start - 1, powers.stop) for factor in (1, 3)]
-        ticks = [tick for tick in every if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
+
+    def multiples(*factors: int) -> list[float]:
+        every = [factor * 10.0**power for power in range(math.floor(low_power), math.floor(high_power + 1e-9) + 1) for factor in factors]
+        return [tick for tick in every if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
+
+    powers = multiples(1)
+    ticks = tuple(powers[:: math.ceil(len(powers) / 5)] if len(powers) >= 3 else multiples(1, 3))
     margin = 0.03 * (high_power - low_power)
-    return Axis(low_power - margin, high_power + margin, tuple(ticks), tuple(map(short, ticks)), is_log=True)
+    return Axis(low_power - margin, high_power + margin, ticks, tuple(map(short, ticks)), is_log=True)
 
 
 def count_ticks(first: float, last: float, most: int = 6) -> list[int]:

@@ -24,9 +24,9 @@ __all__ = ["show_output", "show_below", "FoldingView", "CellRuns", "runs_of_cell
 # %% ../../nbs/views/cell_runs.ipynb #e8bd7470
 def show_output(bundle: dict[str, Any], display_id: str, *, update: bool = False) -> None:
     """Show an output in the current cell, or `update` it wherever it is shown."""
-    from IPython.display import display, update_display
+    from IPython.display import display
 
-    (update_display if update else display)(bundle, raw=True, display_id=display_id)
+    display(bundle, raw=True, display_id=display_id, update=update)
 
 
 def show_below(one: Shown) -> None:
@@ -98,8 +98,7 @@ class CellRuns:
 
     def _send(self) -> None:
         begun_s, numbers = time.monotonic(), places_of(self.cards)
-        html, text = runs_html(self.cards, self.name, numbers=numbers), runs_text(self.cards, numbers)
-        bundle = {"text/html": html, "text/plain": text}
+        bundle = {"text/html": runs_html(self.cards, self.name, numbers=numbers), "text/plain": runs_text(self.cards, numbers)}
         show_output(bundle, self._output or self.name, update=bool(self._output))
         self._output, self._sent_s = self._output or self.name, time.monotonic()
         self._took_s = self._sent_s - begun_s
@@ -115,9 +114,8 @@ class CellRuns:
         """The cell has ended."""
         self.is_over = True
         ipython_shell().events.unregister("post_run_cell", self.end)
-        if len(self.cards) > 1:
-            self.fold(at_once=True)
-        else:
+        self.fold(at_once=True)
+        if len(self.cards) < 2:
             self._views.clear()
 
     def ended(self) -> None:

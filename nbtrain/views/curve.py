@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
+import numpy as np
+
 from ..events import Mark, Progress
-from .axes import Axis, axis_of, count_ticks, is_drawn, short, short_count
+from .axes import NO_AXIS, axis_of, count_ticks, is_drawn, short, short_count
 from ..formatting import digits_of
-from .svg import Area, cross, dots, drawing, fitting, label, path, pills, ring, spread, text_width, value_axis
+from .svg import Area, Frame, below, dots, drawing, fitting, label, path, pills, ring, spread, text_width, value_axis
 
 # %% auto #0
 __all__ = [
@@ -30,7 +32,6 @@ __all__ = [
     "mark_numbers",
     "StepAxis",
     "step_axis",
-    "step_labels",
     "shown_values",
     "curve_svg",
     "curve_words",
@@ -57,27 +58,24 @@ class Point:
     bad_step: int | None = None  # the first step whose loss is not finite
     bad_kinds: tuple[str, ...] = ()  # "NaN", "∞", "-∞", as they appeared
 
+    def add(self, steps: Sequence[int], losses: Sequence[float]) -> None:
+        """Add the losses of batches, each with its step."""
+        mean, n = self.mean, self.n_finite
+        for step, loss in zip(steps, losses):
+            if not math.isfinite(loss):
+                self.bad_step = step if self.bad_step is None else self.bad_step
+                self.bad_kinds = tuple(dict.fromkeys((*self.bad_kinds, short(loss))))
+                continue
+            n += 1
+            mean = loss if n == 1 else mean + (loss / n - mean / n)
+        self.step, self.mean, self.n_finite, self.n_seen = steps[-1], mean, n, self.n_seen + len(losses)
+
     def merge(self, later: Point) -> Point:
         """Merge this point and a later one."""
         n = self.n_finite + later.n_finite
-        means = [p.mean * (p.n_finite / n) for p in (self, later) if p.n_finite]
+        mean = sum(p.mean * (p.n_finite / n) for p in (self, later) if p.n_finite) if n else math.nan
         bad_step = later.bad_step if self.bad_step is None else self.bad_step
-        kinds = self.bad_kinds + later.bad_kinds
-        kinds = tuple(dict.fromkeys(kinds)) if len(kinds) > 1 else kinds
-        return Point(later.step, sum(means) if means else math.nan, n, self.n_seen + later.n_seen, bad_step, kinds)
-
-
-def _point(steps: Sequence[int], losses: Sequence[float]) -> Point:
-    """These losses as a point."""
-    mean, n, bad_step, kinds = 0.0, 0, None, dict[str, None]()
-    for step, loss in zip(steps, losses):
-        if loss - loss != 0:  # NaN or infinite
-            bad_step = step if bad_step is None else bad_step
-            kinds[short(loss)] = None
-            continue
-        n += 1
-        mean += loss / n - mean / n
-    return Point(steps[-1], mean if n else math.nan, n, len(losses), bad_step, tuple(kinds))
+        return Point(later.step, mean, n, self.n_seen + later.n_seen, bad_step, tuple(dict.fromkeys(self.bad_kinds + later.bad_kinds)))
 
 
 def _smoothed(points: Sequence[Point], reach: int) -> list[tuple[int, float]]:
@@ -92,6 +90,10 @@ def _smoothed(points: Sequence[Point], reach: int) -> list[tuple[int, float]]:
     return [(point.step, loss) for point, loss in zip(points, line)]
 
 
+def _reach(points: Sequence[Point]) -> int:
+    return min(6, len(points) // 16)
+
+
 def _merged(points: Sequence[Point], n: int) -> list[Point]:
     """At most `n` points: neighbours are merged."""
     while len(points) > n:
@@ -99,18 +101,13 @@ def _merged(points: Sequence[Point], n: int) -> list[Point]:
     return list(points)
 
 
-def _spread(places: Sequence[tuple[int, float]], n: int) -> list[tuple[int, float]]:
-    """The first and the last of `places`, and about `n` between them, spread evenly over the steps."""
-    gap, kept = (places[-1][0] - places[0][0]) / n, [places[0]]
-    for place in places[1:-1]:
-        if place[0] - kept[-1][0] >= gap:
-            kept.append(place)
-    return [*kept, places[-1]]
-
-
-def _is_validation_loss(monitor: str) -> bool:
-    """Whether `monitor` is a validation loss, such as `val_loss`, or `val_loss/hard` for one of its loaders."""
-    return monitor.startswith("val_") and monitor.partition("/")[0].endswith("loss")
+def _extended(places: Places, step: int, value: float, n: int) -> list[tuple[int, float]]:
+    """`places` up to `step`, and this one. Of more than `n`, half of them stay, spread evenly over the steps, and the newest."""
+    kept = [place for place in places if place[0] < step]
+    if len(kept) >= n:
+        gap = 2 * (step - kept[0][0]) / n
+        kept = list({(place[0] - kept[0][0]) // gap: place for place in reversed(kept)}.values())[::-1]
+    return [*kept, (step, value)]
 
 
 # %% ../../nbs/views/curve.ipynb #curv-class
@@ -139,7 +136,8 @@ class LossCurve:
         self.past, self.points = ([point for point in points if point.step <= progress.step] for points in (self.past, self.points))
         self.validations, self.epochs = ([at for at in places if at[0] <= progress.step] for places in (self.validations, self.epochs))
         if self.is_empty:
-            self.validation = monitor if _is_validation_loss(monitor) else "val_loss"
+            is_loss = monitor.startswith("val_") and monitor.partition("/")[0].endswith("loss")  # also that of one of its loaders
+            self.validation = monitor if is_loss else "val_loss"
             self.start, self.epochs = progress.step, [(progress.step, epoch_of(progress))]
 
     def go_on(self, cut: Mark) -> None:
@@ -150,14 +148,12 @@ class LossCurve:
 
     def add_row(self, row: Mapping[str, Any], *, is_epoch: bool) -> None:
         """Add the loss of a validation; with `is_epoch`, also the step at which the epoch ended."""
-        if self.validation in row and "step" in row:
+        if "step" not in row:
+            return
+        if self.validation in row:
             self.add_validation(row["step"], row[self.validation])
-        if is_epoch and "step" in row:
-            while self.epochs and self.epochs[-1][0] >= row["step"]:
-                self.epochs.pop()
-            self.epochs.append((row["step"], row["epoch"]))
-            if len(self.epochs) > self.max_points:
-                self.epochs = _spread(self.epochs, self.max_points // 2)
+        if is_epoch:
+            self.epochs = _extended(self.epochs, row["step"], row["epoch"], self.max_points)
 
     def add_block(self, steps: Sequence[int], losses: Sequence[float]) -> None:
         """Add the losses of batches, each with its step."""
@@ -172,7 +168,7 @@ class LossCurve:
             end = min(n_done + max(self._stride - self.points[-1].n_seen, 1), len(losses))
             while end < len(losses) and steps[end] == steps[end - 1]:  # a step is in one point
                 end += 1
-            self.points[-1] = self.points[-1].merge(_point(steps[n_done:end], losses[n_done:end]))
+            self.points[-1].add(steps[n_done:end], losses[n_done:end])
             n_done = end
 
     def _add_point(self, step: int) -> None:
@@ -183,17 +179,16 @@ class LossCurve:
 
     def add_validation(self, step: int, value: float) -> None:
         """Add the loss of a validation after `step`."""
-        while self.validations and self.validations[-1][0] >= step:
-            self.validations.pop()
-        self.validations.append((step, value))
-        if len(self.validations) > self.max_points:
-            self.validations = _spread(self.validations, self.max_points // 2)
+        self.validations = _extended(self.validations, step, value, self.max_points)
 
     @property
     def last(self) -> float | None:
         """The loss at the end of the smoothed line; the newest loss if that is not finite; None before the first step."""
-        end = _smoothed(self.points[-self._reach - 1 :], self._reach)[-1][1] if self.points else None
-        return end if end is None or is_drawn(end) else self.newest
+        if not self.points:
+            return None
+        reach = _reach(self.points)
+        end = _smoothed(self.points[-reach - 1 :], reach)[-1][1]
+        return end if is_drawn(end) else self.newest
 
     @property
     def digits(self) -> int:
@@ -201,19 +196,15 @@ class LossCurve:
         return digits_of([point.mean for point in self.points[-20:]])
 
     @property
-    def valid_digits(self) -> int:
-        """The digits that distinguish the newest validations, four at least."""
-        return digits_of([value for _, value in self.validations[-20:]])
-
-    @property
-    def _reach(self) -> int:
-        return min(6, len(self.points) // 16)
-
-    @property
     def last_step(self) -> int:
         """The newest step of the curve."""
         points = self.points[-1:] or self.past[-1:]
         return max([self.start, *(p.step for p in points), *(step for step, _ in self.validations[-1:])])
+
+    @property
+    def begun(self) -> float:
+        """The step at which the newest run begins; minus infinity if it continues no other one."""
+        return -math.inf if self.cut is None else self.cut[0].step
 
     @property
     def is_empty(self) -> bool:
@@ -223,12 +214,17 @@ class LossCurve:
     @property
     def smoothed(self) -> Places:
         """(step, loss): the mean over neighbouring points; NaN where no loss is finite."""
-        return _smoothed(self.points, self._reach)
+        return _smoothed(self.points, _reach(self.points))
 
     @property
     def smoothed_past(self) -> Places:
         """As `smoothed`, before the cut."""
-        return _smoothed(self.past, min(6, len(self.past) // 16))
+        return _smoothed(self.past, _reach(self.past))
+
+    @property
+    def raw(self) -> Places:
+        """(step, loss) of the points."""
+        return [(point.step, point.mean) for point in self.points]
 
 
 Rows = Sequence[Mapping[str, Any]]
@@ -248,7 +244,7 @@ def measured_curve(
         curve.go_on(cut)
     curve.add_block(steps[n_past:], losses[n_past:])
     for row in epochs:
-        curve.add_row({name: row[name] for name in ("epoch", "step") if name in row}, is_epoch=True)
+        curve.add_row({"epoch": row["epoch"], "step": row["step"]} if "step" in row else {}, is_epoch=True)
     return curve
 
 
@@ -266,22 +262,14 @@ class StepAxis:
 
     start: int
     end: int
-    epochs: tuple[tuple[int, float], ...] = ()
-
-    def share(self, step: float) -> float:
-        """The position of `step`, from 0 to 1."""
-        return (step - self.start) / max(1, self.end - self.start)
-
-    def has(self, step: float) -> bool:
-        """Whether `step` is on this axis."""
-        return self.start <= step <= self.end
+    epochs: Places = ()
 
     def step_of(self, epoch: float) -> float:
         """The step after `epoch` finished epochs; infinite if unknown."""
-        for (step, at), (next_step, next_at) in pairwise(self.epochs):
-            if at <= epoch <= next_at:
-                return step + (epoch - at) / (next_at - at) * (next_step - step)
-        return math.inf
+        if not self.epochs:
+            return math.inf
+        steps, epochs = zip(*self.epochs)
+        return float(np.interp(epoch, epochs, steps, left=math.inf, right=math.inf))
 
     @property
     def n_epochs(self) -> float:
@@ -297,59 +285,45 @@ def step_axis(curve: LossCurve, end_step: int | None, n_epochs: int | None, ghos
 
     Of a long past only the end is on it, so that a fifth of the axis and more is the newest run's.
     """
-    measured = [curve.last_step] + ([step for step, _ in ghost] if end_step is None else [])
-    end = max([*measured, end_step or 0, curve.start + 1])
-    begun = curve.cut[0].step if curve.cut is not None else end
-    start = max(curve.start, begun - _PAST * (end - begun)) if end_step is not None and begun < end else curve.start
+    measured = [curve.last_step, curve.start + 1] + ([step for step, _ in ghost] if end_step is None else [end_step])
+    start, end = curve.start, max(measured)
+    if end_step is not None and curve.cut is not None and curve.cut[0].step < end:
+        begun = curve.cut[0].step
+        start = max(start, begun - _PAST * (end - begun))
+    planned = [(end_step, n_epochs)] if end_step is not None and n_epochs is not None else []
     known: list[tuple[int, float]] = []
-    places = list(curve.epochs)
-    if end_step is not None and n_epochs is not None:
-        places.append((end_step, n_epochs))
-    for step, epoch in sorted(places):
+    for step, epoch in sorted([*curve.epochs, *planned]):
         if not known or (step > known[-1][0] and epoch > known[-1][1]):
             known.append((step, epoch))
-    before = [place for place in known if place[0] < start]
-    if before and len(known) > len(before):
-        (step, epoch), (next_step, next_epoch) = before[-1], known[len(before)]
-        at_start = (start, epoch + (start - step) / (next_step - step) * (next_epoch - epoch))
-        known[: len(before)] = [at_start] if next_step > start else []
+    if known and known[0][0] < start:
+        at, epochs = zip(*known)
+        epoch = float(np.interp(start, at, epochs))
+        known = [(start, epoch), *(place for place in known if place[0] > start)]
     return StepAxis(start, end, tuple(known) if len(known) > 1 else ())
 
 
 FEW_EPOCHS = 5  # from this number on, epochs are the unit
 
 
-def _epoch_labels(box: Area, axis: StepAxis) -> list[str]:
-    """Labels of whole epochs below the box."""
-    places = [(epoch, axis.step_of(epoch)) for epoch in count_ticks(axis.epochs[0][1], axis.epochs[-1][1], 9)]
-    labels = [label(box.x(axis.share(step)), box.bottom + 16, f"{epoch:,}", anchor="middle") for epoch, step in places if axis.has(step)]
-    return [*labels, label(box.right + 24, box.bottom + 16, "epoch")]
-
-
-def _step_labels(box: Area, axis: StepAxis) -> list[str]:
-    ticks = [tick for tick in count_ticks(axis.start, axis.end) if axis.has(tick)]
-    labels = [label(box.x(axis.share(tick)), box.bottom + 16, short_count(tick), anchor="middle") for tick in ticks]
-    return [*labels, label(box.right + 24, box.bottom + 16, "step")]
-
-
-def _epoch_names(box: Area, axis: StepAxis) -> list[str]:
+def _epoch_names(frame: Frame, axis: StepAxis) -> list[str]:
     """A quiet line between two epochs, and their names in a second row."""
     ends = [axis.step_of(epoch) for epoch in range(math.ceil(axis.epochs[0][1]), math.floor(axis.epochs[-1][1]) + 1)]
-    parts = [path([(box.x(axis.share(s)), box.top), (box.x(axis.share(s)), box.bottom)], "grid") for s in ends if axis.start < s < axis.end]
-    edges = sorted({axis.start, axis.end, *(step for step in ends if axis.has(step))})
-    first = math.floor(axis.epochs[0][1]) + 1
-    for i, (left, right) in enumerate(pairwise(edges)):
-        x, width = box.x(axis.share((left + right) / 2)), box.x(axis.share(right)) - box.x(axis.share(left))
-        if width > text_width(f"epoch {first + i}"):
-            parts.append(label(x, box.bottom + 30, f"epoch {first + i}", anchor="middle"))
+    edges = sorted({axis.start, axis.end, *filter(frame.has, ends)})
+    parts = [path([(frame.x(step), frame.box.top), (frame.x(step), frame.box.bottom)], "grid") for step in edges[1:-1]]
+    for number, (left, right) in enumerate(pairwise(edges), start=math.floor(axis.epochs[0][1]) + 1):
+        if frame.x(right) - frame.x(left) > text_width(f"epoch {number}"):
+            parts += below(frame, [((left + right) / 2, f"epoch {number}")], 30)
     return parts
 
 
-def step_labels(box: Area, axis: StepAxis) -> list[str]:
+def _step_labels(frame: Frame, axis: StepAxis) -> list[str]:
     """The labels below the box: epochs; or, with few epochs, steps and the names of the epochs."""
+    unit, names = "step", _epoch_names(frame, axis) if 1 < axis.n_epochs < FEW_EPOCHS else []
+    ticks = [(tick, short_count(tick)) for tick in count_ticks(axis.start, axis.end)]
     if axis.n_epochs >= FEW_EPOCHS:
-        return _epoch_labels(box, axis)
-    return _step_labels(box, axis) + (_epoch_names(box, axis) if axis.n_epochs > 1 else [])
+        unit = "epoch"
+        ticks = [(axis.step_of(epoch), f"{epoch:,}") for epoch in count_ticks(axis.epochs[0][1], axis.epochs[-1][1], 9)]
+    return [*below(frame, ticks), label(frame.box.right + 24, frame.box.bottom + 16, unit), *names]
 
 
 # %% ../../nbs/views/curve.ipynb #curv0013
@@ -364,68 +338,18 @@ def shown_values(curve: LossCurve, line: Places, others: Places = (), start: flo
     return [value for value in (*kept[:1], *kept[-1:], *shown) if is_drawn(value)]
 
 
-@dataclass(frozen=True)
-class _Frame:
-    """Where the points of a curve lie in its drawing."""
-
-    box: Area
-    steps: StepAxis
-    values: Axis
-    line: Places  # the smoothed loss
-    best: tuple[int, float] | None = None  # the best validation
-
-    def at(self, points: Places) -> list[tuple[float, float] | None]:
-        """The places of values; None where one can't be drawn or lies outside."""
-        box, start, end, share = self.box, self.steps.start, self.steps.end, self.values.share
-        across, down = (box.right - box.left) / (end - start), box.bottom - box.top
-        return [
-            (box.left + (step - start) * across, box.bottom - share(value) * down) if start <= step <= end and is_drawn(value) else None
-            for step, value in points
-        ]
-
-
-def _crosses(frame: _Frame, curve: LossCurve) -> list[str]:
-    """A cross where the loss stops being finite, on the line, with room between two of them."""
-    found, here, before_x, was_bad = [], frame.box.bottom - 4, -math.inf, False
-    for point, place in zip(curve.points, frame.at(frame.line)):
-        if point.bad_step is not None and frame.steps.has(point.bad_step):
-            x = frame.box.x(frame.steps.share(point.bad_step))
-            if x - before_x >= 12 and not was_bad:
-                found.append(cross(x, here))
-                before_x = x
-        was_bad = not point.n_finite
-        here = place[1] if place else here
-    return found
-
-
-def _valid_lines(frame: _Frame, curve: LossCurve) -> list[str]:
-    """The validations, those before the cut faint, and a ring around the best one, also if the line is too thin to have it."""
-    best = [place for place in (frame.best,) if place is not None and place[0] not in dict(curve.validations)]
-    valid = sorted([*curve.validations, *best])
-    n_past = len([step for step, _ in valid if step <= curve.cut[0].step]) if curve.cut is not None else 0
-    past, newest = frame.at(valid[:n_past]), frame.at(valid[n_past:])
-    parts = [path(past, "val thin past"), path([*past[-1:], *newest] if newest else [], "val thin")]
-    if len(valid) <= 60:
-        parts += dots(filter(None, past), "val past") + dots(filter(None, newest), "val")
-    return parts + [ring(*place) for place in frame.at([frame.best] if frame.best is not None else []) if place]
-
-
-def _cut_parts(box: Area, steps: StepAxis, cut: Mark | None) -> list[str]:
-    """A line where the newest run begins, and its words."""
-    if cut is None or not steps.has(cut[0].step):
-        return []
-    x = box.x(steps.share(cut[0].step))
-    return [path([(x, box.top), (x, box.bottom)], "cut"), label(x + 4, box.top + 10, cut[1])]
-
-
-def _lines(frame: _Frame, curve: LossCurve, ghost: Places) -> list[str]:
-    parts = [path(frame.at(ghost), "ghost"), path(frame.at(curve.smoothed_past), "train past")]
-    parts.append(path(frame.at([(p.step, p.mean) for p in curve.points]), "train raw"))
-    parts.append(path(frame.at([*curve.smoothed_past[-1:], *frame.line]), "train"))
+def _lines(frame: Frame, curve: LossCurve, line: Places, ghost: Places, best: tuple[int, float] | None) -> list[str]:
+    """The ghost, the losses, the validations with a ring around the best one, also if the line is too thin to have it, and the crosses."""
+    past, places = frame.at(curve.smoothed_past), frame.at(line)
+    parts = [path(frame.at(ghost), "ghost"), path(past, "train past"), path(frame.at(curve.raw), "train raw")]
+    parts.append(path([*past[-1:], *places], "train"))
     if len(curve.points) == 1:
-        parts += dots(filter(None, frame.at(frame.line)), "train", 3)
-    parts += _valid_lines(frame, curve)
-    return parts + (_crosses(frame, curve) if any(p.bad_step is not None for p in curve.points) else [])
+        parts += dots(places, "train", 3)
+    rings = [best] if best is not None else []
+    valid = sorted((dict(curve.validations) | dict(rings)).items())
+    parts += frame.line(valid, curve.begun, "val thin", 2.6 if len(valid) <= 60 else 0)
+    parts += [ring(*place) for place in frame.at(rings) if place]
+    return parts + frame.crosses(places, [point.bad_step for point in curve.points])
 
 
 # %% ../../nbs/views/curve.ipynb #curv0016
@@ -433,35 +357,31 @@ def _train_words(curve: LossCurve, line: Places) -> tuple[str, str]:
     """The loss at the end of the line, or since when it is not finite; and its kind of text."""
     if is_drawn(line[-1][1]):
         return f"train_loss {short(line[-1][1], curve.digits)}", "train"
-    bad, kinds = curve.points[-1].bad_step, dict.fromkeys(curve.points[-1].bad_kinds)
+    bad: list[Point] = []  # the points at the end with such a loss, up to one that has finite ones as well
     for point in reversed(curve.points):
-        if point.bad_step is None:
+        if point.bad_step is None or (bad and bad[0].n_finite):
             break
-        bad, kinds = point.bad_step, dict.fromkeys(point.bad_kinds) | kinds
-        if point.n_finite:
-            break
-    words = f"{'/'.join(kinds)}:" if len(kinds) > 1 else f"{'/'.join(kinds)} from"  # as short as the room beside the curve
-    return f"{words} step {short_count(bad or curve.points[-1].step)}", "bad"
+        bad.insert(0, point)
+    kinds = dict.fromkeys(kind for point in bad for kind in point.bad_kinds)
+    step = short_count(bad[0].bad_step or 0) if bad else short_count(curve.points[-1].step)
+    return f"{'/'.join(kinds)}{':' if len(kinds) > 1 else ' from'} step {step}", "bad"  # as short as the room beside the curve
 
 
-def _end_labels(frame: _Frame, curve: LossCurve, ghost: Ghost, width: float) -> list[str]:
+def _end_labels(frame: Frame, curve: LossCurve, line: Places, ghost: Ghost, width: float) -> list[str]:
     """The last values at the ends of their lines, moved apart where they would overlap."""
+    places = [list(filter(None, frame.at(points))) for points in (line, curve.validations, ghost[1])]
+    train, valid, older = (drawn[-1] if drawn else None for drawn in places)
+    x = max([place[0] for place in (train, valid) if place], default=frame.box.left) + 8
     found: list[tuple[float, float, str, str]] = []  # x, y, words, kind
-    places = list(filter(None, frame.at(frame.line)))
-    valid = [(place, value) for place, (_, value) in zip(frame.at(curve.validations), curve.validations) if place]
-    older = list(filter(None, frame.at(ghost[1])))
-    x = max([p[0] for p in places[-1:]] + [p[0] for p, _ in valid[-1:]], default=frame.box.left) + 8
-    if places or curve.points:
-        found.append((x, places[-1][1] if places else frame.box.y(0.5), *_train_words(curve, frame.line)))
+    if curve.points:
+        found.append((x, train[1] if train else frame.box.y(0.5), *_train_words(curve, line)))
     if valid:
-        found.append((x, valid[-1][0][1], f"{curve.validation} {short(valid[-1][1], curve.valid_digits)}", "val"))
+        values = [value for _, value in curve.validations if is_drawn(value)][-20:]
+        found.append((x, valid[1], f"{curve.validation} {short(values[-1], digits_of(values))}", "val"))
     if older:
-        found.append((older[-1][0] + 8, older[-1][1], ghost[0], "ghost"))
-    cut = frame.box.x(frame.steps.share(curve.cut[0].step)) if curve.cut is not None else -math.inf
-    low = frame.box.top + (17 if any(item[0] < cut + 80 for item in found) else 4)  # below the words of the cut
-    is_apart = bool(older) and older[-1][0] > x + max([text_width(item[2]) for item in found[:-1]], default=0)
-    near = found[:-1] if is_apart else found
-    ys = spread([item[1] for item in near], low, frame.box.bottom - 4) + [max(low, item[1]) for item in found[len(near) :]]
+        found.append((older[0] + 8, older[1], ghost[0], "ghost"))
+    is_at_cut = curve.cut is not None and any(item[0] < frame.x(curve.begun) + 80 for item in found)
+    ys = spread([item[1] for item in found], frame.box.top + (17 if is_at_cut else 4), frame.box.bottom - 4)
     return [label(x, y + 4, fitting(text, width - x), kind) for (x, _, text, kind), y in zip(found, ys)]
 
 
@@ -483,21 +403,23 @@ def curve_svg(
     """
     if curve.is_empty:
         return ""
-    label_ghost, older = ghost or ("", ())
-    steps = step_axis(curve, end_step, epochs, older)
-    line = curve.smoothed
-    values = axis_of(shown_values(curve, line, [*older, *([best] if best is not None else [])], steps.start))
-    left = 12 + max(map(text_width, values.labels), default=0) if values else 12.0
+    ghost, line = ghost or ("", ()), curve.smoothed
+    steps = step_axis(curve, end_step, epochs, ghost[1])
+    values = axis_of(shown_values(curve, line, [*ghost[1], *([best] if best is not None else [])], steps.start))
+    shown = values or NO_AXIS
+    left = max(40, 12 + max(map(text_width, shown.labels), default=0))
     few = 1 < steps.n_epochs < FEW_EPOCHS
-    is_log = values is not None and values.is_log
-    box = Area(max(40, left), 20 if marks or is_log else 8, width - 140, height - (36 if few else 21))
-    xs = [box.x(steps.share(mark[0].step)) if steps.has(mark[0].step) else None for mark in marks]
-    parts = [*step_labels(box, steps), *_cut_parts(box, steps, curve.cut), *pills(box, xs)]
+    box = Area(left, 20 if marks or shown.is_log else 8, width - 140, height - (36 if few else 21))
+    frame = Frame(box, steps.start, steps.end, shown)
+    parts = _step_labels(frame, steps)
+    if curve.cut is not None and frame.has(curve.begun):
+        parts += [frame.cut(curve.begun), label(frame.x(curve.begun) + 4, box.top + 10, curve.cut[1])]
+    parts += pills(box, [frame.x(mark[0].step) if frame.has(mark[0].step) else None for mark in marks])
     if values is None:
-        return drawing([*parts, label(box.x(0.5), box.y(0.5), "no finite value", "bad", "middle")], width, height)
-    frame = _Frame(box, steps, values, line, best)
-    parts = [*value_axis(box, values), *parts, *_lines(frame, curve, older), *_end_labels(frame, curve, (label_ghost, older), width)]
-    if is_log:
+        parts.append(label(box.x(0.5), box.y(0.5), "no finite value", "bad", "middle"))
+        return drawing(filter(None, parts), width, height)
+    parts = [*value_axis(box, values), *parts, *_lines(frame, curve, line, ghost[1], best), *_end_labels(frame, curve, line, ghost, width)]
+    if shown.is_log:
         parts.append(label(box.left - 6, 10, "log", anchor="end"))
     return drawing(filter(None, parts), width, height)
 

@@ -55,7 +55,6 @@ class Travel:
 # %% ../../nbs/views/epoch_slider.ipynb #4e39e257
 SLIDER = "nbtrain-epochs"  # its CSS class
 _BAD = "color:var(--jp-error-color1,#d73a49);font-weight:600"
-_NOWHERE = ReachableEpoch(0)
 
 
 def close_widgets(*widgets: Any) -> None:
@@ -74,23 +73,22 @@ class EpochSlider:
 
         self.travel = travel
         self._places: Sequence[ReachableEpoch] = []
-        wide, high = Layout(width="380px", margin="2px 8px 2px 0"), {"height": "28px"}
-        self.slider: Any = SelectionSlider(
-            options=[("", 0), ("", 1)], description="Epoch", layout=wide, style={"description_width": "44px"}
-        )
-        self.buttons: dict[str, Any] = {label: Button(description=label, layout=Layout(width="112px", **high)) for label in travel.actions}
+        wide, narrow = Layout(width="380px", margin="2px 8px 2px 0"), {"description_width": "44px"}
+        self.slider: Any = SelectionSlider(options=[("", 0), ("", 1)], description="Epoch", layout=wide, style=narrow)
+        self.buttons: dict[str, Any] = {}
+        for label in travel.actions:
+            self.buttons[label] = Button(description=label, layout=Layout(width="112px", height="28px"))
+            self.buttons[label].on_click(lambda widget, label=label: self.press(label))
         self.words: Any = HTML(layout=Layout(margin="0"))
         self._row = HBox([self.slider, *self.buttons.values()], layout=Layout(min_height="34px", align_items="center"))
         self.box: Any = VBox([self._row, self.words], layout=Layout(max_width="720px"))
         self.box.add_class(SLIDER)
         self.slider.observe(self._describe, "value")
-        for label, button in self.buttons.items():
-            button.on_click(lambda widget, label=label: self.press(label))
 
     @property
     def chosen(self) -> ReachableEpoch:
         """The place that is selected."""
-        return self._places[min(int(self.slider.value), len(self._places) - 1)] if self._places else _NOWHERE
+        return self._places[min(int(self.slider.value), len(self._places) - 1)] if self._places else ReachableEpoch(0)
 
     def refresh(self, epoch: int | None = None) -> bool:
         """Find the epochs again and select `epoch`, or the last one. Returns False if none can be restored."""
@@ -99,30 +97,31 @@ class EpochSlider:
     def show(self, places: Sequence[ReachableEpoch], epoch: int | None = None) -> bool:
         """Offer these `places`, as `refresh` does."""
         self._places = places
-        at = next((i for i, place in enumerate(places) if place.epoch == epoch), max(len(places) - 1, 0))
-        labels = [place.label for place in self._places]
+        epochs, labels = [place.epoch for place in places], [place.label for place in places]
         labels += [""] * (2 - len(labels))  # a slider of one value is an error in the browser
         with self.slider.hold_sync():
             self.slider.options = [(label, i) for i, label in enumerate(labels)]
-            self.slider.value = at
-        self.slider.layout.display = None if len(self._places) > 1 else "none"
-        self._enable(bool(self._places))
+            self.slider.value = epochs.index(epoch) if epoch in epochs else max(len(places) - 1, 0)
+        self.slider.layout.display = None if len(places) > 1 else "none"
+        self._enable(bool(places))
         self._describe()
-        return bool(self._places)
+        return bool(places)
 
     def press(self, label: str) -> None:
         """Run the button's action, and show its result or error."""
         place = self.chosen
         self._enable(False)
         self._say(f"{label}: {place.line} …")
-        said, is_bad = "", False
+        said, is_bad = "interrupted", False
         try:
             said = self.travel.actions[label](place.epoch)
-        except Exception as error:  # no caller shows it
-            said, is_bad = str(error) if isinstance(error, NbtrainError) else f"{type(error).__name__}: {error}", True
+        except NbtrainError as error:  # no caller shows it
+            said, is_bad = str(error), True
+        except Exception as error:
+            said, is_bad = f"{type(error).__name__}: {error}", True
         finally:
             self.refresh(place.epoch)
-            self._say(said or "interrupted", is_bad=is_bad)
+            self._say(said, is_bad=is_bad)
 
     def close(self) -> None:
         """Remove the widgets."""

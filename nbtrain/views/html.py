@@ -5,6 +5,7 @@
 # %% ../../nbs/views/html.ipynb #38a56045
 from __future__ import annotations
 
+import math
 import re
 from base64 import b64encode
 from collections.abc import Sequence
@@ -13,15 +14,16 @@ from html import escape
 from itertools import groupby
 
 from ..events import PREFIXES, Shown
-from .axes import short
+from .axes import Axis, format_fixed, short
 from .curve import mark_numbers
 from .panels import record_picture
-from .svg import Area, drawing, label, path, picture
+from .svg import Area, Frame, drawing, label, path, picture
 from nbtrain.views.text import (
     Board,
     Row,
+    fitting_columns,
     Table,
-    cells,
+    TableLine,
     make_table,
     mark_words,
     note_line,
@@ -92,16 +94,15 @@ def _wrapped(name: str) -> str:
 
 def _head_html(names: Sequence[str]) -> str:
     """One row of titles, or two where there are groups."""
-    groups = [(prefix, list(members)) for prefix, members in groupby(names, _group)]
-    shown = dict(zip(names, titles(names)))
     last = f'style="{_HEAD};border-bottom:{_LINE};max-width:7em;overflow-wrap:anywhere;white-space:normal"'
     upper = f'style="{_HEAD};text-align:center;{_QUIET};font-weight:400"'
-    if not any(prefix for prefix, _ in groups):
-        only = [f'<th scope="col" {last}>{_wrapped(shown[name])}</th>' for name in names]
-        return f"<tr>{''.join(only)}</tr>"
-    first = [f'<th scope="colgroup" colspan="{len(members)}" {upper}>{prefix[:-1]}</th>' for prefix, members in groups]
-    second = [f'<th scope="col" {last}>{_wrapped(shown[name].removeprefix(prefix))}</th>' for prefix, members in groups for name in members]
-    return f'<tr style="background:none">{"".join(first)}</tr>\n<tr>{"".join(second)}</tr>'
+    heads = [f'<th scope="col" {last}>{_wrapped(title.removeprefix(_group(name)))}</th>' for name, title in zip(names, titles(names))]
+    row = f"<tr>{''.join(heads)}</tr>"
+    if not any(map(_group, names)):
+        return row
+    groups = [(prefix[:-1], len(list(members))) for prefix, members in groupby(names, _group)]
+    above = [f'<th scope="colgroup" colspan="{n}" {upper}>{title}</th>' for title, n in groups]
+    return f'<tr style="background:none">{"".join(above)}</tr>\n{row}'
 
 
 def _cell(text: str) -> str:
@@ -110,21 +111,21 @@ def _cell(text: str) -> str:
     return f'<td style="{_CELL}">{escape(text)}</td>'
 
 
-def _row_html(row: Row | int | None, table: Table, *, is_past: bool) -> str:
-    if row is None:
-        return f'<tr><td colspan="{len(table.names)}" style="padding:0;height:0;border-top:{_LINE}"></td></tr>'
-    if isinstance(row, int):
+def _line_html(line: TableLine, n_columns: int) -> str:
+    if line.words:
         style = f"padding:0 8px;text-align:left;{_QUIET}"
-        return f'<tr style="{_ROW}"><td colspan="{len(table.names)}" style="{style}">{table.gap(row)}</td></tr>'
-    first, *rest = cells(row, table.names, table.formats)
-    star, weight = ('<span title="best">★</span> ', 600) if row is table.best else ("", 400)
+        return f'<tr style="{_ROW}"><td colspan="{n_columns}" style="{style}">{line.words}</td></tr>'
+    if not line.cells:
+        return f'<tr><td colspan="{n_columns}" style="padding:0;height:0;border-top:{_LINE}"></td></tr>'
+    first, *rest = line.cells
+    star, weight = ('<span title="best">★</span> ', 600) if line.is_best else ("", 400)
     head = f'<th scope="row" style="{_CELL};font-weight:{weight}">{star}{escape(first)}</th>'
-    faint = ";opacity:.65" if is_past else ""
+    faint = ";opacity:.65" if line.is_past else ""
     return f'<tr style="{_ROW};font-weight:{weight}{faint}">{head}{"".join(map(_cell, rest))}</tr>'
 
 
 def _table_html(table: Table, caption: str) -> str:
-    body = "\n".join(_row_html(row, table, is_past=i < table.n_past) for i, row in enumerate(table.rows))
+    body = "\n".join(_line_html(line, len(table.names)) for line in table.lines)
     words = " · ".join(filter(None, [caption, table.folded_words]))
     below = f'<caption style="caption-side:bottom;text-align:left;padding:0 8px;{_QUIET}">{escape(words)}</caption>'
     return f'<table style="{TABLE}">{below}\n<thead>{_head_html(table.names)}</thead>\n<tbody>\n{body}\n</tbody></table>'
@@ -161,13 +162,11 @@ _RULES = (
 def _histogram_svg(one: Shown, width: int = 320, height: int = 110) -> str:
     """The counts as bars, with the lowest and the highest value below."""
     c, box = one.content, Area(4, 16, width - 4, height - 18)
-    counts, highest = c["counts"], max(c["counts"]) or 1
-    n = len(counts)
-    outline: list[tuple[float, float] | None] = [(box.left, box.bottom)]
-    for i, count in enumerate(counts):
-        outline += [(box.x(i / n), box.y(count / highest)), (box.x((i + 1) / n), box.y(count / highest))]
-    parts = [path([*outline, (box.right, box.bottom)], "train"), path([(box.left, box.bottom), (box.right, box.bottom)], "base")]
-    parts += [label(box.left, 11, f"mean {short(c['mean'])} · std {short(c['std'])} · at most {highest:,}")]
+    counts, n, highest = c["counts"], len(c["counts"]), max(c["counts"])
+    frame = Frame(box, 0, n, Axis(0, highest or 1, (), ()))
+    outline = [(0, 0), *((x, count) for i, count in enumerate(counts) for x in (i, i + 1)), (n, 0)]
+    parts = [path(frame.at(outline), "train"), path(frame.at([(0, 0), (n, 0)]), "base")]
+    parts.append(label(box.left, 11, f"mean {short(c['mean'])} · std {short(c['std'])} · at most {highest or 1:,}"))
     parts += [label(box.left, height - 4, short(c["low"])), label(box.right, height - 4, short(c["high"]), anchor="end")]
     return drawing(parts, width, height)
 
@@ -188,28 +187,29 @@ def _frame_html(one: Shown) -> str:
 
 def _thinned(shown: Sequence[Shown], n_bytes: int) -> list[Shown]:
     """Some of them evenly, the newest among them, which together take at most `n_bytes`; none if there is no room for one."""
-    strides = (shown[(len(shown) - 1) % stride :: stride] for stride in range(1, len(shown) + 1))
-    fits = (list(kept) for kept in strides if len(kept) <= _MAX_STOPS and sum(one.n_bytes for one in kept) <= n_bytes)
-    return next(fits, [])
+    for stride in range(1, len(shown) + 1):
+        kept = shown[(len(shown) - 1) % stride :: stride]
+        if len(kept) <= _MAX_STOPS and sum(one.n_bytes for one in kept) <= n_bytes:
+            return list(kept)
+    return []
 
 
 def _slider_html(shown: Sequence[Shown], kept: Sequence[Shown]) -> str:
     """All that was shown under one name: a slider over the `kept` ones, which needs no script. Without style sheets, the newest."""
     name, n = f"<strong>{escape(visible(shown[0].name))}</strong>", len(shown)
     left_out = f" · {len(kept)} of {n} here" if 1 < len(kept) < n else ""
-    stops, frames = [], []
+    stops, frames = "", ""
     for one in kept:
-        is_last = one is kept[-1]
+        checked, hidden = (" checked", "") if one is kept[-1] else ("", ' style="display:none"')
         place = escape(one.place) if one.step or one.epoch else ""
-        checked = " checked" if is_last else ""
-        stops.append(f'<label title="{place}"><input type="radio" name="shown" aria-label="{place}"{checked}></label>')
-        words = f'{name} <span style="{_QUIET}">{place}{left_out}</span>'
-        hidden = "" if is_last else ' style="display:none"'
-        frames.append(f"<div{hidden}><div>{words}</div>{_frame_html(one)}</div>")
-    track = f'<div class="stops">{"".join(stops)}</div>' if len(kept) > 1 else ""
-    frames_class = ' class="frames"' if len(kept) > 1 else ""
-    body = f"<div{frames_class}>{''.join(frames)}</div>" if kept else f'<div>{name} <span style="{_QUIET}">{n} in all</span></div>'
-    return f'<form method="dialog" class="{_SHOWN}" style="margin:6px 0">{track}{body}</form>'  # a separate group of radio buttons
+        stops += f'<label title="{place}"><input type="radio" name="shown" aria-label="{place}"{checked}></label>'
+        frames += f'<div{hidden}><div>{name} <span style="{_QUIET}">{place}{left_out}</span></div>{_frame_html(one)}</div>'
+    body = f"<div>{frames}</div>"
+    if len(kept) > 1:
+        body = f'<div class="stops">{stops}</div><div class="frames">{frames}</div>'
+    elif not kept:
+        body = f'<div>{name} <span style="{_QUIET}">{n} in all</span></div>'
+    return f'<form method="dialog" class="{_SHOWN}" style="margin:6px 0">{body}</form>'  # a separate group of radio buttons
 
 
 def shown_html(shown: Sequence[Shown], n_bytes: int = SHOWN_BYTES, *, newest: bool = False) -> str:
@@ -218,11 +218,12 @@ def shown_html(shown: Sequence[Shown], n_bytes: int = SHOWN_BYTES, *, newest: bo
     for one in shown:
         groups.setdefault(one.name, []).append(one)
     kept = [group[-1:] if newest else _thinned(group, n_bytes // len(groups)) for group in groups.values()]
-    chosen = f".{_SHOWN}:has(.stops>:nth-child({{0}}) :checked)>.frames>:nth-child({{0}}){{{{display:block!important}}}}"
-    n_stops = max(map(len, kept), default=0)
-    rules = [_RULES, *(chosen.format(i + 1) for i in range(n_stops))] if n_stops > 1 else []
-    sheet = f"<style>{' '.join(rules)}</style>" if rules else ""
-    return sheet + "\n".join(_slider_html(group, part) for group, part in zip(groups.values(), kept))
+    n_stops, sheet = max(map(len, kept), default=0), ""
+    if n_stops > 1:
+        child = ":nth-child({0})"
+        rule = f".{_SHOWN}:has(.stops>{child} :checked)>.frames>{child}{{{{display:block!important}}}}"
+        sheet = f"<style>{' '.join([_RULES, *(rule.format(i + 1) for i in range(n_stops))])}</style>"
+    return sheet + "\n".join(map(_slider_html, groups.values(), kept))
 
 
 # %% ../../nbs/views/html.ipynb #5be524fe
@@ -262,8 +263,7 @@ def _bar(label: str, value: float, n: int | None) -> str:
 
 def status_html(board: Board, live: LiveRecord | None = None) -> str:
     """The progress of a running run in one line: its state, place and time, its rate and speed. `live` adds when it was drawn."""
-    numbers = [f"lr {format_value(board.lr)}"] if board.lr is not None else []
-    numbers += rate_words(board)
+    numbers = [*([f"lr {format_value(board.lr)}"] if board.lr is not None else ()), *rate_words(board)]
     state = state_words(board.status)
     if live is not None:
         state = live.either(f"{state} at {live.time}", f"■ its kernel is gone · {board.status} at {live.time}")
@@ -279,28 +279,22 @@ def status_html(board: Board, live: LiveRecord | None = None) -> str:
 _NUMBER, _LINE_CHARACTERS = 9, 96  # characters of a number, and of a line
 
 
-def _number(value: float | None, digits: int) -> str:
-    if value is None:
-        return ""
-    if value != value:
-        return f'<span style="{_BAD}">⚠ NaN</span>'
-    return f"{value:#.{digits}g}".rstrip(".")  # with its last zeros: its width stays
+def _number(value: float, digits: int) -> str:
+    return f'<span style="{_BAD}">⚠ NaN</span>' if math.isnan(value) else format_fixed(value, digits)
 
 
 def numbers_html(board: Board) -> str:
     """The numbers that move with the batches: a line for the training, one for the validation, and a place for each metric."""
-    left, names = _LINE_CHARACTERS, []
-    for name in dict.fromkeys(name for found in board.live.values() for name in found):
-        if len(name) + _NUMBER + 3 <= left:
-            left -= len(name) + _NUMBER + 3
-            names.append(name)
-    lines = []
-    for series, found in board.live.items():
+    live, lines = board.live, []
+    every = list(dict.fromkeys(name for found in live.values() for name in found))
+    widths = {name: len(name) + _NUMBER + 3 for name in every}
+    names = fitting_columns(every, widths, _LINE_CHARACTERS, every.index)
+    for series, found in live.items():
         cells = [f'<span style="display:inline-block;width:3.5em;{_QUIET}">{series}</span>']
         for name in names:
             digits = board.curve.digits if (series, name) == ("train", "loss") else digits_in(board.epochs, f"{series}_{name}")
             words = f'<span style="{_QUIET}">{escape(name)}</span> {_number(found[name], digits)}' if name in found else ""
-            cells.append(f'<span style="display:inline-block;width:{len(name) + _NUMBER + 3}ch">{words}</span>')
+            cells.append(f'<span style="display:inline-block;width:{widths[name]}ch">{words}</span>')
         lines.append(f'<div style="{_ONE_LINE}">{"".join(cells)}</div>')
     return "\n".join(lines)
 
@@ -356,16 +350,21 @@ def record_html(
     `number`: that of the run among others; without it, its number among the runs of its trainer.
     """
     live = live if board.is_on or has_slider else None  # what stays is the same in every execution
-    rules = live.rules_html if live is not None else ""
-    parts = [rules, f'<div style="{_ONE_LINE}"><strong>{escape(title_line(board, number))}</strong></div>']
-    ended = [f"<div>{escape(summary_line(board))}</div>", "" if is_short else record_picture(board)]
-    parts += _live_parts(board, live, gap) if board.is_on else ended
-    caption = "Metrics of the test" if board.is_evaluation else "Metrics by epoch"
-    parts.append(_table_html(record_table(board, _WIDTH, _TITLE, is_short=is_short), caption) if board.rows or board.past else "")
+    name, parts = "", []
+    if live is not None:
+        name, parts = f' class="{live.name}"', [live.rules_html]
+    parts.append(f'<div style="{_ONE_LINE}"><strong>{escape(title_line(board, number))}</strong></div>')
+    if board.is_on:
+        parts += _live_parts(board, live, gap)
+    else:
+        parts += [f"<div>{escape(summary_line(board))}</div>", "" if is_short else record_picture(board)]
+    if board.rows or board.past:
+        caption = "Metrics of the test" if board.is_evaluation else "Metrics by epoch"
+        parts.append(_table_html(record_table(board, _WIDTH, _TITLE, is_short=is_short), caption))
     parts += [f'<div style="{_QUIET}">{escape(tip)}</div>' for tip in tip_lines(board)]
     parts += [_mark_html(board, i, number) for i, number in enumerate(mark_numbers(board.marks))]
     parts += [f'<div style="white-space:pre-line">{escape(note_line(note))}</div>' for note in board.notes]
-    parts.append(shown_html(board.shown, shown_bytes, newest=board.is_busy) if shown_bytes else "")
-    name = f' class="{live.name}"' if live is not None else ""
+    if shown_bytes:
+        parts.append(shown_html(board.shown, shown_bytes, newest=board.is_busy))
     style = "max-width:720px;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
     return isolated("\n".join([f'<div{name} style="{style}">', *filter(None, parts), "</div>"]))

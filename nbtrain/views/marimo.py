@@ -18,21 +18,24 @@ __all__ = ["marimo_output", "marimo_append", "MarimoView"]
 
 
 # %% ../../nbs/views/marimo.ipynb #6b746449
+def _running_marimo() -> Any:
+    """The module of marimo, if this thread runs a cell of it; else None."""
+    marimo = sys.modules.get("marimo")  # it is imported where it runs
+    return marimo if marimo is not None and marimo.running_in_notebook() else None
+
+
 def marimo_output() -> Callable[[str], Any] | None:
     """A function that replaces the output of the current marimo cell with HTML; None if this thread does not run one."""
-    marimo = sys.modules.get("marimo")  # it is imported where it runs
-    if marimo is None or not marimo.running_in_notebook():
-        return None
-    return lambda html: marimo.output.replace(marimo.Html(html))
+    marimo = _running_marimo()
+    return None if marimo is None else lambda html: marimo.output.replace(marimo.Html(html))
 
 
 def marimo_append(html: str) -> bool:
     """Add HTML below the output of the current marimo cell; returns False if this thread does not run one."""
-    marimo = sys.modules.get("marimo")
-    if marimo is None or not marimo.running_in_notebook():
-        return False
-    marimo.output.append(marimo.Html(html))
-    return True
+    marimo = _running_marimo()
+    if marimo is not None:
+        marimo.output.append(marimo.Html(html))
+    return marimo is not None
 
 
 class MarimoView(View):

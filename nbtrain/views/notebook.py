@@ -46,12 +46,11 @@ class _Button:
         from ipywidgets import Button, Layout
 
         self.action = action
-        narrow = {"flex": "0 1 auto", "min_width": "min-content"}  # never narrower than its words
-        self.widget: Any = Button(description=_LABELS[name], tooltip=_HINTS[name], layout=Layout(width="104px", height="28px", **narrow))
+        layout = Layout(width="104px", height="28px", flex="0 1 auto", min_width="min-content")  # never narrower than its words
+        self.widget: Any = Button(description=_LABELS[name], tooltip=_HINTS[name], layout=layout)
         self.widget.on_click(self._click)
         self._n_early = 0
-        comm = self.widget.comm
-        self.is_early = route_replies(comm, self._route)
+        self.is_early = route_replies(self.widget.comm, self._route)
 
     def _route(self, data: Any, default: str | None) -> str | None:
         """Called by the kernel's receiving thread before it passes `data` to the returned subshell."""
@@ -83,13 +82,14 @@ class _Buttons:
 
     def fill(self) -> None:
         """Make the buttons, if there are none yet."""
-        if not self.buttons:
-            from ipywidgets import HTML
+        if self.buttons:
+            return
+        from ipywidgets import HTML
 
-            self.buttons = {name: _Button(name, action) for name, action in self.controls.actions.items()}
-            self.hint = HTML()
-            self.show("running")
-            self.box.children = [*(button.widget for button in self.buttons.values()), self.hint]
+        self.buttons = {name: _Button(name, action) for name, action in self.controls.actions.items()}
+        self.hint = HTML()
+        self.show("running")
+        self.box.children = [*(button.widget for button in self.buttons.values()), self.hint]
 
     def show(self, state: str) -> None:
         """Show and enable the buttons that fit `state`."""
@@ -153,14 +153,10 @@ class _Live:
         self.refresh()
 
     def refresh(self) -> None:
-        """Draw the record again."""
-        rules = _rules(self.name, html.head_height(self.board) if self.board.is_on else None)
-        self.page.value = rules + html.record_html(self.board, gap=_HEIGHT if self.buttons is not None else 0, shown_bytes=0)
-        self._refresh_shown()
-
-    def _refresh_shown(self) -> None:
-        """Draw what was shown, if it has changed."""
+        """Draw the record again, and what was shown, if that has changed."""
         shown, board = self.board.shown, self.board
+        rules = _rules(self.name, html.head_height(board) if board.is_on else None)
+        self.page.value = rules + html.record_html(board, gap=_HEIGHT if self.buttons is not None else 0, shown_bytes=0)
         drawn = (len(shown), id(shown[-1]), board.is_busy) if shown else None
         if drawn == self._drawn:
             return
@@ -173,7 +169,8 @@ class _Live:
         self.shown.value = html.shown_html(shown, newest=board.is_busy)
 
     def _fill_below(self) -> None:
-        self._below.children = [part for part in (self.shown, self.slider.box if self.slider is not None else None) if part is not None]
+        slider = self.slider.box if self.slider is not None else None
+        self._below.children = [part for part in (self.shown, slider) if part is not None]
 
     def show_state(self, state: str) -> None:
         """Update the buttons and the slider for `state`."""
@@ -187,13 +184,13 @@ class _Live:
     def offer(self) -> bool:
         """Show the slider with the epochs that can be restored now; returns False if there is none but the start."""
         places = self.travel.places() if self.travel is not None else ()
-        if self.travel is None or not any(place.epoch for place in places):
+        if self.travel is not None and any(place.epoch for place in places):
+            self.slider = self.slider or EpochSlider(self.travel)
+            self.slider.show(places)
+            self._fill_below()
+        else:
             self.withdraw()
-            return False
-        self.slider = self.slider or EpochSlider(self.travel)
-        self.slider.show(places)
-        self._fill_below()
-        return True
+        return self.slider is not None
 
     def reoffer(self, *, withdraw: bool) -> bool:
         """Find the epochs again, or `withdraw` the slider. Returns True if a finished run has lost its slider."""
@@ -240,7 +237,7 @@ class _Live:
         """Close everything: the run is a line of several now."""
         self.withdraw()
         self.leave()
-        close_widgets(*self.widget.children, self.widget, *([self.shown] if self.shown is not None else []))
+        close_widgets(*filter(None, [*self.widget.children, self.widget, self.shown]))
 
 
 # %% ../../nbs/views/notebook.ipynb #6b1a041c
@@ -318,15 +315,13 @@ class NotebookView(View):
             is_shown = text.already_shown(event, self.board)
             self.board.update(event)
             self._seen_s, self._record.time_s = time.monotonic(), event.time_s
-            if event.kind == "start" and is_shown:
-                self._draw()
-            elif event.kind == "start":
+            if event.kind == "start" and not is_shown:
                 self._open()
             elif event.kind == "end":
                 self._close()
             elif event.kind == "state":
                 self._follow(event.data["state"])
-            elif event.kind in ("mark", "show") or self._is_due(event):
+            elif event.kind in ("start", "mark", "show") or self._is_due(event):
                 self._draw()
             if event.kind not in ("start", "end"):
                 self._fill()
@@ -334,7 +329,8 @@ class NotebookView(View):
             self._runs.ended()
 
     def _is_due(self, event: Event) -> bool:
-        is_first, self._has_steps = event.kind == "steps" and not self._has_steps, self._has_steps or event.kind == "steps"
+        is_first = event.kind == "steps" and not self._has_steps
+        self._has_steps = self._has_steps or is_first
         return is_first or event.time_s - self._last_s >= self.every_s
 
     def _follow(self, state: str) -> None:
@@ -357,12 +353,12 @@ class NotebookView(View):
 
     def _draw(self, *, saves: bool = False) -> None:
         self._last_s, self._drawn_s = self._record.time_s, time.monotonic()
-        if self._live is not None and self._live.is_open:
+        is_live = self._live is not None and self._live.is_open
+        if self._live is not None and is_live:
             self._live.refresh()
-            if self._last_s - self._last_saved_s < self.saved_every_s and not saves:
-                return
-        self._last_saved_s = self._last_s
-        self._send()
+        if saves or not is_live or self._last_s - self._last_saved_s >= self.saved_every_s:
+            self._last_saved_s = self._last_s
+            self._send()
 
     def _fill(self) -> None:
         """Make the buttons, once the first step is shown, or a second has passed; a job that waits has none."""
@@ -438,12 +434,13 @@ class NotebookView(View):
 
     def _close(self) -> None:
         self._clock.stop()
-        self._record.has_slider = self._live is not None and self._live.end()
+        live = self._live
+        self._record.has_slider = live is not None and live.end()
         self._record.send()
-        if self._live is not None:
+        if live is not None:
             if not self._record.has_slider:
-                self._live.leave()
-            self._live.close()
+                live.leave()
+            live.close()
 
 
 # %% ../../nbs/views/notebook.ipynb #2e1f7a23

@@ -9,15 +9,26 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..events import PREFIXES, Mark, column_names, is_rate
-from .axes import Axis, axis_of, count_ticks, is_drawn, short
-from ..formatting import digits_in, digits_of, visible
+from ..events import OWN_COLUMNS, PREFIXES, Mark, column_names, is_rate
+from .axes import NO_AXIS, Axis, axis_of, count_ticks, is_drawn, short
+from ..formatting import best_words, digits_of, visible
 from .curve import FEW_EPOCHS, curve_svg, curve_words, epoch_of
-from .svg import Area, cross, dots, drawing, fitting, label, path, picture, pills, ring, text_width, thinned, value_axis
+from .svg import Area, Frame, drawing, fitting, label, picture, pills, ring, text_width, thinned, value_axis
 from .text import Board, Row, odd_metrics
 
 # %% auto #0
-__all__ = ["MAX_PANELS", "quantity_of", "series_of", "panels", "also_measured", "panels_svg", "panels_words", "record_picture"]
+__all__ = [
+    "MAX_PANELS",
+    "quantity_of",
+    "series_of",
+    "panels",
+    "points_of",
+    "columns_of",
+    "also_measured",
+    "panels_svg",
+    "panels_words",
+    "record_picture",
+]
 
 # %% ../../nbs/views/panels.ipynb #pane0004
 MAX_PANELS = 6
@@ -42,9 +53,19 @@ def panels(rows: Sequence[Row], monitor: str = "val_loss") -> dict[str, list[str
     odd = {quantity_of(name) for name in odd_metrics(rows)}
     groups: dict[str, list[str]] = {}
     for name in column_names(rows):
-        if name not in ("epoch", "time_s") and not is_rate(name) and any(isinstance(row.get(name), (int, float)) for row in rows):
+        if name not in OWN_COLUMNS and not is_rate(name) and points_of(rows, name):
             groups.setdefault(quantity_of(name), []).append(name)
     return dict(sorted(groups.items(), key=lambda item: (item[0] != quantity_of(monitor), item[0] != "loss", item[0] not in odd)))
+
+
+def points_of(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
+    """A metric by epoch."""
+    return [(row["epoch"], row[name]) for row in rows if isinstance(row.get(name), (int, float))]
+
+
+def columns_of(n: int) -> int:
+    """In how many columns so many panels stand."""
+    return {1: 1, 2: 2, 4: 2}.get(n, 3)
 
 
 def also_measured(quantities: Sequence[str]) -> str:
@@ -58,107 +79,73 @@ _POINTS = 1000  # of all lines, so that a record stays small
 
 @dataclass(frozen=True)
 class _Epochs:
-    """What all panels share: the rows, and where their epochs lie."""
+    """What all panels share."""
 
     rows: Sequence[Row]
     best: Row | None
+    monitor: str
     marks: Sequence[Mark]
     n_points: int  # of a line
     axes: Mapping[str, Axis | None]  # by quantity
-    cut: Mark | None = None  # where the newest run continues
+    begun: float  # the epochs before the newest run
 
     @property
     def margin(self) -> float:
         """The room left of the boxes, the same for all panels, so that they are aligned."""
         return max(34, 12 + max((text_width(text) for axis in self.axes.values() if axis for text in axis.labels), default=0))
 
-    @property
-    def ends(self) -> tuple[float, float]:
-        """The first and the last epoch."""
-        return self.rows[0]["epoch"], self.rows[-1]["epoch"]
-
-    def share(self, epoch: float) -> float:
-        """Where an epoch lies, from 0 to 1."""
-        first, last = self.ends
-        return (epoch - first) / (last - first) if last > first else 0.5
-
-    def points(self, name: str) -> list[tuple[float, float]]:
-        """A metric by epoch, thinned evenly; the newest and the best stay."""
-        found = [(row["epoch"], row[name]) for row in self.rows if isinstance(row.get(name), (int, float))]
-        return thinned(found, self.n_points, self.best.get("epoch") if self.best is not None else None)
-
-    @property
-    def n_past(self) -> float:
-        """The epochs before the newest run."""
-        return epoch_of(self.cut[0]) if self.cut is not None else -math.inf
+    def best_of(self, name: str) -> list[tuple[float, float]]:
+        """The best epoch, if it is the best by this metric."""
+        return points_of([self.best], name) if self.best is not None and "epoch" in self.best and name == self.monitor else []
 
 
-def _line(epochs: _Epochs, box: Area, axis: Axis, name: str) -> list[str]:
-    points = epochs.points(name)
-    of = series_of(name).partition("/")[0]
-    kind = {"train": "train", "val": "val"}.get(of, "ghost" if of == "test" else "train")
-    places = [(box.x(epochs.share(x)), box.y(axis.share(y))) if is_drawn(y) else None for x, y in points]
-    n = len([x for x, _ in points if x <= epochs.n_past])
-    parts = [path(places[:n], f"{kind} past"), path(places[max(0, n - 1) :] if n < len(places) else [], kind)]
-    if len(points) <= 12 and kind != "ghost":
-        parts += dots(filter(None, places[:n]), f"{kind} past", 2.2) + dots(filter(None, places[n:]), kind, 2.2)
-    here = box.bottom - 4
-    for before, (x, _), place in zip([True, *map(bool, places)], points, places):
-        if place is None and before:
-            parts.append(cross(box.x(epochs.share(x)), here))
-        here = place[1] if place else here
-    return parts
+def _line(epochs: _Epochs, frame: Frame, name: str) -> list[str]:
+    """A metric by epoch, thinned evenly; the newest and the best stay."""
+    points = thinned(points_of(epochs.rows, name), epochs.n_points, epochs.best.get("epoch") if epochs.best is not None else None)
+    kind = {"val": "val", "test": "ghost"}.get(series_of(name).partition("/")[0], "train")
+    line = frame.line(points, epochs.begun, kind, 2.2 if len(points) <= 12 and kind != "ghost" else 0)
+    crosses = frame.crosses(frame.at(points), [None if is_drawn(value) else epoch for epoch, value in points])
+    return [*line, *crosses]
 
 
 def _legend(left: float, y: float, width: float, names: Sequence[str], rows: Sequence[Row]) -> list[str]:
     """The last value of each line in its colour, as many as fit."""
     parts, x = [], left
     for name in names:
-        values = [row[name] for row in rows[-20:] if isinstance(row.get(name), (int, float))]
-        value = values[-1] if values else next((row[name] for row in reversed(rows) if isinstance(row.get(name), (int, float))), math.nan)
+        values = [value for _, value in points_of(rows, name)[-20:]]
         word = series_of(name) if series_of(name) != quantity_of(name) else "last"
-        text = f"{word} {short(value, digits_of(values))}"
+        text = f"{word} {short(values[-1], digits_of(values))}"
         if x + text_width(text) > left + width:
             break
-        kind = "bad" if not is_drawn(value) else {"val": "val", "test": ""}.get(word.partition("/")[0], "train")
-        parts.append(label(x, y, text, kind))
+        kind = {"val": "val", "test": ""}.get(word.partition("/")[0], "train")
+        parts.append(label(x, y, text, kind if is_drawn(values[-1]) else "bad"))
         x += text_width(text) + 8
     return parts
 
 
-def _best_ring(epochs: _Epochs, box: Area, axis: Axis, names: Sequence[str], monitor: str) -> list[str]:
-    """A ring around the best value of the metric that `monitor` names."""
-    first, last = epochs.ends
-    best = epochs.best
-    if best is None or monitor not in names or not is_drawn(best.get(monitor)) or not first <= best.get("epoch", -1) <= last:
-        return []
-    return [ring(box.x(epochs.share(best["epoch"])), box.y(axis.share(best[monitor])))]
-
-
-def _panel(epochs: _Epochs, place: Area, quantity: str, names: Sequence[str], monitor: str) -> list[str]:
+def _panel(epochs: _Epochs, place: Area, quantity: str, names: Sequence[str]) -> list[str]:
     """One quantity: its name, its last values, and its lines."""
-    width = place.right - place.left
+    width, axis = place.right - place.left, epochs.axes[quantity]
+    box = Area(place.left + epochs.margin, place.top + (52 if epochs.marks else 38), place.right - 10, place.bottom - 18)
+    first, last = epochs.rows[0]["epoch"], epochs.rows[-1]["epoch"]
+    frame = Frame(box, first, last, axis or NO_AXIS)
     parts = [label(place.left, place.top + 12, fitting(visible(quantity), width - 40), "strong title")]
     parts += _legend(place.left, place.top + 26, width, names, epochs.rows)
-    axis = epochs.axes[quantity]
-    box = Area(place.left + epochs.margin, place.top + (52 if epochs.marks else 38), place.right - 10, place.bottom - 18)
-    n_ticks = int((box.right - box.left) / (text_width(f"{epochs.ends[1]:,}") + 12)) + 1
-    ticks = [tick for tick in count_ticks(*epochs.ends, min(5, max(2, n_ticks))) if tick >= epochs.ends[0]]
-    for tick in ticks:
-        x = min(box.x(epochs.share(tick)), place.right - text_width(f"{tick:,}") / 2)
+    n_ticks = int((box.right - box.left) / (text_width(f"{last:,}") + 12)) + 1
+    for tick in filter(frame.has, count_ticks(first, last, min(5, max(2, n_ticks)))):
+        x = min(frame.x(tick), place.right - text_width(f"{tick:,}") / 2)
         parts.append(label(x, box.bottom + 15, f"{tick:,}", anchor="middle"))
-    parts += pills(box, [box.x(min(1.0, max(0.0, epochs.share(epoch_of(mark[0]))))) for mark in epochs.marks])
+    parts += pills(box, [frame.x(min(last, max(first, epoch_of(mark[0])))) for mark in epochs.marks])
     if axis is None:
         return [*parts, label((box.left + box.right) / 2, box.y(0.5), "no finite value", "bad", "middle")]
-    if epochs.ends[0] <= epochs.n_past < epochs.ends[1]:
-        x = box.x(epochs.share(epochs.n_past))
-        parts.append(path([(x, box.top), (x, box.bottom)], "cut"))
+    if first <= epochs.begun < last:
+        parts.append(frame.cut(epochs.begun))
     parts += value_axis(box, axis)
     if axis.is_log:
         parts.append(label(place.right - 10, place.top + 12, "log", anchor="end"))
     for name in names:
-        parts += _line(epochs, box, axis, name)
-    return parts + _best_ring(epochs, box, axis, names, monitor)
+        parts += _line(epochs, frame, name)
+    return parts + [ring(*place) for name in names for place in frame.at(epochs.best_of(name)) if place]
 
 
 # %% ../../nbs/views/panels.ipynb #pane0010
@@ -180,27 +167,28 @@ def panels_svg(
     if not groups:
         return ""
     shown = list(groups.items())[:MAX_PANELS]
-    n_columns = {1: 1, 2: 2, 4: 2}.get(len(shown), 3)
-    n_lines = sum(len(names) for _, names in shown)
+    n_columns, n_lines = columns_of(len(shown)), sum(len(names) for _, names in shown)
     axes = {quantity: axis_of(row.get(name) for row in rows for name in names) for quantity, names in shown}
-    epochs = _Epochs(rows, best, marks, max(40, _POINTS // n_lines), axes, cut)
+    begun = epoch_of(cut[0]) if cut is not None else -math.inf
+    epochs = _Epochs(rows, best, monitor, marks, max(40, _POINTS // n_lines), axes, begun)
     gap, height = 16, height + (14 if marks else 0)
     column = (width - gap * (n_columns - 1)) / n_columns
     parts: list[str] = []
     for i, (quantity, names) in enumerate(shown):
         left, top = (i % n_columns) * (column + gap), (i // n_columns) * (height + 8)
-        parts += _panel(epochs, Area(left, top, left + column, top + height), quantity, names, monitor)
-    n_rows = math.ceil(len(shown) / n_columns)
-    bottom = n_rows * (height + 8)
+        parts += _panel(epochs, Area(left, top, left + column, top + height), quantity, names)
+    bottom = math.ceil(len(shown) / n_columns) * (height + 8)
     parts.append(label(0, bottom + 10, fitting(_footnote(rows, best, monitor, list(groups), cut), width)))
     return drawing(filter(None, parts), width, bottom + 16)
 
 
 def _footnote(rows: Sequence[Row], best: Row | None, monitor: str, quantities: Sequence[str], cut: Mark | None) -> str:
     """The quiet line below the panels: their unit, the cut, the best epoch, and what has no panel."""
-    words = ["by epoch", *([f"{cut[1]} after epoch {cut[0].epoch}"] if cut is not None else [])]
+    words = ["by epoch"]
+    if cut is not None:
+        words.append(f"{cut[1]} after epoch {cut[0].epoch}")
     if best is not None and "epoch" in best and monitor in best:
-        words.append(f"best {visible(monitor)} {short(best[monitor], digits_in(rows, monitor))} at epoch {best['epoch']}")
+        words.append(best_words(best, monitor, rows))
     return " · ".join(filter(None, [*words, visible(also_measured(quantities))]))
 
 
@@ -210,8 +198,8 @@ def panels_words(rows: Sequence[Row], monitor: str = "val_loss") -> str:
     rows = [row for row in rows if "epoch" in row]
     shown = []
     for quantity, names in list(panels(rows, monitor).items())[:MAX_PANELS]:
-        ends = [(name, [row[name] for row in rows if isinstance(row.get(name), (int, float))]) for name in names]
-        series = [f"{series_of(name)} {short(values[0])} to {short(values[-1])}" for name, values in ends]
+        ends = {series_of(name): points_of(rows, name) for name in names}
+        series = [f"{name} {short(points[0][1])} to {short(points[-1][1])}" for name, points in ends.items()]
         shown.append(f"{quantity}: {', '.join(series)}")
     return visible(f"By epoch: {'; '.join(shown)}")
 
@@ -219,13 +207,14 @@ def panels_words(rows: Sequence[Row], monitor: str = "val_loss") -> str:
 # %% ../../nbs/views/panels.ipynb #pane0016
 def record_picture(board: Board) -> str:
     """The picture of a record: the loss by step; panels by epoch once a run of five epochs or more is over. Empty without a loss."""
-    monitor, best = board.header.get("monitor", "val_loss"), board.best
-    rows = [row for row in (*board.past, *board.rows) if "epoch" in row]
-    n_epochs = len([row for row in board.rows if row.get("epoch")])
-    if not board.is_on and (n_epochs >= FEW_EPOCHS or (n_epochs > 1 and not board.curve.points)):
-        return picture(panels_svg(rows, best, board.marks, monitor, cut=board.curve.cut), panels_words(rows, monitor))
-    epochs = board.progress.n_epochs if board.is_on else board.progress.epoch
-    shown = board.curve.validation
-    at = (best["step"], best[shown]) if best is not None and "step" in best and is_drawn(best.get(shown)) else None
-    svg = curve_svg(board.curve, end_step=board.end_step, epochs=epochs, marks=board.marks, ghost=board.find_ghost(), best=at)
-    return picture(svg, curve_words(board.curve)) if svg else ""
+    best, curve, n_epochs = board.best, board.curve, len(board.epochs)
+    if not board.is_on and (n_epochs >= FEW_EPOCHS or (n_epochs > 1 and not curve.points)):
+        rows = [*board.past, *board.rows]
+        return picture(panels_svg(rows, best, board.marks, board.monitor, cut=curve.cut), panels_words(rows, board.monitor))
+    p = board.progress
+    at = None
+    if best is not None and "step" in best and is_drawn(best.get(curve.validation)):
+        at = best["step"], best[curve.validation]
+    epochs, ghost = p.n_epochs if board.is_on else p.epoch, board.find_ghost()
+    svg = curve_svg(curve, end_step=board.end_step, epochs=epochs, marks=board.marks, ghost=ghost, best=at)
+    return picture(svg, curve_words(curve)) if svg else ""

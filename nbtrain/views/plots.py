@@ -11,14 +11,16 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from .axes import axis_of, is_drawn
+from .axes import Axis, axis_of, is_drawn
 from .curve import FEW_EPOCHS, LossCurve, epoch_of, shown_values
 from ..events import Mark
-from .panels import MAX_PANELS, also_measured, panels, series_of
+from .panels import MAX_PANELS, also_measured, columns_of, panels, points_of, series_of
+from .svg import Points, grouped, split
 from .text import Row
 from ..formatting import visible
 
@@ -31,6 +33,7 @@ __all__ = ["blank", "png", "curves", "compared"]
 
 # %% ../../nbs/views/plots.ipynb #f68d30ba
 _DPI = 80  # as displayed
+_PANEL = 280  # px across, about
 
 
 def blank(width: float, height: float) -> Figure:
@@ -86,29 +89,31 @@ def _label(name: str, n: int = 40) -> str:
     return _plain(name if len(name) <= n else f"{name[: n - 10]}…{name[-9:]}")
 
 
-def _values(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
-    """A metric by epoch; NaN where it can't be drawn."""
-    return [(row["epoch"], row[name] if is_drawn(row[name]) else math.nan) for row in rows if name in row and "epoch" in row]
-
-
-def _line(axes: Axes, points: Sequence[tuple[float, float]], **style: Any) -> None:
+def _line(axes: Axes, points: Points, **style: Any) -> None:
     """A line with a cross where it breaks off."""
-    if len(points) <= 12:
+    drawn = [(x, y if is_drawn(y) else math.nan) for x, y in points]
+    if len(drawn) <= 12:
         style |= {"marker": "o", "markersize": 3}
-    if points:
-        axes.plot(*zip(*points), linewidth=1.5, **style)
-    for (x, y), (_, next_y) in pairwise(points):
+    if drawn:
+        axes.plot(*zip(*drawn), linewidth=1.5, **style)
+    for (x, y), (_, next_y) in pairwise(drawn):
         if math.isnan(next_y) and not math.isnan(y):
             axes.plot([x], [y], "x", color="#c62828", markersize=5, zorder=3)
 
 
-def _free_corner(axes: Axes) -> Literal["lower right", "upper right"]:
+def _cut_line(axes: Axes, points: Points, begun: float, label: str | None, **style: Any) -> None:
+    """A line that is faint up to the place `begun`."""
+    past, newest = split(points, begun)
+    _line(axes, past, label=None if newest else label, alpha=0.4, **style)
+    _line(axes, newest, label=label, **style)
+
+
+def _free_corner(axes: Axes, axis: Axis) -> Literal["lower right", "upper right"]:
     """The corner on the right that the ends of the curves leave free. On a busy machine, matplotlib warns that its "best" is slow."""
-    drawn: list[Any] = [line.get_xydata() for line in axes.lines]
-    ends = axes.transData.transform([points[-1] for points in drawn if len(points)])[:, 1]  # in pixels; NaN where a metric is not finite
-    low, high = axes.transData.transform([(0, value) for value in axes.get_ylim()])[:, 1]
+    drawn: list[Any] = [line.get_ydata() for line in axes.lines]
+    ends = [axis.share(values[-1]) for values in drawn if len(values)]
     known = [end for end in ends if math.isfinite(end)]
-    return "lower right" if known and sum(known) / len(known) > (low + high) / 2 else "upper right"
+    return "lower right" if known and fmean(known) > 0.5 else "upper right"
 
 
 def _dress(axes: Axes, title: str, values: Iterable[Any], unit: str = "epoch") -> None:
@@ -129,23 +134,23 @@ def _dress(axes: Axes, title: str, values: Iterable[Any], unit: str = "epoch") -
     axes.set_yticks(axis.ticks, axis.labels)
     axes.set_ylim(*((10**axis.low, 10**axis.high) if axis.is_log else (axis.low, axis.high)))
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8, frameon=False, loc=_free_corner(axes))
+        axes.legend(fontsize=8, frameon=False, loc=_free_corner(axes, axis))
 
 
-def _number(axes: Axes, xs: Sequence[float | None]) -> None:
+def _number(axes: Axes, xs: Sequence[float]) -> None:
     """The numbers of the changes by hand at the top, each above its line; those at one place share a sign."""
     if xs:
         axes.set_title(axes.get_title("left"), fontsize=10, loc="left", pad=16)
     left, right = axes.get_xlim()
-    groups: dict[int, list[int]] = {}
-    for i, x in enumerate(xs):
-        if x is not None and left <= x <= right:
+    places: list[float | None] = []
+    for x in xs:
+        is_inside = left <= x <= right
+        places.append(_PANEL * (x - left) / (right - left) if is_inside else None)
+        if is_inside:
             axes.axvline(x, color="0.4", linewidth=0.8, linestyle=":")
-            groups.setdefault(round(25 * (x - left) / (right - left)), []).append(i)
-    for numbers in groups.values():
-        text = str(numbers[0] + 1) if len(numbers) == 1 else f"{numbers[0] + 1}–{numbers[-1] + 1}"
-        box = {"boxstyle": "round,pad=0.25,rounding_size=0.7", "facecolor": "white", "edgecolor": "0.4", "linewidth": 0.6}
-        axes.text(xs[numbers[0]] or 0.0, 1.045, text, transform=axes.get_xaxis_transform(), ha="center", va="center", fontsize=7, bbox=box)
+    box = {"boxstyle": "round,pad=0.25,rounding_size=0.7", "facecolor": "white", "edgecolor": "0.4", "linewidth": 0.6}
+    for place, words in grouped(places):
+        axes.text(place / _PANEL, 1.045, words, transform=axes.transAxes, ha="center", va="center", fontsize=7, bbox=box)
 
 
 # %% ../../nbs/views/plots.ipynb #plots-curves
@@ -155,7 +160,7 @@ _Place = tuple["Axes", str, list[str]]
 def _figure(groups: Mapping[str, list[str]]) -> tuple[Figure, list[_Place]]:
     """A figure with a panel for each of the first six quantities, and the panels with the quantities and their metrics."""
     shown = list(groups.items())[:MAX_PANELS]
-    n_columns = {0: 1, 1: 1, 2: 2, 4: 2}.get(len(shown), 3)
+    n_columns = columns_of(len(shown) or 1)
     n_rows = math.ceil(len(shown) / n_columns) or 1
     figure = blank(max(3.6 * n_columns, 5.4), 2.5 * n_rows)
     if line := also_measured(list(groups)):
@@ -163,58 +168,49 @@ def _figure(groups: Mapping[str, list[str]]) -> tuple[Figure, list[_Place]]:
     return figure, [(figure.add_subplot(n_rows, n_columns, i + 1), quantity, names) for i, (quantity, names) in enumerate(shown)]
 
 
-def _span(rows: Sequence[Row]) -> float:
-    return (rows[-1]["epoch"] - rows[0]["epoch"]) or 10
+def _word(axes: Axes, x: float, y: float, text: str) -> None:
+    """Small words at the place `x` of an axis, at the height `y` from 0 to 1."""
+    axes.text(x, y, f" {_plain(text)}", transform=axes.get_xaxis_transform(), color="0.4", fontsize=7, va="top")
 
 
-_PAST = {"alpha": 0.4}  # of a line before the cut
-
-
-def _cut_line(axes: Axes, cut: Mark, x: float) -> None:
+def _cut(axes: Axes, cut: Mark | None, x: float) -> None:
     """A line where the newest run continues, and its words."""
-    axes.axvline(x, color="0.4", linewidth=0.8)
-    axes.text(x, 0.98, f" {_plain(cut[1])}", transform=axes.get_xaxis_transform(), color="0.4", fontsize=7, va="top")
+    if cut is not None:
+        axes.axvline(x, color="0.4", linewidth=0.8)
+        _word(axes, x, 0.98, cut[1])
 
 
 def _by_epoch(place: _Place, rows: Sequence[Row], best: Row | None, marks: Sequence[Mark], cut: Mark | None) -> None:
     axes, quantity, names = place
+    first, last = rows[0]["epoch"], rows[-1]["epoch"]
     begun = epoch_of(cut[0]) if cut is not None else -math.inf
     for name in names:
-        style: dict[str, Any] = {
-            "color": _DRAWN.get(series_of(name).partition("/")[0], "C0"),
-            "linestyle": "-" if name.startswith("train_") else "--",
-        }
-        values = _values(rows, name)
-        n = len([x for x, _ in values if x <= begun])
-        label = _label(series_of(name)) if series_of(name) != quantity else None
-        _line(axes, values[:n], label=label if n == len(values) else None, **style, **_PAST)
-        _line(axes, values[max(0, n - 1) :] if n < len(values) else [], label=label, **style)
-    axes.set_xlim(rows[0]["epoch"] - 0.03 * _span(rows), rows[-1]["epoch"] + 0.03 * _span(rows))
-    if cut is not None and any(is_drawn(row.get(name)) for row in rows for name in names):
-        _cut_line(axes, cut, begun)
+        series = series_of(name)
+        label = _label(series) if series != quantity else None
+        _cut_line(axes, points_of(rows, name), begun, label, color=_DRAWN.get(series.partition("/")[0], "C0"), linestyle=_dashes(name))
+    margin = 0.03 * ((last - first) or 10)
+    axes.set_xlim(first - margin, last + margin)
+    values = [row.get(name) for row in rows for name in names]
+    if any(map(is_drawn, values)):
+        _cut(axes, cut, begun)
     if best is not None and "epoch" in best:
         axes.axvline(best["epoch"], color="0.6", linewidth=0.8, linestyle="--")
-    _dress(axes, quantity, (row.get(name) for row in rows for name in names))
-    _number(axes, [min(rows[-1]["epoch"], max(rows[0]["epoch"], epoch_of(mark[0]))) for mark in marks])
+    _dress(axes, quantity, values)
+    _number(axes, [min(last, max(first, epoch_of(mark[0]))) for mark in marks])
+
+
+def _dashes(name: str) -> str:
+    return "-" if name.startswith("train_") else "--"
 
 
 def _by_step(axes: Axes, curve: LossCurve, marks: Sequence[Mark]) -> None:
     """The training loss by step, smoothed and raw, and the validations."""
-    raw = [(p.step, p.mean if is_drawn(p.mean) else math.nan) for p in curve.points]
-    begun = curve.cut[0].step if curve.cut is not None else -1
-    past, line = curve.smoothed_past, curve.smoothed
+    raw = [(step, loss if is_drawn(loss) else math.nan) for step, loss in curve.raw]
     axes.plot(*zip(*raw), color="C0", linewidth=0.8, alpha=0.35)
-    _line(axes, past, color="C0", **_PAST)
-    _line(axes, [*past[-1:], *line], color="C0", label="train")
-    if curve.validations:
-        valid = [(step, value if is_drawn(value) else math.nan) for step, value in curve.validations]
-        n = len([step for step, _ in valid if step <= begun])
-        style = {"color": "C1", "linestyle": "--"}
-        _line(axes, valid[:n], **style, **_PAST)
-        _line(axes, valid[max(0, n - 1) :] if n < len(valid) else [], label=curve.validation.partition("_")[0], **style)
-    if curve.cut is not None:
-        _cut_line(axes, curve.cut, begun)
-    _dress(axes, "loss", shown_values(curve, line), "step")
+    _cut_line(axes, [*curve.smoothed_past, *curve.smoothed], curve.begun, "train", color="C0")
+    _cut_line(axes, curve.validations, curve.begun, curve.validation.partition("_")[0], color="C1", linestyle="--")
+    _cut(axes, curve.cut, curve.begun)
+    _dress(axes, "loss", shown_values(curve, curve.smoothed), "step")
     _number(axes, [mark[0].step for mark in marks])
 
 
@@ -253,12 +249,12 @@ def compared(runs: Mapping[str, Sequence[Row]], forks: Sequence[tuple[int, str]]
     figure, places = _figure(panels(every))
     for axes, quantity, names in places:
         for i, (run, rows) in enumerate(runs.items()):
-            known = [name for name in names if any(name in row for row in rows)]
-            for name in known:
-                label = {"label": _label(run)} if name == known[-1] else {}
-                _line(axes, _values(rows, name), color=f"C{i}", linestyle="-" if name.startswith("train_") else "--", **label)
+            lines = {name: points for name in names if (points := points_of(rows, name))}
+            for name, points in lines.items():
+                label = _label(run) if name == list(lines)[-1] else None
+                _line(axes, points, color=f"C{i}", linestyle=_dashes(name), label=label)
         for i, (epoch, words) in enumerate(forks):
             axes.axvline(epoch, color="0.6", linewidth=0.8, linestyle=":")
-            axes.text(epoch, 1 - 0.08 * i, f" {_plain(words)}", transform=axes.get_xaxis_transform(), color="0.4", fontsize=7, va="top")
+            _word(axes, epoch, 1 - 0.08 * i, words)
         _dress(axes, quantity, (row.get(name) for row in every for name in names))
     return figure

@@ -7,17 +7,31 @@ from __future__ import annotations
 
 import math
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from html import escape
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from .axes import axis_of, count_ticks, is_drawn, short
+from .axes import format_fixed, axis_of, count_ticks, is_drawn, short
 from ..formatting import ICONS, digits_of, format_time, format_value, visible
 from .html import SHOWN_BYTES, isolated, record_html
-from .svg import COLOURS, Area, dots, drawing, fitting, label, path, picture, spread, text_width, thinned, value_axis
+from nbtrain.views.svg import (
+    COLOURS,
+    Area,
+    Frame,
+    below,
+    dots,
+    drawing,
+    fitting,
+    label,
+    path,
+    picture,
+    spread,
+    text_width,
+    thinned,
+    value_axis,
+)
 from ..best import best_row
 from ..events import MonitorMode
 from .text import Board, Row
@@ -47,38 +61,33 @@ __all__ = [
 # %% ../../nbs/views/runs.ipynb #d584d688
 @dataclass(frozen=True)
 class _Measured:
-    """What a run is compared by: a metric, the rows that have it, and the best of them."""
+    """What a run is compared by: a metric, its values by epoch, the row of the best one, and the place of that."""
 
     metric: str
     mode: MonitorMode
-    rows: list[Row]
+    points: list[tuple[float, float]]
+    best: Row | None = None
+    best_at: float | None = None
 
-    @staticmethod
-    def on(board: Board) -> _Measured:
-        """The monitor of the run, or the training loss if that was not measured.
 
-        The rows are validations if they have it, else epochs; after a change of the steps, those behind it.
-        """
-        metric, mode = board.header.get("monitor", "val_loss"), board.header.get("monitor_mode", "min")
-        if (board.epochs or board.validations) and not any(metric in row for row in (*board.epochs, *board.validations)):
-            metric, mode = "train_loss", "min"
-        has_validations, restarts = any(metric in row for row in board.validations), board.growing.restarts
-        rows = board.validations if has_validations else board.epochs
-        rows = [row for row in rows if isinstance(row.get(metric), (int, float)) and restarts.counts(row, is_epoch=not has_validations)]
-        return _Measured(metric, mode, rows)
+def _measured(board: Board) -> _Measured:
+    """The monitor of the run, or the training loss if that was not measured.
 
-    @cached_property
-    def best(self) -> Row | None:
-        """The row with the best value. The board's own answer grows in the thread of the run."""
-        return best_row(self.rows, self.metric, self.mode)
-
-    @cached_property
-    def points(self) -> list[tuple[float, float]]:
-        """The metric by epoch; a validation inside an epoch has a part of one."""
-        epochs = [row.get("epoch", 0) for row in self.rows]
-        if len(set(epochs)) < len(epochs):
-            epochs = [epochs[-1] * row["step"] / max(1, self.rows[-1]["step"]) for row in self.rows]
-        return [(epoch, row[self.metric]) for epoch, row in zip(epochs, self.rows)]
+    The rows are validations if they have it, else epochs; after a change of the steps, those behind it. A validation inside an epoch has
+    a part of one.
+    """
+    metric, mode, rows = board.monitor, board.header.get("monitor_mode", "min"), [*board.epochs, *board.validations]
+    if rows and not any(metric in row for row in rows):
+        metric, mode = "train_loss", "min"
+    is_epoch, restarts = not any(metric in row for row in board.validations), board.growing.restarts
+    rows = board.epochs if is_epoch else board.validations
+    rows = [row for row in rows if isinstance(row.get(metric), (int, float)) and restarts.counts(row, is_epoch=is_epoch)]
+    epochs = [row.get("epoch", 0) for row in rows]
+    if len(set(epochs)) < len(epochs):
+        epochs = [epochs[-1] * row["step"] / max(1, rows[-1]["step"]) for row in rows]
+    points = [(epoch, row[metric]) for epoch, row in zip(epochs, rows)]
+    best = best_row(rows, metric, mode)  # the board's own answer grows in the thread of the run
+    return _Measured(metric, mode, points, best, next((epoch for epoch, row in zip(epochs, rows) if row is best), None))
 
 
 @dataclass
@@ -95,45 +104,29 @@ class RunCard:
     _known: tuple[Any, _Measured] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
-    def _measured(self) -> _Measured:
+    def measured(self) -> _Measured:
         """What was measured so far, found once for each new row: a table of 200 runs reads it often."""
         board = self.board
-        header = [board.header.get(name) for name in ("monitor", "monitor_mode")]
         newest = [(len(rows), id(rows[-1]) if rows else 0) for rows in (board.epochs, board.validations)]
-        now = header, newest, len(board.growing.restarts.places), id(board)
+        now = id(board), board.monitor, board.header.get("monitor_mode"), len(board.growing.restarts.places), newest
         if self._known is None or self._known[0] != now:
-            self._known = now, _Measured.on(board)
+            self._known = now, _measured(board)
         return self._known[1]
 
     @property
     def metric(self) -> str:
         """The metric that it is compared by: its monitor, or the training loss if that was not measured."""
-        return self._measured.metric
-
-    @property
-    def mode(self) -> MonitorMode:
-        """Whether lower ("min") or higher ("max") values of `metric` are better."""
-        return self._measured.mode
+        return self.measured.metric
 
     @property
     def best(self) -> Row | None:
         """The row with the best value of `metric`; None before the first."""
-        return self._measured.best
+        return self.measured.best
 
     @property
     def value(self) -> float:
         """The best value of `metric`; NaN before the first."""
         return self.best[self.metric] if self.best is not None else math.nan
-
-    @property
-    def best_at(self) -> float | None:
-        """Where `points` have the best value."""
-        return next((at for (at, _), row in zip(self.points, self._measured.rows) if row is self.best), None)
-
-    @property
-    def points(self) -> list[tuple[float, float]]:
-        """`metric` by epoch; a validation inside an epoch has a part of one."""
-        return self._measured.points
 
 
 # %% ../../nbs/views/runs.ipynb #688d053c
@@ -147,10 +140,9 @@ _MISSING = "–"
 
 def varying(cards: Sequence[RunCard]) -> list[str]:
     """The settings that differ between the runs, without those that differ exactly as one before."""
-    names = dict.fromkeys(name for card in cards for name in card.settings)
-    columns = {name: tuple(card.settings.get(name, _MISSING) for card in cards) for name in names}
     found: dict[tuple[int, ...], str] = {}
-    for name, column in columns.items():
+    for name in dict.fromkeys(name for card in cards for name in card.settings):
+        column = [card.settings.get(name, _MISSING) for card in cards]
         kinds = list(dict.fromkeys(column))
         if len(kinds) > 1:
             found.setdefault(tuple(map(kinds.index, column)), name)
@@ -178,12 +170,15 @@ def places_of(cards: Sequence[RunCard]) -> list[str]:
 
 def best_of(cards: Iterable[RunCard]) -> RunCard | None:
     """The best of the runs; None if none has a value, or if they are compared by different metrics."""
-    measured = [card for card in cards if not math.isnan(card.value)]
-    kinds = {(card.metric, card.mode) for card in measured}
-    if len(kinds) != 1:
+    measured = [card for card in cards if card.best is not None]
+    if len({(card.metric, card.measured.mode) for card in measured}) != 1:
         return None
-    ((_, mode),) = kinds
-    return (min if mode == "min" else max)(measured, key=lambda card: card.value)
+    return min(measured, key=_rank)
+
+
+def _rank(card: RunCard) -> float:
+    """The best value, so that the lowest is the best one."""
+    return -card.value if card.measured.mode == "max" else card.value
 
 
 # %% ../../nbs/views/runs.ipynb #4b2cd0f1
@@ -198,21 +193,19 @@ def spread_lines(cards: Sequence[RunCard]) -> list[str]:
     names = [name for name in varying(cards) if name not in _REPEATS]
     groups: dict[tuple[Any, ...], list[RunCard]] = {}
     for card in cards:
-        if not math.isnan(card.value):
+        if card.best is not None:
             first = card.board.epochs[0]["epoch"] if card.board.epochs else 1
             changes = tuple(text for _, text in card.board.marks)
-            groups.setdefault((label_of(card, names), first, changes), []).append(card)
-    several = [(title, group) for (title, *_), group in groups.items() if len(group) > 1 and len({card.metric for card in group}) == 1]
-    several.sort(key=lambda item: mean(card.value for card in item[1]) * (1 if item[1][0].mode == "min" else -1))
+            groups.setdefault((label_of(card, names), first, changes, card.metric), []).append(card)
     found = []
-    for title, group in several:
-        values = [card.value for card in group]
-        measured = [(group[0].metric, values)] if all(map(math.isfinite, values)) else []
-        tests = [name for name in group[0].tests if all(name in card.tests for card in group)]
-        measured += [(name, [card.tests[name] for card in group]) for name in tests]
-        words = [f"{name} {mean(given):.4g} ± {stdev(given):.2g}" for name, given in measured]
-        found.append(f"{title}: {len(group)} runs, {', '.join(words)}")
-    return found
+    for (title, *_), group in groups.items():
+        values, tests = [card.value for card in group], [card.tests for card in group]
+        measured = {group[0].metric: values} if all(map(math.isfinite, values)) else {}
+        measured |= {name: [test[name] for test in tests] for name in tests[0] if all(name in test for test in tests)}
+        if len(group) > 1:
+            words = [f"{name} {mean(given):.4g} ± {stdev(given):.2g}" for name, given in measured.items()]
+            found.append((mean(map(_rank, group)), f"{title}: {len(group)} runs, {', '.join(words)}"))
+    return [line for _, line in sorted(found, key=lambda item: item[0])]
 
 
 # %% ../../nbs/views/runs.ipynb #394c9047
@@ -242,19 +235,18 @@ def _colours(cards: Sequence[RunCard], names: Sequence[str]) -> tuple[list[int],
 
     With more runs than colours, it is the one with the most values. Without such a setting the name is empty, and colours repeat.
     """
-    found = {name: values for name in names if (values := _numbers(cards, name)) is not None and len(set(values)) > 2}
-    if not found or (len(names) > 1 and len(cards) <= _N_COLOURS):
+    kinds = {name: sorted(set(_numbers(cards, name) or ())) for name in names}
+    ramp = max(kinds, key=lambda name: len(kinds[name]), default="")
+    if not ramp or len(kinds[ramp]) < 3 or (len(names) > 1 and len(cards) <= _N_COLOURS):
         return [i % _N_COLOURS for i in range(len(cards))], ""
-    ramp = max(found, key=lambda name: len(set(found[name])))
-    order = sorted(set(found[ramp]))
-    place = {value: i for i, value in enumerate(order)}
-    return [round(place[value] / (len(order) - 1) * (_N_COLOURS - 1)) for value in found[ramp]], ramp
+    order = kinds[ramp]
+    return [round(order.index(value) / (len(order) - 1) * (_N_COLOURS - 1)) for value in _numbers(cards, ramp) or ()], ramp
 
 
 def _rules(is_ramp: bool, is_faint: bool) -> str:
     def of(theme: str) -> str:
-        colours = (_RAMPS if is_ramp else _HUES)[theme]
-        rules = (f"path.c{i},rect.c{i}{{stroke:{c}}}rect.c{i},circle.c{i},text.c{i}{{fill:{c}}}" for i, c in enumerate(colours))
+        colours = enumerate((_RAMPS if is_ramp else _HUES)[theme])
+        rules = (f"path.c{i},rect.c{i}{{stroke:{c}}}rect.c{i},circle.c{i},text.c{i}{{fill:{c}}}" for i, c in colours)
         return f"{''.join(rules)}path.halo{{stroke:{COLOURS[theme]['page']}}}"
 
     thin = "stroke-width:.9;opacity:.6" if is_faint else "stroke-width:1.3;opacity:.85"
@@ -275,24 +267,28 @@ def _scale(cards: Sequence[RunCard], name: str, box: Area) -> list[str]:
 class _Line:
     """The curve of a run in the picture."""
 
-    points: list[tuple[float, float]]
+    places: list[tuple[float, float]]
     colour: int
     words: str
     is_best: bool
 
     @property
-    def kind(self) -> str:
-        return f"run c{self.colour}" + (" best" if self.is_best else "")
+    def parts(self) -> list[str]:
+        """The line, in front of the others if it is the best; a dot for a single value."""
+        kind = f"run c{self.colour}" + (" best" if self.is_best else "")
+        halo = [path(self.places, "halo")] if self.is_best else []
+        return [*halo, path(self.places, kind), *(dots(self.places, kind) if len(self.places) == 1 else ())]
 
 
-def _labels(lines: Sequence[_Line], at: Callable[[float, float], tuple[float, float]], box: Area, width: int, is_ramp: bool) -> list[str]:
+def _labels(lines: Sequence[_Line], box: Area, width: int, is_ramp: bool) -> list[str]:
     """The labels at the right of the box, at the heights where the lines end; `lines` are those to name."""
-    ends = [at(*line.points[-1]) for line in lines]
-    ys = spread([y for _, y in ends], box.top + 4, box.bottom - 4)
-    room = width - box.right - 10
-    kinds = ["strong" if line.is_best else "" if is_ramp else f"c{line.colour}" for line in lines]
-    words = [fitting(visible(line.words), room) for line in lines]
-    return [label(box.right + 8, y + 4, text, kind) for text, kind, y in zip(words, kinds, ys)]
+    ys = spread([line.places[-1][1] for line in lines], box.top + 4, box.bottom - 4)
+    parts = []
+    for line, y in zip(lines, ys):
+        colour = "" if is_ramp else f"c{line.colour}"
+        words = fitting(visible(line.words), width - box.right - 10)
+        parts.append(label(box.right + 8, y + 4, words, "strong" if line.is_best else colour))
+    return parts
 
 
 def runs_svg(cards: Sequence[RunCard], numbers: Sequence[str] | None = None, width: int = 720, height: int = 210) -> str:
@@ -300,44 +296,32 @@ def runs_svg(cards: Sequence[RunCard], numbers: Sequence[str] | None = None, wid
 
     `numbers`: those of the runs, which name runs that do not differ; by default, their places in `cards`.
     """
-    drawn = [card for card in cards if any(is_drawn(value) for _, value in card.points)]
-    known = {id(card): number for card, number in zip(cards, numbers or map(str, range(len(cards))))}
-    axis = axis_of(value for card in drawn for _, value in card.points)
+    drawn = [card for card in cards if any(is_drawn(value) for _, value in card.measured.points)]
+    axis = axis_of(value for card in drawn for _, value in card.measured.points)
     if axis is None:
         return ""
     names, best = varying(cards), best_of(drawn)
     colours, ramp = _colours(drawn, names)
     left = max(40, 12 + max(map(text_width, axis.labels), default=0))
     box = Area(left, 18, width - 190, height - 22)
-    last = max(max(x for x, _ in card.points) for card in drawn)
-    first = min(1.0, min(card.points[0][0] for card in drawn)) if last > 1 else 0.0
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        return box.x((x - first) / (last - first) if last > first else 0.5), box.y(axis.share(y))
-
-    def line(card: RunCard, colour: int) -> _Line:
-        points = [point for point in thinned(card.points, max(2, _POINTS // len(drawn)), card.best_at) if is_drawn(point[1])]
-        return _Line(points, colour, ("★ " if card is best else "") + label_of(card, names[:2], f"run {known[id(card)]}"), card is best)
-
-    lines = [line(card, colour) for card, colour in sorted(zip(drawn, colours), key=lambda item: item[0] is best)]
-    parts = [_rules(bool(ramp), len(drawn) > _MANY), *value_axis(box, axis), *_epoch_ticks(box, first, last)]
-    parts.append(label(left - 6, 11, visible(drawn[0].metric), "strong"))
-    for each in lines:
-        places = [at(*point) for point in each.points]
-        parts += [path(places, "halo"), path(places, each.kind)] if each.is_best else [path(places, each.kind)]
-        parts += dots([at(*each.points[0])], each.kind, 2.6) if len(each.points) == 1 else []
-    is_crowded = bool(ramp) and len(lines) > _MAX_LABELS
-    parts += _labels(lines[-1:] if is_crowded else lines[-_MAX_LABELS:], at, box, width, bool(ramp))
-    parts += _scale(drawn, ramp, box) if is_crowded else []
-    return drawing(filter(None, parts), width, height)
-
-
-def _epoch_ticks(box: Area, first: float, last: float) -> list[str]:
-    """The labels of the epochs below the box."""
+    last = max(x for card in drawn for x, _ in card.measured.points)
+    first = min(1.0, *(card.measured.points[0][0] for card in drawn)) if last > 1 else 0.0
+    frame = Frame(box, first, last, axis)
+    known = {id(card): number for card, number in zip(cards, numbers or map(str, range(len(cards))))}
+    lines = []
+    for card, colour in sorted(zip(drawn, colours), key=lambda item: item[0] is best):
+        points = thinned(card.measured.points, max(2, _POINTS // len(drawn)), card.measured.best_at)
+        places = [place for place in frame.at(points) if place]
+        words = ("★ " if card is best else "") + label_of(card, names[:2], f"run {known[id(card)]}")
+        lines.append(_Line(places, colour, words, card is best))
     ticks = [tick for tick in count_ticks(first, last, 9) if tick >= first]
-    places = [box.x((tick - first) / (last - first) if last > first else 0.5) for tick in ticks]
-    words = [f"{tick:,}" if tick != ticks[-1] else f"epoch {tick:,}" for tick in ticks]
-    return [label(x, box.bottom + 15, text, anchor="middle") for x, text in zip(places, words)]
+    parts = [_rules(bool(ramp), len(drawn) > _MANY), *value_axis(box, axis)]
+    parts += below(frame, [(tick, f"{tick:,}" if tick != ticks[-1] else f"epoch {tick:,}") for tick in ticks], 15)
+    parts.append(label(left - 6, 11, visible(drawn[0].metric), "strong"))
+    parts += [part for line in lines for part in line.parts]
+    if ramp and len(lines) > _MAX_LABELS:
+        return drawing(filter(None, [*parts, *_labels(lines[-1:], box, width, True), *_scale(drawn, ramp, box)]), width, height)
+    return drawing(filter(None, [*parts, *_labels(lines[-_MAX_LABELS:], box, width, bool(ramp))]), width, height)
 
 
 # %% ../../nbs/views/runs.ipynb #1482cc46
@@ -362,83 +346,88 @@ def spark(points: Sequence[tuple[float, float]]) -> str:
 
 @dataclass(frozen=True)
 class RunTable:
-    """The lines of a table of runs: a name and the texts of each column, and the order of the runs by it."""
+    """The lines of a table of runs: a name and the texts of each column, and the places that the runs have in the order of its values."""
 
     cards: Sequence[RunCard]
     best: RunCard | None
     heads: list[str]
     columns: list[list[str]]
-    keys: list[list[Any]]  # to sort by
+    orders: list[list[int]]  # what has no value is last
     n_folded: int  # settings that differ and have no column
 
     @property
-    def orders(self) -> list[list[int]]:
-        """For each column the place of each run in the order of its values; what has no value is last."""
-        found = []
-        for keys in self.keys:
-            order = sorted(range(len(keys)), key=lambda i: keys[i])
-            found.append([order.index(i) for i in range(len(keys))])
-        return found
+    def words_below(self) -> list[str]:
+        """What the table leaves out."""
+        return [f"{self.n_folded} more settings differ"] if self.n_folded > 0 else []
 
 
-def _key(text: str) -> tuple[int, float, str]:
-    try:
-        value = float(text.replace(",", ""))
-    except ValueError:
-        return (1, 0.0, text)
-    return (2, 0.0, "") if math.isnan(value) else (0, value, "")
+def _order(keys: Sequence[float | str | None]) -> list[int]:
+    """The place of each key in their order: numbers, other texts, and nothing."""
+
+    def rank(i: int) -> tuple[int, float, str]:
+        key = keys[i]
+        if isinstance(key, str):
+            try:
+                key = float(key.replace(",", ""))
+            except ValueError:
+                return 1, 0.0, key
+        return (2, 0.0, "") if key is None or math.isnan(key) else (0, key, "")
+
+    order = sorted(range(len(keys)), key=rank)
+    return [order.index(i) for i in range(len(keys))]
 
 
 def _aligned(values: Sequence[float | None]) -> list[str]:
-    """The values of a column with as many digits each: `7.860` above `7.851`."""
+    """The values of a column with as many digits each."""
     digits = digits_of(values)
-    return [f"{v:#.{digits}g}".rstrip(".") if isinstance(v, float) and math.isfinite(v) else format_value(v) for v in values]
+    return [format_fixed(value, digits) for value in values]
 
 
 def run_table(cards: Sequence[RunCard], numbers: Sequence[str] | None = None) -> RunTable:
     """The table of `cards`, in the order in which they began. `numbers`: those of the runs; by default, their places in `cards`, from 0."""
-    names = varying(cards)
-    metrics = list(dict.fromkeys(card.metric for card in cards if card.best is not None))
-    tests = list(dict.fromkeys(name for card in cards for name in card.tests))[:_MAX_TESTS]
-    columns: dict[str, tuple[list[str], list[Any]]] = {"run": (list(numbers or map(str, range(len(cards)))), list(range(len(cards))))}
+    names, bests = varying(cards), [card.best for card in cards]
+    heads, columns, orders = list[str](), list[list[str]](), list[list[int]]()
+
+    def add(name: str, texts: Iterable[str], keys: Sequence[Any]) -> None:
+        heads.append(name)
+        columns.append(list(texts))
+        orders.append(_order(keys))
+
+    add("run", numbers or map(str, range(len(cards))), range(len(cards)))
     for name in names[:_MAX_COLUMNS]:
-        texts = [card.settings.get(name, _MISSING) for card in cards]
-        columns[name] = [shown_setting(card, name) for card in cards], list(map(_key, texts))
-    for metric in metrics[:2]:
-        values = [card.value if card.metric == metric else math.nan for card in cards]
-        sign = -1 if any(card.mode == "max" for card in cards if card.metric == metric) else 1
-        texts = [_MISSING if math.isnan(v) else text for v, text in zip(values, _aligned(values))]
-        columns[metric] = texts, [_key(str(sign * v)) for v in values]
-    epochs = [card.best.get("epoch") if card.best is not None else None for card in cards]
-    columns["at epoch"] = list(map(format_value, epochs)), [_key(format_value(epoch)) for epoch in epochs]
-    for name in tests:
-        texts = _aligned([card.tests.get(name) for card in cards])
-        columns[name] = texts, list(map(_key, texts))
+        add(name, [shown_setting(card, name) for card in cards], [card.settings.get(name, _MISSING) for card in cards])
+    for metric in list(dict.fromkeys(card.metric for card in cards if card.best is not None))[:2]:
+        ranks = [_rank(card) if card.metric == metric else None for card in cards]
+        values = [card.value if card.metric == metric and card.best is not None else None for card in cards]
+        add(metric, _aligned(values), ranks)
+    epochs = [best.get("epoch") if best is not None else None for best in bests]
+    add("at epoch", map(format_value, epochs), epochs)
+    for name in list(dict.fromkeys(name for card in cards for name in card.tests))[:_MAX_TESTS]:
+        values = [card.tests.get(name) for card in cards]
+        add(name, _aligned(values), values)
     times = [card.board.progress.elapsed_s for card in cards]
-    columns["time"] = list(map(format_time, times)), times
-    shown = list(columns.values())
-    return RunTable(cards, best_of(cards), list(columns), [c[0] for c in shown], [c[1] for c in shown], max(0, len(names) - _MAX_COLUMNS))
+    add("time", map(format_time, times), times)
+    return RunTable(cards, best_of(cards), heads, columns, orders, len(names) - _MAX_COLUMNS)
 
 
 def _ended(card: RunCard) -> str:
     """How a run ended, if it did not complete: `✗ failed · ValueError`."""
-    board = card.board
-    if board.status == "completed":
+    status, reason = card.board.status, card.board.reason
+    if status == "completed":
         return ""
-    return visible(" · ".join(filter(None, [f"{ICONS[board.status]} {board.status}", board.reason])))
+    return visible(f"{ICONS[status]} {status}" + (f" · {reason}" if reason else ""))
 
 
 def runs_text(cards: Sequence[RunCard], numbers: Sequence[str] | None = None) -> str:
     """The table as aligned text; the best run ends with a star. `numbers`: as for `run_table`."""
     table = run_table(cards, numbers)
-    lines = [table.heads, *zip(*table.columns)]
-    widths = [max(len(visible(line[i])) for line in lines) for i in range(len(table.heads))]
-    ends = [["★" if card is table.best else "", _ended(card), *card.tags, visible(card.note)] for card in cards]
-    texts = ["  ".join(visible(text).rjust(width) for text, width in zip(line, widths)) for line in lines]
-    more = [f"{table.n_folded} more settings differ"] if table.n_folded else []
-    return "\n".join(
-        [*(f"{text}  {' '.join(filter(None, end))}".rstrip() for text, end in zip(texts, [[], *ends])), *spread_lines(cards), *more]
-    )
+    columns = [list(map(visible, [head, *column])) for head, column in zip(table.heads, table.columns)]
+    widths = [max(map(len, column)) for column in columns]
+    lines = ["  ".join(text.rjust(width) for text, width in zip(line, widths)) for line in zip(*columns)]
+    for i, card in enumerate(cards, start=1):
+        end = ["★" if card is table.best else "", _ended(card), *card.tags, visible(card.note)]
+        lines[i] = f"{lines[i]}  {' '.join(filter(None, end))}".rstrip()
+    return "\n".join([*lines, *spread_lines(cards), *table.words_below])
 
 
 # %% ../../nbs/views/runs.ipynb #a359c66d
@@ -471,26 +460,28 @@ def _head(table: RunTable, name: str) -> str:
     return f'<div class="line" style="font-weight:600"><span></span>{"".join(cells)}<span></span></div>'
 
 
-def _line(table: RunTable, i: int, orders: Sequence[Sequence[int]], more: str) -> str:
-    """The line of a run, which opens to its record."""
-    card = table.cards[i]
-    is_best = card is table.best
-    cells = "".join(f'<span title="{escape(visible(column[i]))}">{escape(visible(column[i]))}</span>' for column in table.columns)
-    places = ";".join(f"--c{n}:{order[i]}" for n, order in enumerate(orders))
-    weight = ";font-weight:600" if is_best else ""
-    ended = _ended(card)
+def _summary(table: RunTable, i: int) -> str:
+    """The line of a run."""
+    card, column = table.cards[i], [visible(column[i]) for column in table.columns]
+    is_best, ended = card is table.best, _ended(card)
+    cells = "".join(f'<span title="{escape(text)}">{escape(text)}</span>' for text in column)
     star = '<span title="best">★</span>' if is_best else f'<span title="{escape(ended)}">{ended[:1]}</span>'
     words = visible(" · ".join(filter(None, [*card.tags, card.note])))
     note = f'<span style="grid-column:2/-1;text-align:left;font-weight:400;{_QUIET}">{escape(words)}</span>' if words else ""
-    said = ", ".join(f"{head} {column[i]}" for head, column in zip(table.heads, table.columns))  # a screen reader's line
-    said = " · ".join(filter(None, ["best" if is_best else ended, said, words]))
-    named = f'aria-label="{escape(visible(said))}"'
-    summary = (
-        f'<summary class="line" {named} style="list-style:none{weight}">{star}{cells}<span>{spark(card.points)}</span>{note}</summary>'
-    )
+    values = ", ".join(f"{head} {text}" for head, text in zip(table.heads, column))
+    said = " · ".join(filter(None, ["best" if is_best else ended, values, words]))  # a screen reader's line
+    style = "list-style:none" + (";font-weight:600" if is_best else "")
+    curve = spark(card.measured.points)
+    return f'<summary class="line" aria-label="{escape(visible(said))}" style="{style}">{star}{cells}<span>{curve}</span>{note}</summary>'
+
+
+def _line(table: RunTable, i: int, more: str) -> str:
+    """The line of a run, which opens to its record."""
     n = len(table.cards)
-    record = record_html(card.board, is_short=n > _MAX_WHOLE, shown_bytes=SHOWN_BYTES // n, number=table.columns[0][i])
-    return f'<details style="{places}">{isolated(summary)}<div style="padding:2px 0 8px 1.6em">{record}{more}</div></details>'
+    places = ";".join(f"--c{column}:{order[i]}" for column, order in enumerate(table.orders))
+    record = record_html(table.cards[i].board, is_short=n > _MAX_WHOLE, shown_bytes=SHOWN_BYTES // n, number=table.columns[0][i])
+    below = f'<div style="padding:2px 0 8px 1.6em">{record}{more}</div>'
+    return f'<details style="{places}">{isolated(_summary(table, i))}{below}</details>'
 
 
 def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = (), numbers: Sequence[str] | None = None) -> str:
@@ -498,19 +489,15 @@ def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = (), num
 
     `name`: of the element, unique in a page. `more`: HTML below the record of each run. `numbers`: as for `run_table`.
     """
-    table = run_table(cards, numbers)
-    orders = table.orders
-    svg = runs_svg(cards, numbers)
-    n = len(cards)
-    on = [card for card in cards if card.board.is_on]
-    title = f"{n} runs" + (f" · {len(on)} {'is' if len(on) == 1 else 'are'} on" if on else "")
+    table, svg, n = run_table(cards, numbers), runs_svg(cards, numbers), len(cards)
+    n_on = sum(card.board.is_on for card in cards)
+    title = f"{n} runs" + (f" · {n_on} {'is' if n_on == 1 else 'are'} on" if n_on else "")
     if table.best is not None:
-        number = next(number for card, number in zip(cards, table.columns[0]) if card is table.best)
+        number, metric = table.columns[0][[card is table.best for card in cards].index(True)], table.best.metric
         words = " · ".join(filter(None, [label_of(table.best, varying(cards)[:_MAX_COLUMNS], ""), f"run {number}"]))
-        digits = digits_of([card.value for card in cards if card.metric == table.best.metric])
-        title += f" · ★ {table.best.metric} {format_value(table.best.value, digits)} with {words}"
-    lines = [_line(table, i, orders, text) for i, text in enumerate(more or [""] * n)]
-    below = [*spread_lines(cards)[:_MAX_SPREADS], *([f"{table.n_folded} more settings differ"] if table.n_folded else [])]
+        digits = digits_of([card.value for card in cards if card.metric == metric])
+        title += f" · ★ {metric} {format_value(table.best.value, digits)} with {words}"
+    lines = [_line(table, i, text) for i, text in enumerate(more or [""] * n)]
     style = "max-width:720px;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
     parts = [
         f'<div class="{name}" style="{style}">{_style(name, len(table.heads))}',
@@ -518,7 +505,7 @@ def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = (), num
         picture(svg, f"{cards[0].metric} of {n} runs by epoch") if svg else "",
         _head(table, name),
         f'<div class="lines">{"".join(lines)}</div>',
-        *(f'<div style="{_QUIET}">{isolated(escape(visible(line)))}</div>' for line in below),
-        "</div>",
     ]
-    return "\n".join(filter(None, parts))
+    for words in (*spread_lines(cards)[:_MAX_SPREADS], *table.words_below):
+        parts.append(f'<div style="{_QUIET}">{isolated(escape(visible(words)))}</div>')
+    return "\n".join(filter(None, [*parts, "</div>"]))

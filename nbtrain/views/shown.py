@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import sys
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,18 +37,22 @@ def _refuse(name: str, what: str, remedy: str) -> StepError:
     return StepError(f"show({name!r}, ...) got {what}.", remedy=remedy)
 
 
-def _is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+def _is_a(value: Any, kind: str) -> bool:
+    """Whether `value` is of a class such as `PIL.Image.Image`, whose module is imported only where it is used."""
+    module, _, name = kind.rpartition(".")
+    return module in sys.modules and isinstance(value, getattr(sys.modules[module], name))
+
+
+_TENSOR, _PIL, _FIGURE = "torch.Tensor", "PIL.Image.Image", "matplotlib.figure.Figure"
 
 
 def _is_array(value: Any) -> bool:
-    return _is_tensor(value) or isinstance(value, (np.ndarray, np.generic))
+    return _is_a(value, _TENSOR) or isinstance(value, (np.ndarray, np.generic))
 
 
 def _on_host(value: Any) -> np.ndarray:
     """A tensor or an array as an array; the only copy off the device."""
-    if not _is_tensor(value):
+    if not _is_a(value, _TENSOR):
         return np.asarray(value)
     value = value.detach()
     return (value.float() if value.is_floating_point() else value).cpu().numpy()
@@ -55,25 +61,27 @@ def _on_host(value: Any) -> np.ndarray:
 def _as_batch(name: str, value: Any) -> tuple[Any, bool]:
     """An array as (N, C, H, W) or (N, H, W, C), and whether the channels are last."""
     shape = tuple(value.shape)
-    if len(shape) == 2:
+    n, remedy = len(shape), f"Give {_CHANNELS}."
+    if n not in (2, 3, 4):
+        if n == 0:
+            remedy = f"A number: return it from the step. A picture is {_CHANNELS}."
+        elif n == 1:
+            remedy = f'Its values as a histogram: kind="histogram". A picture is {_CHANNELS}.'
+        raise _refuse(name, f"an array of shape {shape}", remedy)
+    if n == 2:
         return value[None, None], False
-    if len(shape) not in (3, 4):
-        what = f"an array of shape {shape}"
-        if len(shape) == 1:
-            raise _refuse(name, what, 'Its values as a histogram: kind="histogram". A picture is ' + _CHANNELS + ".")
-        raise _refuse(
-            name, what, "A number: return it from the step. A picture is " + _CHANNELS + "." if not shape else f"Give {_CHANNELS}."
-        )
     if 0 in shape:
         raise _refuse(name, f"an array of shape {shape}, which is empty", "Give a picture that has pixels.")
     first, last = shape[-3] in (1, 3), shape[-1] in (1, 3, 4)
     if first and shape[-1] in (1, 3):
         raise _refuse(name, f"an array of shape {shape}, whose channels may be first or last", "Give it as a PIL image, or as (H, W).")
     if not first and not last:
-        pictures = "Grey pictures are (N, 1, H, W): x[:, None]." if len(shape) == 3 else f"Give {_CHANNELS}."
-        four = " RGBA is x[:3], without its transparency." if shape[-3] == 4 else ""
-        raise _refuse(name, f"an array of shape {shape}, where no dimension is that of 1 or 3 channels", pictures + four)
-    return (value if len(shape) == 4 else value[None]), not first
+        if n == 3:
+            remedy = "Grey pictures are (N, 1, H, W): x[:, None]."
+        if shape[-3] == 4:
+            remedy += " RGBA is x[:3], without its transparency."
+        raise _refuse(name, f"an array of shape {shape}, where no dimension is that of 1 or 3 channels", remedy)
+    return (value if n == 4 else value[None]), not first
 
 
 def _as_bytes(name: str, pixels: np.ndarray) -> np.ndarray:
@@ -86,7 +94,7 @@ def _as_bytes(name: str, pixels: np.ndarray) -> np.ndarray:
         remedy = "Give floats from 0 to 1, or uint8: mask / (n_classes - 1) for a mask, x.to(torch.uint8) for values up to 255."
         raise _refuse(name, f"a picture of {pixels.dtype}", remedy)
     low, high = float(pixels.min()), float(pixels.max())
-    if not (math.isfinite(low) and math.isfinite(high)):
+    if not math.isfinite(low + high):
         raise _refuse(name, "a picture with values that are not finite", "x.nan_to_num() makes them 0.")
     if low < -_TOLERANCE or high > 1 + _TOLERANCE:
         remedy = "Floats are from 0 to 1: (x + 1) / 2 for the output of a tanh, x / 255 for bytes, x.clamp(0, 1) to cut them off."
@@ -118,15 +126,16 @@ def _grid(images: Sequence[Image], captions: Sequence[str]) -> Image:
     """The pictures in rows of eight, with their captions."""
     from PIL import Image, ImageDraw
 
-    if captions:  # a picture of 8 px has no room for a word
-        factor = max(1, math.ceil(_CELL / max(image.width for image in images)))
-        images = [image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST) for image in images]
     if len(images) == 1 and not captions:
         return images[0]
+    line, width = 0, max(image.width for image in images)
+    if captions:  # a picture of 8 px has no room for a word
+        line, factor = _LINE, max(1, math.ceil(_CELL / width))
+        images = [image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST) for image in images]
     width, height = max(image.width for image in images), max(image.height for image in images)
-    line, n, gap = _LINE if captions else 0, min(_COLUMNS, len(images)), 1 if width < 48 else 2
-    n_rows = math.ceil(len(images) / n)
-    grid = Image.new("RGB", (n * (width + gap) + gap, n_rows * (height + line + gap) + gap), _GREY)
+    n, gap = min(_COLUMNS, len(images)), 1 if width < 48 else 2
+    size = n * (width + gap) + gap, math.ceil(len(images) / n) * (height + line + gap) + gap
+    grid = Image.new("RGB", size, _GREY)
     pen = ImageDraw.Draw(grid)
     for i, image in enumerate(images):
         x, y = gap + i % n * (width + gap), gap + i // n * (height + line + gap)
@@ -167,12 +176,16 @@ def _encoded(image: Image, kind: str, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
+def _shrunk(image: Image, n_bytes: int, kind: str, **options: Any) -> tuple[bytes, int]:
+    """The picture in at most so many bytes, and its width."""
+    while len(content := _encoded(image, kind, **options)) > n_bytes:
+        image = _within(image, max(image.size) * 3 // 4)
+    return content, image.width
+
+
 def _file(image: Image) -> bytes:
     """The picture as a PNG of at most 512 KB."""
-    image = _within(image, _SIDE)
-    while len(content := _encoded(image, "png")) > _FILE_BYTES:
-        image = _within(image, max(image.size) * 3 // 4)
-    return content
+    return _shrunk(_within(image, _SIDE), _FILE_BYTES, "png")[0]
 
 
 def _small(image: Image, file: bytes) -> tuple[str, bytes, int]:
@@ -182,9 +195,7 @@ def _small(image: Image, file: bytes) -> tuple[str, bytes, int]:
     image = _within(image, _SMALL_SIDE)
     if len(content := _encoded(image, "png", optimize=True)) <= _SMALL_BYTES:
         return "png", content, image.width
-    while len(content := _encoded(image, "jpeg", quality=85)) > _SMALL_BYTES:
-        image = _within(image, max(image.size) * 3 // 4)
-    return "jpeg", content, image.width
+    return "jpeg", *_shrunk(image, _SMALL_BYTES, "jpeg", quality=85)
 
 
 # %% ../../nbs/views/shown.ipynb #4d1f9533
@@ -218,61 +229,45 @@ def _text(value: str) -> ShownValue:
 
 
 def _histogram(name: str, value: Any) -> ShownValue:
-    if not _is_array(value):
-        value = np.asarray(value, dtype=float) if isinstance(value, (list, tuple)) else None
-    if value is None:
+    import torch
+
+    if not _is_array(value) and not isinstance(value, (list, tuple)):
         raise _refuse(name, "a histogram of no numbers", "Give a tensor, an array or a list of numbers.")
-    if _is_tensor(value):
-        flat = value.detach().flatten().float()
-        finite = flat[flat.isfinite()]
-        n, total = len(finite), len(flat)
-        low, high, mean, std = [float(x) for x in (finite.min(), finite.max(), finite.mean(), finite.std(correction=0))] if n else [0.0] * 4
-        counts = finite.histc(_BINS, low, high).long().tolist() if n and high > low else [n]
-    else:
-        flat = np.asarray(value, dtype=float).ravel()
-        finite = flat[np.isfinite(flat)]
-        n, total = len(finite), len(flat)
-        low, high, mean, std = [float(x) for x in (finite.min(), finite.max(), finite.mean(), finite.std())] if n else [0.0] * 4
-        counts = np.histogram(finite, _BINS, (low, high))[0].tolist() if n and high > low else [n]
-    content = {"low": low, "high": high, "mean": mean, "std": std, "n": n, "n_not_finite": total - n, "counts": counts}
+    flat = value.detach().float() if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value, dtype=float))
+    finite = flat[flat.isfinite()]  # of a tensor on its device
+    n, low, high, mean, std, counts = len(finite), 0.0, 0.0, 0.0, 0.0, [0]
+    if n:
+        low, high, mean, std = (float(x) for x in (finite.min(), finite.max(), finite.mean(), finite.std(correction=0)))
+        counts = finite.histc(_BINS, low, high).long().tolist() if high > low else [n]
+    content = {"low": low, "high": high, "mean": mean, "std": std, "n": n, "n_not_finite": flat.numel() - n, "counts": counts}
     edges = tuple(np.linspace(low, high, len(counts) + 1).tolist()) if high > low else (low - 0.5, low + 0.5)
     lines = [f"{start:.9g},{end:.9g},{count}" for start, end, count in zip(edges, edges[1:], counts)]
     return ShownValue("histogram", content, "\n".join(["start,end,count", *lines, ""]).encode(), ".csv", edges=edges)
 
 
-def _is_figure(value: Any) -> bool:
-    figures = sys.modules.get("matplotlib.figure")
-    return figures is not None and isinstance(value, figures.Figure)
-
-
-def _is_pil(value: Any) -> bool:
-    images = sys.modules.get("PIL.Image")
-    return images is not None and isinstance(value, images.Image)
-
-
 def _images(name: str, value: Any) -> tuple[list[Any], int]:
     """The pictures in a value, and how many it has."""
-    if _is_pil(value):
+    if _is_a(value, _PIL):
         return [value.convert("RGB")], 1
-    if _is_figure(value):
+    if _is_a(value, _FIGURE):
         from PIL import Image
 
         return [Image.open(io.BytesIO(png(value))).convert("RGB")], 1
     if _is_array(value):
         cells, n = _cells(name, value)
         return list(map(_image, cells)), n
-    if isinstance(value, (list, tuple)) and value and all(_is_pil(one) or _is_figure(one) or _is_array(one) for one in value):
-        found = [_images(name, one) for one in value[:_MAX_IMAGES]]
-        if any(n != 1 for _, n in found):
-            raise _refuse(name, "a list of batches", "Give a list of single pictures, or one batch (N, C, H, W).")
-        return [images[0] for images, _ in found], len(value)
-    kinds = "a matplotlib figure, a PIL image, a tensor or an array, a list of these, or a text"
-    raise _refuse(name, f"a {type(value).__name__}, which is not a picture", f"Give {kinds}.")
+    if not isinstance(value, (list, tuple)) or not value or any(isinstance(one, (list, tuple)) for one in value):
+        kinds = "a matplotlib figure, a PIL image, a tensor or an array, a list of these, or a text"
+        raise _refuse(name, f"a {type(value).__name__}, which is not a picture", f"Give {kinds}.")
+    found = [_images(name, one) for one in value[:_MAX_IMAGES]]
+    if any(n != 1 for _, n in found):
+        raise _refuse(name, "a list of batches", "Give a list of single pictures, or one batch (N, C, H, W).")
+    return [images[0] for images, _ in found], len(value)
 
 
 def _picture(name: str, value: Any, caption: str | Sequence[str] | None) -> ShownValue:
     images, n_all = _images(name, value)
-    captions = () if caption is None else (caption,) if isinstance(caption, str) else tuple(map(str, caption))
+    captions = (caption,) if isinstance(caption, str) else tuple(map(str, caption or ()))
     if captions and len(captions) != n_all:
         remedy = "Give a caption for each: a list." if n_all > 1 else "Give one caption."
         raise _refuse(name, f"{len(captions)} caption{'s' * (len(captions) > 1)} for {n_all} picture{'s' * (n_all > 1)}", remedy)
@@ -280,8 +275,9 @@ def _picture(name: str, value: Any, caption: str | Sequence[str] | None) -> Show
     grid = _grid(images, captions)
     file = _file(grid)
     kind, small, width = _small(grid, file)
-    is_figure = _is_figure(value)
-    scale = 1 if is_figure or captions else max(1, min(96 // max(image.width for image in images), 656 // grid.width))
+    is_figure, scale = _is_a(value, _FIGURE), 1
+    if not is_figure and not captions:
+        scale = max(1, min(96 // max(image.width for image in images), 656 // grid.width))
     content = {
         "image": f"data:image/{kind};base64,{b64encode(small).decode()}",
         "width": grid.width // 2 if is_figure else width * scale,
@@ -309,7 +305,7 @@ def convert(name: str, value: Any, kind: ShownKind | None = None, caption: str |
 # %% ../../nbs/views/shown.ipynb #2ff4a24c
 def file_name(name: str, epoch: int, step: int, suffix: str, taken: Sequence[str | None]) -> str:
     """The path of a shown file in a run folder, which none of `taken` has: `shown/0003-000135-samples.png`."""
-    plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)[:60] or "_"
+    plain = re.sub(r"[^\w.-]", "_", name)[:60] or "_"
     stem = f"shown/{epoch:04}-{step:06}-{plain}"
-    numbers = [stem, *(f"{stem}-{i}" for i in range(2, len(taken) + 3))]
-    return next(found for number in numbers if (found := number + suffix) not in taken)
+    names = (f"{stem}{number}{suffix}" for number in chain([""], (f"-{i}" for i in count(2))))
+    return next(name for name in names if name not in taken)

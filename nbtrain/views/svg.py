@@ -14,12 +14,13 @@ from html import escape
 from itertools import pairwise
 from typing import TypeVar
 
-from .axes import Axis
+from .axes import Axis, is_drawn
 
 # %% auto #0
 __all__ = [
     "COLOURS",
     "CHARACTER",
+    "Points",
     "drawing",
     "picture",
     "text_width",
@@ -31,9 +32,13 @@ __all__ = [
     "cross",
     "ring",
     "Area",
+    "split",
+    "Frame",
+    "below",
     "value_axis",
     "spread",
     "pills",
+    "grouped",
 ]
 
 # %% ../../nbs/views/svg.ipynb #svg0004
@@ -142,21 +147,21 @@ def label(x: float, y: float, text: str, kind: str = "", anchor: str = "start") 
 
 def path(points: Iterable[tuple[float, float] | None], kind: str) -> str:
     """A line through these points; None is a gap, and a single point between two gaps is a dot. Empty without a point."""
-    pieces, start = [], True
-    for point in points:
-        if point is not None:
-            pieces.append(f"{'M' if start else 'L'}{point[0]:.1f} {point[1]:.1f}")
-        elif pieces and not start and pieces[-1][0] == "M":
-            pieces[-1] += "h0"
-        start = point is None
-    if pieces and pieces[-1][0] == "M" and not pieces[-1].endswith("h0"):
-        pieces[-1] += "h0"
+    pieces: list[str] = []
+    n = 0  # points since the gap
+    for point in [*points, None]:
+        if point is None:
+            pieces += ["h0"] if n == 1 else []
+            n = 0
+        else:
+            pieces.append(f"{'L' if n else 'M'}{point[0]:.1f} {point[1]:.1f}")
+            n += 1
     return f'<path class="{kind}" d="{"".join(pieces)}"/>' if pieces else ""
 
 
-def dots(points: Iterable[tuple[float, float]], kind: str, radius: float = 2.6) -> list[str]:
+def dots(points: Iterable[tuple[float, float] | None], kind: str, radius: float = 2.6) -> list[str]:
     """A dot at each of the points."""
-    return [f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>' for x, y in points]
+    return [f'<circle class="{kind}" cx="{point[0]:.1f}" cy="{point[1]:.1f}" r="{radius}"/>' for point in points if point]
 
 
 def cross(x: float, y: float) -> str:
@@ -188,14 +193,74 @@ class Area:
         return self.bottom - share * (self.bottom - self.top)
 
 
+Points = Sequence[tuple[float, float]]
+_Places = list[tuple[float, float] | None]
+
+
+def split(points: Points, begun: float) -> tuple[Points, Points]:
+    """The points of a line up to the place `begun`, and the others; these begin with the last of the former, so that the line goes on."""
+    n = len([x for x, _ in points if x <= begun])
+    return points[:n], points[max(0, n - 1) :] if n < len(points) else []
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where the points of a diagram lie in its drawing: across from `first` to `last`, and up on the axis of `values`."""
+
+    box: Area
+    first: float
+    last: float
+    values: Axis
+
+    def has(self, x: float) -> bool:
+        """Whether the place `x` is in the diagram."""
+        return self.first <= x <= self.last
+
+    def x(self, x: float) -> float:
+        """Where a place lies."""
+        return self.box.x((x - self.first) / (self.last - self.first) if self.last > self.first else 0.5)
+
+    def at(self, points: Points) -> _Places:
+        """Where the points lie; None for one that can't be drawn or is outside."""
+        y, share = self.box.y, self.values.share
+        return [(self.x(x), y(share(value))) if self.first <= x <= self.last and is_drawn(value) else None for x, value in points]
+
+    def line(self, points: Points, begun: float, kind: str, radius: float = 0.0) -> list[str]:
+        """A line, faint up to the place `begun`, and with a `radius` a dot for each point."""
+        past, newest = split(points, begun)
+        parts = [path(self.at(past), f"{kind} past"), path(self.at(newest), kind)]
+        if radius:
+            colour = kind.split()[0]
+            parts += dots(self.at(past), f"{colour} past", radius) + dots(self.at(points[len(past) :]), colour, radius)
+        return parts
+
+    def cut(self, x: float) -> str:
+        """A line where the newest run begins."""
+        return path([(self.x(x), self.box.top), (self.x(x), self.box.bottom)], "cut")
+
+    def crosses(self, places: _Places, bad: Iterable[float | None]) -> list[str]:
+        """A cross where a line breaks off, with room between two of them. `bad`: where a value of each place is not finite."""
+        found, height, before, was_bad = [], self.box.bottom - 4, -math.inf, False
+        for place, x in zip(places, bad):
+            if x is not None and self.has(x) and not was_bad and self.x(x) - before >= 12:
+                before = self.x(x)
+                found.append(cross(before, height))
+            was_bad = place is None
+            height = height if place is None else place[1]
+        return found
+
+
+def below(frame: Frame, ticks: Iterable[tuple[float, str]], distance: float = 16) -> list[str]:
+    """The labels of places below a box."""
+    return [label(frame.x(x), frame.box.bottom + distance, words, anchor="middle") for x, words in ticks if frame.has(x)]
+
+
 def value_axis(box: Area, axis: Axis) -> list[str]:
     """The ticks of an axis of values: quiet lines through the box, and labels left of it."""
-    lines, labels = [], []
-    for tick, text in zip(axis.ticks, axis.labels):
-        y = box.y(axis.share(tick))
-        lines.append(path([(box.left, y), (box.right, y)], "grid"))
-        labels.append(label(box.left - 6, y + 4, text, anchor="end"))
-    return [*lines, path([(box.left, box.bottom), (box.right, box.bottom)], "base"), *labels]
+    ys = [box.y(axis.share(tick)) for tick in axis.ticks]
+    lines = [path([(box.left, y), (box.right, y)], "grid") for y in ys]
+    base = path([(box.left, box.bottom), (box.right, box.bottom)], "base")
+    return [*lines, base, *(label(box.left - 6, y + 4, text, anchor="end") for y, text in zip(ys, axis.labels))]
 
 
 def spread(ys: Sequence[float], low: float, high: float, distance: float = 13) -> list[float]:
@@ -205,38 +270,44 @@ def spread(ys: Sequence[float], low: float, high: float, distance: float = 13) -
     for _ in ys:
         for i, j in pairwise(order):
             lacking = max(0.0, distance - (moved[j] - moved[i])) / 2
-            moved[i], moved[j] = moved[i] - lacking, moved[j] + lacking
-    before = low - distance
+            moved[i] -= lacking
+            moved[j] += lacking
     for i in order:
-        before = moved[i] = max(moved[i], before + distance)
-    after = high + distance
+        moved[i] = max(moved[i], low)
+        low = moved[i] + distance
     for i in reversed(order):
-        after = moved[i] = min(moved[i], after - distance)
+        moved[i] = min(moved[i], high)
+        high = moved[i] - distance
     return moved
 
 
 def pills(box: Area, xs: Sequence[float | None]) -> list[str]:
     """A dotted line at each of `xs`, with its number at the top; numbers that would overlap share a marker: `2–4`. None is skipped."""
     parts = [path([(x, box.top), (x, box.bottom)], "mark") for x in dict.fromkeys(xs) if x is not None]
-    groups: list[tuple[float, float, int, int]] = []  # left and right end, first and last number
-    for number, x in sorted(((i + 1, x) for i, x in enumerate(xs) if x is not None), key=lambda item: item[1]):
-        group = _pill(x, x, number, number)
-        while groups and group[0] < groups[-1][1] + 2:
-            left, right, first, last = groups.pop()
-            middle = ((left + right) / 2, (group[0] + group[1]) / 2)
-            group = _pill(*middle, min(first, group[2]), max(last, group[3]))
-        groups.append(group)
-    for left, right, first, last in groups:
-        shift = max(0.0, box.left - 8 - left) - max(0.0, right - box.right - 8)
-        parts.append(f'<rect class="mark" x="{left + shift:.1f}" y="{box.top - 16:.1f}" width="{right - left:.1f}" height="15" rx="7.5"/>')
-        parts.append(label((left + right) / 2 + shift, box.top - 4.6, _numbers(first, last), anchor="middle"))
+    for x, words in grouped(xs):
+        half = _half(words)
+        x += max(0.0, box.left - 8 - (x - half)) - max(0.0, x + half - box.right - 8)
+        parts.append(f'<rect class="mark" x="{x - half:.1f}" y="{box.top - 16:.1f}" width="{2 * half:.1f}" height="15" rx="7.5"/>')
+        parts.append(label(x, box.top - 4.6, words, anchor="middle"))
     return parts
+
+
+def grouped(xs: Sequence[float | None]) -> list[tuple[float, str]]:
+    """Where the numbers of these places stand, in px; those that would overlap are one: `2–4`."""
+    groups: list[tuple[float, int, int]] = []  # the middle, the first and the last number
+    for x, number in sorted((x, i) for i, x in enumerate(xs, start=1) if x is not None):
+        first = last = number
+        while groups and x - _half(_numbers(first, last)) < groups[-1][0] + _half(_numbers(*groups[-1][1:])) + 2:
+            middle, low, high = groups.pop()
+            x, first, last = (middle + x) / 2, min(first, low), max(last, high)
+        groups.append((x, first, last))
+    return [(x, _numbers(first, last)) for x, first, last in groups]
 
 
 def _numbers(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}–{last}"
 
 
-def _pill(left: float, right: float, first: int, last: int) -> tuple[float, float, int, int]:
-    half = max(15, text_width(_numbers(first, last)) + 6) / 2
-    return (left + right) / 2 - half, (left + right) / 2 + half, first, last
+def _half(words: str) -> float:
+    """Half of the width of a marker."""
+    return max(15, text_width(words) + 6) / 2

@@ -8,15 +8,22 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, TextIO
 
 from ..events import Event, Shown
 from nbtrain.views.text import (
+    BAR_RANK,
+    BATCH_RANK,
+    LAST_RANK,
+    LinePart,
+    text_width,
+    end_lines,
+    fitting_columns,
+    named_cells,
+    running_parts,
     Board,
     Row,
     adds_row,
@@ -29,39 +36,30 @@ from nbtrain.views.text import (
     past_lines,
     place_words,
     progress_line,
-    rate_words,
     round_words,
     row_formats,
     shown_columns,
-    shown_line,
     shown_words,
     state_words,
-    summary_line,
-    time_words,
-    tip_lines,
     titles,
 )
-from ..formatting import format_value
 from ..tracebacks import in_kernel
 
 # %% auto #0
 __all__ = [
     "write",
-    "text_width",
     "right_aligned",
     "wrapped",
     "has_colour",
     "painted",
-    "LinePart",
     "fitting",
     "blocks",
     "block_bar",
-    "running_parts",
     "running_line",
     "RowWriter",
     "View",
-    "InnerValidations",
     "validation_line",
+    "StreamView",
     "TerminalView",
     "LogView",
     "stream_view",
@@ -83,13 +81,6 @@ def write(stream: TextIO, text: str) -> None:
 
 
 # %% ../../nbs/views/terminal.ipynb #7a0573b4
-def text_width(text: str) -> int:
-    """The number of cells that `text` takes in a terminal."""
-    if text.isascii():
-        return len(text)
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
-
-
 def right_aligned(text: str, width: int) -> str:
     """`text` after spaces, `width` cells in all."""
     return " " * (width - text_width(text)) + text
@@ -97,12 +88,12 @@ def right_aligned(text: str, width: int) -> str:
 
 def wrapped(text: str, width: int) -> str:
     """`text` in lines of at most `width` cells, broken between its parts or else its words; a longer word stays whole."""
-    return "\n".join(_wrapped_line(line, width) for line in text.split("\n"))
+    return "\n".join(found for line in text.split("\n") for found in _wrapped_line(line, width))
 
 
-def _wrapped_line(line: str, width: int) -> str:
+def _wrapped_line(line: str, width: int) -> list[str]:
     if text_width(line) <= width:
-        return line
+        return [line]
     text = line.lstrip(" ")
     between = " · " if " · " in text else " "
     first, *others = text.split(between)
@@ -114,7 +105,7 @@ def _wrapped_line(line: str, width: int) -> str:
         else:
             lines[-1] += between.rstrip()
             lines.append(f"  {other}")
-    return "\n".join(lines if between == " " else [_wrapped_line(each, width) for each in lines])
+    return lines if between == " " else [part for each in lines for part in _wrapped_line(each, width)]
 
 
 # %% ../../nbs/views/terminal.ipynb #fa291189
@@ -124,9 +115,10 @@ _STATE_COLOURS = {"failed": "red", "not begun": "red", "completed": "green"}
 
 def has_colour(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether to write colours to `stream`: decided by NO_COLOR, FORCE_COLOR and TERM, in this order, then by whether it is a terminal."""
-    for name, answer in (("NO_COLOR", False), ("FORCE_COLOR", True)):
-        if environment.get(name):
-            return answer
+    if environment.get("NO_COLOR"):
+        return False
+    if environment.get("FORCE_COLOR"):
+        return True
     return environment.get("TERM") != "dumb" and stream.isatty()
 
 
@@ -135,25 +127,12 @@ def painted(text: str, colour: str) -> str:
     return f"\x1b[{_CODES[colour]}m{text}\x1b[39m"
 
 
-def _state_colour(status: str) -> str:
-    return _STATE_COLOURS.get(status, "yellow")
-
-
 # %% ../../nbs/views/terminal.ipynb #f55aaf68
-@dataclass(frozen=True)
-class LinePart:
-    """A part of a line; parts of the lowest `rank` are kept. `room`: the number of cells that it may grow to."""
-
-    text: str
-    rank: int
-    room: int = 0
-
-    @property
-    def width(self) -> int:
-        return max(self.room, text_width(self.text))
-
-
 _BETWEEN = " · "
+
+
+def _width(part: LinePart) -> int:
+    return max(part.room, text_width(part.text)) + len(_BETWEEN)
 
 
 def fitting(parts: Sequence[LinePart], width: int) -> list[LinePart]:
@@ -161,10 +140,13 @@ def fitting(parts: Sequence[LinePart], width: int) -> list[LinePart]:
     kept: list[LinePart] = []
     left = width + len(_BETWEEN)
     for part in sorted(parts, key=lambda part: part.rank):
-        if part.width + len(_BETWEEN) <= left or not kept:
+        if _width(part) <= left or not kept:
             kept.append(part)
-            left -= part.width + len(_BETWEEN)
+            left -= _width(part)
     return [part for part in parts if part in kept]
+
+
+_BETWEEN = " · "
 
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -173,7 +155,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 def blocks(fraction: float, width: int) -> str:
     """The part `fraction` of `width` cells, exact to an eighth of a cell: `███▌`."""
     whole, eighths = divmod(int(min(max(fraction, 0.0), 1.0) * width * 8), 8)
-    return "█" * whole + (_EIGHTHS[eighths] if eighths else "")
+    return "█" * whole + _EIGHTHS[eighths].strip()
 
 
 def block_bar(fraction: float, width: int) -> str:
@@ -183,52 +165,35 @@ def block_bar(fraction: float, width: int) -> str:
 
 # %% ../../nbs/views/terminal.ipynb #f1307d90
 _MIN_BAR, _MAX_BAR = 7, 42  # cells
-_LAST = 99  # a rank behind those of the metrics
-
-
-def running_parts(board: Board) -> list[LinePart]:
-    """The progress of a run, in parts; the bar is added later, in the remaining space."""
-    p = board.progress
-    first, batch = place_words(p)
-    room = len(batch) if p.n_batches is None else len(batch) - len(str(p.batch)) + len(str(p.n_batches))
-    parts = [LinePart(state_words(board.status), 0)] if board.status != "running" else []
-    parts += [LinePart(rounds, 2)] if (rounds := round_words(board.header)) else []
-    parts += [LinePart(first, 1), LinePart(batch, 3, room)]
-    parts.append(LinePart(time_words(board), 5, len("00:00 < 0:00:00")))
-    rates = [] if p.phase == "test" else rate_words(board)
-    parts += [LinePart(rate, 6 if rate.endswith("it/s") else _LAST, len(rate.split(" ")[1]) + 6) for rate in rates]
-    means, ranks = board.means.items(p.phase), [2, 4, *range(7, _LAST)]
-    if board.loss_words and p.phase != "test" and not (p.phase == "valid" and means):
-        parts.append(LinePart(board.loss_words, ranks.pop(0), len("loss 0.0001234")))
-    for (name, mean), rank in zip(means, ranks):
-        parts.append(LinePart(f"{name} {format_value(mean)}", rank, text_width(name) + 10))
-    return parts + ([LinePart(board.best_words, _LAST)] if board.best_words and p.phase != "test" else [])
 
 
 def running_line(board: Board, width: int) -> str:
     """The line of a running run in at most `width` cells: the most important parts, and a bar if there is space."""
-    p, parts = board.progress, running_parts(board)
-    batch = next(part for part in parts if part.rank == 3)
-    has_bar = bool(p.n_batches) and p.phase in ("train", "valid", "test")
-    wanted = [replace(part, room=part.width + _MIN_BAR + 1) if part is batch and has_bar else part for part in parts]
-    with_bar = fitting(wanted, width)
-    essential = {part.text for part in fitting(parts, width) if part.rank <= 6}
-    if not has_bar or not essential <= {part.text for part in with_bar}:
-        return _BETWEEN.join(part.text for part in fitting(parts, width))
-    free = width - sum(part.width + len(_BETWEEN) for part in with_bar) + len(_BETWEEN)
-    bar = block_bar(p.batch / (p.n_batches or 1), min(_MAX_BAR, _MIN_BAR + free))
-    return _BETWEEN.join(f"{bar} {part.text}" if part.rank == 3 else part.text for part in with_bar)
+    p, rounds = board.progress, round_words(board.header)
+    parts = [LinePart(state_words(board.status), 0)] if board.status != "running" else []
+    if rounds:
+        parts.append(LinePart(rounds, 2))
+    parts += running_parts(board)
+    if board.best_words and p.phase != "test":
+        parts.append(LinePart(board.best_words, LAST_RANK))
+    bar = LinePart("", BAR_RANK, _MIN_BAR + 1 - len(_BETWEEN))  # a space is between it and the batch
+    kept = fitting([*parts, bar] if p.n_batches else parts, width)
+    free = width + len(_BETWEEN) - sum(map(_width, kept))
+    words = []
+    for part in kept:
+        if part.rank == BATCH_RANK and p.n_batches and bar in kept:
+            words.append(f"{block_bar(p.batch / p.n_batches, min(_MAX_BAR, _MIN_BAR + free))} {part.text}")
+        elif part is not bar:
+            words.append(part.text)
+    return _BETWEEN.join(words)
 
 
 # %% ../../nbs/views/terminal.ipynb #2120e973
-_STAR = 2  # cells: a space, and the star behind the best row
-
-
 class RowWriter:
     """Writes the lines of a growing table: a header when the columns change, and a line for each row."""
 
     def __init__(self) -> None:
-        self._head = ""
+        self._head: list[str] = []
 
     def lines(
         self, row: Row, width: int, monitor: str, *, is_best: bool = False, colour: bool = False, rows: Sequence[Row] = ()
@@ -238,36 +203,23 @@ class RowWriter:
         `rows`: those so far, from which a metric may need more digits, and which show what is odd.
         """
         names = shown_columns([row])
-        shown = _shown_columns(names, width - _STAR, monitor, odd_metrics([*rows[:1], row]))
-        heads = titles(shown)
-        head = "  ".join(right_aligned(text, _column_width(name)) for text, name in zip(heads, shown))
-        lines = [] if (head, len(names)) == self._head else [head, *_folded(len(names) - len(shown))]
-        self._head = (head, len(names))
-        texts = [right_aligned(text, _column_width(name)) for text, name in zip(cells(row, shown, row_formats(rows, shown)), shown)]
+        widths = {name: max(text_width(title), 6 if name == "epoch" else 9) for name, title in zip(names, titles(names))}
+        rooms = {name: 2 + room for name, room in widths.items()}  # the first column has no gap before it, and the star needs one
+        first = ["epoch", monitor, "train_loss", "val_loss", "test_loss", *odd_metrics([*rows[:1], row])]
+        shown = fitting_columns(names, rooms, width, lambda name: [*first, name].index(name), least=2)
+
+        def aligned(texts: Sequence[str]) -> list[str]:
+            return [right_aligned(text, widths[name]) for name, text in zip(shown, texts)]
+
+        head, n = ["  ".join(aligned(titles(shown)))], len(names) - len(shown)
+        if n:
+            head.append(f"+ {n} column{'s' * (n > 1)}")
+        texts, star = aligned(cells(row, shown, row_formats(rows))), "★"
         if colour:
-            texts = [painted(text, "red") if text.strip() == "NaN" else text for text in texts]
-        star = f" {painted('★', 'green') if colour else '★'}" if is_best else ""
-        return [*lines, "  ".join(texts) + star]
-
-
-def _column_width(name: str) -> int:
-    return max(text_width(titles([name])[0]), 6 if name == "epoch" else 9)
-
-
-def _shown_columns(names: Sequence[str], width: int, monitor: str, odd: Sequence[str] = ()) -> list[str]:
-    """The columns that fit in `width` cells, the losses and the `odd` ones before the others; two at least."""
-    first = ("epoch", monitor, "train_loss", "val_loss", "test_loss", *odd)
-    kept, left = [], width + 2
-    for name in sorted(names, key=lambda name: first.index(name) if name in first else len(first)):
-        left -= _column_width(name) + 2
-        if left < 0 and len(kept) >= 2:
-            break
-        kept.append(name)
-    return [name for name in names if name in kept]
-
-
-def _folded(n: int) -> list[str]:
-    return [f"{'+ ' + str(n) + ' column' + 's' * (n > 1):>6}"] if n else []
+            texts, star = [painted(text, "red") if text.strip() == "NaN" else text for text in texts], painted("★", "green")
+        line = "  ".join(texts) + (f" {star}" if is_best else "")
+        is_new, self._head = head != self._head, head
+        return [*head, line] if is_new else [line]
 
 
 # %% ../../nbs/views/terminal.ipynb #76d89d74
@@ -292,43 +244,79 @@ class View:
         """The epochs that can be restored have changed; `withdraw`: a newer run has the slider."""
 
 
-class InnerValidations:
-    """Finds the validations inside an epoch, each when the event after it arrives."""
-
-    def __init__(self) -> None:
-        self._waiting: Event | None = None
-
-    def before(self, event: Event) -> Event | None:
-        """The validation to show before `event`, if there is one."""
-        if event.kind in ("note", "mark", "state"):
-            return None
-        found, self._waiting = self._waiting, event if event.kind == "valid" and not adds_row(event) else None
-        if found is not None and event.kind == "epoch" and event.data["row"].get("processed") == found.data["row"].get("processed"):
-            return None
-        return found
-
-
 def validation_line(event: Event) -> str:
     """`epoch 3, batch 250/500: val_loss 0.1234 · val_acc 0.9`."""
     row, p = event.data["row"], event.progress
-    place = f"epoch {row['epoch']}, batch {p.batch}" + (f"/{p.n_batches}" if p.n_batches is not None else "")
-    names = [name for name in shown_columns([row]) if name != "epoch"]
-    return f"{place}: " + " · ".join(f"{title} {text}" for title, text in zip(titles(names), cells(row, names)))
+    _, *numbers = named_cells(row)
+    return f"epoch {row['epoch']}, batch {place_words(p)[1].removeprefix('valid ')}: {' · '.join(numbers)}"
 
 
-def _event_line(event: Event) -> str | None:
-    """The line for a note, for a change by hand, for a text that is shown, and for a run that pauses, continues or is about to stop."""
-    if event.kind == "note":
-        return note_line(event.data["text"])
-    if event.kind == "mark":
-        return mark_line(event.progress, event.data["text"])
-    if event.kind == "show" and event.data["kind"] == "text":
-        return shown_words(Shown(**event.data))
-    return state_words(event.data["state"]) if event.kind == "state" else None
+class StreamView(View):
+    """Shows a run in a stream that lines are added to.
+
+    A validation inside an epoch has a line, and that at the end of an epoch is part of its row: so it waits for the event after it.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self.board, self.stream = Board(), stream or sys.stdout
+        self._validation: Event | None = None  # inside an epoch, perhaps
+
+    def update(self, event: Event) -> None:
+        if event.kind not in ("note", "mark", "state"):
+            self._show_validation(event)
+        is_shown = already_shown(event, self.board)
+        self.board.update(event)
+        if event.kind == "steps":
+            self._steps(event)
+        elif adds_row(event):
+            self._row(event.data["row"])
+        elif event.kind != "start" or not is_shown:
+            for line in self._event_lines(event):
+                self._line(line)
+
+    def _show_validation(self, event: Event) -> None:
+        """Show the validation that waits, unless `event` is the end of its epoch."""
+        found, self._validation = self._validation, event if event.kind == "valid" and not adds_row(event) else None
+        if found is None:
+            return
+        row = found.data["row"]
+        if event.kind != "epoch" or event.data["row"].get("processed") != row.get("processed"):
+            self._line(validation_line(found) + self._star(row))
+
+    def _star(self, row: Row) -> str:
+        return " ★" if row is self.board.best else ""
+
+    def _event_lines(self, event: Event) -> list[str]:
+        """The lines for the start and the end, a note, a change by hand, a text that is shown, and a change of the state."""
+        data = event.data
+        if event.kind == "start":
+            return [header_line(data, event.progress.run), *past_lines(self.board, self._past_width)]
+        if event.kind == "note":
+            return [note_line(data["text"])]
+        if event.kind == "mark":
+            return [mark_line(event.progress, data["text"])]
+        if event.kind == "show" and data["kind"] == "text":
+            return [shown_words(Shown(**data))]
+        if event.kind == "state":
+            return [state_words(data["state"])]
+        return end_lines(self.board) if event.kind == "end" else []
+
+    @property
+    def _past_width(self) -> int:
+        return 120
+
+    def _steps(self, event: Event) -> None:
+        raise NotImplementedError
+
+    def _row(self, row: Row) -> None:
+        raise NotImplementedError
+
+    def _line(self, text: str) -> None:
+        raise NotImplementedError
 
 
 # %% ../../nbs/views/terminal.ipynb #bcd86bdc
-class TerminalView(View):
+class TerminalView(StreamView):
     """Shows a run in a terminal: one line, rewritten at most every `every_s` seconds, and a table row for each epoch.
 
     `width` is in characters; None: the terminal's width, read again at each line. `colour`: None follows
@@ -336,59 +324,47 @@ class TerminalView(View):
     """
 
     def __init__(self, stream: TextIO | None = None, width: int | None = None, every_s: float = 0.2, colour: bool | None = None) -> None:
-        self.board, self.stream, self.every_s = Board(), stream or sys.stdout, every_s
+        super().__init__(stream)
+        self.every_s = every_s
         self.colour = has_colour(self.stream) if colour is None else colour
         self._width = width
         self._last_s = float("-inf")
-        self._rows, self._validations = RowWriter(), InnerValidations()
+        self._rows = RowWriter()
 
     @property
     def width(self) -> int:
         """The width in cells; 80 if the stream is not a terminal."""
         return self._width or _terminal_width(self.stream)
 
-    def update(self, event: Event) -> None:
-        if (validation := self._validations.before(event)) is not None:
-            star = " ★" if validation.data["row"] is self.board.best else ""
-            self._line(validation_line(validation) + star)
-        is_shown = already_shown(event, self.board)
-        self.board.update(event)
-        if event.kind == "start":
-            if not is_shown:
-                for line in (header_line(event.data, event.progress.run), *past_lines(self.board, self.width - 4)):
-                    self._line(line)
-        elif event.kind == "steps" and event.time_s - self._last_s >= self.every_s:
+    @property
+    def _past_width(self) -> int:
+        return self.width - 4
+
+    def _steps(self, event: Event) -> None:
+        if event.time_s - self._last_s >= self.every_s:
             self._last_s = event.time_s
-            self._write("\r" + self._coloured_state(running_line(self.board, self.width - 1)) + "\x1b[K")
-        elif adds_row(event):
-            self._row(event.data["row"])
-        elif (text := _event_line(event)) is not None:
-            self._line(text)
-        elif event.kind == "end":
-            for line in filter(None, (*tip_lines(self.board), shown_line(self.board), summary_line(self.board))):
-                self._line(line)
+            write(self.stream, "\r" + self._coloured_state(running_line(self.board, self.width - 1)) + "\x1b[K")
 
     def _row(self, row: Row) -> None:
-        monitor = self.board.header.get("monitor", "val_loss")
-        lines = self._rows.lines(row, self.width - 1, monitor, is_best=row is self.board.best, colour=self.colour, rows=self.board.rows)
-        self._write("".join(f"\r{line}\x1b[K\n" for line in lines))
+        board = self.board
+        self._write(self._rows.lines(row, self.width - 1, board.monitor, is_best=row is board.best, colour=self.colour, rows=board.rows))
 
     def _line(self, text: str) -> None:
-        lines = wrapped(text, self.width - 1).split("\n")
-        self._write("".join(f"\r{self._coloured_state(line)}\x1b[K\n" for line in lines))
+        self._write(map(self._coloured_state, wrapped(text, self.width - 1).split("\n")))
 
     def _coloured_state(self, line: str) -> str:
         """`line` with the state that it begins with, or the star that it ends with, in colour."""
-        status = self.board.status
+        words = state_words(self.board.status)
         if not self.colour:
             return line
         if line.endswith(" ★"):
             return line[:-1] + painted("★", "green")
-        words = state_words(status)
-        return painted(words, _state_colour(status)) + line.removeprefix(words) if line.startswith(words) else line
+        if line.startswith(words):
+            return painted(words, _STATE_COLOURS.get(self.board.status, "yellow")) + line.removeprefix(words)
+        return line
 
-    def _write(self, text: str) -> None:
-        write(self.stream, text)
+    def _write(self, lines: Iterable[str]) -> None:
+        write(self.stream, "".join(f"\r{line}\x1b[K\n" for line in lines))
 
 
 def _terminal_width(stream: TextIO) -> int:
@@ -399,44 +375,27 @@ def _terminal_width(stream: TextIO) -> int:
 
 
 # %% ../../nbs/views/terminal.ipynb #f0302445
-class LogView(View):
+class LogView(StreamView):
     """Shows a run in a file, a pipe or a CI log: a line for each epoch, and in between at most one every `every_s` seconds."""
 
     def __init__(self, stream: TextIO | None = None, every_s: float = 60.0) -> None:
-        self.board, self.stream, self.every_s = Board(), stream or sys.stdout, every_s
+        super().__init__(stream)
+        self.every_s = every_s
         self._last_s = 0.0
-        self._validations = InnerValidations()
 
-    def update(self, event: Event) -> None:
-        if (validation := self._validations.before(event)) is not None:
-            star = " ★" if validation.data["row"] is self.board.best else ""
-            self._line(validation_line(validation) + star, validation)
-        is_shown = already_shown(event, self.board)
-        self.board.update(event)
-        if not (event.kind == "start" and is_shown) and (text := self._text(event)):
-            self._line(text, event)
+    def _steps(self, event: Event) -> None:
+        if event.progress.elapsed_s - self._last_s >= self.every_s:
+            self._line(" · ".join(filter(None, [progress_line(self.board), self.board.best_words])))
 
-    def _line(self, text: str, event: Event) -> None:
-        self._last_s = event.progress.elapsed_s
+    def _row(self, row: Row) -> None:
+        first, *others = named_cells(row, row_formats(self.board.rows))
+        if "epoch" in row:
+            first = f"{first}/{self.board.progress.n_epochs}"
+        self._line(" · ".join([first, *others]) + self._star(row))
+
+    def _line(self, text: str) -> None:
+        self._last_s = self.board.progress.elapsed_s
         write(self.stream, text + "\n")
-
-    def _text(self, event: Event) -> str | None:
-        if event.kind == "start":
-            return "\n".join([header_line(event.data, event.progress.run), *past_lines(self.board, 120)])
-        if event.kind == "steps" and event.progress.elapsed_s - self._last_s >= self.every_s:
-            return " · ".join(filter(None, [progress_line(self.board), self.board.best_words]))
-        if adds_row(event):
-            return self._row_text(event.data["row"])
-        if event.kind != "end":
-            return _event_line(event)
-        return "\n".join(filter(None, [*tip_lines(self.board), shown_line(self.board), summary_line(self.board)]))
-
-    def _row_text(self, row: Row) -> str:
-        names = shown_columns([row])
-        star = " ★" if row is self.board.best else ""
-        epochs = f"/{self.board.progress.n_epochs}" if "epoch" in row else ""
-        texts = [f"{title} {text}" for title, text in zip(titles(names), cells(row, names, row_formats(self.board.rows, names)))]
-        return " · ".join([texts[0] + epochs, *texts[1:]]) + star
 
 
 def stream_view(stream: TextIO, environment: Mapping[str, str] = os.environ) -> View:
@@ -475,10 +434,9 @@ class OperationLine:
 
     def _write(self, text: str, end: str = "") -> None:
         if in_kernel():
-            from IPython.display import display, update_display
+            from IPython.display import display
 
             bundle = {"text/plain": text, "text/html": f'<div style="font-variant-numeric:tabular-nums">{escape(text)}</div>'}
-            (update_display if self._is_shown else display)(bundle, raw=True, display_id=self._name)
+            display(bundle, raw=True, display_id=self._name, update=self._is_shown)
         elif sys.stdout.isatty():
-            sys.stdout.write(f"\r{text}\x1b[K{end}")
-            sys.stdout.flush()
+            write(sys.stdout, f"\r{text}\x1b[K{end}")

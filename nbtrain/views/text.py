@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from typing import Any
 
 from ..best import GrowingBest, is_same_validation, with_best
@@ -33,6 +35,9 @@ from .curve import Ghost, LossCurve
 # %% auto #0
 __all__ = [
     "Row",
+    "BATCH_RANK",
+    "BAR_RANK",
+    "LAST_RANK",
     "adds_row",
     "Speed",
     "RunPlace",
@@ -48,6 +53,9 @@ __all__ = [
     "time_words",
     "rate_words",
     "trying_words",
+    "text_width",
+    "LinePart",
+    "running_parts",
     "progress_line",
     "mark_words",
     "mark_line",
@@ -56,14 +64,17 @@ __all__ = [
     "shown_line",
     "tip_lines",
     "summary_line",
+    "end_lines",
     "shown_columns",
     "odd_metrics",
     "titles",
     "cells",
+    "named_cells",
     "row_formats",
     "visible_rows",
-    "gap_words",
+    "TableLine",
     "Table",
+    "fitting_columns",
     "make_table",
     "table_lines",
     "past_lines",
@@ -92,7 +103,7 @@ class Speed:
 
     def __init__(self, elapsed_s: float = 0.0) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
-        self._batches: dict[str, int] = defaultdict(int)
+        self._batches: Counter[str] = Counter()
         self._samples = 0
         self._block_s = elapsed_s  # where the newest block of steps ended
 
@@ -101,20 +112,23 @@ class Speed:
         self._block_s = elapsed_s
 
     def add(self, progress: Progress, n_batches: int, n_samples: int) -> None:
-        """Count a block of steps that ends at `progress`."""
+        """Count a block of steps that ends at `progress`, with so many training samples."""
         self._seconds[progress.phase] += progress.elapsed_s - self._block_s
         self._block_s = progress.elapsed_s
         self._batches[progress.phase] += n_batches
-        self._samples += n_samples if progress.phase == "train" else 0
+        self._samples += n_samples
 
     def rate(self, phase: str = "train") -> float | None:
         """Batches per second in `phase`; None before the first one."""
-        return self._batches[phase] / self._seconds[phase] if self._seconds[phase] > 0 and self._batches[phase] else None
+        return self._per_s(self._batches[phase], phase)
 
     @property
     def samples_per_s(self) -> float | None:
         """Training samples per second; None if unknown."""
-        return self._samples / self._seconds["train"] if self._seconds["train"] > 0 and self._samples else None
+        return self._per_s(self._samples, "train")
+
+    def _per_s(self, count: int, phase: str) -> float | None:
+        return count / self._seconds[phase] if count and self._seconds[phase] > 0 else None
 
     def left_s(self, p: Progress, n_train: int | None, n_valid: int | None) -> float | None:
         """Seconds to the end of the run, with `n_train` and `n_valid` batches per epoch; None if a length or the rate is unknown."""
@@ -122,7 +136,11 @@ class Speed:
         if n_train is None or n_valid is None or rate is None or self._batches["train"] < _MIN_BATCHES:
             return None
         train_s, valid_s = 1 / rate, 1 / (self.rate("valid") or rate)
-        done_s = p.batch * train_s if p.phase == "train" else n_train * train_s + p.batch * valid_s if p.phase == "valid" else 0
+        done_s = 0.0  # of this epoch
+        if p.phase == "train":
+            done_s = p.batch * train_s
+        elif p.phase == "valid":
+            done_s = n_train * train_s + p.batch * valid_s
         return max(0.0, (p.n_epochs - p.epoch) * (n_train * train_s + n_valid * valid_s) - done_s)
 
 
@@ -155,14 +173,13 @@ class RunningMeans:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, dict[str, float]] = {prefix: {} for prefix in PREFIXES}
-        self._counts: dict[str, dict[str, int]] = {prefix: {} for prefix in PREFIXES}
+        self._sums: dict[str, dict[str, tuple[float, int]]] = {prefix: {} for prefix in PREFIXES}  # and the numbers of values
         self._over: set[str] = set()  # the passes that have ended: their means stay until the next one begins
 
     def update(self, event: Event) -> None:
         """Add the batches of `event`, or end the passes that it ends."""
         if event.kind == "steps":
-            self._add(_PREFIX.get(event.progress.phase, "train_"), event.data["values"])
+            self._add(_PREFIX[event.progress.phase], event.data["values"])
         elif event.kind in ("start", "epoch"):
             self._over.update(PREFIXES)
         elif event.kind in ("valid", "test"):
@@ -171,19 +188,20 @@ class RunningMeans:
     def _add(self, prefix: str, block: Mapping[str, Sequence[float]]) -> None:
         if prefix in self._over:
             self._over.discard(prefix)
-            self._sums[prefix], self._counts[prefix] = {}, {}
-        sums, counts = self._sums[prefix], self._counts[prefix]
+            self._sums[prefix] = {}
+        sums = self._sums[prefix]
         for name, values in block.items():
-            total = sum(values)
-            if total - total != 0:
-                values = [value for value in values if value == value]
-                total = sum(values)
-            sums[name], counts[name] = sums.get(name, 0.0) + total, counts.get(name, 0) + len(values)
+            added = sum(values)
+            if math.isnan(added):
+                values = [value for value in values if not math.isnan(value)]
+                added = sum(values)
+            total, count = sums.get(name, (0.0, 0))
+            sums[name] = total + added, count + len(values)
 
     def of(self, prefix: str) -> dict[str, float]:
         """The mean of each metric with this prefix, by its name without it."""
-        counts = self._counts[prefix]
-        return {visible(name.removeprefix(prefix)): total / (counts[name] or math.nan) for name, total in self._sums[prefix].items()}
+        found = self._sums[prefix].items()
+        return {visible(name.removeprefix(prefix)): total / count if count else math.nan for name, (total, count) in found}
 
     def items(self, phase: str) -> list[tuple[str, float]]:
         """Name and mean of each metric of `phase`, in a line beside the training loss, which has a separate part."""
@@ -227,7 +245,7 @@ class Board:
     find_past: Callable[[], Past | None] = field(default=lambda: None)  # what a run continues, read when it begins
     past: Sequence[Row] = ()  # the epochs of the runs that this one continues
     place: RunPlace = field(default_factory=RunPlace)
-    tables: dict[Any, tuple[Any, Table]] = field(default_factory=dict)  # cached since the newest row
+    tables: dict[Any, Table] = field(default_factory=dict)  # made since the newest row
     growing: GrowingBest = field(default_factory=GrowingBest)
     means: RunningMeans = field(default_factory=RunningMeans)
 
@@ -243,7 +261,8 @@ class Board:
 
     def update(self, event: Event) -> None:
         """Update the data with `event`. One with "trying" in its data is a preview: what happens before the run begins."""
-        self.trying = event.data.get("trying", "")
+        data = event.data
+        self.trying = data.get("trying", "")
         self.advice.update(event)
         self.means.update(event)
         if event.kind == "start":
@@ -252,18 +271,18 @@ class Board:
             self._add_block(event)
         elif event.kind in ("valid", "epoch", "test"):
             self._add_row(event)
-            self.speed.skip_to(event.progress.elapsed_s)
         elif event.kind == "note":
-            self.notes.append(event.data["text"])
-            self.notes_until_resumed += [event.data["text"]] if event.data.get("until_resumed") else []
+            self.notes.append(data["text"])
+            if data.get("until_resumed"):
+                self.notes_until_resumed.append(data["text"])
         elif event.kind == "mark":
             self._add_mark(event)
         elif event.kind == "show":
-            self.shown.append(Shown(**event.data))
+            self.shown.append(Shown(**data))
         elif event.kind == "state":
-            self.status = event.data["state"]
+            self.status = data["state"]
         elif event.kind == "end":
-            self.status, self.reason = event.data["status"], event.data["reason"]
+            self.status, self.reason = data["status"], data["reason"]
         self.place.follow(self.progress, event.progress)
         self.progress = event.progress
 
@@ -272,34 +291,43 @@ class Board:
         p, continues = event.progress, bool(self.header) and event.progress.run == self.progress.run
         self.header, self.status, self.reason = dict(event.data), "running", ""
         self.speed = Speed(p.elapsed_s)
+        self.tables.clear()
         self.place = RunPlace(self.place.first_epoch if continues else p.epoch)
         cut = cut_of(event)
-        if cut is not None and not continues and (past := self.find_past()) is not None:
+        past = self.find_past() if cut is not None and not continues else None
+        if past is not None:
             self.curve, self.past = past.curve, past.rows
             best = self.header.get("best")  # a record that is read has an equal one
             self.header["best"] = next((row for row in past.rows if row == best), best)
-        self.curve.begin(p, self.header.get("monitor", "val_loss"))
+        self.curve.begin(p, self.monitor)
         if cut is not None:
             self.curve.go_on(cut)
         if continues:
-            if self.header.get("resumed"):
-                self.notes = [note for note in self.notes if note not in self.notes_until_resumed]
-            for rows in (self.rows, self.epochs, self.validations):
-                rows[:] = [row for row in rows if row.get("processed", 0) <= p.processed and row.get("epoch", 0) <= p.epoch]
-            self.marks = [mark for mark in self.marks if mark[0].processed <= p.processed]
-            self.shown = still_shown(self.shown, self.epochs, p.processed, p.epoch)
-            self.diffs = {mark: diff for mark, diff in self.diffs.items() if mark in self.marks}
+            self._go_back(p)
+
+    def _go_back(self, p: Progress) -> None:
+        """Leave out what came after `p`."""
+        if self.header.get("resumed"):
+            self.notes = [note for note in self.notes if note not in self.notes_until_resumed]
+        for rows in (self.rows, self.epochs, self.validations):
+            rows[:] = [row for row in rows if row.get("processed", 0) <= p.processed and row.get("epoch", 0) <= p.epoch]
+        self.marks = [mark for mark in self.marks if mark[0].processed <= p.processed]
+        self.shown = still_shown(self.shown, self.epochs, p.processed, p.epoch)
+        self.diffs = {mark: diff for mark, diff in self.diffs.items() if mark in self.marks}
 
     def _add_mark(self, event: Event) -> None:
         withdrawn = event.data.get("withdraws", ())
-        self.marks = [*without(self.marks, withdrawn), (event.progress, event.data["text"])]
+        mark = event.progress, event.data["text"]
+        self.marks = [*without(self.marks, withdrawn), mark]
         self.notes = [note for note in self.notes if note not in withdrawn]
         if event.data.get("diff"):
-            self.diffs[self.marks[-1]] = event.data["diff"]
+            self.diffs[mark] = event.data["diff"]
         self.growing.restarts.update(event)
 
     def _add_row(self, event: Event) -> None:
         row = event.data["row"]
+        self.tables.clear()
+        self.speed.skip_to(event.progress.elapsed_s)
         if event.kind != "test":
             self.curve.add_row(row, is_epoch=event.kind == "epoch")
         if event.kind == "valid":
@@ -309,15 +337,15 @@ class Board:
             self.validations[-1] = row
         if adds_row(event):
             self.rows.append(row)
-            self.epochs += [row] if row.get("epoch") else []
+            if row.get("epoch"):
+                self.epochs.append(row)
 
     def _add_block(self, event: Event) -> None:
         training = event.progress.phase == "train"
         self.speed.add(event.progress, event.data["n"], event.data["samples"] if training else 0)
-        if not training:
-            return
-        self.lr = event.data.get("lr")
-        self.curve.add_block(steps_of(event, self.curve.last_step), event.data["values"].get("train_loss", ()))
+        if training:
+            self.lr = event.data.get("lr")
+            self.curve.add_block(steps_of(event, self.curve.last_step), event.data["values"].get("train_loss", ()))
 
     @property
     def live(self) -> dict[str, dict[str, float]]:
@@ -327,8 +355,12 @@ class Board:
         """
         if not self.trains:
             return {"test": self.means.of("test_")}
-        train = ({"loss": self.loss} if self.loss is not None else {}) | dict(self.means.items("train"))
-        return {"train": train} | ({"val": self.means.of("val_")} if self.header.get("n_valid_batches", 0) != 0 else {})
+        found = {"train": dict(self.means.items("train"))}
+        if self.loss is not None:
+            found["train"] = {"loss": self.loss, **found["train"]}
+        if self.header.get("n_valid_batches", 0) != 0:
+            found["val"] = self.means.of("val_")
+        return found
 
     @property
     def left_s(self) -> float | None:
@@ -374,17 +406,21 @@ class Board:
         return bool(self.rows) and not any("epoch" in row for row in self.rows)
 
     @property
+    def monitor(self) -> str:
+        """The metric by which the best epoch is chosen."""
+        return self.header.get("monitor", "val_loss")
+
+    @property
     def best(self) -> Row | None:
         """The row of the best validation or epoch, which may be from an earlier run."""
-        header = self.header
-        found = self.epochs, self.validations, header.get("monitor", "val_loss"), header.get("monitor_mode", "min")
-        return self.growing.of(*found, earlier=header.get("best"))
+        mode = self.header.get("monitor_mode", "min")
+        return self.growing.of(self.epochs, self.validations, self.monitor, mode, earlier=self.header.get("best"))
 
     @property
     def best_words(self) -> str:
         """The best epoch so far and its metric; empty before the first, and for an evaluation."""
         best = None if self.is_evaluation else self.best
-        return "" if best is None or "epoch" not in best else best_words(best, self.header.get("monitor", "val_loss"), self.epochs)
+        return "" if best is None or "epoch" not in best else best_words(best, self.monitor, self.epochs)
 
     @property
     def table(self) -> list[Row]:
@@ -394,8 +430,8 @@ class Board:
     @property
     def past_table(self) -> list[Row]:
         """The rows of the past that a table chooses from."""
-        best = self.header.get("best") if self.past else None
-        return with_best(self.past, best, [best] if best is not None else [])
+        best = self.header.get("best")
+        return with_best(self.past, best, [] if best is None else [best]) if self.past else []
 
 
 # %% ../../nbs/views/text.ipynb #bba3b1aa
@@ -409,38 +445,36 @@ def state_words(state: str) -> str:
 
 def round_words(header: Mapping[str, Any]) -> str:
     """`round 3 of 50`, or `round 3` if the number of rounds is unknown; empty outside of a session."""
+    if "round" not in header:
+        return ""
     n_rounds = header.get("n_rounds")
-    return "" if "round" not in header else f"round {header['round']}" + ("" if n_rounds is None else f" of {n_rounds}")
+    return f"round {header['round']}" + ("" if n_rounds is None else f" of {n_rounds}")
 
 
 def already_shown(event: Event, board: Board) -> bool:
     """Whether the run that `event` begins is in the record of `board`: as a job that waits, or by the run before it in a session."""
+    if board.trying:
+        return True
     is_same = bool(board.header) and board.progress.run == event.progress.run
-    return board.trying != "" or (event.kind == "start" and "round" in event.data and not event.data.get("resumed") and is_same)
+    return event.kind == "start" and "round" in event.data and not event.data.get("resumed") and is_same
 
 
 def header_line(header: Mapping[str, Any], run: int | str) -> str:
     """`Digits · SmallCNN · 1.2M params · cuda:0 · 32-true · run 1`, in a session with `round 3 of 50`."""
-    n_params = f"{format_count(header['n_params'])} params" if "n_params" in header else None
-    parts = [
-        header.get("title"),
-        header.get("model"),
-        n_params,
-        header.get("device"),
-        header.get("precision"),
-        f"run {run}" if run else None,
-        round_words(header),
-    ]
-    return " · ".join(visible(str(part)) for part in parts if part)
+    n_params = f"{format_count(header['n_params'])} params" if "n_params" in header else ""
+    number = f"run {run}" if run else ""
+    parts = (header.get("title"), header.get("model"), n_params, header.get("device"), header.get("precision"), number, round_words(header))
+    return visible(" · ".join(str(part) for part in parts if part))
 
 
 def place_words(progress: Progress) -> tuple[str, str]:
     """Which epoch and which batch: `epoch 3/10` and `251/500`."""
     p = progress
-    batches = f"{p.batch}/{p.n_batches}" if p.n_batches is not None else f"{p.batch}"
+    batches = f"{p.batch}" if p.n_batches is None else f"{p.batch}/{p.n_batches}"
     if p.phase == "test":
         return "test", batches
-    return f"epoch {min(p.epoch + 1, p.n_epochs)}/{p.n_epochs}", f"valid {batches}" if p.phase == "valid" else batches
+    epoch = f"epoch {min(p.epoch + 1, p.n_epochs)}/{p.n_epochs}"
+    return epoch, f"valid {batches}" if p.phase == "valid" else batches
 
 
 def place_now(board: Board) -> Progress:
@@ -465,19 +499,51 @@ def rate_words(board: Board) -> list[str]:
 
 def trying_words(board: Board) -> str:
     """`the job is pending: Priority · 05:00`."""
-    return f"{board.trying} · {format_time(board.elapsed_s + board.place.waited_s)}"
+    return f"{board.trying} · {format_time(board.elapsed_s)}"
+
+
+def text_width(text: str) -> int:
+    """The number of cells that `text` takes in a terminal."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return len(text) + wide - sum(unicodedata.combining(c) > 0 for c in text)
+
+
+@dataclass(frozen=True)
+class LinePart:
+    """A part of a line; where room is short, parts of the lowest `rank` are kept. `room`: the number of cells that it may grow to."""
+
+    text: str
+    rank: int
+    room: int = 0
+
+
+BATCH_RANK, BAR_RANK, LAST_RANK = 3, 7, 999  # the last one is behind those of the metrics
+
+
+def running_parts(board: Board) -> list[LinePart]:
+    """The place, the time, the rates and the numbers of a running run. The loss during a validation is the least important one."""
+    p = place_now(board)
+    epoch, batch = place_words(p)
+    room = len(batch) if p.n_batches is None else len(batch) - len(str(p.batch)) + len(str(p.n_batches))
+    parts = [LinePart(epoch, 1), LinePart(batch, BATCH_RANK, room), LinePart(time_words(board), 5, len("00:00 < 0:00:00"))]
+    means, ranks = board.means.items(p.phase), chain([2, 4], count(BAR_RANK + 1))
+    if p.phase != "test":
+        for rate in rate_words(board):
+            parts.append(LinePart(rate, 6 if rate.endswith("it/s") else LAST_RANK, len(rate.split(" ")[1]) + 6))
+        if board.loss_words:
+            rank = LAST_RANK if p.phase == "valid" and means else next(ranks)
+            parts.append(LinePart(board.loss_words, rank, len("loss 0.0001234")))
+    return parts + [LinePart(f"{name} {format_value(mean)}", rank, text_width(name) + 10) for (name, mean), rank in zip(means, ranks)]
 
 
 def progress_line(board: Board) -> str:
     """`epoch 3/10 · 251/500 · 01:12 < 02:40 · 84 it/s · 2.7k samples/s · loss 0.0123`, after the state unless it is running."""
     if board.trying:
         return trying_words(board)
-    parts = [state_words(board.status)] if board.status != "running" else []
-    parts += [*place_words(place_now(board)), time_words(board)]
-    means = [f"{name} {format_value(mean)}" for name, mean in board.means.items(board.progress.phase)]
-    if board.progress.phase == "test":
-        return " · ".join([*parts, *means])
-    return " · ".join(filter(None, [*parts, *rate_words(board), board.loss_words, *means]))
+    state = [state_words(board.status)] if board.status != "running" else []
+    return " · ".join([*state, *(part.text for part in running_parts(board))])
 
 
 # %% ../../nbs/views/text.ipynb #4cf9c9f6
@@ -499,13 +565,16 @@ def note_line(text: str) -> str:
 def shown_words(one: Shown) -> str:
     """What was shown, in words: `samples: 64 pictures`; a text as it is."""
     c = one.content
-    if one.kind == "image":
-        n = f"{c['n']} of {c['n_all']} pictures" if c["n"] < c["n_all"] else f"{c['n']} picture{'s' * (c['n'] > 1)}"
-        return visible(": ".join([one.name, " · ".join([n, *filter(None, c["captions"])])]))
     if one.kind == "text":
         return visible(f"{one.name}: {c['text']}", lines=True) + (f" … {c['n_cut']:,} more characters" if c["n_cut"] else "")
-    more = f", {c['n_not_finite']:,} not finite" if c["n_not_finite"] else ""
-    return visible(f"{one.name}: {c['n']:,} values, {c['low']:.4g} to {c['high']:.4g}, mean {c['mean']:.4g}, std {c['std']:.4g}{more}")
+    if one.kind == "image":
+        n = f"{c['n']} of {c['n_all']}" if c["n"] < c["n_all"] else c["n"]
+        words = " · ".join([f"{n} picture{'s' * (c['n_all'] > 1)}", *filter(None, c["captions"])])
+    else:
+        words = f"{c['n']:,} values, {c['low']:.4g} to {c['high']:.4g}, mean {c['mean']:.4g}, std {c['std']:.4g}"
+        if c["n_not_finite"]:
+            words += f", {c['n_not_finite']:,} not finite"
+    return visible(f"{one.name}: {words}")
 
 
 def shown_line(board: Board) -> str:
@@ -526,13 +595,15 @@ def summary_line(board: Board) -> str:
     An evaluation has neither epochs nor a best one: `✓ completed · 00:12`.
     """
     p = board.progress
-    parts = [state_words(board.status)]
-    if board.reason:
-        parts.append(visible(board.reason))
-    if p.epoch and not board.is_evaluation:
-        parts.append(epochs_words(p.epoch - board.place.first_epoch, p.epoch))
-    parts.append(format_time(p.elapsed_s))
-    return " · ".join(filter(None, [*parts, board.best_words]))
+    has_epochs = p.epoch > 0 and not board.is_evaluation
+    epochs = epochs_words(p.epoch - board.place.first_epoch, p.epoch) if has_epochs else ""
+    parts = (state_words(board.status), visible(board.reason), epochs, format_time(p.elapsed_s), board.best_words)
+    return " · ".join(filter(None, parts))
+
+
+def end_lines(board: Board) -> list[str]:
+    """The lines that a view that only adds lines writes when the run is over."""
+    return [*tip_lines(board), *filter(None, [shown_line(board)]), summary_line(board)]
 
 
 # %% ../../nbs/views/text.ipynb #43a8afcd
@@ -545,9 +616,10 @@ def shown_columns(rows: Iterable[Row]) -> list[str]:
 def odd_metrics(rows: Sequence[Row]) -> list[str]:
     """The metrics that are not finite in one of the rows, or have appeared after the first one: where room is short, these stay."""
     first = rows[0].keys() if rows else ()
-    late = dict.fromkeys(name for row in rows[1:] for name in row if name not in first)
-    bad = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, float) and not math.isfinite(value))
-    return [name for name in late | bad if name not in OWN_COLUMNS and not is_rate(name)]
+    metrics = [(name, value) for row in rows for name, value in row.items() if name not in OWN_COLUMNS and not is_rate(name)]
+    late = [name for name, _ in metrics if name not in first]
+    bad = [name for name, value in metrics if isinstance(value, float) and not math.isfinite(value)]
+    return list(dict.fromkeys(late + bad))
 
 
 def titles(names: Iterable[str]) -> list[str]:
@@ -557,15 +629,21 @@ def titles(names: Iterable[str]) -> list[str]:
 
 def cells(row: Row, names: Sequence[str], formats: Mapping[str, str] | None = None) -> list[str]:
     """The texts of a table row, the floats under the format specifications of their columns."""
-    return [_cell_text(name, row.get(name), (formats or {}).get(name)) for name in names]
+    return [_cell_text(name, row.get(name), (formats or {}).get(name, "")) for name in names]
 
 
-def row_formats(rows: Sequence[Row], names: Sequence[str]) -> dict[str, str]:
+def named_cells(row: Row, formats: Mapping[str, str] | None = None) -> list[str]:
+    """The numbers of a row, each behind its name: `epoch 3`, `val_loss 0.1234`."""
+    names = shown_columns([row])
+    return [f"{title} {text}" for title, text in zip(titles(names), cells(row, names, formats))]
+
+
+def row_formats(rows: Sequence[Row]) -> dict[str, str]:
     """The format specifications of a line for the newest of these rows: of four digits, or of as many as distinguish the newest ones."""
-    return {name: f".{digits_of([row.get(name) for row in rows[-6:]])}g" for name in names}
+    return {name: f".{digits_of([row.get(name) for row in rows[-6:]])}g" for name in (rows[-1] if rows else ())}
 
 
-def _cell_text(name: str, value: Any, spec: str | None) -> str:
+def _cell_text(name: str, value: Any, spec: str) -> str:
     if name == "time_s" and value is not None:
         return f"{value:.1f}s"
     return f"{value:{spec}}" if spec and isinstance(value, float) and math.isfinite(value) else format_value(value)
@@ -575,61 +653,77 @@ def visible_rows(rows: Sequence[Row], best: Row | None, *, n_max: int = 50, n_fi
     """The rows that a table shows, with the number of left-out rows for each gap. Beyond `n_max` rows: the first, the best and the last."""
     if len(rows) <= n_max:
         return list(rows)
-    keep = [i for i, row in enumerate(rows) if i < n_first or i >= len(rows) - n_last or row is best]
-    gaps = [[i - before - 1] if i - before > 1 else [] for before, i in zip([-1, *keep], keep)]
-    return [item for gap, i in zip(gaps, keep) for item in (*gap, rows[i])]
-
-
-def gap_words(n: int, *, is_first: bool, of_epochs: bool) -> str:
-    """The text for rows that are left out: `… 12 earlier epochs`."""
-    noun = ("epoch" if of_epochs else "row") + ("" if n == 1 else "s")
-    return f"… {n} {'earlier ' if is_first and of_epochs else ''}{noun}"
+    shown: list[Row | int] = []
+    n_left_out = 0
+    for i, row in enumerate(rows):
+        if n_first <= i < len(rows) - n_last and row is not best:
+            n_left_out += 1
+            continue
+        if n_left_out:
+            shown.append(n_left_out)
+        shown.append(row)
+        n_left_out = 0
+    return shown
 
 
 # %% ../../nbs/views/text.ipynb #504352bd
 @dataclass(frozen=True)
+class TableLine:
+    """A line of a table: the texts of its `cells`; or the `words` for rows that are left out; or neither, between the past and this run."""
+
+    cells: Sequence[str] = ()
+    words: str = ""
+    is_best: bool = False
+    is_past: bool = False
+
+
+@dataclass(frozen=True)
 class Table:
-    """Rows of metrics as they are shown, as HTML and as text."""
+    """Rows of metrics as HTML and text show them. `n_folded`: the number of columns beyond the width."""
 
-    names: list[str]  # of the columns
-    rows: list[Row | int | None]  # an integer is the number of rows left out there; None is the cut between the past and this run
-    formats: Mapping[str, str]
-    best: Row | None = None
-    n_folded: int = 0  # columns beyond the width
-
-    @property
-    def n_past(self) -> int:
-        """How many of the rows, and of their gaps, are of the past."""
-        return self.rows.index(None) if None in self.rows else 0
+    names: list[str]
+    lines: list[TableLine]
+    n_folded: int = 0
 
     @property
     def folded_words(self) -> str:
         """`+ 14 columns: history.df`; empty if all columns are shown."""
-        return f"+ {self.n_folded} column{'' if self.n_folded == 1 else 's'}: history.df" if self.n_folded else ""
-
-    def gap(self, n: int) -> str:
-        """The words for `n` rows that are left out."""
-        return gap_words(n, is_first=self.rows[0] == n, of_epochs=self.names[:1] == ["epoch"])
+        return f"+ {self.n_folded} column{'s' * (self.n_folded > 1)}: history.df" if self.n_folded else ""
 
 
 _ALWAYS = ("epoch", "round", "time_s")
 
 
-def _fold(names: Sequence[str], widths: Mapping[str, int], max_width: int, odd: Iterable[str] = ()) -> list[str]:
-    """The columns that fit into `max_width` characters: the losses, and then the `odd` ones, before the others."""
+def fitting_columns(names: Sequence[str], widths: Mapping[str, int], width: float, rank: Callable[[str], Any], least: int = 0) -> list[str]:
+    """The columns, in their order, that fit into `width` characters; those of the lowest rank first, `least` in any case."""
     kept: set[str] = set()
-    metrics = list(dict.fromkeys(name.split("_", 1)[-1] for name in names))  # train_acc and val_acc stay or go together
-    first = {name.split("_", 1)[-1] for name in odd}
-
-    def order(name: str) -> tuple[int, int]:
-        metric = name.split("_", 1)[-1]
-        rank = 0 if name in _ALWAYS or is_rate(name) else 1 if name.endswith("loss") else 2 if metric in first else 3
-        return rank, metrics.index(metric)
-
-    for name in sorted(names, key=order):
-        if sum(widths[other] for other in kept) + widths[name] <= max_width:
+    for name in sorted(names, key=rank):
+        width -= widths[name]
+        if width >= 0 or len(kept) < least:
             kept.add(name)
+        else:
+            width += widths[name]
     return [name for name in names if name in kept]
+
+
+def _column_rank(names: Sequence[str], odd: Sequence[str]) -> Callable[[str], tuple[int, int]]:
+    """The losses are before the `odd` metrics, and these before the others; train_acc and val_acc stay or go together."""
+    metrics = list(dict.fromkeys(map(_metric, names)))
+    first = set(map(_metric, odd))
+
+    def rank(name: str) -> tuple[int, int]:
+        kind = 2 if _metric(name) in first else 3
+        if name in _ALWAYS or is_rate(name):
+            kind = 0
+        elif name.endswith("loss"):
+            kind = 1
+        return kind, metrics.index(_metric(name))
+
+    return rank
+
+
+def _metric(name: str) -> str:
+    return name.split("_", 1)[-1]
 
 
 def make_table(
@@ -638,7 +732,7 @@ def make_table(
     *,
     has_lr: bool = True,
     is_live: bool = False,
-    max_width: int | None = None,
+    max_width: float = math.inf,
     title: int = 99,
     past: Sequence[Row] = (),
 ) -> Table:
@@ -646,49 +740,56 @@ def make_table(
     most `title` characters, because longer ones are wrapped. `has_lr=False` leaves out the column for the learning rate. `past`: rows
     of the runs before, of which the best and the last are shown."""
     names = [name for name in shown_columns([*past, *rows]) if has_lr or not is_rate(name)]
-    shown: list[Row | int | None] = [*visible_rows(past, best, n_max=3, n_first=0, n_last=1), *([None] if past else [])]
-    shown += visible_rows(rows, best, **({"n_max": 12, "n_first": 0, "n_last": 9} if is_live else {}))
-    seen = [row for row in shown if row is not None and not isinstance(row, int)]
+    before = visible_rows(past, best, n_max=3, n_first=0, n_last=1)
+    now = visible_rows(rows, best, n_max=12, n_first=0, n_last=9) if is_live else visible_rows(rows, best)
+    seen = [row for row in (*before, *now) if not isinstance(row, int)]
     formats = {name: number_format(row.get(name) for row in seen) for name in names}
-    kept = names
-    if max_width is not None:
-        lines = [[text[:title] for text in titles(names)], *(cells(row, names, formats) for row in seen)]
-        widths = {name: 2 + max(map(len, column)) for name, column in zip(names, zip(*lines))}
-        kept = _fold(names, widths, max_width, odd_metrics([*rows[:1], *seen]))
-    return Table(kept, shown, formats, best, len(names) - len(kept))
+    texts = [[text[:title] for text in titles(names)], *(cells(row, names, formats) for row in seen)]
+    widths = {name: 2 + max(map(len, column)) for name, column in zip(names, zip(*texts))}
+    kept = fitting_columns(names, widths, max_width, _column_rank(names, odd_metrics([*rows[:1], *seen])))
+
+    def line(row: Row | int, *, is_past: bool) -> TableLine:
+        if not isinstance(row, int):
+            return TableLine(cells(row, kept, formats), is_best=row is best, is_past=is_past)
+        noun = "epoch" if kept[:1] == ["epoch"] else "row"
+        which = "earlier epoch" if noun == "epoch" and row == [*before, *now][0] else noun
+        return TableLine(words=f"… {row} {which}{'s' * (row > 1)}", is_past=is_past)
+
+    cut = [TableLine()] if before else []
+    lines = [*(line(row, is_past=True) for row in before), *cut, *(line(row, is_past=False) for row in now)]
+    return Table(kept, lines, len(names) - len(kept))
 
 
 _CUT = "── continued ──"
 
 
-def table_lines(table: Table) -> str:
+def table_lines(table: Table) -> list[str]:
     """The table as aligned text; the best row ends with a star."""
-    rows = [row for row in table.rows if row is not None and not isinstance(row, int)]
-    lines = [titles(table.names)] + [cells(row, table.names, table.formats) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*lines)]
+    heads = titles(table.names)
+    widths = [max(map(len, column)) for column in zip(heads, *(line.cells for line in table.lines if line.cells))]
 
-    def line(texts: Sequence[str]) -> str:
+    def aligned(texts: Sequence[str]) -> str:
         return "  ".join(text.rjust(width) for text, width in zip(texts, widths))
 
-    def text(row: Row | int | None) -> str:
-        if row is None:
-            return _CUT
-        return table.gap(row) if isinstance(row, int) else line(cells(row, table.names, table.formats)) + " ★" * (row is table.best)
-
-    shown = map(text, table.rows)
-    return "\n".join([line(lines[0]), *shown, *filter(None, [table.folded_words])])
+    found = [aligned(heads)]
+    for line in table.lines:
+        if line.cells:
+            found.append(aligned(line.cells) + " ★" * line.is_best)
+        else:
+            found.append(line.words or _CUT)
+    return [*found, *filter(None, [table.folded_words])]
 
 
 def past_lines(board: Board, max_width: int) -> list[str]:
     """The rows of the past of a run that was resumed, for a view that only adds lines; empty for any other run."""
     if not board.past or not board.header.get("resumed"):
         return []
-    return table_lines(make_table((), board.best, past=board.past_table, max_width=max_width)).split("\n")
+    return table_lines(make_table((), board.best, past=board.past_table, max_width=max_width))
 
 
 def table_text(rows: Sequence[Row], best: Row | None = None) -> str:
     """An aligned table of all columns; the best row ends with a star."""
-    return table_lines(make_table(rows, best))
+    return "\n".join(table_lines(make_table(rows, best)))
 
 
 # %% ../../nbs/views/text.ipynb #eef8c9ee
@@ -706,32 +807,28 @@ def record_table(board: Board, max_width: int, title: int = 99, *, is_short: boo
 
     A learning rate that never changed has no column. `is_short`: at most twelve rows, as during a run.
     """
-    is_short = is_short or board.is_on
-    options = max_width, title, is_short
-    rows = len(board.rows), len(board.validations), len(board.past), *map(id, board.rows[-1:])
-    made_for, table = board.tables.get(options, (None, None))
-    if table is None or made_for != rows:
-        has_lr = fixed_lr(board) is None
-        shown = {"has_lr": has_lr, "is_live": is_short, "max_width": max_width, "title": title}
-        table = make_table(board.table, board.best, past=board.past_table, **shown)
-        board.tables[options] = rows, table
-    return table
+    options = max_width, title, is_short or board.is_on
+    if options not in board.tables:
+        has_lr, past = fixed_lr(board) is None, board.past_table
+        table = make_table(board.table, board.best, has_lr=has_lr, is_live=options[2], max_width=max_width, title=title, past=past)
+        board.tables[options] = table
+    return board.tables[options]
 
 
 def title_line(board: Board, number: str = "") -> str:
     """The header; after the run also the learning rate, if it was constant (during a run the current one is shown elsewhere)."""
-    lr = None if board.is_on else fixed_lr(board)
-    return header_line(board.header, number or board.progress.run) + (f" · lr {format_value(lr)}" if lr is not None else "")
+    line, lr = header_line(board.header, number or board.progress.run), None if board.is_on else fixed_lr(board)
+    return line if lr is None else f"{line} · lr {format_value(lr)}"
 
 
 def record_text(board: Board) -> str:
     """The whole record as text: header, table, tips, changes, notes, and how far the run is or how it ended."""
-    parts = [title_line(board)]
+    lines = [title_line(board)]
     if board.rows or board.past:
-        parts.append(table_lines(record_table(board, _MAX_CHARACTERS)))
-    parts += tip_lines(board)
-    parts += [mark_line(*mark) for mark in board.marks]
-    parts += [note_line(note) for note in board.notes]
-    parts += filter(None, [shown_line(board)])
-    parts.append(progress_line(board) if board.is_on else summary_line(board))
-    return "\n".join(parts)
+        lines += table_lines(record_table(board, _MAX_CHARACTERS))
+    lines += tip_lines(board)
+    lines += [mark_line(*mark) for mark in board.marks]
+    lines += [note_line(note) for note in board.notes]
+    lines += filter(None, [shown_line(board)])
+    lines.append(progress_line(board) if board.is_on else summary_line(board))
+    return "\n".join(lines)

@@ -240,12 +240,11 @@ def test_line_does_not_flicker_around_its_threshold() -> None:
 
 def explosion(losses: list[float], **header: float) -> str:
     """What is said after these losses, which come in blocks of 25 as those of a run do."""
-    rule = Explosion()
-    rule.update(Event("start", Progress(), 0.0, {"keeps_states": True, **header}))
+    rule = Explosion({"keeps_states": True, **header}, Progress())
     for first in range(0, len(losses), 25):
         block = losses[first : first + 25]
         data = {"n": len(block), "values": {"train_loss": block}}
-        rule.update(Event("steps", Progress(phase="train", step=first + len(block)), 0.0, data))
+        rule.update(Event("steps", Progress(phase="train", step=first + len(block)), 0.0, data), 0.1)
     return rule.line
 
 

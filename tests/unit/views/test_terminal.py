@@ -17,7 +17,8 @@ import pytest
 from views_of_runs import HEADER, run_events
 
 from nbtrain.events import Event, Progress
-from nbtrain.views.terminal import LogView, RowWriter, TerminalView, block_bar, has_colour, stream_view, text_width, wrapped
+from nbtrain.views.terminal import LogView, RowWriter, TerminalView, block_bar, has_colour, stream_view, wrapped
+from nbtrain.views.text import text_width
 
 
 class Terminal:
