@@ -25,8 +25,8 @@ from ..engine.step_module import StepModule
 from ..engine.step_output import count_samples
 from ..errors import ConfigError, StepError
 from ..loops.training import OwnEpochLoop
-from ..optim.given_gradients import WithGradients, gradients_of
-from ..optim.param_groups import scale_gradients
+from ..optim.given_gradients import WithGradients, gradients_of, scaled
+from ..optim.param_groups import parameters_in, scale_gradients
 
 # %% auto #0
 __all__ = [
@@ -46,28 +46,25 @@ __all__ = [
 class _Sum:
     """The gradients and outputs of the parts of one batch of `n` samples."""
 
-    def __init__(self, parameters: Sequence[Tensor], n: int, *, sums: bool, scale: float) -> None:
-        self.parameters, self.n, self.sums, self.scale = parameters, n, sums, scale
+    def __init__(self, parameters: Sequence[Tensor], n: int, *, sums: bool) -> None:
+        self.parameters, self.n, self.sums = parameters, n, sums
         self.gradients: list[Tensor | None] = [None] * len(parameters)
         self.outputs: list[dict[str, Any]] = []
         self.sizes: list[int] = []
 
-    def add(self, output: Mapping[str, Any], size: int) -> None:
+    def add(self, output: Mapping[str, Any], size: int, pl_trainer: L.Trainer) -> None:
         """Add the gradients of a part, and release its graph."""
-        loss = output["loss"] * (self.scale if self.sums else self.scale * size / self.n)
-        found = gradients_of(loss.reshape(()), self.parameters)
-        self.gradients = [new if old is None else old if new is None else old + new for old, new in zip(self.gradients, found)]
-        self.outputs.append({name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()})
+        loss = output["loss"].reshape(()) * (1.0 if self.sums else size / self.n)
+        found = gradients_of(loss, self.parameters, pl_trainer)
+        self.gradients = list(map(_plus, self.gradients, found))
+        self.outputs.append(_detached(output))
         self.sizes.append(size)
 
     def whole(self) -> dict[str, Any]:
         """What the step would have returned for the whole batch."""
-        names, n = self.outputs[0], self.n
-        self.n = sum(self.sizes)  # without the parts that were left out
-        if not self.sums and self.n < n:
-            self.gradients = [None if gradient is None else gradient * (n / self.n) for gradient in self.gradients]
-        joined = {name: self._join(name, [output[name] for output in self.outputs]) for name in names}
-        gradients = self.gradients if self.scale == 1 else [None if g is None else g / self.scale for g in self.gradients]
+        n, self.n = self.n, sum(self.sizes)  # without the parts that were left out
+        gradients = self.gradients if self.sums else scaled(self.gradients, n / self.n)
+        joined = {name: self._join(name, [output[name] for output in self.outputs]) for name in self.outputs[0]}
         return joined | {"loss": WithGradients.apply(joined["loss"], gradients, *self.parameters)}
 
     def _join(self, name: str, values: list[Any]) -> Any:
@@ -86,14 +83,20 @@ class _Sum:
         )
 
 
+def _plus(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+    if old is None or new is None:
+        return new if old is None else old
+    return old + new
+
+
+def _detached(output: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()}
+
+
 # %% ../../nbs/addons/accumulation.ipynb #2a53f4d4
 class _Parts(L.Callback):
     def __init__(self, addon: MicroBatchAddon, trainer: TrainerProtocol) -> None:
         self.addon, self.trainer = addon, trainer
-        self._scaler: Any = None
-
-    def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._scaler = getattr(pl_trainer.precision_plugin, "scaler", None)
 
     def run(self, step: TrainStep, batch: Any) -> Mapping[str, Any] | None:
         """Return the output of `step` for `batch`, computed in parts that are made smaller until they fit."""
@@ -111,14 +114,14 @@ class _Parts(L.Callback):
     def _attempt(self, step: TrainStep, batch: Any, n: int) -> Mapping[str, Any] | None:
         """The output for `batch`; None if it ran out of memory and the parts can be smaller."""
         size = min(self.addon.n_at_once or n, n)
-        assert self.trainer.optimizer is not None
-        parameters = [p for group in self.trainer.optimizer.param_groups for p in group["params"] if p.requires_grad]
-        scale = float(self._scaler.get_scale()) if self._scaler is not None else 1.0
-        total = _Sum(parameters, n, sums=self.addon.micro_reduction == "sum", scale=scale)
+        assert self.trainer.optimizer is not None and self.trainer.module is not None
+        parameters = [p for p in parameters_in(self.trainer.optimizer) if p.requires_grad]
+        total = _Sum(parameters, n, sums=self.addon.micro_reduction == "sum")
         try:
             for i, part in enumerate(split(batch, size)):
-                if (output := step(part)) is not None:
-                    total.add(output, min(size, n - i * size))
+                output = step(part)
+                if output is not None:
+                    total.add(output, min(size, n - i * size), self.trainer.module.trainer)
         except RuntimeError as error:
             if size > 1 and is_out_of_memory(error):
                 return None
@@ -381,7 +384,7 @@ class _Accumulate(_Windows):
         if not self._readers.count_this:
             return
         if self.addon.aggregate_outputs_fn is not None:
-            self.window.outputs.append({name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()})
+            self.window.outputs.append(_detached(output))
         else:
             self.window.loss = self.window.loss + output["loss"].detach() * (self._samples if self.loss_reduction == "mean" else 1)
 

@@ -14,15 +14,14 @@ import lightning as L
 import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from .accumulation import AccumulationAddon
 from ..data.batch import tensors
-from ..optim.given_gradients import WithGradients, gradients_of
-from ..optim.param_groups import total_norm
+from ..optim.given_gradients import WithGradients, gradients_of, total_norm
+from ..optim.param_groups import by_mesh, parameters_in
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import Notifier, notifier
 from ..engine.protocol import TrainerProtocol
@@ -63,7 +62,7 @@ class _Clip(L.Callback):
         check_by_name(pl_trainer.optimizers[0], gradient_clip=self.bound)
         self._before, self._after = notifier(pl_trainer, "on_before_clip"), notifier(pl_trainer, "on_after_clip")
         self._order = {parameter: i for i, parameter in enumerate(pl_module.parameters())}
-        places = [self._order.get(p, len(self._order)) for group in pl_trainer.optimizers[0].param_groups for p in group["params"]]
+        places = [self._order.get(p, len(self._order)) for p in parameters_in(pl_trainer.optimizers[0])]
         self._is_sorted = places == sorted(places)
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
@@ -85,34 +84,22 @@ class _Clip(L.Callback):
 
     def _with_gradients(self, optimizer: Optimizer) -> list[Tensor]:
         """The parameters that have a gradient, in the order of `clip_grad_norm_(model.parameters())`: the last digits depend on it."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        parameters: list[Tensor] = [p for p in parameters_in(optimizer) if p.grad is not None]
         if len(optimizer.param_groups) > 1 or not self._is_sorted:
             parameters.sort(key=lambda parameter: self._order.get(parameter, len(self._order)))
         return parameters
 
     def _clip(self, parameters: list[Tensor], bound: float) -> Tensor:
         """Clip in place and return the norm before clipping. A bound of 0 clips nothing."""
-        if self.algorithm == "norm" and not any(isinstance(p, DTensor) for p in parameters):
-            norm = total_norm(p.grad for p in parameters if p.grad is not None)
-            if bound:
-                clip_grads_with_norm_(parameters, bound, norm)
+        norm = total_norm(p.grad for p in parameters if p.grad is not None)
+        if not bound:
             return norm
-        norms = [total_norm(p.grad for p in alike if p.grad is not None) for alike in _by_mesh(parameters)]
-        norm = get_total_norm([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms])  # with other ranks' shards
-        for alike in _by_mesh(parameters) if bound else ():
+        for alike in by_mesh(parameters):
             if self.algorithm == "norm":
                 clip_grads_with_norm_(alike, bound, norm)
             else:
                 _clip_values(alike, bound)
         return norm
-
-
-def _by_mesh(parameters: list[Tensor]) -> list[list[Tensor]]:
-    """The parameters grouped by device mesh, because torch can't compute on several meshes at once."""
-    groups: dict[Any, list[Tensor]] = {}
-    for p in parameters:
-        groups.setdefault(p.device_mesh if isinstance(p, DTensor) else None, []).append(p)
-    return list(groups.values())
 
 
 # %% ../../nbs/addons/gradients.ipynb #dbcd5ab4
@@ -309,26 +296,19 @@ class UpdateRatioAddon(AddOnBase):
 
 # %% ../../nbs/addons/gradients.ipynb #sharp001
 class _Uphill(L.Callback):
-    """Knows how a run scales its loss and which layers have running statistics."""
+    """Knows which layers have running statistics."""
 
     def __init__(self, addon: SAMAddon, trainer: TrainerProtocol) -> None:
         self.addon, self.trainer = addon, trainer
-        self.scaler: Any = None  # of float16
         self.layers: list[Any] | None = None  # with running statistics; None until the first batch
 
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self.scaler, self.layers = getattr(pl_trainer.precision_plugin, "scaler", None), None
+        self.layers = None
         if not isinstance(pl_trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
             raise ConfigError(
                 f"SAMAddon needs the whole weights in each process, and {type(pl_trainer.strategy).__name__} divides them.",
                 remedy='Use strategy="ddp", or leave the addon out.',
             )
-
-    def gradients(self, loss: Tensor, parameters: list[Tensor]) -> Sequence[Tensor | None]:
-        """The gradients of `loss`; float16 needs a scaled loss, or small ones are zero."""
-        factor = 1.0 if self.scaler is None else self.scaler.get_scale()
-        found = gradients_of(loss * factor, parameters)
-        return found if factor == 1.0 else [gradient if gradient is None else gradient / factor for gradient in found]
 
     @contextmanager
     def uphill(self, parameters: list[Tensor], gradients: Sequence[Tensor | None]) -> Iterator[None]:
@@ -400,20 +380,20 @@ class SAMAddon(AddOnBase):
         return [self._way]
 
     def wrap_step(self, trainer: TrainerProtocol, step: TrainStep) -> TrainStep:
-        way = self._way
-        assert way is not None
+        way, module = self._way, trainer.module
+        assert way is not None and module is not None
 
         def sharp(batch: Any) -> Mapping[str, Any] | None:
             output, optimizer = step(batch), trainer.optimizer
             if output is None or optimizer is None or not output["loss"].requires_grad:
                 return output
-            parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-            gradients = way.gradients(output["loss"], parameters)
+            parameters: list[Tensor] = [p for p in parameters_in(optimizer) if p.requires_grad]
+            gradients = gradients_of(output["loss"], parameters, module.trainer)
             with way.uphill(parameters, gradients):
                 above = step(batch)
                 if above is None:
                     return None
-                gradients = way.gradients(above["loss"], parameters)
+                gradients = gradients_of(above["loss"], parameters, module.trainer)
             return {**output, "loss": WithGradients.apply(output["loss"].detach(), gradients, *parameters)}
 
         return sharp

@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError, StepError
-from ..optim.param_groups import total_norm
+from ..optim.given_gradients import total_norm
+from ..optim.param_groups import parameters_in
 from ..tracebacks import variable_name
 
 # %% auto #0
@@ -39,8 +40,7 @@ class _Watch(L.Callback):
         self.addon._copy_weights(self.trainer)
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = float(total_norm(p.grad for p in parameters if p.grad is not None))
+        norm = float(total_norm(p.grad for p in parameters_in(optimizer) if p.grad is not None))
         if self.addon._is_spike(norm, self.addon.norms):
             self.addon._heal(self.trainer, f"the gradient norm is {norm:.4g}")
 

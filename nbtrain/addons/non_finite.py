@@ -22,7 +22,8 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError, StepError, set_place
 from ..events import Event, steps_of
 from ..optim.joint_optimizer import single
-from ..optim.param_groups import total_norm
+from ..optim.given_gradients import total_norm
+from ..optim.param_groups import parameters_in
 from ..private.torch_parts import flag_nonfinite
 from ..tracebacks import variable_name
 from ..base.arguments import NonFinite
@@ -119,7 +120,7 @@ class _Skip(L.Callback):
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         self._take_flags()
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        parameters = [p for p in parameters_in(optimizer) if p.grad is not None]
         gradients = [self._local(p.grad) for p in parameters]
         if isinstance(pl_module, StepModule) and pl_trainer.world_size == 1 and self._on_device(pl_trainer, optimizer, gradients):
             is_bad = flag_nonfinite(gradients)

@@ -30,6 +30,7 @@ from ..engine.callback import PassCallback
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, OptionError, StepError, first_line, nearest
+from ..optim.param_groups import parameters_in
 from ..loops.batch_ways import Listeners, is_plain
 from ..loops.training import OwnEpochLoop
 from ..data.batch import tensors
@@ -313,7 +314,7 @@ def _constants(optimizer: Optimizer) -> list[Any]:
 
 def _places(module: L.LightningModule, optimizer: Optimizer) -> list[Any]:
     """The addresses of all tensors that a step reads or changes, which of them are trained, and the modes of the layers."""
-    held = [*module.parameters(), *module.buffers(), *(p for group in optimizer.param_groups for p in group["params"])]
+    held = [*module.parameters(), *module.buffers(), *parameters_in(optimizer)]
     state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
     return [(tensor.data_ptr(), tensor.requires_grad) for tensor in (*held, *state)] + [part.training for part in module.modules()]
 
@@ -378,7 +379,7 @@ class GraphedTraining:
 
     def _capture(self, batch: Any) -> None:
         self.optimizer.zero_grad()  # so that the backward pass makes gradients in the graph's own memory
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        parameters = [p for p in parameters_in(self.optimizer) if p.requires_grad]
         try:
             self.step = GraphedStep(self.graphs, self._eager, batch, parameters)
         except Exception as error:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..private.lightning_parts import hook_of
 from .gradients import GradientClipAddon
-from ..optim.param_groups import total_norm
+from ..optim.given_gradients import total_norm
 from .scheduler import SchedulerAddon
 from ..data.batch import batch_size
 from ..engine.addon import AddOnBase, Phase

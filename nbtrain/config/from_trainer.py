@@ -38,7 +38,8 @@ from .overrides import escape
 from .schema import SAVING, CheckpointConfig, Settings, read_settings, to_plain
 from ..engine.addon import chosen_options, options
 from ..errors import ConfigError
-from ..optim.joint_optimizer import JointOptimizer, JointScheduler, named_optimizers, parameters_in
+from ..optim.joint_optimizer import JointOptimizer, JointScheduler, named_optimizers
+from ..optim.param_groups import parameters_in
 from ..optim.schedulers import n_required
 
 # %% auto #0

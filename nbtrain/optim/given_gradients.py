@@ -5,23 +5,41 @@
 # %% ../../nbs/optim/given_gradients.ipynb #givengr2
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import lightning as L
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
+
+from .param_groups import by_mesh
 
 # %% auto #0
-__all__ = ["gradients_of", "WithGradients"]
+__all__ = ["gradients_of", "scaled", "WithGradients", "total_norm"]
 
 
 # %% ../../nbs/optim/given_gradients.ipynb #knowngr1
-def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """The gradients of `loss`, inside a step; its graph is released."""
+def gradients_of(loss: Tensor, parameters: Sequence[Tensor], pl_trainer: L.Trainer | None = None) -> list[Tensor | None]:
+    """The gradients of `loss`, inside a step; its graph is released.
+
+    `pl_trainer`: that of the run, whose scaler float16 needs: without a scaled loss small gradients are zero.
+    """
+    scaler = None if pl_trainer is None else getattr(pl_trainer.precision_plugin, "scaler", None)
+    scale = 1.0 if scaler is None else scaler.get_scale()
     with torch.autocast(loss.device.type, enabled=False):
-        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        found = torch.autograd.grad(loss * scale, parameters, allow_unused=True)
     torch.clear_autocast_cache()  # its casts of the weights belong to the released graph
-    return found
+    return scaled(found, 1 / scale)
+
+
+def scaled(gradients: Sequence[Tensor | None], factor: float) -> list[Tensor | None]:
+    """The gradients, multiplied by `factor`."""
+    if factor == 1.0:
+        return list(gradients)
+    return [None if gradient is None else gradient * factor for gradient in gradients]
 
 
 class WithGradients(torch.autograd.Function):
@@ -35,3 +53,24 @@ class WithGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Any:
         return None, None, *(None if gradient is None else gradient * outer[0] for gradient in ctx.gradients)
+
+
+# %% ../../nbs/optim/given_gradients.ipynb #268437d2
+def _numbers(tensor: Tensor) -> Tensor:
+    """The elements of a tensor that count in its norm, in a dtype that torch has norms of; of a sparse tensor those that are stored."""
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()
+    is_usual = tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype.itemsize > 1)
+    return tensor if is_usual else tensor.float()
+
+
+def _norm(tensors: list[Tensor], norm_type: float) -> Tensor:
+    found = map(_numbers, tensors)
+    norm = get_total_norm([t for t in found if t.numel() or not math.isinf(norm_type)], norm_type)  # there is no largest of none
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def total_norm(tensors: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
+    """torch's `get_total_norm`, also for tensors that are sparse, empty, or made of integers; of shards, that of the whole."""
+    norms = [_norm(alike, norm_type) for alike in by_mesh(tensors)]
+    return norms[0] if len(norms) == 1 else get_total_norm(norms, norm_type)

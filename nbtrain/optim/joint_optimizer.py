@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import inspect
 from collections import ChainMap, Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ..errors import ConfigError, nearest
 from .optimizer_state import load_optimizer
+from .param_groups import parameters_in
 from .schedulers import Scheduler, n_required, stepping_remedy
 
 # %% auto #0
 __all__ = [
     "Schedulers",
-    "parameters_in",
     "named_parts",
     "single",
     "JointOptimizer",
@@ -46,11 +45,6 @@ class _States(ChainMap[Any, Any]):
 
     def __setitem__(self, key: Any, value: Any) -> None:  # as Lightning does, which moves each to the device
         next((state for state in self.maps if key in state), self.maps[0])[key] = value
-
-
-def parameters_in(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    """The parameters of all groups of an optimizer."""
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def named_parts(optimizer: Optimizer | None) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..private.torch_parts import marks
+from .param_groups import parameters_in
 
 # %% auto #0
 __all__ = [
@@ -68,8 +69,7 @@ def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any], cast: Contain
     if not {"state", "param_groups"} <= state.keys():
         return  # an optimizer that combines several, and loads each of them
     saved = chain.from_iterable(group["params"] for group in state["param_groups"])
-    own = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    for key, parameter in zip(saved, own):
+    for key, parameter in zip(saved, parameters_in(optimizer)):
         if key in state["state"] and parameter in optimizer.state and id(parameter) not in cast:
             optimizer.state[parameter] = _as_saved(state["state"][key], optimizer.state[parameter])
 
@@ -108,12 +108,12 @@ def load_inner_states(optimizer: Optimizer, states: Mapping[str, Any]) -> None:
 
 def kept_gradients(optimizer: Optimizer, *, by_hand: bool = False) -> list[Tensor | None] | None:
     """The gradients that the next update may use: if there is an optimizer inside `optimizer`, or steps are made by hand; else None."""
-    return [p.grad for group in optimizer.param_groups for p in group["params"]] if by_hand or _inner(optimizer) else None
+    return [p.grad for p in parameters_in(optimizer)] if by_hand or _inner(optimizer) else None
 
 
 def load_gradients(optimizer: Optimizer, gradients: Iterable[Tensor | None]) -> None:
     """Restore what `kept_gradients` returned."""
-    for parameter, gradient in zip((p for group in optimizer.param_groups for p in group["params"]), gradients):
+    for parameter, gradient in zip(parameters_in(optimizer), gradients):
         if gradient is not None and gradient.shape == parameter.shape:
             parameter.grad = gradient.to(parameter.device, copy=True)
 

@@ -5,14 +5,12 @@
 # %% ../../nbs/optim/param_groups.ipynb #0eeb12bd
 from __future__ import annotations
 
-import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from ..private.compiled_names import bare_name
@@ -25,13 +23,14 @@ __all__ = [
     "fits",
     "check_patterns",
     "param_groups",
+    "parameters_in",
+    "by_mesh",
     "scale_gradients",
     "group_names",
     "set_group_names",
     "switched_off",
     "switch_off",
     "TrainedParts",
-    "total_norm",
 ]
 
 
@@ -98,15 +97,26 @@ def param_groups(
 
 
 # %% ../../nbs/optim/param_groups.ipynb #scalegrd
+def parameters_in(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    """The parameters of all groups of an optimizer."""
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """The tensors grouped by device mesh, because torch can't compute on several meshes at once."""
+    groups: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
+        groups.setdefault(mesh, []).append(tensor)
+    return list(groups.values())
+
+
 def scale_gradients(optimizer: Optimizer, factor: float | Tensor) -> None:
     """Multiply the gradients in place. A sharded model has gradients of two kinds, which torch does not multiply together."""
     if not isinstance(factor, Tensor) and factor == 1.0:
         return
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    for is_part in (False, True):
-        alike = [gradient for gradient in gradients if isinstance(gradient, DTensor) is is_part]
-        if alike:
-            scale_all(alike, factor)
+    for alike in by_mesh(p.grad for p in parameters_in(optimizer) if p.grad is not None):
+        scale_all(alike, factor)
 
 
 # %% ../../nbs/optim/param_groups.ipynb #grpnames1
@@ -174,18 +184,3 @@ class TrainedParts:
                 for group, values in zip(optimizer.param_groups, options):
                     group.update(values)
         return frozen
-
-
-# %% ../../nbs/optim/param_groups.ipynb #268437d2
-def _numbers(tensor: Tensor) -> Tensor:
-    """The elements of a tensor that count in its norm, in a dtype that torch has norms of; of a sparse tensor those that are stored."""
-    if tensor.is_sparse:
-        tensor = tensor.coalesce().values()
-    is_usual = tensor.is_complex() or (tensor.is_floating_point() and tensor.dtype.itemsize > 1)
-    return tensor if is_usual else tensor.float()
-
-
-def total_norm(tensors: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
-    """torch's `get_total_norm`, also for tensors that are sparse, empty, or made of integers."""
-    found = map(_numbers, tensors)
-    return get_total_norm([t for t in found if t.numel() or not math.isinf(norm_type)], norm_type)  # there is no largest of none

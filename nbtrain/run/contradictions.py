@@ -21,7 +21,8 @@ from ..data.loader import innermost
 from ..data.several_loaders import n_batches
 from ..data.tensor_loader import TensorLoader
 from ..errors import ConfigError, listed
-from ..optim.joint_optimizer import JointOptimizer, parameters_in
+from ..optim.joint_optimizer import JointOptimizer
+from ..optim.param_groups import parameters_in
 from ..optim.schedulers import check_direction
 
 # %% auto #0

@@ -22,7 +22,8 @@ from ..engine.step_output import NoUpdate, check_output, named
 from ..engine.train_state import Mode
 from ..errors import ConfigError
 from ..loops.fast_step import step_around
-from ..optim.joint_optimizer import JointOptimizer, check_by_name, join_schedulers, parameters_in
+from ..optim.joint_optimizer import JointOptimizer, check_by_name, join_schedulers
+from ..optim.param_groups import parameters_in
 from ..base.arguments import Optimizing
 from ..trainer.trainer import Trainer
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from nbtrain import CompileAddon, ConfigError, GradientClipAddon, GradientStatsAddon, StateManagerAddon, Trainer, UpdateRatioAddon
-from nbtrain.addons.gradients import total_norm
+from nbtrain.optim.given_gradients import total_norm
 
 
 def test_statistics_are_those_of_the_batch_and_the_training_is_not_touched() -> None:
