@@ -22,7 +22,6 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError, StepError, set_place
 from ..events import Event, steps_of
 from ..optim.joint_optimizer import single
-from ..optim.given_gradients import total_norm
 from ..optim.param_groups import parameters_in
 from ..private.torch_parts import flag_nonfinite
 from ..tracebacks import variable_name
@@ -131,6 +130,8 @@ class _Skip(L.Callback):
             self._count(pl_module, is_bad)
             return
         self._read()
+        from nbtrain.optim.given_gradients import total_norm
+
         largest = float(total_norm(gradients, math.inf))  # a 2-norm may overflow even if all values are finite
         is_bad = not math.isfinite(largest)
         if pl_trainer.world_size > 1:
