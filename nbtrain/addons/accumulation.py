@@ -231,38 +231,33 @@ class _Readers:
 
     def __init__(self, pl_trainer: L.Trainer) -> None:
         self.strategy, self.n_processes, self.rank = pl_trainer.strategy, pl_trainer.world_size, find_rank(pl_trainer)
+        self.n = self.n_processes
+        self.group = torch.distributed.group.WORLD if self.n > 1 else None  # the process group of the readers; None for a single process
         if self.rank is not None:
             self.rank.weighs = False  # this addon weights by the samples of a window
+            self.n, self.group = self.rank.n_readers, self.rank.readers or self.group
 
     @property
     def count_this(self) -> bool:
         """Whether this process read the current batch."""
         return self.rank is None or self.rank.counts
 
-    @property
-    def n(self) -> int:
-        return self.n_processes if self.rank is None else self.rank.n_readers
-
-    @property
-    def group(self) -> Any:
-        """The process group of the readers; None for a single process."""
-        readers = self.rank.readers if self.rank is not None else None
-        return readers or (torch.distributed.group.WORLD if self.n_processes > 1 else None)
-
-    def sum(self, value: Tensor) -> Tensor:
-        return self.strategy.reduce(value, reduce_op="sum") * self.n / self.n_processes
+    def sum(self, value: float | Tensor) -> float | Tensor:
+        """The sum over the readers."""
+        if self.n_processes == 1:
+            return value
+        whole = torch.as_tensor(value, device=self.strategy.root_device)
+        return self.strategy.reduce(whole, reduce_op="sum") * self.n / self.n_processes
 
     def most(self, n_samples: int) -> int:
         """The largest `n_samples` of all processes."""
         return n_samples if self.n_processes == 1 else reduced(self.strategy, self.rank, [n_samples], "max")[0]
 
-    def totals(self, n_samples: int, n_batches: int) -> tuple[int, int]:
-        """Samples and batches of all processes, from those of this one."""
+    def totals(self, *numbers: int) -> list[int]:
+        """The sums over the readers."""
         if self.n_processes == 1:
-            return n_samples, n_batches
-        found = reduced(self.strategy, self.rank, [n_samples, n_batches], "sum")
-        n_samples, n_batches = (round(n * self.n / self.n_processes) for n in found)
-        return n_samples, n_batches
+            return list(numbers)
+        return [round(n * self.n / self.n_processes) for n in reduced(self.strategy, self.rank, list(numbers), "sum")]
 
 
 # %% ../../nbs/addons/accumulation.ipynb #8d212867
@@ -298,14 +293,13 @@ def window_of_tokens(total_batch_size: int, tokens_per_batch: int, n_processes: 
 def samples_per_batch(loader: Any, micro_batch_size: int | None = None) -> int:
     """The samples of a batch of `loader`. Raises ConfigError if they are unknown, or not `micro_batch_size`."""
     size = getattr(loader, "batch_size", None)
+    if micro_batch_size is None and size is None:
+        what = "global_batch_size needs the samples of a batch, and the loader has no batch_size."
+        raise ConfigError(what, remedy="Give micro_batch_size.")
     if micro_batch_size is not None and size not in (None, micro_batch_size):
         what = f"micro_batch_size={micro_batch_size}, but the batches of the loader have {size} samples."
         raise ConfigError(what, remedy="Make the loader with that batch_size, or leave micro_batch_size out.")
-    if (found := micro_batch_size or size) is None:
-        raise ConfigError(
-            "global_batch_size needs the samples of a batch, and the loader has no batch_size.", remedy="Give micro_batch_size."
-        )
-    return found
+    return micro_batch_size or size
 
 
 def tokens_per_batch(loader: Any, given: int | None = None) -> int:
@@ -421,9 +415,7 @@ class _Accumulate(_Windows):
         """The outputs of the steps of all processes, aggregated; `loss` is the sum of this process, None if it is not needed."""
         if self.addon.aggregate_outputs_fn is not None:
             return self.addon.aggregate_outputs_fn(outputs, self._readers.group)
-        if loss is not None and self._readers.n_processes > 1:
-            loss = self._readers.sum(torch.as_tensor(loss, device=self._readers.strategy.root_device))
-        return AggregatedOutputs(loss, n_batches)
+        return AggregatedOutputs(None if loss is None else self._readers.sum(loss), n_batches)
 
     def _reduced(self, found: AggregatedOutputs, n_samples: int) -> float | Tensor:
         """The loss of an update. Raises StepError if `aggregate_outputs_fn` left out what it needs."""
@@ -523,9 +515,8 @@ class AccumulationAddon(AddOnBase):
         for name in ("grad_reduction", "loss_reduction"):
             value = getattr(self, name)
             if value == "per-token-mean" and self.aggregate_outputs_fn is None:
-                raise ConfigError(
-                    f"{name}='per-token-mean' needs the number of tokens.", remedy="Give aggregate_outputs_fn, which counts them."
-                )
+                what = f"{name}='per-token-mean' needs the number of tokens."
+                raise ConfigError(what, remedy="Give aggregate_outputs_fn, which counts them.")
         self._loader: Any = None
 
     def __getstate__(self) -> dict[str, Any]:

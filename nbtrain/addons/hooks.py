@@ -58,8 +58,9 @@ def _bind(name: str, function: Any, label: str) -> _Bound:
         return _Bound(label, function, len(given))
     taken = 0
     for parameter, argument in zip(parameters, given):
-        if parameter.kind is parameter.KEYWORD_ONLY or (parameter.default is not parameter.empty and parameter.name != argument):
-            break  # an option with a default
+        is_option = parameter.default is not parameter.empty and parameter.name != argument
+        if is_option or parameter.kind is parameter.KEYWORD_ONLY:
+            break
         taken += 1
     needed = [p.name for p in parameters[taken:] if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     if needed:
@@ -72,21 +73,21 @@ def _bind(name: str, function: Any, label: str) -> _Bound:
 def _bound(given: Any, *, strict: bool) -> list[tuple[str, _Bound]]:
     """The hooks of an object with methods named after hooks, or of a mapping, by name."""
     if _has_hooks(given):
-        check_names(type(given), HOOK_NAMES, TrainHook if isinstance(given, TrainHook) else object, strict=strict)
-        found = {name: getattr(given, name, None) for name in HOOK_NAMES}
-        kind = type(given).__name__
-        return [(name, _bind(name, method, f"{kind}.{name}")) for name, method in found.items() if method is not None]
+        kind = type(given)
+        check_names(kind, HOOK_NAMES, TrainHook if isinstance(given, TrainHook) else object, strict=strict)
+        return [(name, _bind(name, getattr(given, name), f"{kind.__name__}.{name}")) for name in HOOK_NAMES if hasattr(given, name)]
     if not isinstance(given, Mapping):
-        what = f"hooks={given!r} is neither an object with hooks nor a mapping of functions."
         remedy = 'Give {"after_optimizer_step": function}, or an object with methods of these names.'
-        raise ConfigError(what, remedy='Give it as lightning={"callbacks": [...]}.' if isinstance(given, L.Callback) else remedy)
-    for name in given:
+        if isinstance(given, L.Callback):
+            remedy = 'Give it as lightning={"callbacks": [...]}.'
+        raise ConfigError(f"hooks={given!r} is neither an object with hooks nor a mapping of functions.", remedy=remedy)
+    found = []
+    for name, function in given.items():
         if name not in HOOK_NAMES:
             raise ConfigError(f"There is no hook {name!r}.", remedy=nearest(str(name), HOOK_NAMES))
-    return [
-        (name, _bind(name, function, f"{name} ({getattr(function, '__qualname__', type(function).__name__)})"))
-        for name, function in given.items()
-    ]
+        label = getattr(function, "__qualname__", type(function).__name__)
+        found.append((name, _bind(name, function, f"{name} ({label})")))
+    return found
 
 
 def _has_hooks(given: Any) -> bool:
@@ -107,14 +108,13 @@ class _UpdateBatches:
         self.outputs: list[Any] = []
         self.begins = self.ends = False  # the current batch is the first of the window; the finished batch is its last
         self._began: int | None = None  # the number of updates when this window began
-        self._ended: int | None = None  # the number of updates when the window before ended
 
     def begin(self, batch_idx: int) -> None:
         """Begin a batch."""
         update = self.trainer.train_state.counts.step
         self.begins = update != self._began or batch_idx == 0
         if self.begins:
-            self._began, self._ended = update, update
+            self._began = update
             self.clear()  # a run that was stopped within a window left it open
 
     def keep(self, output: Mapping[str, Any]) -> None:
@@ -123,17 +123,16 @@ class _UpdateBatches:
 
     def add(self, outputs: Any, batch: Any) -> None:
         """End a batch."""
+        self.ends = self.trainer.train_state.counts.step != self._began
         if not outputs and self.begins:
             self._began = None  # it was left out: the window begins with the next one
         elif self.keeps and outputs:
             self.batches.append(batch)
             if len(self.outputs) < len(self.batches):  # a step that runs as a CUDA graph is a whole window, and does not call `keep`
                 self.keep(outputs)
-        self.ends = self.trainer.train_state.counts.step != self._ended
 
     def clear(self) -> None:
         self.batches, self.outputs = [], []
-        self._ended = self.trainer.train_state.counts.step
 
     def means(self) -> dict[str, Any]:
         """The mean of each scalar over the batches, as `train_<name>`; a tensor stays on its device."""
@@ -217,11 +216,8 @@ class _Dispatch(Callback):
         wants = [bound.n_arguments for name in names_at("on_train_batch_end.last") for bound in hooks.get(name, ())]
         self.window = _UpdateBatches(trainer, keeps=max(wants, default=0) > 1)
         for method in dict.fromkeys(point.method for point in HOOKS if point.name not in _ENDS):
-            moments = {
-                point.name: names
-                for point in HOOKS
-                if point.method == method and (names := [name for name in names_at(point.name) if name in hooks])
-            }
+            names = {point.name: [name for name in names_at(point.name) if name in hooks] for point in HOOKS if point.method == method}
+            moments = {moment: found for moment, found in names.items() if found}
             if moments or (wants and method == "on_train_batch_start"):
                 setattr(self, method, partial(_CALLS.get(method, _Dispatch._call), self, moments))
 
@@ -230,8 +226,7 @@ class _Dispatch(Callback):
             return
         at = _At(pl_trainer, module, self.window, given)
         for moment, names in moments.items():
-            comes = _COMES.get(moment)
-            if comes is not None and not comes(at):
+            if moment in _COMES and not _COMES[moment](at):
                 continue
             for name in names:
                 args = HOOK_NAMES[name].make(at)
@@ -260,8 +255,8 @@ class _Ends(L.Callback):
 
     def __init__(self, trainer: TrainerProtocol, hooks: Mapping[str, list[_Bound]]) -> None:
         self.trainer, self.hooks = trainer, hooks
-        self._left: list[Callable[[], None]] = []  # calls that are left for the end
-        self._n_last = 0  # the number of these that come after the training
+        self._ends: list[Callable[[], None]] = []  # calls that are left for the end of the training
+        self._finals: list[Callable[[], None]] = []  # and for the end of the run
         self._late: Exception | None = None  # raised at the end of a stopped run
         self._handle: RemovableHandle | None = None
 
@@ -269,32 +264,32 @@ class _Ends(L.Callback):
         if stage == "fit":
             found = listeners(pl_trainer, "on_finalize").items()
             calls = [partial(call_hook, label, pl_trainer, method, pl_trainer, pl_module) for label, method in found]
-            self._left = [*calls, *self._bound("on_finalize", pl_trainer)]
-            self._n_last = len(self._left)
+            self._finals = calls + self._bound("on_finalize", pl_trainer)
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._left = [*self._bound("on_train_end", pl_trainer), *self._left]
-        if (notify := notifier(pl_trainer, "on_after_optimizer_step")) is not None:
-            if (watch := getattr(pl_module, "watch", None)) is not None:  # each step that is made by hand
-                watch.after.append(notify)
-            else:
-                self._handle = pl_trainer.optimizers[0].register_step_post_hook(lambda optimizer, args, options: notify(optimizer))
+        self._ends = self._bound("on_train_end", pl_trainer)
+        notify, watch = notifier(pl_trainer, "on_after_optimizer_step"), getattr(pl_module, "watch", None)
+        if notify is not None and watch is not None:  # each step that is made by hand
+            watch.after.append(notify)
+        elif notify is not None:
+            self._handle = pl_trainer.optimizers[0].register_step_post_hook(lambda optimizer, args, options: notify(optimizer))
 
     def on_train_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._call_until(self._n_last)
+        self._call(self._ends)
 
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._remove()
-        self._call_until(0)
+        self._call(self._ends)
+        self._call(self._finals)
         late, self._late = self._late, None
         if late is not None:
             raise late
 
     def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._remove()
-        while self._left:
+        while calls := self._ends or self._finals:
             try:
-                self._left.pop(0)()
+                calls.pop(0)()
             except Exception as error:  # the first error is the one that is raised
                 add_note(exception, f"nbtrain: {type(error).__name__} after it: {first_line(error)} ({' '.join(notes(error))})")
                 self._late = self._late or (error if isinstance(exception, Leave) else None)
@@ -302,9 +297,9 @@ class _Ends(L.Callback):
     def _bound(self, name: str, pl_trainer: L.Trainer) -> list[Callable[[], None]]:
         return [partial(bound.call, pl_trainer, self.trainer, ()) for bound in self.hooks.get(name, ())]
 
-    def _call_until(self, n_left: int) -> None:
-        while len(self._left) > n_left:
-            self._left.pop(0)()
+    def _call(self, calls: list[Callable[[], None]]) -> None:
+        while calls:
+            calls.pop(0)()
 
     def _remove(self) -> None:
         if self._handle is not None:

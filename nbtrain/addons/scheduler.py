@@ -12,7 +12,6 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -26,8 +25,8 @@ from ..events import Plan
 from ..errors import ConfigError
 from ..optim.joint_optimizer import JointOptimizer, JointScheduler
 from nbtrain.optim.schedulers import (
-    CountedScheduler, FunctionSchedule, Schedule, Scheduler, check_direction, check_length, class_of_factory, initial_lrs, is_factory,
-    rate_of_next, resolve_schedule, scale_lr, scale_rates, set_group_lr, set_initial_lrs, set_lr,
+    CountedScheduler, FunctionSchedule, Schedule, Scheduler, check_direction, check_length, class_of_factory, group_options, initial_lrs,
+    is_factory, rate_of_next, resolve_schedule, scale_lr, scale_rates, set_group_lr, set_initial_lrs, set_lr,
 )  # fmt: skip
 
 # %% auto #0
@@ -45,8 +44,9 @@ def _n_updates(trainer: TrainerProtocol, pl_trainer: L.Trainer, epochs: range, f
     for epoch in epochs:
         left = int(pl_trainer.num_training_batches)
         while left > 0:
-            by_update = windows(update) if windows is not None else None
-            length = by_update or (callback.get_accumulate_grad_batches(epoch) if callback is not None else None)
+            length = None if windows is None else windows(update)
+            if length is None and callback is not None:
+                length = callback.get_accumulate_grad_batches(epoch)
             if length is None:
                 return None
             left, update = left - length, update + 1
@@ -100,28 +100,25 @@ class _Step(PassCallback):
         planned = self._begin.get("total") if self._goes_on else None
         plan = self._plan(pl_trainer)
         total = self._begin.get("total")
-        optimizer = self.trainer.optimizer
+        optimizer, history = self.trainer.optimizer, self.trainer.train_state.history
         assert optimizer is not None
-        groups: list[dict[str, Any]] = [
-            {name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items() if name != "params"}
-            for group in optimizer.param_groups
-        ]
+        options = group_options(optimizer)
         rates = initial_lrs(optimizer) if self.addon.is_base_set else []
         self._schedule = resolve_schedule(self.scheduler, optimizer, plan, on_batch=self.on_batch, update=self._update)
-        kind = type(self._schedule.scheduler).__qualname__
-        self._saved = self._saved if hasattr(self._schedule.scheduler, "load_state_dict") else None
-        from_metrics = isinstance(self._schedule.scheduler, ReduceLROnPlateau)
-        if isinstance(self._schedule.scheduler, ReduceLROnPlateau):
-            check_direction(
-                self._schedule.scheduler, self.trainer.train_state.history.monitor, self.trainer.train_state.history.monitor_mode
-            )
+        made = self._schedule.scheduler
+        from_metrics = isinstance(made, ReduceLROnPlateau)
+        if from_metrics:
+            check_direction(made, history.monitor, history.monitor_mode)
+        saved = self._saved if hasattr(made, "load_state_dict") else None
+        was = "" if saved is None else _other_schedule(saved, self._saved_class, made)
         if planned not in (None, total) and is_factory(self.scheduler) and not from_metrics:
             self._follow(planned, total, pl_trainer.current_epoch)
-        elif self._saved is not None and (was := _other_schedule(self._saved, self._saved_class, self._schedule.scheduler)):
+        elif was:
+            kind = type(made).__qualname__
             self.trainer.recorder.note(f"The schedule is a {kind}, and was {was} when the state was saved: it begins again.")
-        elif self._saved is not None and (self._goes_on or self._schedule.scheduler is self.scheduler):
-            self._schedule.scheduler.load_state_dict(self._saved)
-            for group, values in zip(optimizer.param_groups, groups):  # the constructor of a scheduler sets its first learning rate
+        elif saved is not None and (self._goes_on or made is self.scheduler):
+            made.load_state_dict(saved)
+            for group, values in zip(optimizer.param_groups, options):  # the constructor of a scheduler sets its first learning rate
                 set_group_lr(group, values.pop("lr"))
                 group.update(values)
         elif self.addon.is_base_set and initial_lrs(optimizer) != rates:
@@ -129,7 +126,7 @@ class _Step(PassCallback):
         self.addon.is_base_set = False
         self._take_factor(optimizer)
         self._is_said, self._planned = self._begin.get("said", False), plan.batches_per_epoch
-        if self._schedule.scheduler is self.scheduler:
+        if made is self.scheduler:
             self._note_length(plan)
 
     def _join_session(self) -> None:

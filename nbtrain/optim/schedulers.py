@@ -45,6 +45,7 @@ __all__ = [
     "n_required",
     "is_factory",
     "resolve_schedule",
+    "group_options",
     "class_of_factory",
     "check_direction",
     "check_length",
@@ -333,32 +334,32 @@ def resolve_schedule(scheduler: Scheduler, optimizer: Optimizer, plan: Plan, *, 
     return Schedule(FunctionSchedule(optimizer, scheduler, update), "update")
 
 
-def class_of_factory(factory: Callable[..., Any], optimizer: Optimizer) -> str | None:
-    """The class of the schedules that `factory` makes; None if it needs the plan of a run. The optimizer stays as it is."""
-    parts: list[Any] = [optimizer, *getattr(optimizer, "optimizers", {}).values()]
-    attributes = [(part, dict(vars(part))) for part in parts]
-    values = [
-        (group, {name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items() if name != "params"})
+def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The options of each parameter group, without its parameters; a rate that is a tensor is copied."""
+    return [
+        {name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items() if name != "params"}
         for group in optimizer.param_groups
     ]
+
+
+def _twin(optimizer: Any) -> Any:
+    """A copy of an optimizer on the same parameters and states, whose options and attributes a scheduler may change."""
+    if hasattr(optimizer, "optimizers"):
+        return type(optimizer)({name: _twin(part) for name, part in optimizer.optimizers.items()})
+    twin = object.__new__(type(optimizer))
+    options = zip(optimizer.param_groups, group_options(optimizer))
+    vars(twin).update(vars(optimizer), param_groups=[{**group, **own} for group, own in options])
+    return twin
+
+
+def class_of_factory(factory: Callable[..., Any], optimizer: Optimizer) -> str | None:
+    """The class of the schedules that `factory` makes; None if it needs the plan of a run. The optimizer stays as it is."""
     try:
         with keep_random(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return type(factory(optimizer, Plan(n_epochs=10, batches_per_epoch=100))).__qualname__
+            return type(factory(_twin(optimizer), Plan(n_epochs=10, batches_per_epoch=100))).__qualname__
     except Exception:  # the run raises it
         return None
-    finally:
-        for part, before in attributes:  # a scheduler marks the optimizer's step
-            vars(part).clear()
-            vars(part).update(before)
-        for group, options in values:
-            for name in group.keys() - options.keys() - {"params"}:
-                del group[name]
-            for name, value in options.items():
-                if isinstance(value, Tensor):
-                    group[name].copy_(value)
-                else:
-                    group[name] = value
 
 
 def _made(scheduler: Any, optimizer: Optimizer) -> Any:
