@@ -9,7 +9,6 @@ import importlib.util
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
@@ -19,6 +18,7 @@ from torch import Tensor
 from ..private.lightning_parts import hook_of
 from .gradients import GradientClipAddon
 from ..optim.given_gradients import total_norm
+from ..optim.param_groups import parameters_in
 from .scheduler import SchedulerAddon
 from ..data.batch import batch_size
 from ..engine.addon import AddOnBase, Phase
@@ -27,10 +27,10 @@ from ..engine.logged import current_results
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import AddOnError
-from ..loggers.step_points import gpu_memory, tokens_in
+from ..loggers.step_points import BatchSums, gpu_memory, tokens_in
 
 # %% auto #0
-__all__ = ["TokenCount", "memory", "BatchSums", "SystemMonitorAddon"]
+__all__ = ["TokenCount", "memory", "SystemMonitorAddon"]
 
 
 # %% ../../nbs/addons/system_monitor.ipynb #397f8a69
@@ -44,31 +44,6 @@ def memory(device: torch.device) -> dict[str, float]:
     return found
 
 
-# %% ../../nbs/addons/system_monitor.ipynb #893ef557
-@dataclass
-class BatchSums:
-    """Sums over consecutive training batches: samples, tokens, seconds of waiting and seconds of computing."""
-
-    n_batches: int = 0
-    n_samples: int = 0
-    n_tokens: int = 0
-    wait_s: float = 0.0
-    step_s: float = 0.0
-
-    def add(self, n_samples: int, n_tokens: int, wait_s: float, step_s: float) -> None:
-        self.n_batches += 1
-        self.n_samples += n_samples
-        self.n_tokens += n_tokens
-        self.wait_s += wait_s
-        self.step_s += step_s
-
-    def rates(self) -> dict[str, float]:
-        """`wait_share` (a fraction of the time), `samples_per_s` and, if there are tokens, `tokens_per_s`."""
-        seconds = max(self.wait_s + self.step_s, 1e-9)
-        rates = {"wait_share": self.wait_s / seconds, "samples_per_s": self.n_samples / seconds}
-        return rates | {"tokens_per_s": self.n_tokens / seconds} if self.n_tokens else rates
-
-
 # %% ../../nbs/addons/system_monitor.ipynb #f11a9960
 _EVERY_S = 0.25
 TokenCount = Callable[[Any], int]
@@ -80,7 +55,7 @@ class _Monitor(PassCallback):
         self.window, self.epoch = BatchSums(), BatchSums()  # the batches since the last measurement, and those of the epoch
         self._began_s = self._ended_s = 0.0  # the last batch
         self._due_s = -math.inf  # the next measurement
-        self._has_tokens: bool | None = None
+        self._count_tokens = addon.count_tokens or tokens_in
         self._logged: set[str] = set()  # the keys of its numbers in Lightning's table
         self._device = torch.device("cpu")
 
@@ -100,7 +75,7 @@ class _Monitor(PassCallback):
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         now_s = self.clock()
-        counted = batch_size(batch), self._n_tokens(batch), self._began_s - self._ended_s, now_s - self._began_s
+        counted = batch_size(batch), self._count_tokens(batch), self._began_s - self._ended_s, now_s - self._began_s
         self.window.add(*counted)
         self.epoch.add(*counted)
         self._ended_s = now_s
@@ -115,24 +90,20 @@ class _Monitor(PassCallback):
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._ended_s = self.clock()  # don't count the time of the validation
 
-    def _n_tokens(self, batch: Any) -> int:
-        """The number of tokens in a batch; if the first batch has no token ids, the others are not searched."""
-        if self.addon.count_tokens is not None:
-            return self.addon.count_tokens(batch)
-        if self._has_tokens is False:
-            return 0
-        n = tokens_in(batch)
-        self._has_tokens = n > 0
-        return n
+    @staticmethod
+    def _rates(sums: BatchSums) -> dict[str, float]:
+        """`wait_share`, a fraction of the time, and the rates."""
+        seconds = sums.wait_s + sums.step_s
+        return {"wait_share": sums.wait_s / max(seconds, 1e-9)} | sums.rates(seconds)
 
     def _measure(self, module: L.LightningModule) -> None:
         assert isinstance(module, StepModule) and self.trainer.optimizer is not None
-        values: dict[str, float | Tensor] = {**self.window.rates()}
+        values: dict[str, float | Tensor] = {**self._rates(self.window)}
         groups = self.trainer.optimizer.param_groups
         if len(groups) > 1:  # each row has the rate of the first group anyway
             values |= {f"lr_{i}": float(group["lr"]) for i, group in enumerate(groups, start=1) if "lr" in group}
         if not any(isinstance(addon, GradientClipAddon) and addon.gradient_clip for addon in self.trainer.active_addons):
-            values["grad_norm"] = total_norm(p.grad for group in groups for p in group["params"] if p.grad is not None)
+            values["grad_norm"] = total_norm(p.grad for p in parameters_in(self.trainer.optimizer) if p.grad is not None)
         logged = current_results(module.trainer)
         others = {metric.meta.name for key, metric in (logged or {}).items() if key not in self._logged}
         for name, value in {**values, **memory(self.trainer.device)}.items():
@@ -158,7 +129,7 @@ class _Monitor(PassCallback):
         if self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)
             epoch.step_s += self.clock() - self._ended_s
-        found = epoch.rates() | {"step_time_s": epoch.step_s / epoch.n_batches}
+        found = self._rates(epoch) | {"step_time_s": epoch.step_s / epoch.n_batches}
         if hasattr(module := torch.get_device_module(self._device), "max_memory_allocated"):
             found["memory_peak_gb"] = module.max_memory_allocated(self._device) / 1e9
         return found

@@ -27,13 +27,15 @@ from .background import Delivery
 from .entries import PointValues
 
 # %% auto #0
-__all__ = ["tokens_in", "Throughput", "gpu_memory", "PointRows", "StepPoints"]
+__all__ = ["tokens_in", "BatchSums", "gpu_memory", "PointRows", "StepPoints"]
 
 
 # %% ../../nbs/loggers/step_points.ipynb #89567809
 def tokens_in(batch: Any) -> int:
     """The number of token ids in a batch: the number of elements of its first two-dimensional integer tensor; 0 if there is none."""
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else [batch]
+    values = batch if isinstance(batch, (list, tuple)) else [batch]
+    if isinstance(batch, Mapping):
+        values = batch.values()
     for value in values:
         if isinstance(value, Tensor) and value.ndim == 2 and not (value.is_floating_point() or value.is_complex()):
             return value.numel()
@@ -41,34 +43,30 @@ def tokens_in(batch: Any) -> int:
 
 
 # %% ../../nbs/loggers/step_points.ipynb #6d1f2a90
-class Throughput:
-    """Samples and tokens per second since `begin`; `clock` returns seconds. Tokens are counted if the first batch has token ids."""
+@dataclass
+class BatchSums:
+    """Sums over consecutive training batches: samples, tokens, seconds of waiting for the loader and seconds of computing."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
-        self._has_tokens: bool | None = None
-        self.begin()
+    n_batches: int = 0
+    n_samples: int = 0
+    n_tokens: int = 0
+    wait_s: float = 0.0
+    step_s: float = 0.0
 
-    def begin(self) -> None:
-        self._since_s = self.clock()
-        self._n_samples = self._n_tokens = 0
+    def add(self, n_samples: int, n_tokens: int, wait_s: float = 0.0, step_s: float = 0.0) -> None:
+        self.n_batches += 1
+        self.n_samples += n_samples
+        self.n_tokens += n_tokens
+        self.wait_s += wait_s
+        self.step_s += step_s
 
-    def add(self, batch: Any) -> None:
-        self._n_samples += batch_size(batch)
-        if self._has_tokens is not False:
-            n = tokens_in(batch)
-            self._has_tokens = n > 0
-            self._n_tokens += n
-
-    def seconds(self) -> float:
-        """The seconds since `begin`; never 0."""
-        return max(self.clock() - self._since_s, 1e-9)
-
-    def rates(self) -> dict[str, float]:
+    def rates(self, seconds: float) -> dict[str, float]:
         """`samples_per_s`, and `tokens_per_s` if the batches have token ids."""
-        seconds = self.seconds()
-        rates = {"samples_per_s": self._n_samples / seconds}
-        return rates | {"tokens_per_s": self._n_tokens / seconds} if self._n_tokens else rates
+        seconds = max(seconds, 1e-9)
+        rates = {"samples_per_s": self.n_samples / seconds}
+        if self.n_tokens:
+            rates["tokens_per_s"] = self.n_tokens / seconds
+        return rates
 
 
 # %% ../../nbs/loggers/step_points.ipynb #cfb3287e
@@ -145,9 +143,13 @@ class StepPoints(L.Callback):
         self._n_batches = self._n_marked = 0
         self._update = -1  # of the newest point
         self._before: int | None = None  # Lightning's step before a validation
-        self._throughput = Throughput(self.clock)
         self._rows = PointRows()
         self._pl_trainer: L.Trainer | None = None
+        self._restart()
+
+    def _restart(self) -> None:
+        """Measure the speed from now on."""
+        self._sums, self._since_s = BatchSums(), self.clock()
 
     # -- from Lightning
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -164,17 +166,13 @@ class StepPoints(L.Callback):
             return
         self._n_batches += 1
         if self._n_batches == 1:
-            self._connect()
-        self._throughput.add(batch)
+            for logger in self.loggers:
+                if isinstance(logger, Delivery):
+                    logger.begin()
+        self._sums.add(batch_size(batch), tokens_in(batch))
         update = self._updates.completed
-        if update % self._every == 0 and update != self._update and self._on:
+        if update % self._every == 0 and update != self._update:
             self._mark()
-
-    def _connect(self) -> None:
-        """Connect the trackers: the first batch is finished."""
-        for logger in self.loggers:
-            if isinstance(logger, Delivery):
-                logger.begin()
 
     def on_validation_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._on:
@@ -183,7 +181,7 @@ class StepPoints(L.Callback):
             self._stand(pl_trainer)
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._throughput.begin()
+        self._restart()
         if self._before is not None:
             set_logged_step(pl_trainer, self._before)
             self._before = None
@@ -203,17 +201,14 @@ class StepPoints(L.Callback):
         if self._on:
             self.trainer.recorder.flush()
             self._mark_rest()
-            self._stop()
+            self._pl_trainer = None
 
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._stop()
+        self._pl_trainer = None
 
     @property
     def _on(self) -> bool:
         return self._pl_trainer is not None
-
-    def _stop(self) -> None:
-        self._pl_trainer = None
 
     # -- marks
     def _mark_rest(self) -> None:
@@ -224,13 +219,15 @@ class StepPoints(L.Callback):
 
     def _mark(self) -> None:
         assert self._pl_trainer is not None
-        values = {"epoch": float(self._pl_trainer.current_epoch), **self._throughput.rates(), **gpu_memory(self.trainer.device)}
-        if (lr := self.trainer.recorder.rate()) is not None:
+        rates = self._sums.rates(self.clock() - self._since_s)
+        values = {"epoch": float(self._pl_trainer.current_epoch), **rates, **gpu_memory(self.trainer.device)}
+        lr = self.trainer.recorder.rate()
+        if lr is not None:
             values["lr"] = lr
         self._update = self._updates.completed
         self._rows.marks.append(_Mark(self._n_batches, self._update, values))
         self._n_marked = self._n_batches
-        self._throughput.begin()
+        self._restart()
 
     # -- from the recorder
     def update(self, event: Event) -> None:
