@@ -57,7 +57,7 @@ class RetryQueue:
     """A queue of calls that one thread makes in order. A call that raises is retried after `retry_s`, then twice that, up to a minute.
 
     `error` is the newest exception, `n_lost` the number of dropped calls. `on_first_error` is called once, with the
-    first exception.
+    first exception. `settled` is set once a call has succeeded or failed.
     """
 
     def __init__(self, retry_s: float, on_first_error: Callable[[Exception], None]) -> None:
@@ -65,6 +65,7 @@ class RetryQueue:
         self.error: Exception | None = None
         self.n_lost = self.n_passed = 0
         self.is_closed = False
+        self.settled = threading.Event()
         self._calls: deque[Callable[[], Any]] = deque()
         self._changed = threading.Condition()
 
@@ -79,39 +80,32 @@ class RetryQueue:
             self.is_closed = True
             self._changed.notify_all()
 
-    def wait_for_first(self, timeout_s: float) -> bool:
-        """Wait until a call has succeeded or failed. Returns False after `timeout_s`."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.n_passed > 0 or self.error is not None, max(timeout_s, 0.0))
-
     def deliver(self) -> None:
         """Make the calls until the queue is closed and nothing is left to do."""
-        wait_s, n_attempts = self.retry_s, 0
         while (call := self._next()) is not None:
-            n_attempts += 1
-            if self._passes(call):
-                wait_s, n_attempts = self.retry_s, 0
-            elif n_attempts >= _MAX_ATTEMPTS and self._next_passes():
-                n_attempts = 0
-                self.n_lost += 1
-            elif n_attempts >= _MAX_ATTEMPTS and self.is_closed:
-                self.n_lost += 1 + len(self._calls)
-                return
-            else:
-                self._requeue(call, wait_s)
-                wait_s = min(2 * wait_s, _MAX_WAIT_S)
+            wait_s, n_attempts = self.retry_s, 1
+            while not self._passes(call):
+                if n_attempts >= _MAX_ATTEMPTS and self._next_passes():
+                    self.n_lost += 1
+                    break
+                if n_attempts >= _MAX_ATTEMPTS and self.is_closed:
+                    self.n_lost += 1 + len(self._calls)
+                    return
+                self._wait(wait_s)
+                wait_s, n_attempts = min(2 * wait_s, _MAX_WAIT_S), n_attempts + 1
 
     def _next(self) -> Callable[[], Any] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._calls or self.is_closed)
             return self._calls.popleft() if self._calls else None
 
-    def _requeue(self, call: Callable[[], Any], wait_s: float) -> None:
-        """Put `call` back and wait; once the queue is closed, wait only `retry_s`."""
-        was_closed = self.is_closed
+    def _wait(self, wait_s: float) -> None:
+        """Wait for the next attempt: until the queue is closed, or, once it is, only `retry_s`."""
+        if self.is_closed:
+            time.sleep(self.retry_s)
+            return
         with self._changed:
-            self._calls.appendleft(call)
-            self._changed.wait_for(lambda: self.is_closed and not was_closed, self.retry_s if was_closed else wait_s)
+            self._changed.wait_for(lambda: self.is_closed, wait_s)
 
     def _next_passes(self) -> bool:
         """Make the next call before this one; returns whether there is one and it succeeded."""
@@ -121,59 +115,22 @@ class RetryQueue:
         return passes
 
     def _passes(self, call: Callable[[], Any]) -> bool:
-        error = None
         try:
             call()
-        except Exception as raised:  # whatever a client raises, it must not end the run
-            error = raised
-        if error is not None and self.error is None:
-            self.on_first_error(error)
-        with self._changed:
-            self.error, self.n_passed = error or self.error, self.n_passed + (error is None)
-            self._changed.notify_all()
-        return error is None
+            self.n_passed += 1
+            return True
+        except Exception as error:  # whatever a client raises, it must not end the run
+            if self.error is None:
+                self.on_first_error(error)
+            self.error = error
+            return False
+        finally:
+            self.settled.set()
 
 
 # %% ../../nbs/loggers/background.ipynb #5b36e5fd
 Connect = Callable[[Callable[[str], None]], Logger]
 _EXIT_S, _POLL_S = 120.0, 0.5  # how long the process waits at its end for a late sender, and how often it checks
-
-
-class _Guard:
-    """Keeps the process alive while a sender is late. Python waits for threads before it calls the exit handlers of clients."""
-
-    def __init__(self, sender: _Sender) -> None:
-        self._sender, self._lock = sender, threading.Lock()
-        self._is_on = self._has_said = False
-
-    def start(self) -> None:
-        with self._lock:
-            starts, self._is_on = threading.main_thread().is_alive() and not self._is_on, True
-        if starts:
-            threading.Thread(target=self._watch, name=f"nbtrain-{self._sender.label}-end").start()
-
-    def _watch(self) -> None:
-        while self._stays():
-            self._sender.thread.join(_POLL_S)
-        if self._sender.is_late:
-            self.finish()
-
-    def _stays(self) -> bool:
-        with self._lock:
-            self._is_on = self._sender.is_late and threading.main_thread().is_alive()
-            return self._is_on
-
-    def finish(self) -> None:
-        """At the end of the process, wait while the sender is late, and print what is lost."""
-        sender, end_s = self._sender, time.monotonic() + _EXIT_S
-        if not self._has_said:
-            print(f"nbtrain: waiting for {sender.label}, which has not received all of a run: {_EXIT_S:g} s at most.", file=sys.stderr)
-        self._has_said = True
-        while sender.is_late and time.monotonic() < end_s:
-            sender.thread.join(min(_POLL_S, _EXIT_S))
-        lost = f"{sender.label} was not done within {_EXIT_S:g} s; what it misses is in the run's own history only."
-        if (outcome := lost if sender.is_late else None if sender.thread.is_alive() else sender.outcome(0.0)) is not None:
-            print(f"nbtrain: {outcome}", file=sys.stderr)
 
 
 # %% ../../nbs/loggers/background.ipynb #402dad15
@@ -232,8 +189,8 @@ class _Sender:
         self.began_s = math.inf
         self.waited_s: float | None = None  # by the run, until the logger was connected; None before that
         self.closed_s = math.inf
-        self.guard = _Guard(self)
         self._status = "success"
+        self._has_end = threading.Lock()  # locked once a thread waits for the end
         self.thread = threading.Thread(target=self._work, name=f"nbtrain-{label}", daemon=True)
 
     def put(self, call: Callable[[Any], Any]) -> None:
@@ -253,7 +210,7 @@ class _Sender:
 
     def wait_until_connected(self, patience_s: float) -> bool:
         """Wait until the logger is connected or has failed. Returns False `patience_s` after the beginning."""
-        is_settled = self.calls.wait_for_first(self.began_s + patience_s - time.monotonic())
+        is_settled = self.calls.settled.wait(max(self.began_s + patience_s - time.monotonic(), 0.0))
         self.waited_s = time.monotonic() - self.began_s
         return is_settled
 
@@ -284,6 +241,31 @@ class _Sender:
         if n_lost:
             return f"{self.label} refused {n_lost} entries; the run's own history has all."
         return f"{self.label} has all entries now." if error is not None else None
+
+    def keep_process(self) -> None:
+        """Keep the process alive while it is late. Python waits for threads before it calls the exit handlers of clients."""
+        if threading.main_thread().is_alive():
+            threading.Thread(target=self._watch, name=f"nbtrain-{self.label}-end").start()
+
+    def _watch(self) -> None:
+        while self.is_late and threading.main_thread().is_alive():
+            self.thread.join(_POLL_S)
+        if self.is_late:
+            self.finish()
+
+    def finish(self) -> None:
+        """At the end of the process, wait while it is late, and print what is lost."""
+        if not self._has_end.acquire(blocking=False):
+            return
+        print(f"nbtrain: waiting for {self.label}, which has not received all of a run: {_EXIT_S:g} s at most.", file=sys.stderr)
+        end_s = time.monotonic() + _EXIT_S
+        while self.is_late and time.monotonic() < end_s:
+            self.thread.join(min(_POLL_S, _EXIT_S))
+        outcome = None if self.thread.is_alive() else self.outcome(0.0)
+        if self.is_late:
+            outcome = f"{self.label} was not done within {_EXIT_S:g} s; what it misses is in the run's own history only."
+        if outcome is not None:
+            print(f"nbtrain: {outcome}", file=sys.stderr)
 
     def _connect(self) -> None:
         logger: Any = self.connect(self.notes.append)
@@ -381,7 +363,8 @@ class Delivery(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Queue `metrics`. Lightning's `step` is the index of the newest update, from 0; the logger gets the number of updates."""
-        held, n_updates = self._entries(metrics), None if step is None else step + 1
+        held = self._entries(metrics)
+        n_updates = None if step is None else step + 1
         if self._sender is not None:
             self.begin()
 
@@ -391,19 +374,15 @@ class Delivery(Logger):
 
         self.put(deliver)
 
-    @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         self.put(lambda logger: logger.log_hyperparams(params, *args, **kwargs))
 
-    @rank_zero_only
     def log_graph(self, model: Any, input_array: Any = None) -> None:
         self.put(lambda logger: logger.log_graph(model, input_array))
 
-    @rank_zero_only
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
         self.put(lambda logger: logger.after_save_checkpoint(checkpoint_callback))
 
-    @rank_zero_only
     def finalize(self, status: str) -> None:
         """Deliver the rest and close, in at most `wait_s` seconds. A note says what was not delivered."""
         self._close(status)
@@ -437,7 +416,7 @@ class Delivery(Logger):
             raise sender.calls.error
         if not is_settled:
             self.note(f"{self.label} did not answer within {self._patience_s:g} s; the run continues, and what it misses is kept.")
-            sender.guard.start()
+            sender.keep_process()
         self._register()
         self._show_notes(sender)
 
@@ -461,13 +440,12 @@ class Delivery(Logger):
         if (outcome := sender.outcome(self.wait_s)) is not None:
             self.note(outcome)
         if sender.is_late:
-            sender.guard.start()
+            sender.keep_process()
 
     def _queue(self) -> _Sender:
         """The sender of this run, which queues its calls until it begins."""
         if self._sender is None:
-            connect: Connect = lambda note: self.connect(self._once(note))  # noqa: E731
-            self._sender = _Sender(self.label, connect, self.retry_s, self._register)
+            self._sender = _Sender(self.label, self._connect, self.retry_s, self._register)
         return self._sender
 
     def _register(self) -> None:
@@ -480,15 +458,15 @@ class Delivery(Logger):
         sender = self._sender
         self._close("failed")
         if sender is not None and sender.is_late:
-            sender.guard.finish()
+            sender.finish()
 
-    def _once(self, note: Callable[[str], None]) -> Callable[[str], None]:
+    def _connect(self, note: Callable[[str], None]) -> Logger:
         def note_once(text: str) -> None:
             if text not in self._noted:
                 self._noted.add(text)
                 note(text)
 
-        return note_once
+        return self.connect(note_once)
 
     def _show_notes(self, sender: _Sender) -> None:
         while sender.notes:
