@@ -34,6 +34,7 @@ __all__ = [
     "find_item_misfit",
     "describe",
     "check_values",
+    "check_positive",
     "check_call",
     "read_hint",
     "parameter_hints",
@@ -249,6 +250,14 @@ def check_values(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
         if name in hints and (misfit := find_misfit(name, value, hints[name])) is not None:
             at, part, hint = misfit
             raise ConfigError(f"{at} must be {describe(hint)}, got {_shown(part)}.", remedy=_remedy(*misfit))
+
+
+def check_positive(owner: object, *names: str, kind: str = "integer", remedy: str = "Give 1, 2, 3, … or leave it out.") -> None:
+    """Raise ConfigError for the first of these attributes of `owner` that is neither None nor positive."""
+    for name in names:
+        value = getattr(owner, name)
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name}={value!r} must be a positive {kind}.", remedy=remedy)
 
 
 # %% ../nbs/annotations.ipynb #f62d1340

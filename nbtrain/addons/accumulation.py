@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import lightning as L
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..annotations import check_positive
 from ..data.batch import batch_size, can_split, is_out_of_memory, split
 from ..distributed.rank import find_rank, reduced
 from ..engine.addon import AddOnBase, TrainStep
@@ -508,10 +510,9 @@ class AccumulationAddon(AddOnBase):
         schedule = self.accumulate if isinstance(self.accumulate, Mapping) else {0: self.accumulate}
         if 0 not in schedule or any(key < 0 for key in schedule):
             raise ConfigError(f"accumulate={self.accumulate!r} must have a key for update 0.", remedy="Give {0: 1, 1000: 4}.")
-        sizes = {name: getattr(self, name) for name in ("global_batch_size", "micro_batch_size", "total_batch_size", "tokens_per_batch")}
-        for name, value in [*(("accumulate", value) for value in schedule.values()), *sizes.items()]:
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value!r} must be a positive integer.", remedy="Give 1, 2, 3, … or leave it out.")
+        for n_batches in schedule.values():
+            check_positive(SimpleNamespace(accumulate=n_batches), "accumulate")
+        check_positive(self, "global_batch_size", "micro_batch_size", "total_batch_size", "tokens_per_batch")
         for name in ("grad_reduction", "loss_reduction"):
             value = getattr(self, name)
             if value == "per-token-mean" and self.aggregate_outputs_fn is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning as L
 
+from ..annotations import check_positive
 from ..checkpoint.weights import load_weights
 from .ema import EMAAddon
 from ..engine.addon import AddOnBase
@@ -111,8 +112,7 @@ class EarlyStoppingAddon(AddOnBase):
     after = (EMAAddon,)  # which removes its average from the model before the best weights are restored
 
     def __post_init__(self) -> None:
-        if self.patience < 1:
-            raise ConfigError(f"patience={self.patience!r} must be a positive integer.", remedy="Give 1, 2, 3, …")
+        check_positive(self, "patience", remedy="Give 1, 2, 3, …")
         if not self.delta >= 0:
             raise ConfigError(
                 f"delta={self.delta!r} must be 0 or a positive number.", remedy="Give it without a sign, also if higher is better."

@@ -5,10 +5,11 @@
 # %% ../../nbs/addons/freeze.ipynb #60b80a6c
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import lightning as L
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..private.torch_parts import BATCH_NORM
@@ -35,13 +36,18 @@ class _Freeze(Freezer):
         wrapper, first, last = pl_trainer.strategy.model, pl_trainer.current_epoch, pl_trainer.max_epochs or -1
         if not isinstance(wrapper, DistributedDataParallel) or wrapper.find_unused_parameters:
             return
-        is_left = lambda epochs: epochs is None or any(first <= epoch and (epoch < last or last < 0) for epoch in epochs)  # noqa: E731
-        patterns = [pattern for pattern, epochs in self.addon.epochs.items() if is_left(epochs)]
-        if any(p.requires_grad and any(fits(name, pattern) for pattern in patterns) for name, p in self.trainer.model.named_parameters()):
+        left = range(first, last if last >= 0 else 2**62)  # the epochs of this run
+        patterns = [pattern for pattern, epochs in self.addon.epochs.items() if epochs is None or any(epoch in left for epoch in epochs)]
+        if self._trained(patterns):
             raise ConfigError(
                 'FreezeAddon does not work with strategy="ddp", which waits for the gradients of all parameters.',
                 remedy='Give strategy="ddp_find_unused_parameters_true".',
             )
+
+    def _trained(self, patterns: Sequence[str]) -> list[nn.Parameter]:
+        """The parameters that are trained now, and fit one of `patterns`."""
+        trained = [(name, p) for name, p in self.trainer.model.named_parameters() if p.requires_grad]
+        return [p for name, p in trained if any(fits(name, pattern) for pattern in patterns)]
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._thaw()
@@ -49,10 +55,9 @@ class _Freeze(Freezer):
         if not patterns:
             return
         model = self.trainer.model
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad and any(fits(name, pattern) for pattern in patterns):
-                parameter.requires_grad, parameter.grad = False, None
-                self.frozen.append(parameter)
+        for parameter in self._trained(patterns):
+            parameter.requires_grad, parameter.grad = False, None
+            self.frozen.append(parameter)
         if not any(p.requires_grad for p in model.parameters()):
             what = f"In epoch {pl_trainer.current_epoch + 1} all parameters are frozen, so there is nothing to train."
             raise ConfigError(what, remedy="Leave some out of freeze=.")

@@ -28,7 +28,7 @@ from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
 from ..optim.joint_optimizer import JointOptimizer, check_by_name
-from ..annotations import PositiveInt
+from ..annotations import PositiveInt, check_positive
 
 # %% auto #0
 __all__ = ["GradientClipAddon", "GradientStatsAddon", "UpdateRatioAddon", "SAMAddon"]
@@ -230,10 +230,7 @@ class GradientStatsAddon(AddOnBase):
     after = (GradientClipAddon,)  # so the norms are those of the gradients that the optimizer gets
 
     def __post_init__(self) -> None:
-        for name in ("stats_every_n_steps", "stats_depth"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ConfigError(f"{name}={value!r} must be a positive integer.", remedy="Give 1, 2, 3, …")
+        check_positive(self, "stats_every_n_steps", "stats_depth", remedy="Give 1, 2, 3, …")
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Stats(self, trainer)]

@@ -15,9 +15,10 @@ from typing import Any
 import lightning as L
 from torch.optim import Optimizer
 
+from ..annotations import check_positive
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.protocol import TrainerProtocol
-from ..errors import ConfigError, StepError
+from ..errors import StepError
 from ..optim.given_gradients import total_norm
 from ..optim.param_groups import parameters_in
 from ..tracebacks import variable_name
@@ -75,9 +76,8 @@ class HealAddon(AddOnBase):
     excludes = frozenset({"by_hand", "several_optimizers", "lightning_module"})
 
     def __post_init__(self) -> None:
-        for name in ("heal_steps", "heal_factor", "heal_window", "max_heals"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be a positive number.", remedy="Leave it out for the default.")
+        remedy = "Leave it out for the default."
+        check_positive(self, "heal_steps", "heal_factor", "heal_window", "max_heals", kind="number", remedy=remedy)
         self.n_heals = 0
         self.losses, self.norms = deque[float](maxlen=self.heal_window), deque[float](maxlen=self.heal_window)
         self.copies = deque[dict[str, Any]](maxlen=2)

@@ -11,14 +11,13 @@ from typing import Any
 import lightning as L
 
 from .hooks import HooksAddon
-from ..annotations import Duration, check_values
+from ..annotations import Duration, check_positive, check_values
 from ..engine.addon import AddOnBase
 from ..engine.callback import updates_of
 from ..loops.training import OwnEpochLoop
 from ..engine.protocol import TrainerProtocol
 from ..private.lightning_parts import is_last_batch
 from ..engine.step_module import StepModule, is_whole_epoch
-from ..errors import ConfigError
 
 # %% auto #0
 __all__ = ["ValidateSteps", "LimitsAddon"]
@@ -32,13 +31,9 @@ class _ValidateFirst(L.Callback):
         self.trainer = trainer
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if (
-            self.trainer.train_state.counts.step
-            or not isinstance(pl_module, StepModule)
-            or not pl_module.whole_epoch
-            or not pl_trainer.enable_validation
-            or self.trainer.train_state.history.validations  # a resumed run has it already
-        ):
+        state = self.trainer.train_state
+        is_first = state.counts.step == 0 and not state.history.validations  # a resumed run may have it already
+        if not is_first or not isinstance(pl_module, StepModule) or not pl_module.whole_epoch or not pl_trainer.enable_validation:
             return
         pl_module.isolate_validation()  # so that the rest of the run does not depend on it
         pl_trainer.validating = True
@@ -112,10 +107,7 @@ class LimitsAddon(AddOnBase):
     after = (HooksAddon,)  # hooks for the start of training are called before those of its first validation
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "steps_per_epoch", "max_val_steps", "val_every_n_steps", "val_every_n_epochs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value!r} must be a positive integer.", remedy="Give 1, 2, 3, … or leave it out.")
+        check_positive(self, "max_steps", "steps_per_epoch", "max_val_steps", "val_every_n_steps", "val_every_n_epochs")
         if self.max_time is not None:
             check_values({"max_time": self.max_time}, {"max_time": Duration})
 
@@ -140,6 +132,7 @@ class LimitsAddon(AddOnBase):
             "val_check_interval": self.val_every_n_steps,
             "check_val_every_n_epoch": self.val_every_n_epochs,
         }
-        given = {name: value for name, value in limits.items() if value is not None}
-        # Lightning raises for an interval longer than an epoch, unless it counts across epochs
-        return given | ({"check_val_every_n_epoch": None} if self.val_every_n_steps is not None else {})
+        given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+        if self.val_every_n_steps is not None:  # Lightning raises for an interval longer than an epoch, unless it counts across epochs
+            given["check_val_every_n_epoch"] = None
+        return given

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..private.torch_parts import allow_steps_before_capture, compile_calls, compile_modes, find_step_hooks, is_compiled
+from ..annotations import check_positive
 from .accumulation import AccumulationAddon
 from .freeze import FreezeAddon
 from .hooks import HooksAddon
@@ -467,11 +468,7 @@ class CudaGraphAddon(AddOnBase):
     excludes = frozenset({"by_hand", "several_optimizers"})
 
     def __post_init__(self) -> None:
-        if self.graph_warmup < 1:
-            raise ConfigError(
-                f"graph_warmup={self.graph_warmup!r} must be a positive integer.",
-                remedy="Give at least 1: the optimizer creates its state in the first step.",
-            )
+        check_positive(self, "graph_warmup", remedy="Give at least 1: the optimizer creates its state in the first step.")
 
     def _graphs(self, device: torch.device) -> Graphs | None:
         """The graphs of `device`; None for a device without them."""

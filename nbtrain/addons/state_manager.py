@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from ..annotations import check_positive
 from .accumulation import AccumulationAddon
 from ..checkpoint.files import SaveFormat, ordered_names, progress_of
 from ..checkpoint.frozen_base import FrozenBase
@@ -115,20 +116,13 @@ class StateManagerAddon(KeptStatesAddon):
         """Raise ConfigError for an invalid option. Without an interval, every epoch is saved."""
         if self.save_path is None:
             raise ConfigError("StateManagerAddon needs a folder to save in.", remedy='Give save_path="runs/my-run".')
-        intervals = [name for name in ("every_n_epochs", "every_n_steps") if getattr(self, name) is not None]
-        if intervals[1:]:
+        if self.every_n_epochs is not None and self.every_n_steps is not None:
             raise ConfigError("every_n_epochs and every_n_steps are both given.", remedy="Give one of them.")
-        for name in ("every_n_epochs", "every_n_steps", "keep_last_n", "keep_best_n"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value!r} must be a positive integer.", remedy="Give 1, 2, 3, … or leave it out.")
-        if self.every_n_minutes is not None and not self.every_n_minutes > 0:
-            raise ConfigError(
-                f"every_n_minutes={self.every_n_minutes!r} must be a positive number.", remedy="Give 10, 0.5, … or leave it out."
-            )
+        check_positive(self, "every_n_epochs", "every_n_steps", "keep_last_n", "keep_best_n")
+        check_positive(self, "every_n_minutes", kind="number", remedy="Give 10, 0.5, … or leave it out.")
         if self.keep_best_n is not None and not self.save_best:
             raise ConfigError("keep_best_n is given, and save_best=False saves no best checkpoint.", remedy="Leave one of them out.")
-        if not intervals and self.every_n_minutes is None:
+        if self.every_n_steps is None and self.every_n_minutes is None and self.every_n_epochs is None:
             self.every_n_epochs = 1
 
     @property
@@ -150,10 +144,12 @@ class StateManagerAddon(KeptStatesAddon):
         return made
 
     def saved_now(self, trainer: StatefulTrainer) -> Path | None:
-        counts, folder = trainer.train_state.counts, trainer.run_dir / FOLDER if trainer.run_dir is not None else None
-        names = ordered_names(folder) if folder is not None and folder.is_dir() else []
-        saved = [name for name in names if progress_of(name) == (counts.epoch, counts.step)]
-        return folder / saved[-1] if folder is not None and saved else None
+        if trainer.run_dir is None:
+            return None
+        counts, folder = trainer.train_state.counts, trainer.run_dir / FOLDER
+        names = ordered_names(folder) if folder.is_dir() else []
+        saved = [folder / name for name in names if progress_of(name) == (counts.epoch, counts.step)]
+        return saved[-1] if saved else None
 
     def _open_disk(self, trainer: StatefulTrainer) -> Disk:
         return Disk(self, trainer)

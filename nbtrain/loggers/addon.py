@@ -20,12 +20,11 @@ from safetensors.torch import save
 
 from ..engine.addon import AddOnBase, CodeService
 from ..engine.callback import active_callbacks
-from ..engine.control import Leave
 from ..engine.protocol import EventSink, TrainerProtocol
 from ..errors import AddOnError, ConfigError, OptionError, nearest
 from ..source.provenance import describe, record
 from ..history.run_files import kept_id, read_file
-from .background import Connect, Delivery
+from .background import Delivery
 from .local import LOCAL
 from .neptune import connect_neptune
 from .step_points import StepPoints
@@ -71,19 +70,6 @@ def _files_below(folder: Path, patterns: Sequence[str]) -> dict[str, bytes]:
 
 
 # %% ../../nbs/loggers/addon.ipynb #99942025
-class _Stops(L.Callback):
-    """Marks a run as stopped on purpose, so that the service does not show it as failed."""
-
-    def __init__(self, trainer: TrainerProtocol, deliveries: Sequence[Logger]) -> None:
-        self.trainer, self.deliveries = trainer, deliveries
-
-    def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        if isinstance(exception, Leave) and self.trainer.control.signum is None:
-            for delivery in self.deliveries:
-                if isinstance(delivery, Delivery):
-                    delivery.end_is_wanted()
-
-
 class _WholeRun(L.Callback):
     """Sends hyper-parameters and source to a web logger, and at the end the best score, the curves and the best weights."""
 
@@ -129,8 +115,7 @@ class _LoggingAddon(AddOnBase):
     """Base class of addons that log: each logger of `lightning_loggers` is a Delivery."""
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
-        ours = self.lightning_loggers(trainer)
-        return [StepPoints(trainer, ours), _Stops(trainer, ours)]
+        return [StepPoints(trainer, self.lightning_loggers(trainer))]
 
     def sink(self, trainer: TrainerProtocol) -> EventSink | None:
         ours = self.lightning_loggers(trainer)
@@ -204,14 +189,13 @@ class WebLoggerAddon(_LoggingAddon):
 
     def lightning_loggers(self, trainer: TrainerProtocol) -> list[Logger]:
         if self._delivery is None:
-            connect = partial(self.connect, trainer)
-            self._delivery = Delivery(self.service, connect, partial(_note, trainer), wait_s=self.wait_s)
+            self._delivery = Delivery(self.service, partial(self.connect, trainer), partial(_note, trainer), wait_s=self.wait_s)
         return [self._delivery]
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
-        points, stops = super().callbacks(trainer)
+        points = super().callbacks(trainer)
         assert self._delivery is not None
-        return [points, _WholeRun(trainer, self, self._delivery), stops]
+        return [*points, _WholeRun(trainer, self, self._delivery)]
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_delivery": None}
@@ -219,11 +203,6 @@ class WebLoggerAddon(_LoggingAddon):
 
 def _note(trainer: TrainerProtocol, text: str) -> None:
     trainer.recorder.note(text)
-
-
-def _same(logger: Logger, note: Callable[[str], None]) -> Logger:
-    """Connect a logger that the user has made."""
-    return logger
 
 
 _TO_INSTALL = {
@@ -295,7 +274,6 @@ class NeptuneLoggerAddon(WebLoggerAddon):
 
 # %% ../../nbs/loggers/addon.ipynb #44bd9c5e
 _OTHERS = 'Other services: loggers=[...] and lightning={"logger": ...} take Lightning\'s loggers.'
-_PACKAGES = {name: package for name, (package, _) in LOCAL.items()}
 
 
 class LoggersAddon(_LoggingAddon):
@@ -322,27 +300,27 @@ class LoggersAddon(_LoggingAddon):
     def __post_init__(self) -> None:
         if isinstance(self.loggers, (str, Logger)):
             self.loggers = [self.loggers]
-        for given in self.loggers:
-            if isinstance(given, str) and given not in _PACKAGES:
-                raise ConfigError(f"loggers=[{given!r}] is unknown.", remedy=f"{nearest(given, _PACKAGES)} {_OTHERS}")
-            if isinstance(given, str) and (package := _PACKAGES[given]) is not None:
-                _check_installed(package, f"loggers=[{given!r}] needs")
+        self._names = [given for given in self.loggers if isinstance(given, str)]
+        for name in self._names:
+            if name not in LOCAL:
+                raise ConfigError(f"loggers=[{name!r}] is unknown.", remedy=f"{nearest(name, LOCAL)} {_OTHERS}")
+            package, _ = LOCAL[name]
+            if package is not None:
+                _check_installed(package, f"loggers=[{name!r}] needs")
         self._deliveries: list[Delivery] = []
 
     def lightning_loggers(self, trainer: TrainerProtocol) -> list[Logger]:
         assert not isinstance(self.loggers, (str, Logger))  # a list, since it was made
-        named = [given for given in self.loggers if isinstance(given, str)]
-        if named and trainer is not None and trainer.run_dir is None and trainer.save_path is None:
-            raise ConfigError(f"loggers={named} need a folder to write to.", remedy='Give save_path="runs/my-run".')
+        if self._names and trainer is not None and trainer.run_dir is None and trainer.save_path is None:
+            raise ConfigError(f"loggers={self._names} need a folder to write to.", remedy='Give save_path="runs/my-run".')
         if not self._deliveries:
             self._deliveries = [self._delivery(trainer, given) for given in self.loggers]
         return list(self._deliveries)
 
     def _delivery(self, trainer: TrainerProtocol, given: str | Logger) -> Delivery:
-        label = given if isinstance(given, str) else type(given).__name__
-        connect: Connect = partial(_begin, trainer, given) if isinstance(given, str) else partial(_same, given)
-        wait_s = _LOCAL_S if isinstance(given, str) else _AWAY_S
-        return Delivery(label, connect, partial(_note, trainer), wait_s=wait_s)
+        if isinstance(given, str):
+            return Delivery(given, partial(_begin, trainer, given), partial(_note, trainer), wait_s=_LOCAL_S)
+        return Delivery(type(given).__name__, lambda note: given, partial(_note, trainer), wait_s=_AWAY_S)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_deliveries": []}

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..private.lightning_parts import logged_step, set_logged_step
 from ..data.batch import batch_size
 from ..engine.callback import updates_of
+from ..engine.control import Leave
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..events import Event
@@ -198,6 +199,9 @@ class StepPoints(L.Callback):
         self._stand(pl_trainer)
 
     def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        for logger in self.loggers:
+            if isinstance(logger, Delivery) and isinstance(exception, Leave) and self.trainer.control.signum is None:
+                logger.end_is_wanted()
         if self._on:
             self.trainer.recorder.flush()
             self._mark_rest()

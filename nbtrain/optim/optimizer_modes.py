@@ -41,29 +41,17 @@ class OptimizerModes(L.Callback):
         found: list[Any] = [*pl_trainer.optimizers] or [self.trainer.optimizer]  # a test alone has none
         return [part for optimizer in found for part in with_modes(optimizer)]
 
-    def _train(self, pl_trainer: L.Trainer) -> None:
-        for optimizer in self._optimizers(pl_trainer):
-            optimizer.train()
-
-    def _evaluate(self, pl_trainer: L.Trainer) -> None:
-        for optimizer in self._optimizers(pl_trainer):
-            optimizer.eval()
-
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not self._optimizers(pl_trainer):
             vars(self)["on_train_batch_start"] = None  # then Lightning does not call it, which takes 26 calls of Python
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        self._train(pl_trainer)
+        for optimizer in self._optimizers(pl_trainer):
+            optimizer.train()
 
-    def on_validation_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._evaluate(pl_trainer)
+    def _evaluate(self, pl_trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        for optimizer in self._optimizers(pl_trainer):
+            optimizer.eval()
 
-    def on_test_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._evaluate(pl_trainer)
-
-    def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._evaluate(pl_trainer)
-
-    def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._evaluate(pl_trainer)  # also where the run was stopped within an epoch
+    # At the end also where the run was stopped within an epoch
+    on_validation_start = on_test_start = on_train_epoch_end = teardown = _evaluate
