@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from ..errors import OptionError, nearest
 
 # %% auto #0
-__all__ = ["LIMITS", "web_name", "Limits", "PointValues", "Entries"]
+__all__ = ["LIMITS", "web_name", "as_plain", "check_names", "Limits", "PointValues", "Entries"]
 
 
 # %% ../../nbs/loggers/entries.ipynb #entrlim1
@@ -21,6 +25,20 @@ def web_name(name: str) -> str:
     """`train_loss` as web loggers write it: `train/loss`. Names without such a prefix stay as they are."""
     prefix, _, rest = name.partition("_")
     return f"{prefix}/{rest}" if prefix in ("train", "val", "test") and rest else name
+
+
+def as_plain(value: Any) -> bool | int | float | str:
+    """A hyper-parameter as trackers take it; what they can't show is text."""
+    return value if isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def check_names(service: str, begin: Callable[..., Any], options: Mapping[str, Any], also: Iterable[str] = ()) -> None:
+    """Raise OptionError for an option of `web_logger` that the client's function `begin` does not take, nor is in `also`."""
+    known = {*inspect.signature(begin).parameters, *also}
+    for name in options:
+        if name not in known:
+            what = f"web_logger={{{service!r}: {{{name!r}: ...}}}}: {service}.{begin.__name__} takes no such argument."
+            raise OptionError(what, remedy=nearest(name, known))
 
 
 def _finite(value: float) -> float | None:
@@ -91,10 +109,10 @@ class Entries:
         for name, value in metrics.items():
             at = isinstance(metrics, PointValues) and name != "epoch", name  # which Lightning logs with each entry
             if at not in self._names:
-                self._names[at] = self._free(name)
-                self._given.add(self._names[at])
-                if self._names[at] != self.limits.name(name):
-                    new[name] = self._names[at]
+                free = self._names[at] = self._free(name)
+                self._given.add(free)
+                if free != self.limits.name(name):
+                    new[name] = free
             held = self.limits.value(value)
             if held is not None:
                 found[self._names[at]] = held

@@ -23,6 +23,7 @@ from lightning.pytorch.loggers.logger import Logger
 from ..private.client_parts import add_summaries
 from ..history.run_files import append_to, inside, read_file, write_file
 from .background import hushed
+from .entries import as_plain
 
 # %% auto #0
 __all__ = ["COLUMNS", "LOCAL", "Tracker", "TrainingLog", "without_prints", "TrackioTracker", "TensorBoardTracker", "MLflowTracker"]
@@ -157,7 +158,7 @@ def _flat(params: Mapping[str, Any], at: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             found |= _flat(value, f"{at}{name}/")
         else:
-            found[f"{at}{name}"] = value if isinstance(value, (bool, int, float, str)) else str(value)
+            found[f"{at}{name}"] = as_plain(value)
     return found
 
 

@@ -5,8 +5,10 @@
 # %% ../../nbs/loggers/media.ipynb #8a1d1891
 from __future__ import annotations
 
+import importlib
 import io
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,16 +74,21 @@ def _to_tensorboard(logger: Any, one: Logged) -> None:
 
 
 def _to_wandb(logger: Any, one: Logged) -> None:
-    import numpy as np
     import wandb
 
-    if one.value.kind == "image":
-        item: Any = wandb.Image(one.image, caption=one.caption)
-    elif one.value.kind == "text":
-        item = wandb.Table(columns=["text"], data=[[one.value.text]])
-    else:
-        item = wandb.Histogram(np_histogram=(np.array(one.counts), np.array(one.value.edges)))
+    item = _item(wandb, one, lambda text: wandb.Table(columns=["text"], data=[[text]]))
     logger.experiment.log({one.name: item, "trainer/global_step": one.step})
+
+
+def _item(client: Any, one: Logged, as_text: Callable[[str], Any]) -> Any:
+    """It as an object of wandb, or of trackio, which has the same classes but that for a text."""
+    import numpy as np
+
+    if one.value.kind == "image":
+        return client.Image(one.image, caption=one.caption)
+    if one.value.kind == "text":
+        return as_text(one.value.text)
+    return client.Histogram(np_histogram=(np.array(one.counts), np.array(one.value.edges)))
 
 
 def _to_mlflow(logger: Any, one: Logged) -> None:
@@ -93,18 +100,8 @@ def _to_mlflow(logger: Any, one: Logged) -> None:
 
 
 def _to_trackio(logger: Any, one: Logged) -> None:
-    import importlib
-
-    import numpy as np
-
     trackio = importlib.import_module("trackio")
-    if one.value.kind == "image":
-        item = trackio.Image(one.image, caption=one.caption)
-    elif one.value.kind == "text":
-        item = trackio.Markdown(one.value.text)
-    else:
-        item = trackio.Histogram(np_histogram=(np.array(one.counts), np.array(one.value.edges)))
-    logger.experiment.log({one.name: item}, step=one.step)
+    logger.experiment.log({one.name: _item(trackio, one, trackio.Markdown)}, step=one.step)
 
 
 def _to_neptune(logger: Any, one: Logged) -> None:

@@ -5,7 +5,6 @@
 # %% ../../nbs/loggers/neptune.ipynb #9347d31c
 from __future__ import annotations
 
-import inspect
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..private.client_parts import neptune_id
-from ..errors import OptionError, nearest
 from ..history.run_files import inside
 from .background import hushed
-from .entries import web_name
+from .entries import as_plain, check_names, web_name
 from .local import Tracker
 
 # %% auto #0
@@ -59,7 +57,7 @@ class NeptuneTracker(Tracker):
         self._written_s = self.clock()
 
     def log_hyperparams(self, params: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        self.run["hyperparams"] = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in params.items()}
+        self.run["hyperparams"] = {name: as_plain(value) for name, value in params.items()}
 
     def log_summary(self, values: Mapping[str, Any]) -> None:
         """Set values for the whole run."""
@@ -95,11 +93,7 @@ def check_neptune(options: Mapping[str, Any]) -> dict[str, Any]:
     """Translate the options to the names of `neptune.init_run`. Raises OptionError for an unknown option."""
     import neptune
 
-    known = inspect.signature(neptune.init_run).parameters.keys()
-    for name in options:
-        if _NAMES.get(name, name) not in known:
-            what = f"web_logger={{'neptune': {{{name!r}: ...}}}}: neptune.init_run takes no such argument."
-            raise OptionError(what, remedy=nearest(name, {*known, *_NAMES}))
+    check_names("neptune", neptune.init_run, options, _NAMES)
     return {_NAMES.get(name, name): value for name, value in options.items()}
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import base64
-import inspect
 import json
 import netrc
 import os
@@ -22,12 +21,11 @@ from urllib.parse import urlsplit
 from lightning.pytorch.loggers import Logger, WandbLogger
 
 from ..private.client_parts import wandb_run
-from ..errors import OptionError, nearest
 from ..history.run_files import inside
-from .entries import web_name
+from .entries import check_names, web_name
 
 # %% auto #0
-__all__ = ["stored_key", "why_offline", "WandBTracker", "check_wandb", "connect_wandb"]
+__all__ = ["stored_key", "why_offline", "WandBTracker", "connect_wandb"]
 
 # %% ../../nbs/loggers/wandb.ipynb #89483ea7
 _PROBE_S, _INIT_S, _FINISH_S = 4.0, 4.0, 8.0  # timeouts: a run begins and ends within ten seconds
@@ -154,17 +152,6 @@ class WandBTracker(WandbLogger):
             _SERVICE.close(self)
 
 
-# %% ../../nbs/loggers/wandb.ipynb #c50389cb
-def check_wandb(options: Mapping[str, Any]) -> None:
-    """Raise OptionError for an option that `wandb.init` does not have."""
-    import wandb
-
-    known = inspect.signature(wandb.init).parameters.keys()
-    for name in options:
-        if name not in known:
-            raise OptionError(f"web_logger={{'wandb': {{{name!r}: ...}}}}: wandb.init takes no such argument.", remedy=nearest(name, known))
-
-
 # %% ../../nbs/loggers/wandb.ipynb #e76fdc5f
 @_SERVICE.starts_run()
 def connect_wandb(options: Mapping[str, Any], run_id: str, folder: Path | None, note: Callable[[str], None]) -> WandBTracker:
@@ -174,7 +161,7 @@ def connect_wandb(options: Mapping[str, Any], run_id: str, folder: Path | None, 
     """
     import wandb
 
-    check_wandb(options)
+    check_names("wandb", wandb.init, options)
     given = dict(options)
     settings = _settings(given.pop("settings", None))
     defaults = wandb.setup().settings

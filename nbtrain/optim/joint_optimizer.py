@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ..errors import ConfigError, nearest
 from .optimizer_state import load_optimizer
 from .param_groups import parameters_in
-from .schedulers import Scheduler, n_required, stepping_remedy
+from .schedulers import Scheduler, is_factory, stepping_remedy
 
 # %% auto #0
 __all__ = [
@@ -77,15 +78,13 @@ class JointOptimizer(Optimizer):
         return type(self), (self.optimizers,)
 
     def _check_shared(self) -> None:
-        owners: dict[int, str] = {}
+        owners: dict[nn.Parameter, str] = {}
         for name, optimizer in self.optimizers.items():
-            other = next((owners[id(p)] for p in parameters_in(optimizer) if id(p) in owners), None)
-            if other is not None:
-                raise ConfigError(
-                    f"The optimizers {other!r} and {name!r} drive the same parameters.",
-                    remedy="Give each parameter to one of them.",
-                )
-            owners |= dict.fromkeys(map(id, parameters_in(optimizer)), name)
+            for parameter in parameters_in(optimizer):
+                other = owners.setdefault(parameter, name)
+                if other != name:
+                    what = f"The optimizers {other!r} and {name!r} drive the same parameters."
+                    raise ConfigError(what, remedy="Give each parameter to one of them.")
 
     def gather(self) -> None:
         """Find the groups and states again, where those of the optimizers were replaced."""
@@ -158,12 +157,14 @@ def named_optimizers(optimizers: Mapping[str, Optimizer] | Sequence[Optimizer], 
 def check_by_name(optimizer: Optimizer | None, **options: Any) -> Optimizer | None:
     """Raise ConfigError for an option that is given by optimizer, and names one that is not there. Returns the optimizer."""
     known: Mapping[str, Any] = getattr(optimizer, "optimizers", {})
-    for option, given in options.items() if optimizer is not None else ():
-        for name in given if isinstance(given, Mapping) else ():
-            if not known:
-                raise ConfigError(f"{option}={dict(given)!r} is for several optimizers, and there is one.", remedy="Give a number.")
-            if name not in known:
-                raise ConfigError(f"{option}: there is no optimizer {name!r}.", remedy=nearest(name, known))
+    by_name = {option: given for option, given in options.items() if isinstance(given, Mapping)}
+    for option, given in by_name.items():
+        unknown = [name for name in given if name not in known]
+        if optimizer is None or not unknown:
+            continue
+        if not known:
+            raise ConfigError(f"{option}={dict(given)!r} is for several optimizers, and there is one.", remedy="Give a number.")
+        raise ConfigError(f"{option}: there is no optimizer {unknown[0]!r}.", remedy=nearest(unknown[0], known))
     return optimizer
 
 
@@ -195,10 +196,10 @@ def join_schedulers(optimizer: JointOptimizer, schedulers: Mapping[str, Any]) ->
     for name in schedulers:
         if name not in optimizer.optimizers:
             raise ConfigError(f"There is no optimizer for the scheduler {name!r}.", remedy=nearest(name, optimizer.optimizers))
-    plain = [isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers.values()]
-    if all(plain):
+    given = schedulers.values()
+    if all(isinstance(one, LRScheduler) and not isinstance(one, ReduceLROnPlateau) for one in given):
         return JointScheduler(optimizer, schedulers)
-    if all(callable(scheduler) and n_required(scheduler) == 2 for scheduler in schedulers.values()):
+    if all(map(is_factory, given)):
         return lambda joint, plan: JointScheduler(joint, {name: make(joint.optimizers[name], plan) for name, make in schedulers.items()})
     raise ConfigError(
         f"schedulers={schedulers!r} can't step together.",
@@ -219,16 +220,12 @@ def schedulers_by_name(optimizer: Optimizer | None, scheduler: Any) -> Any:
             what = f"There are {len(scheduler)} schedulers, and one optimizer."
             raise ConfigError(what, remedy="Give one; torch's SequentialLR and ChainedScheduler join several.")
         return scheduler
+    parts = optimizer.optimizers
     if isinstance(scheduler, (list, tuple)):
-        given = dict(zip(optimizer.optimizers, scheduler))
-        if len(scheduler) > len(optimizer.optimizers):
-            raise ConfigError(
-                f"There are {len(scheduler)} schedulers for {len(optimizer.optimizers)} optimizers.", remedy="Give one for each, or a dict."
-            )
-        return join_schedulers(optimizer, {name: one for name, one in given.items() if one is not None})
-    if isinstance(scheduler, Mapping):
-        return join_schedulers(optimizer, scheduler)
-    if isinstance(scheduler, LRScheduler):
-        of = {name: scheduler for name, part in optimizer.optimizers.items() if scheduler.optimizer is part}
-        return join_schedulers(optimizer, of) if of else scheduler
-    return scheduler
+        if len(scheduler) > len(parts):
+            what = f"There are {len(scheduler)} schedulers for {len(parts)} optimizers."
+            raise ConfigError(what, remedy="Give one for each, or a dict.")
+        scheduler = {name: one for name, one in zip(parts, scheduler) if one is not None}
+    elif isinstance(scheduler, LRScheduler):
+        scheduler = {name: scheduler for name, part in parts.items() if scheduler.optimizer is part} or scheduler
+    return join_schedulers(optimizer, scheduler) if isinstance(scheduler, Mapping) else scheduler
