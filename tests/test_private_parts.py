@@ -27,7 +27,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from nbtrain import RunPaused, Trainer
-from nbtrain.addons import multi_gpu
 from nbtrain.addons.performance import GraphedTraining
 from nbtrain.data.resumable_loader import borrowed
 from nbtrain.engine import pass_module
@@ -39,6 +38,7 @@ from nbtrain.loops.evaluation import OwnEvaluationLoop
 from nbtrain.loops.fast_step import find_step
 from nbtrain.loops.own_loops import use_own_loops
 from nbtrain.loops.training import OwnEpochLoop
+from nbtrain.optim.optimizer_state import move_with_optimizer
 from nbtrain.private.lightning_loops import NEEDED
 from nbtrain.private.lightning_parts import logged_step, stand_at
 from nbtrain.run.lightning_trainer import _bring_back
@@ -368,7 +368,9 @@ def test_models_are_averaged_by_the_strategy() -> None:
 
 
 # -- optimizers, tensors, loaders
-@pytest.mark.parametrize("move", [lambda owner: _bring_back(owner), lambda owner: multi_gpu.move_trainer(owner, owner.device)])
+@pytest.mark.parametrize(
+    "move", [lambda owner: _bring_back(owner), lambda owner: move_with_optimizer(owner.model, owner.optimizer, owner.device)]
+)
 def test_the_state_of_an_optimizer_follows_its_model(move: Callable[[Any], None]) -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.Adam(model.parameters())

@@ -358,9 +358,9 @@ class _Accumulate(_Windows):
         self.window = _Window()  # a run that failed within a window left it open
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        schedule = self.addon.accumulate
-        if isinstance(schedule, Mapping) and self.window.n_batches == 0:
-            self._begin_window(pl_trainer, _at(schedule, pl_trainer.global_step), batch_idx)
+        n_batches = self.addon._window_at(pl_trainer.global_step) if self.window.n_batches == 0 else None
+        if n_batches is not None:
+            self._begin_window(pl_trainer, n_batches, batch_idx)
         self._samples = count_samples(self.trainer, batch) if batch is not None else 0
         if not self.unit:
             self.unit = self._readers.most(self._samples)
@@ -546,14 +546,15 @@ class AccumulationAddon(AddOnBase):
 
     def _refuse_for_module(self) -> None:
         """Raise ConfigError for an option that a LightningModule can't have: it accumulates as Lightning does."""
-        is_schedule = isinstance(self.accumulate, Mapping)
-        given = {"accumulate={...}": is_schedule, f"grad_reduction={self.grad_reduction!r}": self.grad_reduction != "mean"}
-        given |= {name: getattr(self, name) is not None for name in ("loss_reduction", "aggregate_outputs_fn")}
-        if refused := next((name for name, is_given in given.items() if is_given), None):
-            remedy = "Leave it out, and scale the loss in training_step."
-            if is_schedule:
-                remedy = 'Give lightning={"callbacks": [GradientAccumulationScheduler({0: 1, 4: 2})]}, which counts epochs.'
-            raise ConfigError(f"{refused}: a LightningModule accumulates gradients as Lightning does.", remedy=remedy)
+        what = "a LightningModule accumulates gradients as Lightning does."
+        if isinstance(self.accumulate, Mapping):
+            remedy = 'Give lightning={"callbacks": [GradientAccumulationScheduler({0: 1, 4: 2})]}, which counts epochs.'
+            raise ConfigError(f"accumulate={{...}}: {what}", remedy=remedy)
+        given = [name for name in ("loss_reduction", "aggregate_outputs_fn") if getattr(self, name) is not None]
+        if self.grad_reduction != "mean":
+            given = [f"grad_reduction={self.grad_reduction!r}"]
+        if given:
+            raise ConfigError(f"{given[0]}: {what}", remedy="Leave it out, and scale the loss in training_step.")
 
     def lightning_args(self, trainer: TrainerProtocol) -> dict[str, Any]:
         if trainer.configures_optimizers:
@@ -561,13 +562,14 @@ class AccumulationAddon(AddOnBase):
         return {"accumulate_grad_batches": self.accumulate} if isinstance(self.accumulate, int) else {}
 
     def facts(self, trainer: TrainerProtocol) -> dict[str, Any]:
-        varies = isinstance(self.accumulate, Mapping) or self.global_batch_size or self.total_batch_size
-        return {"accumulate": None} if varies else {}
+        if isinstance(self.accumulate, Mapping) or self.global_batch_size or self.total_batch_size:
+            return {"accumulate": None}
+        return {}
 
     def resume_settings(self, trainer: TrainerProtocol) -> dict[str, dict[str, Any]]:
-        names = ("accumulate", "global_batch_size", "micro_batch_size", "total_batch_size", "tokens_per_batch", "grad_reduction")
-        given = {name: getattr(self, name) for name in names if name != "accumulate" or self.accumulate is not None}
-        return {"accumulation": given}
+        names = ("global_batch_size", "micro_batch_size", "total_batch_size", "tokens_per_batch", "grad_reduction")
+        given = {} if self.accumulate is None else {"accumulate": self.accumulate}
+        return {"accumulation": given | {name: getattr(self, name) for name in names}}
 
     def _window_at(self, update: int) -> int | None:
         """The number of batches in the window of `update`, if `accumulate` is a dict; else None."""
@@ -576,7 +578,7 @@ class AccumulationAddon(AddOnBase):
     def _window(self, trainer: TrainerProtocol, pl_trainer: L.Trainer) -> int | None:
         """The number of batches in the current window; None if no option gives it."""
         if isinstance(self.accumulate, Mapping):
-            return _at(self.accumulate, pl_trainer.global_step)
+            return self._window_at(pl_trainer.global_step)
         loader = pl_trainer.train_dataloader if self._loader is None else self._loader
         if self.global_batch_size is not None:
             size = samples_per_batch(loader, self.micro_batch_size)

@@ -11,7 +11,7 @@ import re
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,25 +59,23 @@ def _name(measure: Measure) -> str:
 
 def _by_name(metrics: Any) -> dict[str, Measure]:
     """One or several metrics as a dict by name. Raises ConfigError for a value that is not a metric, and for two metrics with one name."""
-    named: list[tuple[str, Any]]
-    if isinstance(metrics, Mapping):
-        named = list(metrics.items())
-    else:
-        several: list[Any] = list(metrics) if isinstance(metrics, Sequence) and not isinstance(metrics, str) else [metrics]
-        named = [(_name(measure), measure) for measure in several]
+    if isinstance(metrics, str) or not isinstance(metrics, (Mapping, Sequence)):
+        metrics = [metrics]
+    named = metrics.items() if isinstance(metrics, Mapping) else [(_name(measure), measure) for measure in metrics]
+    found: dict[str, Measure] = {}
     for name, measure in named:
         if not isinstance(measure, (Metric, MetricCollection)) and not (callable(measure) and n_required(measure) in (1, 2)):
             remedy = "Give fn(y_true, y_pred), a compute_metrics(eval_pred), or a torchmetrics object."
             raise ConfigError(f"metrics={measure!r} is not a metric.", remedy=remedy)
-        if sum(name == other for other, _ in named) > 1:
+        if name in found:
             raise ConfigError(f"Two metrics are named {name!r}.", remedy='Give a dict: metrics={"one": ..., "two": ...}.')
-    return dict(named)
+        found[name] = measure
+    return found
 
 
 def _by_task(metrics: Any) -> dict[str | None, dict[str, Measure]]:
     """`metrics=` by the name of the task; metrics for all samples, of any task, are under None."""
-    several = (Mapping, list, tuple)
-    if isinstance(metrics, Mapping) and any(isinstance(part, several) for part in metrics.values()):
+    if isinstance(metrics, Mapping) and any(isinstance(part, (Mapping, list, tuple)) for part in metrics.values()):
         return {task: _by_name(part) for task, part in metrics.items()}
     return {None: _by_name(metrics)}
 
@@ -102,7 +100,7 @@ def _joined(parts: Sequence[Tensor]) -> Any:
     """The batches as one NumPy array; if their other dimensions differ, they are padded with -100."""
     shapes = [part.shape[1:] for part in parts]
     if len(set(shapes)) > 1:
-        whole = [max(sizes) for sizes in zip(*shapes)]
+        whole = list(map(max, zip(*shapes)))
         filled = [part.new_full((len(part), *whole), -100) for part in parts]
         for part, padded in zip(parts, filled):
             padded[tuple(map(slice, part.shape))] = part
@@ -113,13 +111,12 @@ def _joined(parts: Sequence[Tensor]) -> Any:
 
 def label_and_output(phase: str, outputs: Any) -> tuple[Tensor, Tensor]:
     """Return the label and the output of a step. Raises StepError if one is missing."""
-    missing = [name for name in ("label", "output") if not isinstance(outputs, Mapping) or not isinstance(outputs.get(name), Tensor)]
-    if missing:
-        step = "train_step" if phase == "train" else "test_step"
-        raise StepError(
-            f"{step} returned no tensor {missing[0]!r}, which metrics= needs.", remedy='Add it: return {"output": ..., "label": ...}.'
-        )
-    return outputs["label"].detach(), outputs["output"].detach()
+    returned = outputs if isinstance(outputs, Mapping) else {}
+    for name in ("label", "output"):
+        if not isinstance(returned.get(name), Tensor):
+            what = f"{'train_step' if phase == 'train' else 'test_step'} returned no tensor {name!r}, which metrics= needs."
+            raise StepError(what, remedy='Add it: return {"output": ..., "label": ...}.')
+    return returned["label"].detach(), returned["output"].detach()
 
 
 # %% ../../nbs/addons/metrics.ipynb #4aaf238c
@@ -222,7 +219,7 @@ class Gathered:
                 found |= {name: _numbers(name, clone.compute()) for name, clone in self.clones.items()}
         if self.functions:
             rounds = zip_longest(*gather(self.pairs, self.readers))  # the batches of all ranks, in the order of the loader
-            pairs = [pair for round_ in rounds for pair in round_ if pair is not None]
+            pairs = [pair for pair in chain.from_iterable(rounds) if pair is not None]
             kept = [without_ignored(label, output, self.ignore_index) for label, output in pairs]
             if any(label.numel() for label, _ in kept):
                 found |= self._call(pairs, kept)
@@ -231,10 +228,10 @@ class Gathered:
     def _call(self, pairs: list[tuple[Tensor, Tensor]], kept: list[tuple[Tensor, Tensor]]) -> dict[str, dict[str, float]]:
         found: dict[str, dict[str, float]] = {}
         for name, function in self.functions.items():
-            n = n_required(function)
-            labels, outputs = (_joined(parts) for parts in zip(*(kept if n == 2 else pairs)))
+            takes_both = n_required(function) == 2
+            labels, outputs = map(_joined, zip(*(kept if takes_both else pairs)))
             try:
-                value = function(labels, outputs) if n == 2 else function(EvalPrediction(outputs, labels))
+                value = function(labels, outputs) if takes_both else function(EvalPrediction(outputs, labels))
             except Exception as error:
                 add_note(error, f"MetricsAddon: {name} was called with labels {labels.shape} and outputs {outputs.shape}")
                 raise
@@ -264,8 +261,11 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
 def _newest(trainer: TrainerProtocol, split: str) -> dict[str, float]:
     """The newest metrics of "train", "eval" or "test"."""
     history = trainer.train_state.history
-    rows, prefix = (history.tests, "") if split == "test" else (history.epochs, {"eval": "val_"}.get(split, f"{split}_"))
-    found = {name: value for row in rows[-1:] for name, value in row.metrics.items() if name.startswith(prefix)}
+    rows, prefix = history.epochs, "val_" if split == "eval" else f"{split}_"
+    if split == "test":
+        rows, prefix = history.tests, ""
+    newest = rows[-1].metrics if rows else {}
+    found = {name: value for name, value in newest.items() if name.startswith(prefix)}
     if not found:
         raise ConfigError(f"There are no metrics of {split!r} yet.", remedy='Give them: save_metrics("test", trainer.evaluate(loader)).')
     return found
@@ -351,21 +351,22 @@ class _Measure(PassKeeper):
         self._add("test", pl_module, outputs, batch, dataloader_idx if len(pl_trainer.num_test_batches) > 1 else None)
 
     def _add(self, phase: str, module: L.LightningModule, outputs: Any, batch: Any, loader: int | None = None) -> None:
-        groups: list[_Group] = [None, loader, batch.name if isinstance(batch, Task) else None]
-        groups = [group for group in dict.fromkeys(groups) if self._measures(group)]
+        of_task = batch.name if isinstance(batch, Task) else None
+        groups = [group for group in dict.fromkeys([None, loader, of_task]) if self._measures(group)]
         if not groups or getattr(module, "leaves_out", False):
             return
         label, output = label_and_output(phase, outputs)
+        gathered = self._passes[phase]
         if phase == "train":
             for group, state in self._resumed:
-                self._passes["train"][group] = self._gathered(group, output.device)
-                self._passes["train"][group].load_state(state, output.device)
+                gathered[group] = self._gathered(group, output.device)
+                gathered[group].load_state(state, output.device)
             self._resumed = []
         for group in groups:
-            if group not in self._passes[phase]:
-                self._passes[phase][group] = self._gathered(group, output.device)
+            if group not in gathered:
+                gathered[group] = self._gathered(group, output.device)
             if self._rank is None or self._rank.counts:
-                self._passes[phase][group].add(label, output)
+                gathered[group].add(label, output)
 
     def _gathered(self, group: _Group, device: torch.device) -> Gathered:
         return Gathered(self._measures(group), self.addon.ignore_index, device, self._readers)
@@ -386,22 +387,28 @@ class _Measure(PassKeeper):
         missing: list[str] = []
         for group in dict.fromkeys(group for own in gather(list(gathered), self._readers) for group in own):
             here = gathered.get(group) or self._gathered(group, self.trainer.device)  # a rank may have no batch of a task
+            end = self._end(group)
             for name, values in here.compute().items():
                 if values is not None:
                     self.addon.keys[name] = tuple(values)
-                end = "" if group is None else f"_{group}"  # of the names: that of a task
-                if isinstance(group, int):
-                    names = self.trainer.module.loader_names if isinstance(self.trainer.module, StepModule) else ()
-                    end = f"/{names[group] if names else group}"  # of one of several loaders
+                    found |= {f"{key}{end}": value for key, value in values.items()}
+                    continue
                 keys = self.addon.keys[name] if name in self.addon.keys else self._unknown(name, phase)
-                named = {f"{key}{end}": math.nan if values is None else values[key] for key in keys}
-                missing += named if values is None else ()
-                found |= named
+                names = [f"{key}{end}" for key in keys]
+                found |= dict.fromkeys(names, math.nan)
+                missing += names
         if missing and phase not in self._noted:
             self._noted.add(phase)
             what = f"A {_PASSES[phase]} pass has only labels of {self.addon.ignore_index}"
             self.trainer.recorder.note(f"{what}, so these metrics are nan: {', '.join(missing)}.")
         return found
+
+    def _end(self, group: _Group) -> str:
+        """The end of the names of a group's metrics."""
+        if not isinstance(group, int):
+            return "" if group is None else f"_{group}"  # of a task
+        names = self.trainer.module.loader_names if isinstance(self.trainer.module, StepModule) else ()
+        return f"/{names[group] if names else group}"  # of one of several loaders
 
     def _unknown(self, name: str, phase: Phase) -> tuple[str, ...]:
         """The names of a metric that has not returned any yet: its own, and that of the monitor if nothing else has it."""

@@ -41,12 +41,10 @@ from ..events import Event, Status
 from ..rng import random_state, set_random_state
 
 # %% auto #0
-__all__ = ["Job", "RanksAddon", "MultiGPUAddon", "Restarted", "move_trainer"]
+__all__ = ["Job", "RanksAddon", "MultiGPUAddon", "Restarted"]
 
 # %% ../../nbs/addons/multi_gpu.ipynb #9f40651c
-_NOISE = (
-    ".*optimizer.step.* has been overridden after learning rate scheduler.*",  # always true after unpickling
-)
+_NOISE = ".*optimizer.step.* has been overridden after learning rate scheduler.*"  # always true after unpickling
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,7 @@ class Job:
             self.trainer.recorder.mark(self.mark)
         set_random_state(self.random)
         with warnings.catch_warnings():
-            for noise in _NOISE:
-                warnings.filterwarnings("ignore", noise)
+            warnings.filterwarnings("ignore", _NOISE)
             return drive_copy(in_rank, self.drive, self.loaders, partial(self._emit_state, in_rank))
 
     def _emit_state(self, in_rank: InWorker) -> None:
@@ -238,7 +235,8 @@ def _all_devices(device: Devices) -> list[torch.device]:
     if device in ("auto", "cuda") and devices[0].type == "cuda":
         devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     kinds = {device.type for device in devices}
-    if len(kinds) > 1 or (len(devices) > 1 and (not kinds <= {"cpu", "cuda"} or (kinds == {"cuda"} and len(set(devices)) < len(devices)))):
+    n_most = {"cpu": len(devices), "cuda": len(set(devices))}.get(devices[0].type, 1)  # how many of these can be used together
+    if len(kinds) > 1 or len(devices) > n_most:
         names = ", ".join(map(str, devices))
         raise ConfigError(f"device=[{names}] can't train one model.", remedy='Give different GPUs, or "cpu" several times.')
     return devices
@@ -312,9 +310,11 @@ class MultiGPUAddon(RanksAddon):
         """The host and port where the ranks meet, or None. Raises ConfigError for an `init_method` other than tcp://HOST:PORT."""
         if self.init_method is None:
             port = os.environ.get("MASTER_PORT")
-            if port and not port.isdecimal():
+            if not port:
+                return None
+            if not port.isdecimal():
                 raise ConfigError(f"MASTER_PORT={port!r} must be a port number.", remedy="Unset it: then no port is needed.")
-            return (os.environ.get("MASTER_ADDR", "localhost"), int(port)) if port else None
+            return os.environ.get("MASTER_ADDR", "localhost"), int(port)
         found = re.fullmatch(r"tcp://([^:/]+|\[.+\]):(\d{1,5})", self.init_method)
         if found is None:
             remedy = 'Give "tcp://localhost:12355", or leave it out: then no port is needed.'
@@ -398,14 +398,9 @@ def _off_devices(trainer: TrainerProtocol) -> Iterator[None]:
     if trainer.device.type == "cpu":
         yield
         return
-    move_trainer(trainer, torch.device("cpu"))
+    move_with_optimizer(trainer.model, trainer.optimizer, torch.device("cpu"))
     torch.cuda.empty_cache()
     try:
         yield
     finally:
-        move_trainer(trainer, trainer.device)
-
-
-def move_trainer(trainer: TrainerProtocol, device: torch.device) -> None:
-    """Move the model and the state of the optimizer to `device`."""
-    move_with_optimizer(trainer.model, trainer.optimizer, device)
+        move_with_optimizer(trainer.model, trainer.optimizer, trainer.device)

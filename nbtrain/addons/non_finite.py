@@ -112,15 +112,14 @@ class _Skip(L.Callback):
         addon._in_a_row = addon._most = 0
         self._skipped: list[tuple[str, float | Tensor]] = []  # of the turns for this batch
         addon._unread = []
-        from nbtrain.distributed.parallelism import local
-
-        self._local = local
         self._flagged: list[Any] = []  # the optimizers that have such a flag
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+        from nbtrain.distributed.parallelism import local
+
         self._take_flags()
         parameters = [p for p in parameters_in(optimizer) if p.grad is not None]
-        gradients = [self._local(p.grad) for p in parameters]
+        gradients = [local(p.grad) for p in parameters]
         if isinstance(pl_module, StepModule) and pl_trainer.world_size == 1 and self._on_device(pl_trainer, optimizer, gradients):
             is_bad = flag_nonfinite(gradients)
             self._flagged = single([optimizer])
@@ -148,8 +147,10 @@ class _Skip(L.Callback):
 
     def _on_device(self, pl_trainer: L.Trainer, optimizer: Optimizer, gradients: list[Tensor]) -> bool:
         """Whether the device decides on this update. With a scale of the loss, the GradScaler makes the step."""
+        if getattr(pl_trainer.precision_plugin, "scaler", None) is not None:
+            return False
         is_usual = len({g.device for g in gradients}) == 1 and gradients[0].is_cuda and not any(g.is_complex() for g in gradients)
-        return is_usual and getattr(pl_trainer.precision_plugin, "scaler", None) is None and all(map(_takes_flag, single([optimizer])))
+        return is_usual and all(map(_takes_flag, single([optimizer])))
 
     def _take_flags(self, *args: Any, **kwargs: Any) -> None:
         for optimizer in self._flagged:
@@ -243,7 +244,9 @@ class NonFiniteAddon(AddOnBase):
         self._unread: list[Tensor] = []  # whether an update was skipped, of those since the last reading
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
-        return [_Stop()] if self.nonfinite == "stop" else [_Skip(self)] if self.nonfinite == "skip" else []
+        if self.nonfinite == "stop":
+            return [_Stop()]
+        return [_Skip(self)] if self.nonfinite == "skip" else []
 
     def refuses_nonfinite(self, trainer: TrainerProtocol) -> bool:
         return self.nonfinite == "raise"
@@ -258,4 +261,4 @@ class NonFiniteAddon(AddOnBase):
     def sink(self, trainer: TrainerProtocol) -> EventSink | None:
         if self.nonfinite == "raise":
             return _Watch(variable_name(trainer) if trainer.keeps_states else "")
-        return next(iter([*active_callbacks(trainer, _Stop), *active_callbacks(trainer, _Skip)]), None)
+        return next(iter(active_callbacks(trainer, _Stop) or active_callbacks(trainer, _Skip)), None)

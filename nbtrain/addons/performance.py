@@ -283,21 +283,19 @@ def why_not_graphed(pl_trainer: L.Trainer, graphs: Graphs | None) -> str:
         return "each batch goes through Lightning's strategy, precision or clipping"
     if not module.automatic_optimization or len(pl_trainer.optimizers) != 1:
         return "the step makes its own updates"
-    optimizer = pl_trainer.optimizers[0]
+    if pl_trainer.accumulate_grad_batches > 1:
+        return f"gradients of {pl_trainer.accumulate_grad_batches} batches are accumulated"
     # HooksAddon also takes the output of a step when the batch ends
     wrapping = [type(addon).__name__ for addon in module.wrapped_by if not isinstance(addon, HooksAddon)]
+    if wrapping:
+        return f"{', '.join(wrapping)} wraps the training step"
     listeners.find(*_INNER_HOOKS)
-    heard = next(iter(listeners.hooks), None)
-    reasons = {
-        f"gradients of {pl_trainer.accumulate_grad_batches} batches are accumulated": pl_trainer.accumulate_grad_batches > 1,
-        f"{', '.join(wrapping)} wraps the training step": bool(wrapping),
-        f"a callback or the module overrides {heard}": heard is not None,
-        f"{type(optimizer).__name__} is not capturable (make it with capturable=True)": not all(
-            group.get("capturable", False) for group in optimizer.param_groups
-        ),
-        f"{type(optimizer).__name__} has hooks": any(find_step_hooks()(optimizer)),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    for heard in listeners.hooks:
+        return f"a callback or the module overrides {heard}"
+    optimizer = pl_trainer.optimizers[0]
+    if not all(group.get("capturable", False) for group in optimizer.param_groups):
+        return f"{type(optimizer).__name__} is not capturable (make it with capturable=True)"
+    return f"{type(optimizer).__name__} has hooks" if any(find_step_hooks()(optimizer)) else ""
 
 
 # %% ../../nbs/addons/performance.ipynb #439603ef

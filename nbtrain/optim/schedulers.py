@@ -69,11 +69,12 @@ def _needed_by_step(scheduler: Any) -> str:
 
 def _call_of_class(scheduler: Any) -> str:
     """The call that makes a schedule of a class of torch's, or of a partial of one; an empty string for anything else."""
-    part = scheduler if isinstance(scheduler, functools.partial) else functools.partial(scheduler) if callable(scheduler) else None
-    if part is None or not isinstance(part.func, type) or part.func.__module__ != "torch.optim.lr_scheduler":
+    kind, options = scheduler, list[str]()
+    if isinstance(scheduler, functools.partial):
+        kind, options = scheduler.func, [*map(repr, scheduler.args), *(f"{name}={value!r}" for name, value in scheduler.keywords.items())]
+    if not isinstance(kind, type) or kind.__module__ != "torch.optim.lr_scheduler":
         return ""
-    options = [*map(repr, part.args), *(f"{name}={value!r}" for name, value in part.keywords.items())]
-    return f"{part.func.__name__}({', '.join(['optimizer', *(options or ['...'])])})"
+    return f"{kind.__name__}({', '.join(['optimizer', *(options or ['...'])])})"
 
 
 def stepping_remedy(scheduler: Any) -> str:
@@ -255,19 +256,15 @@ class Schedule:
 
     def step(self, monitored: float | None = None) -> None:
         """Step once; `monitored` is the value that a ReduceLROnPlateau watches, which does not step if it is None."""
-        if self.factor == 1.0:
-            self._step(monitored)
-        else:  # most schedulers compute the next rate from the current one, so undo the factor first
-            scale_lr(self.scheduler.optimizer, 1 / self.factor)
-            self._step(monitored)
-            scale_lr(self.scheduler.optimizer, self.factor)
+        if not isinstance(self.scheduler, ReduceLROnPlateau):
+            self._advance(self.scheduler.step)
+        elif monitored is not None:
+            self._advance(self.scheduler.step, monitored)
 
     def end_epoch(self, monitored: float | None = None) -> None:
         """Notify the schedule that an epoch has ended: one with interval `epoch` steps, and a `CountedScheduler` counts it."""
         if isinstance(self.scheduler, CountedScheduler):
-            scale_lr(self.scheduler.optimizer, 1 / self.factor)
-            self.scheduler.end_epoch(monitored)
-            scale_lr(self.scheduler.optimizer, self.factor)
+            self._advance(self.scheduler.end_epoch, monitored)
         elif self.interval == "epoch":
             self.step(monitored)
 
@@ -280,12 +277,14 @@ class Schedule:
             for _ in range(n_epochs):
                 self.end_epoch()
 
-    def _step(self, monitored: float | None) -> None:
-        if isinstance(self.scheduler, ReduceLROnPlateau):
-            if monitored is not None:
-                self.scheduler.step(monitored)
+    def _advance(self, step: Callable[..., Any], *args: Any) -> None:
+        """Call `step` without the factor: most schedulers compute the next rate from the current one."""
+        if self.factor == 1.0:
+            step(*args)
         else:
-            self.scheduler.step()
+            scale_lr(self.scheduler.optimizer, 1 / self.factor)
+            step(*args)
+            scale_lr(self.scheduler.optimizer, self.factor)
 
 
 # %% ../../nbs/optim/schedulers.ipynb #700046a6
@@ -399,8 +398,9 @@ def check_length(scheduler: Any, n_steps: int, remedy: str, *, on_batch: bool = 
     name = type(scheduler).__name__
     if isinstance(scheduler, CosineAnnealingLR) and scheduler.T_max < n_steps:
         return f"{name} has T_max={scheduler.T_max}, and this run goes to step {n_steps}: its learning rate rises again. {remedy}"
-    names = ("total_iters", "total_steps") if on_batch else ("total_steps",)
-    total, attribute = next(((n, a) for a in names if (n := getattr(scheduler, a, None)) is not None), (None, ""))
-    if total is not None and total < n_steps:
-        raise ConfigError(f"{name} ends after {total} steps, and this run needs {n_steps}.", remedy=f"Use {attribute}={n_steps}. {remedy}")
+    for attribute in ("total_iters", "total_steps") if on_batch else ("total_steps",):
+        total = getattr(scheduler, attribute, None)
+        if total is not None and total < n_steps:
+            what = f"{name} ends after {total} steps, and this run needs {n_steps}."
+            raise ConfigError(what, remedy=f"Use {attribute}={n_steps}. {remedy}")
     return ""

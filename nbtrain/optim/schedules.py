@@ -261,11 +261,13 @@ _DECAYS: dict[str, Callable[[float], float]] = {  # from 1 at the beginning of t
 }
 
 
-def _check_steps(warmup_steps: int, max_steps: int) -> None:
+def _warmed_up(max_lr: float, warmup_steps: int, max_steps: int, after: LearningRate) -> LearningRate:
+    """A linear warm-up to `max_lr`, and then `after`, which gets the same steps."""
     if not 0 <= warmup_steps < max_steps:
         raise ConfigError(
             f"warmup_steps={warmup_steps!r} don't fit into max_steps={max_steps!r}.", remedy="Give 0 <= warmup_steps < max_steps."
         )
+    return lambda step: max_lr * (step + 1) / warmup_steps if step < warmup_steps else after(step)
 
 
 def _final_lr(max_lr: float, min_lr: float | None, final_div_factor: float | None) -> float:
@@ -316,16 +318,13 @@ def get_lr_scheduler(
         >>> rate(0), rate(1), rate(10)
         (0.05, 0.1, 0.01)
     """
-    _check_steps(warmup_steps, max_steps)
     low, decay = _final_lr(max_lr, min_lr, final_div_factor), _DECAYS[decay_type]
 
-    def learning_rate(step: int) -> float:
-        if step < warmup_steps:
-            return max_lr * (step + 1) / warmup_steps
+    def after(step: int) -> float:
         left = decay(min((step - warmup_steps) / (max_steps - warmup_steps), 1.0))
         return left * max_lr + (1 - left) * low
 
-    return learning_rate
+    return _warmed_up(max_lr, warmup_steps, max_steps, after)
 
 
 # %% ../../nbs/optim/schedules.ipynb #bda32fcc
@@ -353,17 +352,14 @@ def get_multi_step_lr_scheduler(max_lr: float, warmup_steps: int, max_steps: int
         >>> rate(4), rate(5)
         (0.1, 0.010000000000000002)
     """
-    _check_steps(warmup_steps, max_steps)
     if any(not 0 < share < 1 for share in milestones):
         raise ConfigError(f"milestones must be shares of the run, got {sorted(milestones)}.", remedy="Give numbers between 0 and 1.")
     factors = {math.ceil(round(share * max_steps, 6)): milestones[share] for share in sorted(milestones)}  # rounded: products are inexact
 
-    def learning_rate(step: int) -> float:
-        if step < warmup_steps:
-            return max_lr * (step + 1) / warmup_steps
+    def after(step: int) -> float:
         return max_lr * next((factor for first, factor in reversed(factors.items()) if step >= first), 1.0)
 
-    return learning_rate
+    return _warmed_up(max_lr, warmup_steps, max_steps, after)
 
 
 # %% ../../nbs/optim/schedules.ipynb #e6dca9f9
