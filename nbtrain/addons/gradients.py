@@ -23,7 +23,7 @@ from ..data.batch import tensors
 from ..optim.given_gradients import WithGradients, gradients_of, total_norm
 from ..optim.param_groups import by_mesh, parameters_in
 from ..engine.addon import AddOnBase, TrainStep
-from ..engine.callback import Notifier, notifier
+from ..engine.callback import Notifier, active_callbacks, notifier
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
@@ -37,15 +37,21 @@ __all__ = ["GradientClipAddon", "GradientStatsAddon", "UpdateRatioAddon", "SAMAd
 # %% ../../nbs/addons/gradients.ipynb #totnorm1
 def _clip_values(parameters: list[Tensor], bound: float) -> None:
     """torch's `clip_grad_value_`, also for sparse gradients, and for complex ones, whose real and imaginary parts it bounds."""
+    usual = []
     for parameter in parameters:
         grad = parameter.grad
-        if grad is None or not (grad.is_sparse or grad.is_complex()):
+        if grad is None:
+            continue
+        if not grad.is_sparse and not grad.is_complex():
+            usual.append(parameter)
             continue
         if grad.is_sparse:
-            grad = parameter.grad = grad.coalesce()
-        parts = grad.values() if grad.is_sparse else grad
-        (torch.view_as_real(parts) if parts.is_complex() else parts).clamp_(-bound, bound)
-    if usual := [p for p in parameters if p.grad is not None and not (p.grad.is_sparse or p.grad.is_complex())]:
+            parameter.grad = grad.coalesce()
+            grad = parameter.grad.values()
+        if grad.is_complex():
+            grad = torch.view_as_real(grad)
+        grad.clamp_(-bound, bound)
+    if usual:
         clip_grad_value_(usual, bound)
 
 
@@ -66,12 +72,11 @@ class _Clip(L.Callback):
         self._is_sorted = places == sorted(places)
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+        parts = [(optimizer, self.bound)]
         if isinstance(self.bound, Mapping):
             joint = pl_trainer.optimizers[0]
             assert isinstance(joint, JointOptimizer)
             parts = [(part, self.bound.get(name, 0.0)) for name, part in joint.optimizers.items() if optimizer in (joint, part)]
-        else:
-            parts = [(optimizer, self.bound)]
         found = [(self._with_gradients(part), bound) for part, bound in parts]
         if self._before is not None:
             self._before()
@@ -145,11 +150,12 @@ class GradientClipAddon(AddOnBase):
 # %% ../../nbs/addons/gradients.ipynb #4785dcfd
 def _blocks(model: nn.Module, depth: int) -> dict[str, nn.Module]:
     """The submodules of a model at `depth`, and those above it without children; the model itself if it has none."""
-    found = {
-        name: part
-        for name, part in model.named_modules()
-        if name and (name.count(".") == depth - 1 or (name.count(".") < depth - 1 and not any(True for _ in part.children())))
-    }
+    found = {}
+    for name, part in model.named_modules():
+        level = name.count(".") + 1
+        is_leaf = not any(True for _ in part.children())
+        if name and (level == depth or (level < depth and is_leaf)):
+            found[name] = part
     return found or {"model": model}
 
 
@@ -367,18 +373,12 @@ class SAMAddon(AddOnBase):
         if not 0 < self.sam_rho < 1000:
             raise ConfigError(f"sam_rho={self.sam_rho!r} must be a positive number below 1000.", remedy="Leave it out for 0.05.")
 
-        self._way: _Uphill | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_way": None}
-
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
-        self._way = _Uphill(self, trainer)
-        return [self._way]
+        return [_Uphill(self, trainer)]
 
     def wrap_step(self, trainer: TrainerProtocol, step: TrainStep) -> TrainStep:
-        way, module = self._way, trainer.module
-        assert way is not None and module is not None
+        (way,), module = active_callbacks(trainer, _Uphill), trainer.module
+        assert module is not None
 
         def sharp(batch: Any) -> Mapping[str, Any] | None:
             output, optimizer = step(batch), trainer.optimizer

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from statistics import median
 from typing import Any
@@ -34,15 +34,12 @@ class _Watch(L.Callback):
     def __init__(self, addon: HealAddon, trainer: TrainerProtocol) -> None:
         self.addon, self.trainer = addon, trainer
 
-    def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.addon.agree = lambda found: pl_trainer.strategy.reduce_boolean_decision(found, all=False)
-
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         self.addon._copy_weights(self.trainer)
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         norm = float(total_norm(p.grad for p in parameters_in(optimizer) if p.grad is not None))
-        if self.addon._is_spike(norm, self.addon.norms):
+        if self.addon._is_spike(pl_trainer, norm, self.addon.norms):
             self.addon._heal(self.trainer, f"the gradient norm is {norm:.4g}")
 
 
@@ -81,29 +78,28 @@ class HealAddon(AddOnBase):
         self.n_heals = 0
         self.losses, self.norms = deque[float](maxlen=self.heal_window), deque[float](maxlen=self.heal_window)
         self.copies = deque[dict[str, Any]](maxlen=2)
-        self.agree: Callable[[bool], bool] = bool  # whether a process has found something
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "agree": bool}
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Watch(self, trainer)]
 
     def wrap_step(self, trainer: TrainerProtocol, step: TrainStep) -> TrainStep:
+        assert trainer.module is not None
+        pl_trainer = trainer.module.trainer
+
         def watched(batch: Any) -> Mapping[str, Any] | None:
             output = step(batch)
             loss = float(output["loss"].detach()) if output is not None else math.nan
-            if not self._is_spike(loss, self.losses, is_there=output is not None):
+            if not self._is_spike(pl_trainer, loss, self.losses, is_there=output is not None):
                 return output
             self._heal(trainer, f"the loss is {loss:.4g}")
             return None
 
         return watched
 
-    def _is_spike(self, value: float, values: deque[float], *, is_there: bool = True) -> bool:
+    def _is_spike(self, pl_trainer: L.Trainer, value: float, values: deque[float], *, is_there: bool = True) -> bool:
         """Whether `value` is a spike beside the last `values`, in this process or another one; if not, it is one of them."""
         is_high = len(values) == self.heal_window and value > self.heal_factor * median(values)
-        found = self.agree(is_there and (is_high or not math.isfinite(value)))
+        found = pl_trainer.strategy.reduce_boolean_decision(is_there and (is_high or not math.isfinite(value)), all=False)
         if is_there and not found:
             values.append(value)
         return found
