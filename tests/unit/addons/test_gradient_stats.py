@@ -11,6 +11,8 @@ import pytest
 import torch
 from samples import DEVICE, Regress, make_data, make_loader, make_model, make_trainer, same_weights
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.functional import mse_loss
 
 from nbtrain import CompileAddon, ConfigError, GradientClipAddon, GradientStatsAddon, StateManagerAddon, Trainer, UpdateRatioAddon
@@ -90,6 +92,19 @@ def test_the_norm_of_tensors_of_every_kind_is_that_of_their_numbers(other: torch
 
 def test_the_norm_of_no_numbers_is_zero() -> None:
     assert [float(total_norm(tensors, norm)) for tensors in ([], [torch.empty(0, device=DEVICE)]) for norm in (2.0, math.inf)] == [0.0] * 4
+
+
+@pytest.mark.filterwarnings("ignore")  # of the process group, on torch's side
+def test_the_norm_of_shards_on_several_meshes_is_that_of_the_whole_tensors() -> None:
+    store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        meshes = [init_device_mesh("cpu", (1,)), init_device_mesh("cpu", (1, 1))]
+        shards = [distribute_tensor(torch.tensor([3.0, value]), mesh, [Shard(0)] * mesh.ndim) for mesh, value in zip(meshes, (0.0, 4.0))]
+        norm = total_norm([*shards, torch.tensor([12.0])])
+    finally:
+        torch.distributed.destroy_process_group()
+    assert type(norm) is torch.Tensor and float(norm) == pytest.approx(math.sqrt(9 + 9 + 16 + 144))
 
 
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
