@@ -437,13 +437,15 @@ class _Accumulate(_Windows):
     def _notify_of_validation(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *args: Any) -> None:
         if pl_trainer.sanity_checking:
             return
-        given = [outputs] if self._readers.count_this and outputs is not None else []
-        loss = 0.0 if outputs is None else outputs.get("loss")  # a batch that is left out adds nothing to those of other ranks
-        size = count_samples(self.trainer, batch) if given else 0  # independent of an open window
+        given, size = [], 0  # a batch that is left out adds nothing to those of other ranks
+        if self._readers.count_this and outputs is not None:
+            given, size = [outputs], count_samples(self.trainer, batch)  # independent of an open window
+        loss = 0.0 if outputs is None else outputs.get("loss")
+        if loss is not None:
+            loss = loss * (size if self.loss_reduction == "mean" else len(given))
         n_samples, n_batches = self._readers.totals(size, len(given))
-        weighted = loss * (size if self.loss_reduction == "mean" else len(given)) if loss is not None else None
         if n_batches:
-            self._notify_of(self._aggregate(given, weighted, n_batches), n_samples)
+            self._notify_of(self._aggregate(given, loss, n_batches), n_samples)
 
     # -- its state
     def state_dict(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from ..private.lightning_parts import evaluation_loop, is_window_open
 from ..compat.hook_names import HOOK_NAMES, TrainHook, names_at
 from ..engine.addon import AddOnBase, TrainStep
-from ..engine.callback import Callback, active_callbacks, call_hook, listeners, notes, notifier
+from ..engine.callback import Callback, active_callbacks, as_list, call_hook, listeners, notes, notifier
 from ..engine.control import Leave
 from ..engine.hooks import HOOKS, check_names
 from ..loops.training import is_window_closed
@@ -360,10 +360,13 @@ class HooksAddon(AddOnBase):
 
     def _gather(self, trainer: TrainerProtocol | None) -> dict[str, list[_Bound]]:
         """The hooks of a trainer by name, in the order of their calls. Raises ConfigError for an invalid name or signature."""
-        parts = [getattr(trainer, name, None) for name in ("model", "optimizer", "scheduler")]
-        pairs = [pair for part in parts if isinstance(part, TrainHook) for pair in _bound(part, strict=False)]
-        given: Iterable[Any] = self.hooks if isinstance(self.hooks, (list, tuple)) else [] if self.hooks is None else [self.hooks]
-        pairs += [pair for part in given for pair in _bound(part, strict=True)]
+        pairs: list[tuple[str, _Bound]] = []
+        for part in (getattr(trainer, name, None) for name in ("model", "optimizer", "scheduler")):
+            if isinstance(part, TrainHook):
+                pairs += _bound(part, strict=False)
+        given: Iterable[Any] = self.hooks if isinstance(self.hooks, (list, tuple)) else as_list(self.hooks)
+        for part in given:
+            pairs += _bound(part, strict=True)
         found: dict[str, list[_Bound]] = {}
         for name, bound in pairs:
             found.setdefault(name, []).append(bound)

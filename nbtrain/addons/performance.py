@@ -115,7 +115,9 @@ def compile_keywords(compile: bool | str | Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ConfigError for an unknown mode, and OptionError for an unknown keyword.
     """
-    keywords: dict[str, Any] = {"mode": compile} if isinstance(compile, str) else dict(compile) if isinstance(compile, Mapping) else {}
+    keywords: dict[str, Any] = dict(compile) if isinstance(compile, Mapping) else {}
+    if isinstance(compile, str):
+        keywords["mode"] = compile
     known = inspect.signature(torch.compile).parameters.keys() - {"model"}
     for name in keywords:
         if name not in known:
@@ -167,10 +169,10 @@ class CompileAddon(AddOnBase):
     after = (EnvironmentAddon,)  # which prepares the process
 
     def __post_init__(self) -> None:
-        compile_keywords(self.compile)
+        self._keywords = compile_keywords(self.compile)
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
-        return [_Compile(compile_keywords(self.compile))] if self.compile is not False else []
+        return [_Compile(self._keywords)] if self.compile is not False else []
 
     def facts(self, trainer: TrainerProtocol) -> dict[str, Any]:
         return {"compiled": True} if self.compile is not False else {}
@@ -225,7 +227,9 @@ def form_of(batch: Any) -> tuple[Any, ...] | None:
 
 
 def _items(batch: Any) -> list[Tensor]:
-    return [batch] if type(batch) is Tensor else list(batch.values() if type(batch) is dict else batch)
+    if type(batch) is Tensor:
+        return [batch]
+    return list(batch.values() if type(batch) is dict else batch)
 
 
 def _like(batch: Any, items: list[Tensor]) -> Any:

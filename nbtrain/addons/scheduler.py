@@ -151,7 +151,7 @@ class _Step(PassCallback):
         kind, n_updates = Plan, None
         if session is not None:
             first_epoch, n_updates = session["first_epoch"], session["steps"]
-            kind, goal = (_OpenPlan, goal) if session["goal"] is None else (Plan, max(goal, session["goal"]))
+            kind, goal = _OpenPlan if session["goal"] is None else Plan, max(goal, session["goal"] or 0)
             n_batches = now.get("n_batches", n_batches)
             now = now | {"n_batches": n_batches, "first_epoch": first_epoch}
         elif n_batches != math.inf:
@@ -169,10 +169,10 @@ class _Step(PassCallback):
             max_steps=max(pl_trainer.max_steps - now["update"], 0) if pl_trainer.max_steps >= 0 else None,
             n_updates=n_updates,
         )
-        total = None
+        self._begin = now
         with suppress(ConfigError):  # it is unknown
-            total = plan.total_steps
-        self._begin = now if total is None else now | {"total": total}
+            if plan.total_steps is not None:
+                self._begin = now | {"total": plan.total_steps}
         return plan
 
     def _at_length(self, now: dict[str, Any], n_batches: int, pl_trainer: L.Trainer) -> dict[str, Any]:
@@ -180,9 +180,12 @@ class _Step(PassCallback):
 
         With more processes an epoch has fewer batches in each.
         """
-        state, changed = self.trainer.train_state, self._goes_on and now.get("length", n_batches) != n_batches
+        has_changed = self._goes_on and now.get("length", n_batches) != n_batches
         is_open = getattr(pl_trainer.fit_loop.epoch_loop, "start_at", 0) > 0
-        return now | {"length": n_batches} | ({"from": [state.counts.epoch, pl_trainer.global_step]} if changed and not is_open else {})
+        now = now | {"length": n_batches}
+        if has_changed and not is_open:
+            now["from"] = [self.trainer.train_state.counts.epoch, pl_trainer.global_step]
+        return now
 
     @property
     def _first_epoch(self) -> int:
@@ -234,15 +237,17 @@ class _Step(PassCallback):
     @property
     def made_class(self) -> str | None:
         """The class of the schedule, once there is one."""
-        made = self._schedule.scheduler if self._schedule is not None else None
-        return None if made is None else type(made.inner if isinstance(made, CountedScheduler) else made).__qualname__
+        if self._schedule is None:
+            return None
+        made = self._schedule.scheduler
+        return type(made.inner if isinstance(made, CountedScheduler) else made).__qualname__
 
     def state_dict(self) -> dict[str, Any]:
-        scheduler = self._schedule.scheduler if self._schedule is not None else None
-        state = {"factor": self.addon.factor, "begin": self._begin}
-        if scheduler is None or not hasattr(scheduler, "state_dict"):
-            return state
-        return state | {"scheduler": scheduler.state_dict(), "class": type(scheduler).__qualname__}
+        state: dict[str, Any] = {"factor": self.addon.factor, "begin": self._begin}
+        if self._schedule is not None and hasattr(self._schedule.scheduler, "state_dict"):
+            scheduler = self._schedule.scheduler
+            state |= {"scheduler": scheduler.state_dict(), "class": type(scheduler).__qualname__}
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._load_place(state_dict)
@@ -387,11 +392,13 @@ class SchedulerAddon(AddOnBase, ScheduleService):
             scale_lr(optimizer, factor)
 
     def resume_settings(self, trainer: TrainerProtocol) -> dict[str, dict[str, Any]]:
-        is_instance = isinstance(self.scheduler, (LRScheduler, ReduceLROnPlateau))
-        interval = {"scheduler_step_on_batch": self.scheduler_step_on_batch} if is_instance else {}
-        found = {"schedule": {"schedule": self.scheduler} | interval}
+        found: dict[str, dict[str, Any]] = {"schedule": {"schedule": self.scheduler}}
+        if isinstance(self.scheduler, (LRScheduler, ReduceLROnPlateau)):
+            found["schedule"]["scheduler_step_on_batch"] = self.scheduler_step_on_batch
         kind = self._made_class(trainer) if is_factory(self.scheduler) else None
-        return found | ({"schedule of the factory": {"class": kind}} if kind is not None else {})
+        if kind is not None:
+            found["schedule of the factory"] = {"class": kind}
+        return found
 
     def _made_class(self, trainer: TrainerProtocol) -> str | None:
         """The class of the schedule in a run; before one, of a schedule that is made to be looked at."""

@@ -390,7 +390,9 @@ def get_combined_lr_scheduler(schedules: Mapping[tuple[int, int], LearningRate])
     expected = 0
     for first, last in ranges:
         if first != expected or last <= first:
-            problem = "is empty" if last <= first else "leaves a gap" if first > expected else "overlaps another"
+            problem = "leaves a gap" if first > expected else "overlaps another"
+            if last <= first:
+                problem = "is empty"
             raise ConfigError(f"The range ({first}, {last}) {problem}.", remedy=f"Let a range begin at {expected}, and end after it.")
         expected = last
     if not ranges:
