@@ -295,13 +295,14 @@ def window_of_tokens(total_batch_size: int, tokens_per_batch: int, n_processes: 
 def samples_per_batch(loader: Any, micro_batch_size: int | None = None) -> int:
     """The samples of a batch of `loader`. Raises ConfigError if they are unknown, or not `micro_batch_size`."""
     size = getattr(loader, "batch_size", None)
-    if micro_batch_size is None and size is None:
-        what = "global_batch_size needs the samples of a batch, and the loader has no batch_size."
-        raise ConfigError(what, remedy="Give micro_batch_size.")
     if micro_batch_size is not None and size not in (None, micro_batch_size):
         what = f"micro_batch_size={micro_batch_size}, but the batches of the loader have {size} samples."
         raise ConfigError(what, remedy="Make the loader with that batch_size, or leave micro_batch_size out.")
-    return micro_batch_size or size
+    found = micro_batch_size or size
+    if found is None:
+        what = "global_batch_size needs the samples of a batch, and the loader has no batch_size."
+        raise ConfigError(what, remedy="Give micro_batch_size.")
+    return found
 
 
 def tokens_per_batch(loader: Any, given: int | None = None) -> int:

@@ -72,11 +72,12 @@ class _Clip(L.Callback):
         self._is_sorted = places == sorted(places)
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        parts = [(optimizer, self.bound)]
         if isinstance(self.bound, Mapping):
             joint = pl_trainer.optimizers[0]
             assert isinstance(joint, JointOptimizer)
             parts = [(part, self.bound.get(name, 0.0)) for name, part in joint.optimizers.items() if optimizer in (joint, part)]
+        else:
+            parts = [(optimizer, self.bound)]
         found = [(self._with_gradients(part), bound) for part, bound in parts]
         if self._before is not None:
             self._before()

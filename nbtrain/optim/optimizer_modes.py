@@ -5,10 +5,9 @@
 # %% ../../nbs/optim/optimizer_modes.ipynb #optmode2
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
-from torch.optim import Optimizer
 
 from .joint_optimizer import single
 
@@ -17,27 +16,18 @@ __all__ = ["with_modes", "OptimizerModes"]
 
 
 # %% ../../nbs/optim/optimizer_modes.ipynb #optmode5
-class _HasModes(Protocol):
-    def train(self) -> None: ...
-    def eval(self) -> None: ...
-
-
-def with_modes(optimizer: Any) -> list[_HasModes]:
+def with_modes(optimizer: Any) -> list[Any]:
     """The optimizer, or those in a joint one, as far as they have the methods `train` and `eval`, as those of `schedulefree` do."""
     return [part for part in single([optimizer]) if all(callable(getattr(part, name, None)) for name in ("train", "eval"))]
-
-
-class _HasOptimizer(Protocol):
-    optimizer: Optimizer | None
 
 
 class OptimizerModes(L.Callback):
     """Switches the optimizers of a trainer between their modes; those of a LightningModule are known once it has made them."""
 
-    def __init__(self, trainer: _HasOptimizer) -> None:
+    def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
 
-    def _optimizers(self, pl_trainer: L.Trainer) -> list[_HasModes]:
+    def _optimizers(self, pl_trainer: L.Trainer) -> list[Any]:
         found: list[Any] = [*pl_trainer.optimizers] or [self.trainer.optimizer]  # a test alone has none
         return [part for optimizer in found for part in with_modes(optimizer)]
 
@@ -49,8 +39,8 @@ class OptimizerModes(L.Callback):
         for optimizer in self._optimizers(pl_trainer):
             optimizer.train()
 
-    def _evaluate(self, pl_trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        for optimizer in self._optimizers(pl_trainer):
+    def _evaluate(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        for optimizer in self._optimizers(trainer):
             optimizer.eval()
 
     # At the end also where the run was stopped within an epoch
