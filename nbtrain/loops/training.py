@@ -26,9 +26,8 @@ from ..engine.step_output import LeftOut, NoUpdate
 from ..errors import ConfigError
 from ..optim.param_groups import scale_gradients
 from ..private.lightning_loops import DataFetcher, TrainingEpochLoop, block_parallel_sync_behavior
-from ..private.lightning_parts import may_stop, set_counts
+from ..private.lightning_parts import may_stop, set_counts, validate_between
 from .batch_ways import Listeners, Ways, explain_errors, has_profiler, labelled
-from .due import are_loggers_due, is_validation_due
 from .fast_step import find_backward, find_step, find_zero_grad, gradients_first, has_hooks_before
 from .fetcher import LiveFetcher, open_pass
 
@@ -272,13 +271,14 @@ def after_batch(loop: OwnEpochLoop, *, is_late: bool = False) -> bool:
     """
     pl_trainer, window, is_last = loop.trainer, loop.window, loop.is_last()
     validates_now, validates_after_state = loop.find_validation(is_late=is_late)
+    connector: Any = pl_trainer._logger_connector
     is_log_due = False
     if window.has_stepped and pl_trainer.loggers:
-        is_log_due = are_loggers_due(loop._batches_that_stepped, loop.log_every, is_stopping=pl_trainer.should_stop)
+        is_log_due = connector.should_update_logs
     if is_last or validates_now or validates_after_state or is_log_due or pl_trainer.should_stop:
         publish(pl_trainer, loop._results, on_step=True)
     if is_log_due:
-        pl_trainer._logger_connector.update_train_step_metrics()
+        connector.update_train_step_metrics()
     if validates_now:
         loop.run_validation()
     if window.has_stepped and loop.strategy.lr_scheduler_configs:
@@ -368,7 +368,7 @@ class TrainingWays(Ways):
         self.is_manual = loop.is_manual
         self.step_optimizer: Callable[[Callable[[], Any]], Any] = self._step_by_strategy
         if self.is_short and optimizer is not None and not self.is_manual:
-            self.step_optimizer = find_step(optimizer, gradients_first=True)
+            self.step_optimizer = find_step(optimizer)
 
     def are_newest(self) -> bool:
         """Whether clipping and the optimizer are those that these ways were chosen by."""
@@ -482,11 +482,6 @@ class OwnEpochLoop(TrainingEpochLoop):
     def _stays_open(self, n_batches: int) -> bool:
         return not is_window_closed(self.trainer, n_batches)
 
-    @property
-    def log_every(self) -> int:
-        """After how many updates loggers are fed."""
-        return self.trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue]
-
     # -- where the epoch is
     def is_last(self) -> bool:
         """Was this the last batch, of the loader or of the run?"""
@@ -522,40 +517,39 @@ class OwnEpochLoop(TrainingEpochLoop):
         """
         if not self.validates:
             return False, False
-        pl_trainer, is_last = self.trainer, self.batch_progress.is_last_batch
-        if self.validate_next or self.is_step_due() or (is_last and self._is_epoch_due()) or self._is_interval_over(is_late):
+        pl_trainer = self.trainer
+        if self.validate_next or self._is_interval_over(is_late):
             return True, False
         # A run that ends within an epoch validates once more, as Lightning's does
         ends = pl_trainer.should_stop and may_stop(pl_trainer) and self._should_check_val_epoch()
-        ends_within = ends and not is_last and not self._should_accumulate()
+        ends_within = ends and not self.batch_progress.is_last_batch and not self._should_accumulate()
         if not (self.validate_last or ends_within):
             return False, False
         takes_state = bool(callbacks_of(pl_trainer, BoundaryCallback))
         return not takes_state, takes_state
 
     def _is_interval_over(self, is_late: bool) -> bool:
-        """Whether a validation is due by Lightning's intervals. `is_late`: those of batches were looked at already."""
+        """Whether an interval between validations ends here: `validate_steps`, `validate_epochs`, or Lightning's, of batches or of time.
+
+        `is_late`: intervals of batches were looked at already.
+        """
         pl_trainer: Any = self.trainer
-        every: float | None = pl_trainer.val_check_batch
-        if every is None:
-            return self._should_check_val_epoch() and time.monotonic() - pl_trainer._last_val_time >= pl_trainer._val_check_time_interval
-        return (every == math.inf or not is_late) and is_validation_due(
-            n_in_epoch=self.batch_progress.current.ready,
-            n_in_run=self.batch_progress.total.ready,
-            is_last=self.batch_progress.is_last_batch,
-            epoch=pl_trainer.fit_loop.epoch_progress.current.completed,
-            every_n_epochs=pl_trainer.check_val_every_n_epoch,
-            every_n_batches=every,
-        )
-
-    def is_step_due(self) -> bool:
-        """Whether this batch has made the update after which `validate_steps` wants a validation; a batch may make several."""
+        batches: Any = self.batch_progress
+        epoch = pl_trainer.fit_loop.epoch_progress.current.completed + 1
         n = self.validate_steps
-        return n is not None and self.window.updates.completed // n > self.n_updates_before // n
-
-    def _is_epoch_due(self) -> bool:
-        n = self.validate_epochs
-        return n is not None and (self.trainer.current_epoch + 1) % n == 0
+        if n is not None and self.window.updates.completed // n > self.n_updates_before // n:  # a batch may make several updates
+            return True
+        if self.validate_epochs is not None and batches.is_last_batch and epoch % self.validate_epochs == 0:
+            return True
+        every_n_epochs, every = pl_trainer.check_val_every_n_epoch, pl_trainer.val_check_batch
+        if every_n_epochs is not None and epoch % every_n_epochs:
+            return False
+        if every is None:
+            return time.monotonic() - pl_trainer._last_val_time >= pl_trainer._val_check_time_interval
+        if every == math.inf:
+            return batches.is_last_batch
+        n_batches = batches.total.ready if every_n_epochs is None else batches.current.ready
+        return not is_late and n_batches % every == 0
 
     def _should_check_val_fx(self, data_fetcher: DataFetcher) -> bool:
         return any(self.find_validation())
@@ -567,24 +561,16 @@ class OwnEpochLoop(TrainingEpochLoop):
             own["_current_fx_name"] = "on_validation_model_zero_grad"
             self.module.on_validation_model_zero_grad()
             own["_current_fx_name"] = None
-        self._validate()
+        validate_between(self.trainer)
 
     def validate(self) -> None:
         """Validate now, because it was requested between two batches."""
         self.module.isolate_validation()
         try:
-            self._validate()
+            validate_between(self.trainer)
         finally:
             self.module.restore_training()
         self.notify_boundary()
-
-    def _validate(self) -> None:
-        pl_trainer, connector = self.trainer, self.trainer._logger_connector
-        first_loop_iter, pl_trainer.validating = connector._first_loop_iter, True
-        try:
-            self.val_loop.run()
-        finally:
-            pl_trainer.training, connector._first_loop_iter = True, first_loop_iter
 
     # -- what comes with a batch
     def skip_rest(self) -> None:
