@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..private.lightning_parts import call_callback_hooks, call_lightning_hook, device_of, evaluation_loop, results_of, trainer_of
+from ..private.lightning_parts import call_callback_hooks, call_lightning_hook, device_of, trainer_of
 from ..private.compiled_names import bare, by_own_names
 from ..data.batch import describe, to_device
 from .addon import AddOnBase, TrainStep
@@ -144,9 +144,7 @@ class StepModule(PassModule):
         if self.guard is None or batch is None:
             output = self._train(batch, batch_idx) if batch is not None else None
         else:
-            pl_trainer: Any = trainer_of(self)
-            results = results_of(pl_trainer.fit_loop.epoch_loop)
-            output = self.guard.step("train_step", batch, results, partial(self._train, batch, batch_idx))
+            output = self.guard.step("train_step", batch, partial(self._train, batch, batch_idx))
         if output is None:
             output = self.leave_out("train", batch)
         if self.round is not None and self.automatic_optimization:
@@ -243,8 +241,7 @@ class StepModule(PassModule):
         if self.guard is None or batch is None:
             output = self._evaluate(batch, batch_idx) if batch is not None else None
         else:
-            results = results_of(evaluation_loop(self.trainer))
-            output = self.guard.step("test_step", batch, results, partial(self._evaluate, batch, batch_idx))
+            output = self.guard.step("test_step", batch, partial(self._evaluate, batch, batch_idx))
         return output if output is not None else self.leave_out("test", batch)
 
     def _evaluate(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:

@@ -149,7 +149,7 @@ class WrappedModule(StepModule):
         # A step by hand has changed weights when it raises, and what Lightning's check has changed is put back at its end
         if self.guard is None or self._sanity_check or not self.inner.automatic_optimization:
             return call()
-        return self.guard.step(name, batch, current_results(self.trainer), call)
+        return self.guard.step(name, batch, call)
 
     def count(self, mode: Mode, name: str, batch: Any, *args: Any, **options: Any) -> Any:
         """Call a step of the inner module, and record what it returns and logs. Returns the step's output."""

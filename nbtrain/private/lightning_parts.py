@@ -30,7 +30,6 @@ __all__ = [
     "trainer_of",
     "device_of",
     "hook_of",
-    "connector_of",
     "hyperparameters_of",
     "call_callback_hooks",
     "call_lightning_hook",
@@ -51,9 +50,7 @@ __all__ = [
     "stand_at",
     "logged_step",
     "set_logged_step",
-    "sums_of",
-    "hook_that_logged",
-    "set_hook_that_logged",
+    "ways_to_restore_log",
     "checkpoint_of",
     "combined_mode",
     "share_of",
@@ -86,11 +83,6 @@ def device_of(module: L.LightningModule) -> torch.device:
 def hook_of(module: L.LightningModule) -> str | None:
     """The hook of the module that is called now; None where it is not known."""
     return getattr(module, "_current_fx_name", None)
-
-
-def connector_of(module: L.LightningModule) -> Any:
-    """Lightning's object that knows which hook has logged; None where there is none."""
-    return getattr(trainer_of(module), "_logger_connector", None)
 
 
 class _Hyperparameters(HyperparametersMixin):
@@ -296,20 +288,17 @@ def set_logged_step(pl_trainer: L.Trainer, step: int) -> None:
 _SUMS = ("value", "cumulated_batch_size", "_forward_cache", "_update_count", "has_reset", "_computed")
 
 
-def sums_of(metric: Any) -> dict[str, Any]:
-    """What a metric in Lightning's table of logged numbers has summed."""
-    state = vars(metric)
-    return {name: state[name] for name in _SUMS if name in state}
-
-
-def hook_that_logged(connector: Any) -> str | None:
-    """The newest hook that has logged. Where another one does, Lightning empties the sums of the epoch before."""
-    return getattr(connector, "_current_fx", None)
-
-
-def set_hook_that_logged(connector: Any, hook: str | None) -> None:
-    """Restore what `hook_that_logged` returned."""
-    connector._current_fx = hook
+def ways_to_restore_log(pl_trainer: L.Trainer, results: Any) -> list[tuple[Any, Callable[[], None]]]:
+    """What a `log` changes in Lightning, each with a function that restores it: the sums in the table `results`, and the newest hook that
+    has logged. Where another one does, Lightning empties the sums of the epoch before."""
+    connector = getattr(pl_trainer, "_logger_connector", None)
+    if connector is None:
+        return []
+    ways: list[tuple[Any, Callable[[], None]]] = [(connector, partial(setattr, connector, "_current_fx", connector._current_fx))]
+    for metric in (results or {}).values():
+        state = vars(metric)
+        ways.append((metric, partial(state.update, {name: state[name] for name in _SUMS if name in state})))
+    return ways
 
 
 # %% ../../nbs/private/lightning_parts.ipynb #57f2798c
