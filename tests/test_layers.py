@@ -182,7 +182,6 @@ WITHOUT_TORCH = (
     "best",
     "resources",
     "private.names",
-    "private.held_modules",
     "private.client_parts",
     "views",
     "history",
