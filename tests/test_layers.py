@@ -65,7 +65,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "loops",
         "base",
     ),
-    "source": ("private", "redaction", "objects", "history"),
+    "source": ("redaction", "objects", "history"),
     "views": ("private", "events", "best", "formatting"),
     "library": ("events", "best", "formatting", "history", "engine", "source", "views"),
     "loggers": ("private", "events", "history", "data", "engine", "source", "views"),
