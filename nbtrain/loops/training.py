@@ -126,7 +126,6 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
     there your `train_step` runs, and its output becomes a row of the trainer's meter, before the backward pass.
     """
     pl_trainer, module, window = loop.trainer, loop.module, loop.window
-    zero_grad = loop.automatic_optimization.optim_progress.optimizer.zero_grad
     own, n_batches = vars(module), pl_trainer.accumulate_grad_batches
     # Whether the window continues after this batch; so does one without backward passes, in which SWA adapts the batch norm
     is_open = (n_batches > 1 or loop.skips_backward) and loop._should_accumulate()
@@ -142,7 +141,7 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
         if window.is_left_out and module.round is None:
             return
         if not window.n_accumulated and not loop.skips_backward:  # after the forward pass, as in Lightning
-            ways.zero_gradients(zero_grad)
+            ways.zero_gradients()
         loss = None if output is None else output.get("loss")
         if loss is None or loop.skips_backward:
             return
@@ -201,8 +200,7 @@ def update_weights(loop: OwnEpochLoop, ways: TrainingWays, closure: Callable[[],
 
     `batch`: None after the last one, if gradients are left. `is_open`: the window continues, in a strategy that accumulates by itself.
     """
-    window, progress = loop.window, loop.automatic_optimization.optim_progress.optimizer
-    counted = () if is_open else (progress.step.total, progress.step.current)
+    window, counted = loop.window, () if is_open else ways.stepped
     for counts in counted:
         counts.ready += 1
     whole = None
@@ -217,7 +215,7 @@ def update_weights(loop: OwnEpochLoop, ways: TrainingWays, closure: Callable[[],
         return
     if whole is not None:
         window.output, window.loss = whole, whole["loss"].detach()
-        for counts in (progress.zero_grad.total, progress.zero_grad.current):
+        for counts in ways.zeroed:
             counts.increment_by(1)
     elif batch is not None and not window.n_calls:
         raise ConfigError(
@@ -235,9 +233,8 @@ def compute_guarded(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, compute:
     """`compute`, where an error of the backward pass pauses the run, too: the batch is computed again after a fix, or left out."""
     window = loop.window
     guard: Any = loop.module.guard
-    zero_grad: Any = loop.automatic_optimization.optim_progress.optimizer.zero_grad
     meter = loop.module.owner.train_state.meters["train"]
-    n_recorded, n_zeroed = meter.n_batches, zero_grad.total.ready
+    n_recorded, n_zeroed = meter.n_batches, ways.zeroed[0].ready
     while True:
         try:
             compute()
@@ -249,8 +246,8 @@ def compute_guarded(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, compute:
             if has_row:
                 meter.drop_newest()
                 loop.module.forget_newest()
-            n_again = zero_grad.total.ready - n_zeroed
-            for counts in (zero_grad.total, zero_grad.current):
+            n_again = ways.zeroed[0].ready - n_zeroed
+            for counts in ways.zeroed:
                 counts.ready -= n_again
                 counts.started = counts.completed = counts.ready
             n_lost, window.n_accumulated = window.n_accumulated, 0
@@ -363,6 +360,9 @@ class TrainingWays(Ways):
         optimizers = self.strategy.optimizers
         optimizer: Any = optimizers[0] if optimizers else None
         self.optimizer = optimizer
+        progress: Any = loop.automatic_optimization.optim_progress.optimizer
+        self.zeroed = progress.zero_grad.total, progress.zero_grad.current  # Lightning's counts
+        self.stepped = progress.step.total, progress.step.current
         self.set_to_none = find_zero_grad(optimizer) if optimizer is not None else bool  # which does nothing
         self._compute_gradients = find_backward()
         self.is_manual = loop.is_manual
@@ -375,17 +375,16 @@ class TrainingWays(Ways):
         optimizers = self.strategy.optimizers
         return self.clip_val == self.pl_trainer.gradient_clip_val and (not optimizers or optimizers[0] is self.optimizer)
 
-    def zero_gradients(self, progress: Any) -> None:
+    def zero_gradients(self) -> None:
         """Set the gradients to None, with Lightning's hook and counters."""
-        both = progress.total, progress.current
-        for counts in both:
+        for counts in self.zeroed:
             counts.ready += 1
         if "on_before_zero_grad" in self.listeners.hooks:
             self.listeners.call("on_before_zero_grad", self.optimizer)
-        for counts in both:
+        for counts in self.zeroed:
             counts.started += 1
         self.set_to_none()
-        for counts in both:
+        for counts in self.zeroed:
             counts.completed += 1
 
     def backward(self, loss: Tensor) -> None:
@@ -562,15 +561,6 @@ class OwnEpochLoop(TrainingEpochLoop):
             self.module.on_validation_model_zero_grad()
             own["_current_fx_name"] = None
         validate_between(self.trainer)
-
-    def validate(self) -> None:
-        """Validate now, because it was requested between two batches."""
-        self.module.isolate_validation()
-        try:
-            validate_between(self.trainer)
-        finally:
-            self.module.restore_training()
-        self.notify_boundary()
 
     # -- what comes with a batch
     def skip_rest(self) -> None:
