@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..private.lightning_parts import call_callback_hooks, call_lightning_hook, device_of, trainer_of
+from ..private.lightning_parts import call_hooks, device_of, trainer_of
 from ..private.compiled_names import bare, by_own_names
 from ..data.batch import describe, to_device
 from .addon import AddOnBase, TrainStep
@@ -211,8 +211,7 @@ class StepModule(PassModule):
         self.check_trains("steps an optimizer")
         if (scaler := getattr(self.trainer.precision_plugin, "scaler", None)) is not None:
             self._unscale(scaler, optimizer)
-        call_callback_hooks(self.trainer, "on_before_optimizer_step", optimizer)
-        call_lightning_hook(self.trainer, "on_before_optimizer_step", optimizer)
+        call_hooks(self.trainer, "on_before_optimizer_step", optimizer)
 
     def _unscale(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
         """Divide the gradients by the scale of the loss. Where one is not finite, there is no update, and the next scale is smaller."""

@@ -231,11 +231,11 @@ def find_step(optimizer: Optimizer) -> Callable[[Closure], Any]:
     return step
 
 
-def _find_steps(optimizer: JointOptimizer) -> Callable[[JointOptimizer], None]:
+def _find_steps(optimizer: JointOptimizer) -> Callable[[Optimizer], None]:
     """The function for the steps of all that are joined, whose gradients are there."""
     steps = [find_step(part) for part in optimizer.optimizers.values()]
 
-    def step(optimizer: JointOptimizer) -> None:
+    def step(optimizer: Optimizer) -> None:
         for one in steps:
             one(lambda: None)
 

@@ -153,24 +153,20 @@ class LiveFetcher(_LIKE_LIGHTNINGS):
 
     def __next__(self) -> tuple[Any, int, int]:
         index = self.fetched
-        if index >= self._checked_from:
-            return self._next_near_end()
-        batch = self._take()
+        batch = self._take() if index < self._checked_from else self._next_near_end(index)
         self.fetched = index + 1
         return (batch, index, 0) if self.is_single else batch
 
-    def _next_near_end(self) -> tuple[Any, int, int]:
+    def _next_near_end(self, index: int) -> Any:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
         if self.done:
             self.finish()
             raise StopIteration
-        index = self.fetched
         batch = self._ahead.pop() if self._ahead else self._read(watched=index > self._first)
-        self.fetched = index + 1
         self.done = self._is_last(index + 1)
-        return (batch, index, 0) if self.is_single else batch
+        return batch
 
     def _take(self) -> Any:
         try:

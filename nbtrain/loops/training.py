@@ -173,8 +173,7 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
         compute_in_round()
         if window.is_left_out and not (window.n_accumulated and loop._num_ready_batches_reached()):
             raise NoUpdate
-        ways.before_step()
-        return window.loss if window.loss is not None else window.newest_loss  # a scaler steps only with a loss
+        return ways.before_step(window)
 
     try:
         if ways.is_manual:
@@ -301,19 +300,13 @@ def after_batch(loop: OwnEpochLoop, *, is_late: bool = False) -> bool:
 def end_unannounced(loop: OwnEpochLoop, ways: TrainingWays) -> None:
     """The loader has ended where its length did not say so: do now what comes with a last batch."""
     pl_trainer, module, window, current = loop.trainer, loop.module, loop.window, loop.batch_progress.current
-
-    def computed() -> Tensor | None:
-        """In place of a closure: the gradients are there."""
-        ways.before_step()
-        return window.newest_loss
-
     if 0 < loop.window_start == current.ready:  # it was resumed after its last batch
         for callback in callbacks_of(pl_trainer, BoundaryCallback):
             callback.on_no_rest(pl_trainer, module)
     has_gradients = current.ready > 0 and not loop.skips_backward and loop._should_accumulate()  # before the batch is the last
     loop.batch_progress.is_last_batch, window.has_stepped = True, False
     if has_gradients:  # a window ends with its epoch
-        update_weights(loop, ways, computed, None)
+        update_weights(loop, ways, lambda: ways.before_step(window), None)  # the gradients are there
     loop.step_schedules(is_last=True)
     for recorder in callbacks_of(pl_trainer, RecorderCallback) if loop.strategy.lr_scheduler_configs else ():
         recorder.read_rates()  # behind these schedules, as where the end is known
@@ -399,10 +392,11 @@ class TrainingWays(Ways):
         if "on_after_backward" in hooks:
             self.listeners.call("on_after_backward")
 
-    def before_step(self) -> None:
-        """Call `on_before_optimizer_step`, where the precision plugin does not."""
+    def before_step(self, window: Window) -> Tensor | None:
+        """Call `on_before_optimizer_step`, where the precision plugin does not. Returns a loss: a scaler steps only with one."""
         if self.is_short and "on_before_optimizer_step" in self.listeners.hooks:
             self.listeners.call("on_before_optimizer_step", self.optimizer)
+        return window.loss if window.loss is not None else window.newest_loss
 
     def _step_by_strategy(self, closure: Callable[[], Any]) -> None:
         closure = torch.enable_grad()(closure)  # the whole step of an optimizer may be under no_grad
@@ -430,7 +424,7 @@ class OwnEpochLoop(TrainingEpochLoop):
     many epochs, too. `boundary_due`: notify the boundary callbacks after this batch, once. `whole_step`: see `WholeStep`.
     """
 
-    control = Control()  # of no run
+    control: Control
     start_at = window_start = 0
     validate_next = validate_last = boundary_due = validates = skips_backward = False
     is_manual = False  # the steps make their updates, so they have no windows

@@ -31,8 +31,7 @@ __all__ = [
     "device_of",
     "hook_of",
     "hyperparameters_of",
-    "call_callback_hooks",
-    "call_lightning_hook",
+    "call_hooks",
     "load_callbacks",
     "evaluation_loop",
     "swap_loaders",
@@ -102,8 +101,8 @@ def hyperparameters_of(module: L.LightningModule) -> dict[str, Any]:
 
 
 # -- hooks
-def call_callback_hooks(pl_trainer: L.Trainer, name: str, *args: Any, **options: Any) -> None:
-    """Call the hook `name` of all callbacks, as Lightning does."""
+def call_hooks(pl_trainer: L.Trainer, name: str, *args: Any, **options: Any) -> None:
+    """Call the hook `name` of all callbacks and of the module, as Lightning does."""
     trainer: Any = pl_trainer
     module = trainer.lightning_module
     before, vars(module)["_current_fx_name"] = hook_of(module), name
@@ -111,18 +110,9 @@ def call_callback_hooks(pl_trainer: L.Trainer, name: str, *args: Any, **options:
         if callable(hook := getattr(callback, name)):
             with trainer.profiler.profile(f"[Callback]{callback.state_key}.{name}"):
                 hook(trainer, module, *args, **options)
-    vars(module)["_current_fx_name"] = before
-
-
-def call_lightning_hook(pl_trainer: L.Trainer, name: str, *args: Any, **options: Any) -> Any:
-    """Call the hook `name` of the module, as Lightning does."""
-    trainer: Any = pl_trainer
-    module = trainer.lightning_module
-    before, vars(module)["_current_fx_name"] = hook_of(module), name
     with trainer.profiler.profile(f"[LightningModule]{type(module).__name__}.{name}"):
-        answer = getattr(module, name)(*args, **options)
+        getattr(module, name)(*args, **options)
     vars(module)["_current_fx_name"] = before
-    return answer
 
 
 def load_callbacks(pl_trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
@@ -136,7 +126,8 @@ def load_callbacks(pl_trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
             "Be aware that when using `ckpt_path`, callbacks used to create the checkpoint need to be provided during `Trainer` "
             f"instantiation. Please add the following callbacks: {list(absent)}.",
         )
-    call_callback_hooks(pl_trainer, "on_load_checkpoint", checkpoint)
+    for callback in callbacks:
+        callback.on_load_checkpoint(pl_trainer, pl_trainer.lightning_module, checkpoint)
     for callback in callbacks:
         if state := states.get(callback.state_key):
             callback.load_state_dict(deepcopy(state))
