@@ -247,7 +247,9 @@ class Meter:
             these = [i for i, counted in enumerate(counting) if name in counted]
             self._count(name, [values[i] for i in these], [samples[i] for i in these])
         for row, out in zip(rows, is_out):
-            for name, value in () if out else row.tensors:
+            if out:
+                continue
+            for name, value in row.tensors:
                 self._log.setdefault(name, []).append(to_device(value, torch.device("cpu")))
                 self.kept_bytes += value.nbytes if isinstance(value, Tensor) else 0
         self._append(block, samples)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import lightning as L
 import torch
@@ -33,20 +33,14 @@ from ..errors import ConfigError, StepError
 from ..optim.step_watch import StepWatch
 from ..rng import random_state, set_random_state
 
+if TYPE_CHECKING:
+    from nbtrain.loops.error_guard import ErrorGuard
+
 # %% auto #0
-__all__ = ["Guard", "Round", "StepsProtocol", "numbers", "joined_metrics", "is_sanity_check", "TrainingModes", "PassModule"]
+__all__ = ["Round", "StepsProtocol", "numbers", "joined_metrics", "is_sanity_check", "TrainingModes", "PassModule"]
 
 
 # %% ../../nbs/engine/pass_module.ipynb #stepsprot
-class Guard(Protocol):
-    """Calls the user's code, and pauses the run if that raises an error: [the guard of a run](../loops/error_guard.ipynb)."""
-
-    def begin_pass(self) -> None: ...
-    def step(self, name: str, batch: Any, call: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any] | None: ...
-    def check_loss(self, output: Mapping[str, Any]) -> None: ...
-    def call(self, what: str, function: Callable[[], Any]) -> Any: ...
-
-
 class Round(Protocol):
     """What several ranks agree on after each batch of a training: how much of their round of batches counts."""
 
@@ -67,8 +61,6 @@ class StepsProtocol(TrainerProtocol, Protocol):
     def module(self, module: PassModule | None) -> None: ...
     @property
     def _turn(self) -> Turn | None: ...  # the current step, if a batch has several
-    @property
-    def active_addons(self) -> list[AddOnBase]: ...
 
     def train_step(self, batch: Any) -> dict[str, Any] | None: ...
     def test_step(self, batch: Any) -> dict[str, Any] | None: ...
@@ -153,7 +145,7 @@ class PassModule(L.LightningModule):
     """
 
     # nn.Module sets an attribute of an instance in 13 calls of functions, and each run and each single batch has a module
-    guard: Guard | None = None  # pauses the run at an error in the user's code
+    guard: ErrorGuard | None = None  # pauses the run at an error in the user's code
     loader_names: tuple[str, ...] = ()  # if several loaders are evaluated
     loader_name: str | None = None  # of the current batch
     leaves_out = False  # whether the current batch is left out
@@ -336,10 +328,11 @@ class PassModule(L.LightningModule):
     # -- a validation or a test
     def on_validation_model_zero_grad(self) -> None:
         # By hand, gradients may be for a later step. What self.zero_grad() does takes three times as long to find the parameters
-        for part in _parts(self) if self.watch is None else ():
-            for parameter in parameters_of(part).values():
-                if parameter is not None:
-                    parameter.grad = None
+        if self.watch is None:
+            for part in _parts(self):
+                for parameter in parameters_of(part).values():
+                    if parameter is not None:
+                        parameter.grad = None
         # Lightning draws the loader's seed before on_validation_start, so that hook would be too late
         self.isolate_validation()
 
@@ -428,7 +421,7 @@ class PassModule(L.LightningModule):
         """Count the batches of a pass that were left out, and note the first such pass. Raises StepError if there are no others."""
         n, epoch = meter.n_left_out, self.owner.train_state.counts.epoch + 1
         self.owner.train_state.counts.left_out += n
-        what = "training" if phase == "train" else "validation" if phase == "valid" else "test"
+        what = {"train": "training", "valid": "validation", "test": "test"}[phase]
         if not meter.n_batches:
             raise StepError(
                 f"All {n} batches of the {what} pass of epoch {epoch} were left out: the loader or the step gave None for each of them.",

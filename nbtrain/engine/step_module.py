@@ -246,8 +246,9 @@ class StepModule(PassModule):
     def _evaluate(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
         output = self._run("test_step", batch, batch_idx)
         if output is not None and self._sanity_check:
-            for end in ("",) if self.loader_name is None else ("", f"/{self.loader_name}"):
-                self._checked |= named(output, end)
+            self._checked |= named(output, "")
+            if self.loader_name is not None:
+                self._checked |= named(output, f"/{self.loader_name}")
         elif output is not None:
             self.add_output("test", output, batch)
         return output

@@ -215,8 +215,13 @@ class Ways:
         if self.converts is not None:
             batch = self.converts(batch)
         kind = type(batch)
-        tensors = batch.values() if kind is dict else (batch,) if kind is Tensor else batch
-        if self._moves_whole or (kind is not tuple and kind is not list and kind is not dict and kind is not Tensor):
+        if kind is tuple or kind is list:
+            tensors = batch
+        elif kind is dict:
+            tensors = batch.values()
+        else:
+            tensors = (batch,)
+        if self._moves_whole:
             return self._move_whole(batch, loader_index)
         device = self._device
         for item in tensors:

@@ -62,8 +62,9 @@ class OwnFitLoop(FitLoop):
         pl_trainer, module = self.trainer, self.epoch_loop.module
         progress: Any = self.epoch_progress
         self.setup_data()
-        for set_epoch in () if self.is_told else self._epoch_setters:
-            set_epoch(progress.current.processed)
+        if not self.is_told:
+            for set_epoch in self._epoch_setters:
+                set_epoch(progress.current.processed)
         self.is_told = False
         self.expect()
         progress.increment_ready()

@@ -206,8 +206,11 @@ class ErrorGuard:
     def guard_callbacks(self, pl_trainer: L.Trainer, until: ExitStack) -> None:
         """Call the methods of the user's callbacks through the guard, until `until` ends."""
         names = [name for name in dir(L.Callback) if name.startswith("on_") and name not in _STATE]
-        for callback in pl_trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
-            for name in names if is_user(type(callback)) else ():
+        callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        for callback in callbacks:
+            if not is_user(type(callback)):
+                continue
+            for name in names:
                 if getattr(type(callback), name) is not getattr(L.Callback, name) and name not in vars(callback):
                     vars(callback)[name] = self._guarded(callback, name)
                     until.callback(vars(callback).pop, name, None)

@@ -75,12 +75,12 @@ def _trained(kind: Callable[..., Optimizer], *, fast: bool) -> list[Any]:
     weight.register_hook(lambda gradient: called.append(gradient.tolist()))
     weight.register_post_accumulate_grad_hook(lambda p: called.append("accumulated"))
     step, zero_grad = (find_step(optimizer), find_zero_grad(optimizer)) if fast else (None, optimizer.zero_grad)
+    compute_gradients = backward if fast else Tensor.backward
 
     def closure() -> None:
         zero_grad()
         called.append(weight.grad is None)
-        loss = (weight * weight).sum()
-        backward(loss) if fast else loss.backward()
+        compute_gradients((weight * weight).sum())
 
     for register in (lambda hook: None, optimizer.register_step_post_hook, optimizer.register_step_pre_hook):
         register(lambda *args: called.append("hook"))

@@ -104,8 +104,9 @@ class StockLoops(Checkpoint):
         self.boundary_due = self.validate_next = self.validate_last = False
         if before:
             validate_between(pl_trainer)
-        for callback in callbacks_of(pl_trainer, BoundaryCallback) if notifies else ():
-            callback.on_batch_over(pl_trainer, pl_trainer.lightning_module)
+        if notifies:
+            for callback in callbacks_of(pl_trainer, BoundaryCallback):
+                callback.on_batch_over(pl_trainer, pl_trainer.lightning_module)
         if after:
             validate_between(pl_trainer)
 

@@ -155,7 +155,10 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
 
         DDP divides gradients by the number of ranks; a mean over that part alone is larger. A window of several batches has its own.
         """
-        compute() if module.guard is None else compute_guarded(loop, ways, batch, compute)
+        if module.guard is None:
+            compute()
+        else:
+            compute_guarded(loop, ways, batch, compute)
         if module.round is not None:
             part = module.round.close()
             window.is_left_out = part == 0
@@ -282,8 +285,9 @@ def after_batch(loop: OwnEpochLoop, *, is_late: bool = False) -> bool:
     loop._batches_that_stepped += window.has_stepped
     loop.n_updates_before = window.updates.completed
     loop.validate_next = loop.validate_last = False
-    for logger in pl_trainer.loggers if pl_trainer.should_stop else ():
-        logger.save()
+    if pl_trainer.should_stop:
+        for logger in pl_trainer.loggers:
+            logger.save()
     if loop.boundary_due or pl_trainer.should_stop:
         loop.notify_boundary()
     if validates_after_state:
@@ -308,8 +312,9 @@ def end_unannounced(loop: OwnEpochLoop, ways: TrainingWays) -> None:
     if has_gradients:  # a window ends with its epoch
         update_weights(loop, ways, lambda: ways.before_step(window), None)  # the gradients are there
     loop.step_schedules(is_last=True)
-    for recorder in callbacks_of(pl_trainer, RecorderCallback) if loop.strategy.lr_scheduler_configs else ():
-        recorder.read_rates()  # behind these schedules, as where the end is known
+    if loop.strategy.lr_scheduler_configs:
+        for recorder in callbacks_of(pl_trainer, RecorderCallback):
+            recorder.read_rates()  # behind these schedules, as where the end is known
     vars(module)["_current_fx_name"] = "on_train_batch_end"  # in which the pass ends otherwise
     module.end_train_pass()
     vars(module)["_current_fx_name"] = None

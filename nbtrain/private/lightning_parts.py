@@ -136,10 +136,9 @@ def load_callbacks(pl_trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
 # %% ../../nbs/private/lightning_parts.ipynb #53084627
 def evaluation_loop(pl_trainer: L.Trainer) -> Any:
     """The loop of the validation or test that is on."""
-    of_training = pl_trainer.state.fn is TrainerFn.FITTING
-    return (
-        pl_trainer.fit_loop.epoch_loop.val_loop if of_training else pl_trainer.test_loop if pl_trainer.testing else pl_trainer.validate_loop
-    )
+    if pl_trainer.state.fn is TrainerFn.FITTING:
+        return pl_trainer.fit_loop.epoch_loop.val_loop
+    return pl_trainer.test_loop if pl_trainer.testing else pl_trainer.validate_loop
 
 
 def swap_loaders(loop: Any, loaders: list[Any]) -> list[Any]:
@@ -305,7 +304,9 @@ def checkpoint_of(pl_trainer: L.Trainer) -> dict[str, Any]:
     try:
         pl_trainer.save_checkpoint("unwritten.ckpt")
     finally:
-        strategy.pop("save_checkpoint") if before is None else strategy.update(save_checkpoint=before)
+        del strategy["save_checkpoint"]
+        if before is not None:
+            strategy["save_checkpoint"] = before
     return caught[0]
 
 
