@@ -26,7 +26,7 @@ from .addon import AddOnBase, Phase
 from .callback import notify
 from .logged import log_means
 from .meter import N_SAMPLES, Meter, Scalar, as_float, snapshot
-from .protocol import TrainerProtocol, Turn
+from .protocol import Turn
 from .step_output import LeftOut, count_samples, doubt_of_count, named, split_count
 from .train_state import Mode
 from ..errors import ConfigError, StepError
@@ -34,10 +34,11 @@ from ..optim.step_watch import StepWatch
 from ..rng import random_state, set_random_state
 
 if TYPE_CHECKING:
+    from nbtrain.base.trainer_base import TrainerBase
     from nbtrain.loops.error_guard import ErrorGuard
 
 # %% auto #0
-__all__ = ["Round", "StepsProtocol", "numbers", "joined_metrics", "is_sanity_check", "TrainingModes", "PassModule"]
+__all__ = ["Round", "numbers", "joined_metrics", "is_sanity_check", "TrainingModes", "PassModule"]
 
 
 # %% ../../nbs/engine/pass_module.ipynb #stepsprot
@@ -50,22 +51,6 @@ class Round(Protocol):
     def after_wrapping(self, module: L.LightningModule) -> None: ...
     def open(self, output: Any) -> Any: ...  # the output of a step, with which the batch continues
     def close(self) -> float: ...  # in [0, 1], the same on all ranks
-
-
-class StepsProtocol(TrainerProtocol, Protocol):
-    """The part of a trainer that a `StepModule` uses."""
-
-    @property
-    def module(self) -> PassModule | None: ...
-    @module.setter
-    def module(self, module: PassModule | None) -> None: ...
-    @property
-    def _turn(self) -> Turn | None: ...  # the current step, if a batch has several
-
-    def train_step(self, batch: Any) -> dict[str, Any] | None: ...
-    def test_step(self, batch: Any) -> dict[str, Any] | None: ...
-    def metric_on_epoch_end(self) -> dict[str, Any] | None: ...
-    def callbacks(self) -> list[L.Callback]: ...
 
 
 # %% ../../nbs/engine/pass_module.ipynb #a4e00dec
@@ -161,7 +146,7 @@ class PassModule(L.LightningModule):
     _train_open = _evaluation_open = _sanity_check = False
     _checked: dict[str, Scalar] = {}  # what `test_step` has returned in the check before epoch 1
 
-    def __init__(self, trainer: StepsProtocol, addons: Sequence[AddOnBase], *, whole_epoch: bool = True) -> None:
+    def __init__(self, trainer: TrainerBase, addons: Sequence[AddOnBase], *, whole_epoch: bool = True) -> None:
         super().__init__()
         self.owner, self.whole_epoch, self._addons = trainer, whole_epoch, addons
         self.output: dict[str, Any] = {}  # of the newest batch, if it is a single one

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -21,11 +21,14 @@ from ..private.compiled_names import bare, by_own_names
 from ..data.batch import describe, to_device
 from .addon import AddOnBase, TrainStep
 from .logged import KnownMetrics, current_results, lend_log, take_log_back
-from .pass_module import PassModule, StepsProtocol, is_sanity_check
+from .pass_module import PassModule, is_sanity_check
 from .protocol import EventSink
 from ..optim.step_watch import StepWatch
 from .step_output import check_output, count_samples, named
 from ..errors import NbtrainError, StepError, add_note
+
+if TYPE_CHECKING:
+    from nbtrain.base.trainer_base import TrainerBase
 
 # %% auto #0
 __all__ = ["note_batch", "StepModule", "is_whole_epoch", "in_validation_of_run"]
@@ -56,7 +59,7 @@ class StepModule(PassModule):
     saves_state = False  # whether nbtrain is creating a checkpoint
     _wrapped_step: TrainStep | None = None  # where an addon wraps the step
 
-    def __init__(self, trainer: StepsProtocol, *, whole_epoch: bool = True, with_addons: bool = True) -> None:
+    def __init__(self, trainer: TrainerBase, *, whole_epoch: bool = True, with_addons: bool = True) -> None:
         super().__init__(trainer, trainer.active_addons if with_addons else [], whole_epoch=whole_epoch)
         self.model, self.with_addons = trainer.model, with_addons
         self.wrapped_by: list[AddOnBase] = []  # the addons that wrap the step
