@@ -101,7 +101,7 @@ class Listeners:
         self._items = *callbacks, module, pl_trainer.strategy
         self._attributes = [vars(item) for item in self._items]
         hiding = [(own, name) for own in self._attributes for name in self.names if name in own]
-        self._hiding, self._hidden = [own for own, _ in hiding], [name for _, name in hiding]
+        self._hiding, self._hidden = zip(*hiding) if hiding else ((), ())
         self._known, self._module = self._read(), vars(module)
         for name in names:
             found: list[tuple[Hook, bool]] = []

@@ -17,7 +17,7 @@ from ..engine.logged import publish
 from ..engine.step_module import StepModule
 from ..private.lightning_loops import FitLoop
 from .batch_ways import explain_errors, resume_epoch
-from .fetcher import LiveFetcher, length_of, limits_of, live, set_limits
+from .fetcher import LiveFetcher, length_of, limits_of, live
 from .training import OwnEpochLoop
 
 # %% auto #0
@@ -81,7 +81,7 @@ class OwnFitLoop(FitLoop):
         assert combined is not None and combined._iterator is not None
         limit = pl_trainer.limit_train_batches
         limits = limits_of(limit, combined)
-        set_limits(combined, limits)
+        combined.limits = combined._iterator.limits = limits  # of the pass that is open, and of those that follow
         n = length_of(combined)
         if isinstance(fetcher, LiveFetcher):
             fetcher.limit = limits[0] if len(limits) == 1 or type(limit) is int or limit == 1.0 else n or math.inf

@@ -55,7 +55,7 @@ def use_loops(pl_trainer: L.Trainer, trainer: TrainerProtocol, control: Control 
 
     Own steps do, too, where the installed Lightning lacks a part that nbtrain's loops need. Both attend to `control`.
     """
-    if trainer.configures_optimizers or why_stock() != "" or unknown_version() != "":
+    if trainer.configures_optimizers or why_stock() or unknown_version():
         from nbtrain.loops.stock_loops import StockLoops
 
         pl_trainer.callbacks.append(StockLoops(control))  # pyright: ignore[reportAttributeAccessIssue]
