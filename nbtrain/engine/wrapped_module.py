@@ -25,7 +25,7 @@ from .train_state import Mode
 from ..errors import StepError
 
 if TYPE_CHECKING:
-    from nbtrain.from_lightning import LightningSteps
+    from nbtrain.variants.from_lightning import LightningSteps
 
 # %% auto #0
 __all__ = ["WrappedModule"]
