@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import lightning as L
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from torch.optim import Optimizer
 from .hooks import check_names
 from ..errors import add_note
 from ..objects.user_code import is_user
+
+if TYPE_CHECKING:
+    from nbtrain.engine.protocol import TrainerProtocol
 
 CallbackType = TypeVar("CallbackType", bound=L.Callback)
 
@@ -187,16 +190,11 @@ def callbacks_of(pl_trainer: L.Trainer, kind: type[CallbackType]) -> list[Callba
     return [callback for callback in callbacks if isinstance(callback, kind)]
 
 
-class _HasModule(Protocol):
-    """A trainer, while Lightning is at work with its module."""
-
-    @property
-    def module(self) -> L.LightningModule | None: ...
-
-
 def as_list(given: Any) -> list[Any]:
     """A list of the items in `given`, which may be a list, a single item or None, as in Lightning's arguments."""
-    return given if isinstance(given, list) else [] if given is None else [given]
+    if isinstance(given, list):
+        return given
+    return [] if given is None else [given]
 
 
 def updates_of(pl_trainer: L.Trainer) -> Any:
@@ -206,7 +204,7 @@ def updates_of(pl_trainer: L.Trainer) -> Any:
     return automatic.total if pl_trainer.lightning_module.automatic_optimization else by_hand.total
 
 
-def active_callbacks(trainer: _HasModule, kind: type[CallbackType]) -> list[CallbackType]:
+def active_callbacks(trainer: TrainerProtocol, kind: type[CallbackType]) -> list[CallbackType]:
     """The callbacks of the class `kind` in the current use of Lightning, such as a run; empty if there is none."""
     return callbacks_of(trainer.module.trainer, kind) if trainer.module is not None else []
 

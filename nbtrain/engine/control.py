@@ -300,8 +300,8 @@ class Control:
     `end`.
     """
 
-    def __init__(self, run_state: RunState | None = None) -> None:
-        self.run_state = run_state or RunState()
+    def __init__(self) -> None:
+        self.run_state = RunState()
         self.thread: Thread | None = None  # the training thread
         self.can_pause = True  # an evaluation only ends
         self.signum: int | None = None  # the signal that requested the end, or AT_EXIT
@@ -317,7 +317,7 @@ class Control:
         self._sent: int | None = None  # the strongest signal that was passed to `together`
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Control, (self.run_state,)  # a copy, such as a replica in another process, has no run
+        return Control, ()  # a copy, such as a replica in another process, has no run
 
     @property
     def state(self) -> State:

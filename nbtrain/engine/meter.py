@@ -108,20 +108,11 @@ class EpochLog(dict[str, list[Any]]):
         )
 
 
-# %% ../../nbs/engine/meter.ipynb #8656b621
-# Of a meter, in addition to its keys and its log
-_SAVED = ("keep_tensors", "n_batches", "n_left_out", "kept_bytes", "steps", "_sums", "_weights", "_flushed")
-
-
-def _joined(blocks: Sequence[tuple[dict[str, list[float]], list[float]]]) -> tuple[dict[str, list[float]], list[float]]:
-    """Several blocks (values by name, samples) as one; NaN where a block lacks a name."""
-    names = dict.fromkeys(name for block, _ in blocks for name in block)
-    empty = [[math.nan] * len(samples) for _, samples in blocks]
-    values = {name: [v for (block, _), nans in zip(blocks, empty) for v in block.get(name, nans)] for name in names}
-    return values, [n for _, samples in blocks for n in samples]
-
-
 # %% ../../nbs/engine/meter.ipynb #354a5898
+# Of a meter, in addition to its keys and its log
+_SAVED = ("keep_tensors", "n_batches", "n_left_out", "kept_bytes", "steps", "_sums", "_weights")
+
+
 class Meter:
     """Collects one pass: scalars stay on their device until `flush`, then are averaged in float64, weighted by samples."""
 
@@ -138,7 +129,9 @@ class Meter:
         self._keys: frozenset[str] | None = None
         self._rows: list[Row] = []
         self._log, self._sums, self._weights = EpochLog(), dict[str, float](), dict[str, float]()
-        self._flushed: list[tuple[dict[str, list[float]], list[float]]] = []
+        # Of the batches that were read and not taken: the values by name, NaN where a batch has none, and the numbers of samples
+        self._values: dict[str, list[float]] = {}
+        self._samples: list[float] = []
         self._before: tuple[dict[str, float], dict[str, float], dict[str, int]] | None = None
         # If batches are in the log that are not settled: the sums, the weights and the lengths of the log before them
 
@@ -175,9 +168,8 @@ class Meter:
         if self._rows:
             self._rows.pop()
             return
-        block, samples = self._flushed[-1]  # the log was read in mid-batch, which flushed it
-        n = samples.pop()
-        for name, column in block.items():
+        n = self._samples.pop()  # the log was read in mid-batch, which flushed it
+        for name, column in self._values.items():
             value = column.pop()
             if name in self.names or not math.isnan(value):
                 self._sums[name] -= value * n
@@ -220,11 +212,11 @@ class Meter:
             row.values[name] = snapshot(value)
             if row.is_settled:
                 row.late = [*row.late, name]
-        elif self._flushed:  # the log was read in mid-batch, which flushed it; none is there if this batch was left out
-            block, samples = self._flushed[-1]
-            if math.isnan(block.setdefault(name, [math.nan] * len(samples))[-1]):
-                block[name][-1] = as_float(value)
-                self._count(name, block[name][-1:], samples[-1:])
+        elif self._samples:  # the log was read in mid-batch, which flushed it; none is there if this batch was left out
+            column = self._values.setdefault(name, [math.nan] * len(self._samples))
+            if math.isnan(column[-1]):
+                column[-1] = as_float(value)
+                self._count(name, column[-1:], self._samples[-1:])
 
     def flush(self) -> None:
         """Convert pending values to floats."""
@@ -255,10 +247,23 @@ class Meter:
             these = [i for i, counted in enumerate(counting) if name in counted]
             self._count(name, [values[i] for i in these], [samples[i] for i in these])
         for row, out in zip(rows, is_out):
-            for name, value in () if out else row.tensors:
+            if out:
+                continue
+            for name, value in row.tensors:
                 self._log.setdefault(name, []).append(to_device(value, torch.device("cpu")))
                 self.kept_bytes += value.nbytes if isinstance(value, Tensor) else 0
-        self._flushed.append((block, samples))
+        self._append(block, samples)
+
+    def _append(self, block: dict[str, list[float]], samples: list[float]) -> None:
+        """Add a block of batches to those that were read and not taken."""
+        if not self._samples:
+            self._values, self._samples = block, samples
+            return
+        for name in block:
+            self._values.setdefault(name, [math.nan] * len(self._samples))
+        for name, column in self._values.items():
+            column += block.get(name, [math.nan] * len(samples))
+        self._samples += samples
 
     def _count(self, name: str, values: list[float], samples: list[float]) -> None:
         self._log.setdefault(name, []).extend(values)
@@ -271,11 +276,11 @@ class Meter:
         `placed`: without those of a batch that is not over, and has no step yet.
         """
         self.flush()
-        blocks, self._flushed = self._flushed, []
-        values, samples = blocks[0] if len(blocks) == 1 else _joined(blocks)
+        values, samples = self._values, self._samples
+        self._values, self._samples = {}, []
         n = len(samples) - 1
         if placed and n == len(self.steps) and self.has_steps:
-            self._flushed = [({name: column[n:] for name, column in values.items()}, samples[n:])]
+            self._values, self._samples = {name: column[n:] for name, column in values.items()}, samples[n:]
             values, samples = {name: column[:n] for name, column in values.items()}, samples[:n]
         return values, samples
 
@@ -292,7 +297,8 @@ class Meter:
         """Everything collected in this pass: scalars as packed floats, and tensors if they are kept."""
         self.flush()
         log = {name: array("d", column).tobytes() if name in self._sums else column for name, column in self._log.items()}
-        return {name: getattr(self, name) for name in _SAVED} | {"_keys": sorted(self._keys or ()), "_log": log}
+        flushed = [(self._values, self._samples)] if self._samples else []
+        return {name: getattr(self, name) for name in _SAVED} | {"_keys": sorted(self._keys or ()), "_log": log, "_flushed": flushed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a pass from the state that `state_dict` returned."""
@@ -301,7 +307,8 @@ class Meter:
         self.has_steps = "steps" in state
         self._keys = frozenset(state["_keys"]) or None
         self._log = EpochLog({name: array("d", c).tolist() if isinstance(c, bytes) else c for name, c in state["_log"].items()})
-        self._flushed = [(block, samples) for block, samples in state["_flushed"]]
+        for block, samples in state["_flushed"]:
+            self._append({name: [*column] for name, column in block.items()}, [*samples])
 
     def close(self) -> None:
         """End the pass. With several processes, `log` and `means` are those of all processes afterwards."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import lightning as L
 import torch
@@ -26,27 +26,22 @@ from .addon import AddOnBase, Phase
 from .callback import notify
 from .logged import log_means
 from .meter import N_SAMPLES, Meter, Scalar, as_float, snapshot
-from .protocol import TrainerProtocol, Turn
+from .protocol import Turn
 from .step_output import LeftOut, count_samples, doubt_of_count, named, split_count
 from .train_state import Mode
 from ..errors import ConfigError, StepError
 from ..optim.step_watch import StepWatch
 from ..rng import random_state, set_random_state
 
+if TYPE_CHECKING:
+    from nbtrain.base.trainer_base import TrainerBase
+    from nbtrain.loops.error_guard import ErrorGuard
+
 # %% auto #0
-__all__ = ["Guard", "Round", "StepsProtocol", "numbers", "joined_metrics", "is_sanity_check", "TrainingModes", "PassModule"]
+__all__ = ["Round", "numbers", "joined_metrics", "is_sanity_check", "TrainingModes", "PassModule"]
 
 
 # %% ../../nbs/engine/pass_module.ipynb #stepsprot
-class Guard(Protocol):
-    """Calls the user's code, and pauses the run if that raises an error: [the guard of a run](../loops/error_guard.ipynb)."""
-
-    def begin_pass(self) -> None: ...
-    def step(self, name: str, batch: Any, results: Any, call: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any] | None: ...
-    def check_loss(self, output: Mapping[str, Any]) -> None: ...
-    def call(self, what: str, function: Callable[[], Any]) -> Any: ...
-
-
 class Round(Protocol):
     """What several ranks agree on after each batch of a training: how much of their round of batches counts."""
 
@@ -56,24 +51,6 @@ class Round(Protocol):
     def after_wrapping(self, module: L.LightningModule) -> None: ...
     def open(self, output: Any) -> Any: ...  # the output of a step, with which the batch continues
     def close(self) -> float: ...  # in [0, 1], the same on all ranks
-
-
-class StepsProtocol(TrainerProtocol, Protocol):
-    """The part of a trainer that a `StepModule` uses."""
-
-    @property
-    def module(self) -> PassModule | None: ...
-    @module.setter
-    def module(self, module: PassModule | None) -> None: ...
-    @property
-    def _turn(self) -> Turn | None: ...  # the current step, if a batch has several
-    @property
-    def active_addons(self) -> list[AddOnBase]: ...
-
-    def train_step(self, batch: Any) -> dict[str, Any] | None: ...
-    def test_step(self, batch: Any) -> dict[str, Any] | None: ...
-    def metric_on_epoch_end(self) -> dict[str, Any] | None: ...
-    def callbacks(self) -> list[L.Callback]: ...
 
 
 # %% ../../nbs/engine/pass_module.ipynb #a4e00dec
@@ -153,7 +130,7 @@ class PassModule(L.LightningModule):
     """
 
     # nn.Module sets an attribute of an instance in 13 calls of functions, and each run and each single batch has a module
-    guard: Guard | None = None  # pauses the run at an error in the user's code
+    guard: ErrorGuard | None = None  # pauses the run at an error in the user's code
     loader_names: tuple[str, ...] = ()  # if several loaders are evaluated
     loader_name: str | None = None  # of the current batch
     leaves_out = False  # whether the current batch is left out
@@ -169,7 +146,7 @@ class PassModule(L.LightningModule):
     _train_open = _evaluation_open = _sanity_check = False
     _checked: dict[str, Scalar] = {}  # what `test_step` has returned in the check before epoch 1
 
-    def __init__(self, trainer: StepsProtocol, addons: Sequence[AddOnBase], *, whole_epoch: bool = True) -> None:
+    def __init__(self, trainer: TrainerBase, addons: Sequence[AddOnBase], *, whole_epoch: bool = True) -> None:
         super().__init__()
         self.owner, self.whole_epoch, self._addons = trainer, whole_epoch, addons
         self.output: dict[str, Any] = {}  # of the newest batch, if it is a single one
@@ -336,10 +313,11 @@ class PassModule(L.LightningModule):
     # -- a validation or a test
     def on_validation_model_zero_grad(self) -> None:
         # By hand, gradients may be for a later step. What self.zero_grad() does takes three times as long to find the parameters
-        for part in _parts(self) if self.watch is None else ():
-            for parameter in parameters_of(part).values():
-                if parameter is not None:
-                    parameter.grad = None
+        if self.watch is None:
+            for part in _parts(self):
+                for parameter in parameters_of(part).values():
+                    if parameter is not None:
+                        parameter.grad = None
         # Lightning draws the loader's seed before on_validation_start, so that hook would be too late
         self.isolate_validation()
 
@@ -428,7 +406,7 @@ class PassModule(L.LightningModule):
         """Count the batches of a pass that were left out, and note the first such pass. Raises StepError if there are no others."""
         n, epoch = meter.n_left_out, self.owner.train_state.counts.epoch + 1
         self.owner.train_state.counts.left_out += n
-        what = "training" if phase == "train" else "validation" if phase == "valid" else "test"
+        what = {"train": "training", "valid": "validation", "test": "test"}[phase]
         if not meter.n_batches:
             raise StepError(
                 f"All {n} batches of the {what} pass of epoch {epoch} were left out: the loader or the step gave None for each of them.",

@@ -5,14 +5,14 @@
 # %% ../../nbs/engine/protocol.ipynb #fcdb615e
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from .control import Control
@@ -20,8 +20,11 @@ from .recorder import Recorder
 from .train_state import Mode, Origin, TrainState
 from ..events import Event
 
+if TYPE_CHECKING:
+    from nbtrain.engine.addon import AddOnBase
+
 # %% auto #0
-__all__ = ["EventSink", "AddOnProtocol", "TrainerProtocol", "Ran", "Turn"]
+__all__ = ["EventSink", "TrainerProtocol", "Ran", "Turn"]
 
 
 # %% ../../nbs/engine/protocol.ipynb #81c4a3fe
@@ -29,18 +32,6 @@ class EventSink(Protocol):
     """An object that receives the events of a run: a view, a file, an object of an addon."""
 
     def update(self, event: Event) -> None: ...
-
-
-class AddOnProtocol(Protocol):
-    """The part of an addon that the state of a run and other addons use. Where they need a certain addon, they look for its class."""
-
-    def weights(self, trainer: TrainerProtocol) -> dict[str, Tensor] | None: ...
-    def load_weights(self, trainer: TrainerProtocol, weights: Mapping[str, Tensor]) -> None: ...
-    def reset_weights(self, trainer: TrainerProtocol) -> None: ...
-    def resume_settings(self, trainer: TrainerProtocol) -> dict[str, dict[str, Any]]: ...
-    def has_ended(self, state: Mapping[str, Any]) -> bool: ...
-    def state_dict(self) -> dict[str, Any] | None: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class TrainerProtocol(Protocol):
@@ -94,7 +85,7 @@ class TrainerProtocol(Protocol):
     @property
     def keeps_states(self) -> bool: ...  # whether states are kept in memory, so that a step can be replayed
     @property
-    def active_addons(self) -> Sequence[AddOnProtocol]: ...  # in their order, those of shorthands such as `gradient_clip=` included
+    def active_addons(self) -> Sequence[AddOnBase]: ...  # in their order, those of shorthands such as `gradient_clip=` included
 
     @property
     def all_optimizers(self) -> list[Any]: ...  # those that Lightning drives

@@ -9,20 +9,19 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .control import Control
 from .meter import Meter
-from .train_state import Mode, TrainState
+from .train_state import Mode
 from ..events import Event, EventKind, Phase, Progress
 
 if TYPE_CHECKING:
-    from nbtrain.engine.protocol import EventSink
+    from nbtrain.engine.protocol import EventSink, TrainerProtocol
 
 # %% auto #0
-__all__ = ["RunTimer", "DataWait", "PassPlace", "Recorded", "Recorder"]
+__all__ = ["RunTimer", "DataWait", "PassPlace", "Recorder"]
 
 
 # %% ../../nbs/engine/recorder.ipynb #c2fec94a
@@ -99,16 +98,6 @@ def _steps(phase: Phase, meters: Mapping[Mode, Meter], step: int) -> dict[str, A
     return {"values": named, "n": n, "samples": sum(samples)} | ({} if is_plain else {"steps": steps})
 
 
-# %% ../../nbs/engine/recorder.ipynb #recorded
-class Recorded(Protocol):
-    """What a recorder reads of its trainer."""
-
-    @property
-    def train_state(self) -> TrainState: ...
-    @property
-    def control(self) -> Control: ...
-
-
 # %% ../../nbs/engine/recorder.ipynb #1ce4e305
 class Recorder:
     """Records a run of `trainer` as `Event`s, which `sinks` get.
@@ -118,7 +107,7 @@ class Recorder:
 
     def __init__(
         self,
-        trainer: Recorded,
+        trainer: TrainerProtocol,
         *sinks: EventSink,
         every_s: float = 0.2,
         clock: Callable[[], float] = time.monotonic,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -16,16 +16,19 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..private.lightning_parts import call_callback_hooks, call_lightning_hook, device_of, evaluation_loop, results_of, trainer_of
+from ..private.lightning_parts import call_hooks, device_of, trainer_of
 from ..private.compiled_names import bare, by_own_names
 from ..data.batch import describe, to_device
 from .addon import AddOnBase, TrainStep
 from .logged import KnownMetrics, current_results, lend_log, take_log_back
-from .pass_module import PassModule, StepsProtocol, is_sanity_check
+from .pass_module import PassModule, is_sanity_check
 from .protocol import EventSink
 from ..optim.step_watch import StepWatch
 from .step_output import check_output, count_samples, named
 from ..errors import NbtrainError, StepError, add_note
+
+if TYPE_CHECKING:
+    from nbtrain.base.trainer_base import TrainerBase
 
 # %% auto #0
 __all__ = ["note_batch", "StepModule", "is_whole_epoch", "in_validation_of_run"]
@@ -56,7 +59,7 @@ class StepModule(PassModule):
     saves_state = False  # whether nbtrain is creating a checkpoint
     _wrapped_step: TrainStep | None = None  # where an addon wraps the step
 
-    def __init__(self, trainer: StepsProtocol, *, whole_epoch: bool = True, with_addons: bool = True) -> None:
+    def __init__(self, trainer: TrainerBase, *, whole_epoch: bool = True, with_addons: bool = True) -> None:
         super().__init__(trainer, trainer.active_addons if with_addons else [], whole_epoch=whole_epoch)
         self.model, self.with_addons = trainer.model, with_addons
         self.wrapped_by: list[AddOnBase] = []  # the addons that wrap the step
@@ -144,9 +147,7 @@ class StepModule(PassModule):
         if self.guard is None or batch is None:
             output = self._train(batch, batch_idx) if batch is not None else None
         else:
-            pl_trainer: Any = trainer_of(self)
-            results = results_of(pl_trainer.fit_loop.epoch_loop)
-            output = self.guard.step("train_step", batch, results, partial(self._train, batch, batch_idx))
+            output = self.guard.step("train_step", batch, partial(self._train, batch, batch_idx))
         if output is None:
             output = self.leave_out("train", batch)
         if self.round is not None and self.automatic_optimization:
@@ -213,8 +214,7 @@ class StepModule(PassModule):
         self.check_trains("steps an optimizer")
         if (scaler := getattr(self.trainer.precision_plugin, "scaler", None)) is not None:
             self._unscale(scaler, optimizer)
-        call_callback_hooks(self.trainer, "on_before_optimizer_step", optimizer)
-        call_lightning_hook(self.trainer, "on_before_optimizer_step", optimizer)
+        call_hooks(self.trainer, "on_before_optimizer_step", optimizer)
 
     def _unscale(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
         """Divide the gradients by the scale of the loss. Where one is not finite, there is no update, and the next scale is smaller."""
@@ -243,15 +243,15 @@ class StepModule(PassModule):
         if self.guard is None or batch is None:
             output = self._evaluate(batch, batch_idx) if batch is not None else None
         else:
-            results = results_of(evaluation_loop(self.trainer))
-            output = self.guard.step("test_step", batch, results, partial(self._evaluate, batch, batch_idx))
+            output = self.guard.step("test_step", batch, partial(self._evaluate, batch, batch_idx))
         return output if output is not None else self.leave_out("test", batch)
 
     def _evaluate(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
         output = self._run("test_step", batch, batch_idx)
         if output is not None and self._sanity_check:
-            for end in ("",) if self.loader_name is None else ("", f"/{self.loader_name}"):
-                self._checked |= named(output, end)
+            self._checked |= named(output, "")
+            if self.loader_name is not None:
+                self._checked |= named(output, f"/{self.loader_name}")
         elif output is not None:
             self.add_output("test", output, batch)
         return output

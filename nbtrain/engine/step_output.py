@@ -38,7 +38,9 @@ _CPU = torch.device("cpu")
 
 def as_output(returned: Any) -> dict[str, Any]:
     """What the training step of a LightningModule returned, as a dict: it may be the loss alone, or None."""
-    return dict(returned) if isinstance(returned, Mapping) else {} if returned is None else {"loss": returned}
+    if isinstance(returned, Mapping):
+        return dict(returned)
+    return {} if returned is None else {"loss": returned}
 
 
 def check_output(

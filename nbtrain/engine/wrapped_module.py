@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 from lightning.pytorch.core.hooks import DataHooks, ModelHooks
@@ -18,14 +18,17 @@ from ..private.torch_parts import CHILDREN, children_of
 from ..private.lightning_parts import hyperparameters_of
 from .addon import Phase
 from .logged import current_results
-from .pass_module import PassModule, StepsProtocol
+from .pass_module import PassModule
 from .step_module import StepModule
 from .step_output import check_training_output, count_samples, named
 from .train_state import Mode
 from ..errors import StepError
 
+if TYPE_CHECKING:
+    from nbtrain.variants.from_lightning import LightningSteps
+
 # %% auto #0
-__all__ = ["WrapsModule", "WrappedModule"]
+__all__ = ["WrappedModule"]
 
 # %% ../../nbs/engine/wrapped_module.ipynb #10e073e6
 _HOOKS = {name for name in (*vars(ModelHooks), *vars(DataHooks)) if not name.startswith("_")}
@@ -36,14 +39,6 @@ _PASSED_ON |= {"automatic_optimization", "strict_loading", "example_input_array"
 
 
 # %% ../../nbs/engine/wrapped_module.ipynb #6cbab7c6
-class WrapsModule(StepsProtocol, Protocol):
-    """A trainer whose model is a LightningModule."""
-
-    def configure(self, make: Callable[[], Any]) -> Any: ...  # optimizers and schedulers: those that are there, or what `make` makes
-    def adopt(self, pl_trainer: L.Trainer) -> None: ...  # the optimizers are there: restore what a checkpoint has of them
-    def restored(self) -> Mapping[str, Any] | None: ...  # the checkpoint from which the run continues
-
-
 def _own_first(name: str) -> Callable[..., Any]:
     def hook(self: WrappedModule, *args: Any, **options: Any) -> Any:
         getattr(super(WrappedModule, self), name)(*args, **options)
@@ -95,7 +90,7 @@ class WrappedModule(StepModule):
 
     logs_means = False  # the module does the logging
 
-    def __init__(self, trainer: WrapsModule, *, whole_epoch: bool = True) -> None:
+    def __init__(self, trainer: LightningSteps, *, whole_epoch: bool = True) -> None:
         super().__init__(trainer, whole_epoch=whole_epoch)
         self.maker = trainer
         self._by_step: dict[str, Any] = {}  # what this batch has logged only by step
@@ -149,7 +144,7 @@ class WrappedModule(StepModule):
         # A step by hand has changed weights when it raises, and what Lightning's check has changed is put back at its end
         if self.guard is None or self._sanity_check or not self.inner.automatic_optimization:
             return call()
-        return self.guard.step(name, batch, current_results(self.trainer), call)
+        return self.guard.step(name, batch, call)
 
     def count(self, mode: Mode, name: str, batch: Any, *args: Any, **options: Any) -> Any:
         """Call a step of the inner module, and record what it returns and logs. Returns the step's output."""

@@ -57,7 +57,9 @@ def _hook_of(item: Any, kind: type[Any], name: str) -> Hook | None:
     if getattr(type(item), name, None) is plain and name not in vars(item):
         return None
     hook = getattr(item, name, None)
-    return hook if callable(hook) and getattr(hook, "__func__", None) is not plain else None
+    if not callable(hook) or getattr(hook, "__func__", None) is plain:
+        return None
+    return hook
 
 
 class Listeners:
@@ -69,7 +71,7 @@ class Listeners:
 
     def __init__(self, pl_trainer: L.Trainer) -> None:
         self.pl_trainer = pl_trainer
-        self.hooks: dict[str, tuple[list[Hook], list[Hook], list[Hook]]] = {}  # of callbacks, of the module, of those after it
+        self.hooks: dict[str, list[tuple[Hook, bool]]] = {}  # in order, each with whether it is the module's
         self.names: list[str] = []
         self._known: list[Any] | None = None  # what `_read` found when they were looked up
 
@@ -92,28 +94,29 @@ class Listeners:
             self._look_up(self.names)
 
     def _look_up(self, names: list[str]) -> None:
-        pl_trainer, callbacks = self.pl_trainer, self.pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-        module, strategy = pl_trainer.lightning_module, pl_trainer.strategy
-        self._items = *callbacks, module, strategy
+        pl_trainer, module = self.pl_trainer, self.pl_trainer.lightning_module
+        callbacks = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        listeners: list[tuple[Any, type[Any]]] = [(callback, L.Callback) for callback in callbacks]
+        listeners += [(module, L.LightningModule), (pl_trainer.strategy, Strategy)]
+        self._items = *callbacks, module, pl_trainer.strategy
         self._attributes = [vars(item) for item in self._items]
         hiding = [(own, name) for own in self._attributes for name in self.names if name in own]
-        self._hiding, self._hidden = [own for own, _ in hiding], [name for _, name in hiding]
+        self._hiding, self._hidden = zip(*hiding) if hiding else ((), ())
         self._known, self._module = self._read(), vars(module)
         for name in names:
-            before, own, after = list[Hook](), list[Hook](), list[Hook]()
-            for callback in callbacks:
-                hook = _hook_of(callback, L.Callback, name)
-                if hook is not None:
-                    is_last = name == "on_train_epoch_end" and isinstance(callback, _MONITORING)
-                    label = f"[Callback]{type(callback).__name__}.{name}"
-                    (after if is_last else before).append(labelled(pl_trainer, label, partial(hook, pl_trainer, module)))
-            for found, item, kind in ((own, module, L.LightningModule), (after, strategy, Strategy)):
+            found: list[tuple[Hook, bool]] = []
+            late: list[tuple[Hook, bool]] = []
+            for item, kind in listeners:
                 hook = _hook_of(item, kind, name)
-                if hook is not None:
-                    found.append(labelled(pl_trainer, f"[{type(item).__name__}].{name}", hook))
+                if hook is not None and kind is L.Callback:
+                    hook = labelled(pl_trainer, f"[Callback]{type(item).__name__}.{name}", partial(hook, pl_trainer, module))
+                    is_late = name == "on_train_epoch_end" and isinstance(item, _MONITORING)
+                    (late if is_late else found).append((hook, False))
+                elif hook is not None:
+                    found.append((labelled(pl_trainer, f"[{type(item).__name__}].{name}", hook), item is module))
             self.hooks.pop(name, None)
-            if before or own or after:
-                self.hooks[name] = before, own, after
+            if found or late:
+                self.hooks[name] = found + late
 
     def _read(self) -> list[Any]:
         """What the listeners depend on: the callbacks, their classes, which a cell may define again, and what is set on them."""
@@ -122,15 +125,12 @@ class Listeners:
 
     def call(self, name: str, *args: Any) -> Any:
         """Call the listeners of `name`, a key of `hooks`; returns what the module's hook returned."""
-        before, own, after = self.hooks[name]
         fx_name, self._module["_current_fx_name"] = self._module["_current_fx_name"], name
         answer = None
-        for hook in before:
-            hook(*args)
-        for hook in own:
-            answer = hook(*args)
-        for hook in after:
-            hook(*args)
+        for hook, is_of_module in self.hooks[name]:
+            returned = hook(*args)
+            if is_of_module:
+                answer = returned
         self._module["_current_fx_name"] = fx_name
         return answer
 
@@ -215,8 +215,13 @@ class Ways:
         if self.converts is not None:
             batch = self.converts(batch)
         kind = type(batch)
-        tensors = batch.values() if kind is dict else (batch,) if kind is Tensor else batch
-        if self._moves_whole or (kind is not tuple and kind is not list and kind is not dict and kind is not Tensor):
+        if kind is tuple or kind is list:
+            tensors = batch
+        elif kind is dict:
+            tensors = batch.values()
+        else:
+            tensors = (batch,)
+        if self._moves_whole:
             return self._move_whole(batch, loader_index)
         device = self._device
         for item in tensors:

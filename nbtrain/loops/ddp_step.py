@@ -20,7 +20,7 @@ from .fast_step import is_defined_in, is_profiling
 from ..engine.precision import CONTEXTS
 
 # %% auto #0
-__all__ = ["KNOWN_FORWARD", "DDPStep", "ddp_functions", "find_ddp_step"]
+__all__ = ["KNOWN_FORWARD", "DDPStep", "find_ddp_step"]
 
 # %% ../../nbs/loops/ddp_step.ipynb #12f1dc12
 KNOWN_FORWARD = {  # what DDP's functions for a forward pass name, in the order of its use: this says what `DDPStep` must do
@@ -71,15 +71,6 @@ class DDPStep:
 
 
 # %% ../../nbs/loops/ddp_step.ipynb #4f0bdbc0
-def ddp_functions(strategy: Any, name: str) -> tuple[Any, ...]:
-    """The functions that a step goes through, by which `find_ddp_step` decides whether the fast one does the same."""
-    model, module = strategy.model, strategy.lightning_module
-    if model is module:
-        return ()
-    of_instances = vars(strategy).get(name), vars(model).get("forward"), getattr(strategy, "_forward_redirection", None)
-    return (*of_instances, getattr(type(strategy), name), type(model).forward, type(model).__call__, type(module).__call__)
-
-
 def _forwards_as_known() -> bool:
     """Does this version of torch have what `DDPStep` uses, and does DDP's forward pass do nothing else?"""
     if not hasattr(torch.nn.modules.module, "_has_any_global_hook"):
@@ -94,11 +85,14 @@ def find_ddp_step(strategy: Any, name: str) -> Callable[..., Any]:
 
     Otherwise it is the strategy's own.
     """
-    own_step, own_forward, redirection, redirected, *functions = ddp_functions(strategy, name)
-    model: Any = strategy.model
-    is_known = type(redirection) is DDPForwardRedirection and type(model) is DistributedDataParallel and _forwards_as_known()
-    is_own = own_step is not None or own_forward is not None or not is_defined_in(L, redirected)
-    if not is_known or is_own or not all(is_defined_in(torch, function) for function in functions):
-        return getattr(strategy, name)
-    does_otherwise = model._use_python_reducer or model._delay_all_reduce_all_params or model.module is not strategy.lightning_module
-    return getattr(strategy, name) if does_otherwise else DDPStep(strategy, name)
+    usual, model, module = getattr(strategy, name), strategy.model, strategy.lightning_module
+    redirection = getattr(strategy, "_forward_redirection", None)
+    if type(model) is not DistributedDataParallel or type(redirection) is not DDPForwardRedirection or not _forwards_as_known():
+        return usual
+    if name in vars(strategy) or "forward" in vars(model) or not is_defined_in(L, getattr(type(strategy), name)):
+        return usual
+    if not all(is_defined_in(torch, function) for function in (type(model).forward, type(model).__call__, type(module).__call__)):
+        return usual
+    if model._use_python_reducer or model._delay_all_reduce_all_params or model.module is not module:
+        return usual
+    return DDPStep(strategy, name)

@@ -17,7 +17,7 @@ from ..engine.logged import publish
 from ..engine.step_module import StepModule
 from ..private.lightning_loops import FitLoop
 from .batch_ways import explain_errors, resume_epoch
-from .fetcher import LiveFetcher, length_of, limits_of, live, set_limits
+from .fetcher import LiveFetcher, length_of, limits_of, live
 from .training import OwnEpochLoop
 
 # %% auto #0
@@ -62,8 +62,9 @@ class OwnFitLoop(FitLoop):
         pl_trainer, module = self.trainer, self.epoch_loop.module
         progress: Any = self.epoch_progress
         self.setup_data()
-        for set_epoch in () if self.is_told else self._epoch_setters:
-            set_epoch(progress.current.processed)
+        if not self.is_told:
+            for set_epoch in self._epoch_setters:
+                set_epoch(progress.current.processed)
         self.is_told = False
         self.expect()
         progress.increment_ready()
@@ -80,7 +81,7 @@ class OwnFitLoop(FitLoop):
         assert combined is not None and combined._iterator is not None
         limit = pl_trainer.limit_train_batches
         limits = limits_of(limit, combined)
-        set_limits(combined, limits)
+        combined.limits = combined._iterator.limits = limits  # of the pass that is open, and of those that follow
         n = length_of(combined)
         if isinstance(fetcher, LiveFetcher):
             fetcher.limit = limits[0] if len(limits) == 1 or type(limit) is int or limit == 1.0 else n or math.inf

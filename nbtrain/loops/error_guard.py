@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
-from ..private.lightning_parts import connector_of
+from ..private.lightning_parts import ways_to_restore_log
 from ..data.batch import describe, is_out_of_memory
 from ..engine.control import Boundary
+from ..engine.logged import current_results
 from ..engine.pass_module import is_sanity_check
 from ..engine.protocol import TrainerProtocol
 from .step_snapshot import Snapshot, StepSnapshot
@@ -128,9 +129,11 @@ class ErrorGuard:
         """What the steps of a pass may change."""
         return StepSnapshot(self.trainer, self.module.trainer.callbacks)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def step(self, name: str, batch: Any, results: Any, call: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
-        """Run the step `name` for `batch`; returns its output, or None if the batch is left out. `results`: Lightning's for this pass."""
-        self.snapshot.take(results, connector_of(self.module))
+    def step(self, name: str, batch: Any, call: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+        """Run the step `name` for `batch`; returns its output, or None if the batch is left out."""
+        pl_trainer = self.module.trainer
+        self.snapshot.take()
+        self.snapshot.contents.ways += ways_to_restore_log(pl_trainer, current_results(pl_trainer))
         return self.call(name, call, self.snapshot.restore, batch)
 
     def check_loss(self, output: Mapping[str, Any]) -> None:
@@ -203,8 +206,11 @@ class ErrorGuard:
     def guard_callbacks(self, pl_trainer: L.Trainer, until: ExitStack) -> None:
         """Call the methods of the user's callbacks through the guard, until `until` ends."""
         names = [name for name in dir(L.Callback) if name.startswith("on_") and name not in _STATE]
-        for callback in pl_trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
-            for name in names if is_user(type(callback)) else ():
+        callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        for callback in callbacks:
+            if not is_user(type(callback)):
+                continue
+            for name in names:
                 if getattr(type(callback), name) is not getattr(L.Callback, name) and name not in vars(callback):
                     vars(callback)[name] = self._guarded(callback, name)
                     until.callback(vars(callback).pop, name, None)

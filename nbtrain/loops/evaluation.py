@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from ..data.epoch import with_epoch
@@ -96,7 +97,7 @@ class OwnEvaluationLoop(EvaluationLoop):
     """What an evaluation on a trainer's own steps is run with, in the place of Lightning's loop: its counters, loaders and requests."""
 
     ends_pass = True  # so the module need not
-    control = Control()  # of no run
+    control: Control
     fetcher: Any = None  # of this pass
     listeners: Listeners
     module: StepModule
@@ -113,7 +114,7 @@ class OwnEvaluationLoop(EvaluationLoop):
         assert isinstance(module, StepModule)
         self.module = module
         if self._combined_loader is not None:
-            self._expect()
+            self._expect(self._combined_loader)
         self.setup_data()
         if not any(self._max_batches):
             return []
@@ -132,24 +133,15 @@ class OwnEvaluationLoop(EvaluationLoop):
                 return
         super().setup_data()
 
-    def _limits(self) -> list[float]:
+    def _limits(self, combined: CombinedLoader) -> list[float]:
         """The most batches of each loader."""
-        pl_trainer, combined = self.trainer, self._combined_loader
-        assert combined is not None
-        limits = limits_of(self._limit, combined)
-        return [min(pl_trainer.num_sanity_val_steps, limit) for limit in limits] if is_sanity_check(pl_trainer) else limits
+        limit = self.trainer.limit_test_batches if self.stage == "test" else self.trainer.limit_val_batches
+        return limits_of(limit, combined)
 
-    @property
-    def _limit(self) -> int | float:
-        """Lightning's limit, in batches or as a share."""
-        return self.trainer.limit_test_batches if self.stage == "test" else self.trainer.limit_val_batches
-
-    def _expect(self) -> None:
+    def _expect(self, combined: CombinedLoader) -> None:
         """Read the lengths of the loaders, which serve bars and plans."""
-        combined = self._combined_loader
-        assert combined is not None
         lengths = [sized_len(loader) for loader in combined.flattened]
-        found = zip(lengths, limits_of(self._limit, combined))
+        found = zip(lengths, self._limits(combined))
         self._max_batches = [most if n is None else min(n, most) for n, most in found]  # pyright: ignore[reportAttributeAccessIssue]
 
     def reset(self) -> None:
@@ -167,7 +159,10 @@ class OwnEvaluationLoop(EvaluationLoop):
             self._set_up, self._epoch_setters = set_up, [setter for loader in loaders for setter in with_epoch(loader)]
         for set_epoch in self._epoch_setters:
             set_epoch(epoch)
-        combined.limits = limits = self._limits()  # pyright: ignore[reportAttributeAccessIssue]
+        limits = self._limits(combined)
+        if is_sanity_check(pl_trainer):
+            limits = [min(pl_trainer.num_sanity_val_steps, limit) for limit in limits]
+        combined.limits = limits  # pyright: ignore[reportAttributeAccessIssue]
         fetcher = PrefetchDataFetcher()
         fetcher.setup(combined)
         iter(fetcher)

@@ -20,8 +20,8 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.overrides import has_torch_function_unary
 
-from ..private.torch_parts import find_step_hooks, hooks_of_all_steps, marks, version_of
 from ..optim.joint_optimizer import JointOptimizer
+from ..private.torch_parts import find_step_hooks, hooks_of_all_steps, marks, version_of
 
 # %% auto #0
 __all__ = [
@@ -75,14 +75,14 @@ def _trained(kind: Callable[..., Optimizer], *, fast: bool) -> list[Any]:
     weight.register_hook(lambda gradient: called.append(gradient.tolist()))
     weight.register_post_accumulate_grad_hook(lambda p: called.append("accumulated"))
     step, zero_grad = (find_step(optimizer), find_zero_grad(optimizer)) if fast else (None, optimizer.zero_grad)
+    compute_gradients = backward if fast else Tensor.backward
 
     def closure() -> None:
         zero_grad()
         called.append(weight.grad is None)
-        loss = (weight * weight).sum()
-        backward(loss) if fast else loss.backward()
+        compute_gradients((weight * weight).sum())
 
-    for register in (lambda look: None, optimizer.register_step_post_hook, optimizer.register_step_pre_hook):
+    for register in (lambda hook: None, optimizer.register_step_post_hook, optimizer.register_step_pre_hook):
         register(lambda *args: called.append("hook"))
         if step is not None:
             step(closure)
@@ -90,7 +90,7 @@ def _trained(kind: Callable[..., Optimizer], *, fast: bool) -> list[Any]:
             closure()
             optimizer.step()
         schedule.step()
-    return [weight.tolist(), repr(optimizer.state_dict()), [call for call in called if call != "hook"], called.count("hook")]
+    return [weight.tolist(), repr(optimizer.state_dict()), called]
 
 
 @cache
@@ -121,11 +121,13 @@ def backward(loss: Tensor) -> None:
 
 # %% ../../nbs/loops/fast_step.ipynb #c25sc010
 def steps_alone(optimizer: Optimizer) -> bool:
-    """Whether `optimizer` can step without a closure, which costs 9 µs: true for unmodified torch optimizers except LBFGS."""
+    """Whether `optimizer` can step without a closure, which costs 9 µs: true for several that are joined in one, and for unmodified torch
+    optimizers except LBFGS."""
     kind = type(optimizer)
-    if unknown_torch() or not f"{kind.__module__}.".startswith("torch.optim.") or kind is LBFGS:
+    is_known = kind is JointOptimizer or f"{kind.__module__}.".startswith("torch.optim.")
+    if unknown_torch() or not is_known or kind is LBFGS:
         return False
-    if find_step_hooks()(optimizer)[0] or hooks_of_all_steps()[0]:  # they come before the closure
+    if not (is_defined_in(torch, kind.step) and hasattr(kind.step, "hooked")):
         return False
     own = vars(optimizer).get("step")
     return own is None or (hasattr(own, marks()[0]) and own.__wrapped__ is kind.step)  # torch's schedulers wrap it
@@ -135,17 +137,17 @@ def steps_alone(optimizer: Optimizer) -> bool:
 Closure = Callable[[], Any]
 
 
-def step_around(optimizer: Optimizer, closure: Closure, *, gradients_first: bool = False) -> Any:
+def step_around(optimizer: Optimizer, closure: Closure) -> Any:
     """The optimizer's own step, which calls `closure` for the gradients, even if the whole step is under `torch.no_grad`.
 
-    With `gradients_first`, hooks before the step see these gradients, as after `loss.backward(); optimizer.step()`.
+    Hooks before the step see these gradients, as after `loss.backward(); optimizer.step()`.
     """
 
     def with_gradients() -> Any:
         with torch.enable_grad():
             return closure()
 
-    if not (gradients_first and has_hooks_before(optimizer)):
+    if not has_hooks_before(optimizer):
         return optimizer.step(closure=with_gradients)  # pyright: ignore[reportCallIssue, reportArgumentType]
     computed = [closure()]
     versions: list[int] = []
@@ -186,7 +188,7 @@ def gradients_first(optimizer: Optimizer) -> Iterator[None]:
     def stepped(closure: Closure | None = None) -> Any:
         vars(optimizer)["step"] = step
         try:
-            return step() if closure is None else step_around(optimizer, closure, gradients_first=True)  # pyright: ignore[reportCallIssue]
+            return step() if closure is None else step_around(optimizer, closure)  # pyright: ignore[reportCallIssue]
         finally:
             vars(optimizer)["step"] = stepped
 
@@ -200,28 +202,26 @@ def gradients_first(optimizer: Optimizer) -> Iterator[None]:
             vars(optimizer)["step"] = own
 
 
-def find_step(optimizer: Optimizer, *, gradients_first: bool = False) -> Callable[[Closure], Any]:
-    """The function for an optimizer's step, which gets the closure that computes the gradients. `gradients_first`: see `step_around`.
+def find_step(optimizer: Optimizer) -> Callable[[Closure], Any]:
+    """The function for an optimizer's step, which gets the closure that computes the gradients.
 
-    An optimizer that `steps_alone` steps after the closure, without the profiler label if no profiler runs. If a hook before the step is
-    registered later, or the step is replaced, the closure is passed to the optimizer from then on.
+    An optimizer that `steps_alone` steps after the closure, without the profiler label if no profiler runs and it has no hooks. If its step
+    is replaced later, the closure is passed to it from then on.
     """
-    if type(optimizer) is JointOptimizer and all(steps_alone(part) for part in optimizer.optimizers.values()):
-        return _find_joint_step(optimizer, gradients_first=gradients_first)
-    own, labelled = vars(optimizer).get("step"), type(optimizer).step
-    if not (steps_alone(optimizer) and is_defined_in(torch, labelled) and hasattr(labelled, "hooked")):
-        return partial(step_around, optimizer, gradients_first=gradients_first)
-    inner = labelled.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
-    hooks, (before_all, after_all) = find_step_hooks(), hooks_of_all_steps()
-    attributes = vars(optimizer)
+    if not steps_alone(optimizer):
+        return partial(step_around, optimizer)
+    attributes, hooks, (before_all, after_all) = vars(optimizer), find_step_hooks(), hooks_of_all_steps()
+    own, inner = attributes.get("step"), type(optimizer).step.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
+    if isinstance(optimizer, JointOptimizer):
+        inner = _find_steps(optimizer)
 
     def step(closure: Closure) -> None:
-        before, after = hooks(optimizer)
-        if before or before_all or attributes.get("step") is not own:
-            step_around(optimizer, closure, gradients_first=gradients_first)
+        if attributes.get("step") is not own:
+            step_around(optimizer, closure)
             return
         closure()
-        if after or after_all or is_profiling():
+        before, after = hooks(optimizer)
+        if before or after or before_all or after_all or is_profiling():
             optimizer.step()  # pyright: ignore[reportCallIssue]
             return
         if own is not None:
@@ -231,21 +231,13 @@ def find_step(optimizer: Optimizer, *, gradients_first: bool = False) -> Callabl
     return step
 
 
-def _find_joint_step(optimizer: JointOptimizer, *, gradients_first: bool) -> Callable[[Closure], Any]:
-    """The steps of all that it joins, after the closure."""
+def _find_steps(optimizer: JointOptimizer) -> Callable[[Optimizer], None]:
+    """The function for the steps of all that are joined, whose gradients are there."""
     steps = [find_step(part) for part in optimizer.optimizers.values()]
-    hooks, (before_all, after_all) = find_step_hooks(), hooks_of_all_steps()
 
-    def computed() -> None:
-        """The gradients are there."""
-
-    def step(closure: Closure) -> None:
-        if any(hooks(optimizer)) or before_all or after_all or "step" in vars(optimizer) or is_profiling():
-            step_around(optimizer, closure, gradients_first=gradients_first)
-            return
-        closure()
+    def step(optimizer: Optimizer) -> None:
         for one in steps:
-            one(computed)
+            one(lambda: None)
 
     return step
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nbtrain.loops.error_guard import ErrorGuard
 
 # %% auto #0
-__all__ = ["only_iterator", "ends_at_length", "length_of", "limits_of", "set_limits", "LiveFetcher", "live", "open_pass"]
+__all__ = ["only_iterator", "ends_at_length", "length_of", "limits_of", "LiveFetcher", "live", "open_pass"]
 
 
 # %% ../../nbs/loops/fetcher.ipynb #2cc92cc5
@@ -79,13 +79,6 @@ def limits_of(limit: int | float, combined: CombinedLoader) -> list[float]:
         return [limit] * len(combined.flattened)
     lengths = [math.inf if limit == 1.0 else sized_len(loader) for loader in combined.flattened]
     return [math.inf if n is None or n == math.inf else int(n * limit) for n in lengths]
-
-
-def set_limits(combined: CombinedLoader, limits: list[float]) -> None:
-    """Set the limits of the pass that is open, and of those that follow."""
-    combined.limits = limits
-    if combined._iterator is not None:
-        combined._iterator.limits = limits
 
 
 # %% ../../nbs/loops/fetcher.ipynb #livefet1
@@ -153,24 +146,20 @@ class LiveFetcher(_LIKE_LIGHTNINGS):
 
     def __next__(self) -> tuple[Any, int, int]:
         index = self.fetched
-        if index >= self._checked_from:
-            return self._next_near_end()
-        batch = self._take()
+        batch = self._take() if index < self._checked_from else self._next_near_end(index)
         self.fetched = index + 1
         return (batch, index, 0) if self.is_single else batch
 
-    def _next_near_end(self) -> tuple[Any, int, int]:
+    def _next_near_end(self, index: int) -> Any:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
         if self.done:
             self.finish()
             raise StopIteration
-        index = self.fetched
         batch = self._ahead.pop() if self._ahead else self._read(watched=index > self._first)
-        self.fetched = index + 1
         self.done = self._is_last(index + 1)
-        return (batch, index, 0) if self.is_single else batch
+        return batch
 
     def _take(self) -> Any:
         try:

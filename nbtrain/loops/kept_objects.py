@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ..engine.control import uninterrupted
-from ..engine.protocol import AddOnProtocol, TrainerProtocol
+from ..engine.addon import AddOnBase
+from ..engine.protocol import TrainerProtocol
 from .step_snapshot import Contents, restore_attributes
 from ..objects.search import MOST_NUMBERS, Search, kind_of, known_kind, module_attributes
 from ..objects.walk import MOST_ITEMS, MOST_OBJECTS, function_of
@@ -43,18 +44,18 @@ def _own_attributes(trainer: TrainerProtocol) -> dict[str, Any]:
     return {**shared, **{n: v for n, v in own.items() if n not in own["own_names"]}}
 
 
-def own_addons(trainer: TrainerProtocol) -> dict[str, AddOnProtocol]:
+def own_addons(trainer: TrainerProtocol) -> dict[str, AddOnBase]:
     """The addons whose attributes are saved, by the name of their class: yours, without a `state_dict`."""
     return {type(addon).__qualname__: addon for addon in trainer.active_addons if kind_of(addon).is_own and _state_of(addon) is None}
 
 
-def stated_addons(trainer: TrainerProtocol) -> dict[str, tuple[AddOnProtocol, dict[str, Any]]]:
+def stated_addons(trainer: TrainerProtocol) -> dict[str, tuple[AddOnBase, dict[str, Any]]]:
     """The addons with a `state_dict`, each with that."""
     found = ((addon, _state_of(addon)) for addon in trainer.active_addons)
     return {type(addon).__qualname__: (addon, state) for addon, state in found if state is not None}
 
 
-def _state_of(addon: AddOnProtocol) -> dict[str, Any] | None:
+def _state_of(addon: AddOnBase) -> dict[str, Any] | None:
     """What its `state_dict` returns. Raises ConfigError for anything but a dict or None."""
     state = addon.state_dict()
     if state is not None and not isinstance(state, dict):

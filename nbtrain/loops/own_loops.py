@@ -5,10 +5,10 @@
 # %% ../../nbs/loops/own_loops.ipynb #own_0002
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
 from ..engine.callback import callbacks_of
 from ..engine.control import Control
@@ -55,7 +55,7 @@ def use_loops(pl_trainer: L.Trainer, trainer: TrainerProtocol, control: Control 
 
     Own steps do, too, where the installed Lightning lacks a part that nbtrain's loops need. Both attend to `control`.
     """
-    if trainer.configures_optimizers or why_stock() != "" or unknown_version() != "":
+    if trainer.configures_optimizers or why_stock() or unknown_version():
         from nbtrain.loops.stock_loops import StockLoops
 
         pl_trainer.callbacks.append(StockLoops(control))  # pyright: ignore[reportAttributeAccessIssue]
@@ -66,18 +66,20 @@ def use_loops(pl_trainer: L.Trainer, trainer: TrainerProtocol, control: Control 
 # %% ../../nbs/loops/own_loops.ipynb #own_0006
 def use_own_loops(pl_trainer: L.Trainer, control: Control | None = None) -> OwnEpochLoop:
     """Put nbtrain's loops, which attend to `control`, in the place of those of a new `pl_trainer`. Returns the loop of an epoch."""
-    fit_loop, stock = pl_trainer.fit_loop, pl_trainer.fit_loop.epoch_loop
+    if control is None:
+        control = Control()  # of no run
+    fit_loop, stock, listeners = pl_trainer.fit_loop, pl_trainer.fit_loop.epoch_loop, Listeners(pl_trainer)
+
+    def own(old: Any) -> OwnEvaluationLoop:
+        new = OwnEvaluationLoop(pl_trainer, old._trainer_fn, old._stage, verbose=old.verbose, inference_mode=old.inference_mode)
+        new.control, new.listeners = control, listeners
+        return new
+
     loop = OwnEpochLoop(pl_trainer, min_steps=stock.min_steps, max_steps=stock.max_steps)
-    loop.val_loop = OwnEvaluationLoop(pl_trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=False)
+    loop.control, loop.listeners, loop.val_loop = control, listeners, own(stock.val_loop)
     pl_trainer.fit_loop = OwnFitLoop(pl_trainer, min_epochs=fit_loop.min_epochs, max_epochs=fit_loop.max_epochs)
     vars(pl_trainer.fit_loop).update(vars(fit_loop), epoch_loop=loop)
-    loop.control = loop.val_loop.control = control or loop.control
-    loop.listeners = loop.val_loop.listeners = listeners = Listeners(pl_trainer)
-    for name in ("validate_loop", "test_loop"):
-        old = getattr(pl_trainer, name)
-        new = OwnEvaluationLoop(pl_trainer, old._trainer_fn, old._stage, verbose=old.verbose, inference_mode=old.inference_mode)
-        new.control, new.listeners = loop.control, listeners
-        setattr(pl_trainer, name, new)
+    pl_trainer.validate_loop, pl_trainer.test_loop = own(pl_trainer.validate_loop), own(pl_trainer.test_loop)
     return loop
 
 

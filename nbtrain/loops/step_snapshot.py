@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..private.lightning_parts import hook_that_logged, set_hook_that_logged, sums_of
 from ..private.torch_parts import buffers_of, children_of, copy_all, version_of
 from ..engine.addon import AddOnBase
 from ..engine.protocol import TrainerProtocol
@@ -322,7 +321,7 @@ def modules_beside(trainer: Any) -> dict[str, nn.Module]:
 
 
 class StepSnapshot(Snapshot):
-    """What a step of `trainer` may change before its batch is done: random state, buffers, attributes, metrics, sums of `self.log`.
+    """What a step of `trainer` may change before its batch is done: random state, buffers, attributes, metrics.
 
     `callbacks`: those of the run; some count in the middle of a batch. Call `take` before a batch, `restore` after an error. Changes
     elsewhere, such as in a file, are not undone.
@@ -340,13 +339,3 @@ class StepSnapshot(Snapshot):
         for module in modules:
             for buffer in module.buffers(recurse=False):
                 self.contents.keep_tensor(buffer, _BUFFER_BYTES)
-
-    def take(self, results: Mapping[str, Any] | None = None, connector: Any = None) -> None:
-        """Keep everything. `results` and `connector`: Lightning's, for what is logged in the current pass."""
-        super().take()
-        if connector is None:
-            return
-        ways, metrics = self.contents.ways, (results or {}).values()
-        # Where another hook logs than the newest that has logged, sums of the epoch before are emptied
-        ways.append((connector, partial(set_hook_that_logged, connector, hook_that_logged(connector))))
-        ways += [(metric, partial(metric.__dict__.update, sums_of(metric))) for metric in metrics]

@@ -87,24 +87,26 @@ class StockLoops(Checkpoint):
             if batches.ready > batches.completed:  # a step that reads its batches itself
                 vars(self)["on_train_batch_end"] = self._after_batch
                 return
-            self._end_batch(pl_trainer)
+            self.notify_boundary()
             self._attend(pl_trainer, "train", may_leave=not is_window_open(pl_trainer))
 
     def _after_batch(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         """In place of `_before_batch` where Lightning has no label or where a step reads its batches itself."""
         is_inside = is_window_open(pl_trainer) or is_last_batch(pl_trainer) or is_validation_due(pl_trainer)
-        self._end_batch(pl_trainer)
+        self.notify_boundary()
         self._attend(pl_trainer, "train", may_leave=not is_inside)
 
-    def _end_batch(self, pl_trainer: L.Trainer) -> None:
+    def notify_boundary(self) -> None:
         """A batch is over: validate if a callback has requested that, and let callbacks take a state."""
+        pl_trainer = self.pl_trainer
         before, after = self.validate_next, self.validate_last
         notifies = self.boundary_due or pl_trainer.should_stop
         self.boundary_due = self.validate_next = self.validate_last = False
         if before:
             validate_between(pl_trainer)
-        for callback in callbacks_of(pl_trainer, BoundaryCallback) if notifies else ():
-            callback.on_batch_over(pl_trainer, pl_trainer.lightning_module)
+        if notifies:
+            for callback in callbacks_of(pl_trainer, BoundaryCallback):
+                callback.on_batch_over(pl_trainer, pl_trainer.lightning_module)
         if after:
             validate_between(pl_trainer)
 
@@ -119,16 +121,6 @@ class StockLoops(Checkpoint):
                 self.validate_last = not (self.validate_next or is_last_batch(pl_trainer))
                 skip_next_validation(pl_trainer)
             pl_trainer.should_stop = True
-
-    def validate(self) -> None:
-        """Validate now, between two batches."""
-        module: Any = self.pl_trainer.lightning_module
-        module.isolate_validation()
-        try:
-            validate_between(self.pl_trainer)
-        finally:
-            module.restore_training()
-        self._end_batch(self.pl_trainer)
 
     # -- between two epochs
     def end_epoch(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -177,7 +169,7 @@ class StockLoops(Checkpoint):
             )
         if self.boundary_due or self.validate_next or self.validate_last or pl_trainer.should_stop:
             with _as_in_checkpoint(pl_trainer, is_over=is_last_batch(pl_trainer)):
-                self._end_batch(pl_trainer)
+                self.notify_boundary()
 
     # -- in an evaluation
     def on_validation_batch_end(self, pl_trainer: L.Trainer, *args: Any) -> None:

@@ -26,9 +26,8 @@ from ..engine.step_output import LeftOut, NoUpdate
 from ..errors import ConfigError
 from ..optim.param_groups import scale_gradients
 from ..private.lightning_loops import DataFetcher, TrainingEpochLoop, block_parallel_sync_behavior
-from ..private.lightning_parts import may_stop, set_counts
+from ..private.lightning_parts import may_stop, set_counts, validate_between
 from .batch_ways import Listeners, Ways, explain_errors, has_profiler, labelled
-from .due import are_loggers_due, is_validation_due
 from .fast_step import find_backward, find_step, find_zero_grad, gradients_first, has_hooks_before
 from .fetcher import LiveFetcher, open_pass
 
@@ -127,7 +126,6 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
     there your `train_step` runs, and its output becomes a row of the trainer's meter, before the backward pass.
     """
     pl_trainer, module, window = loop.trainer, loop.module, loop.window
-    zero_grad = loop.automatic_optimization.optim_progress.optimizer.zero_grad
     own, n_batches = vars(module), pl_trainer.accumulate_grad_batches
     # Whether the window continues after this batch; so does one without backward passes, in which SWA adapts the batch norm
     is_open = (n_batches > 1 or loop.skips_backward) and loop._should_accumulate()
@@ -143,7 +141,7 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
         if window.is_left_out and module.round is None:
             return
         if not window.n_accumulated and not loop.skips_backward:  # after the forward pass, as in Lightning
-            ways.zero_gradients(zero_grad)
+            ways.zero_gradients()
         loss = None if output is None else output.get("loss")
         if loss is None or loop.skips_backward:
             return
@@ -157,7 +155,10 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
 
         DDP divides gradients by the number of ranks; a mean over that part alone is larger. A window of several batches has its own.
         """
-        compute() if module.guard is None else compute_guarded(loop, ways, batch, compute)
+        if module.guard is None:
+            compute()
+        else:
+            compute_guarded(loop, ways, batch, compute)
         if module.round is not None:
             part = module.round.close()
             window.is_left_out = part == 0
@@ -175,8 +176,7 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
         compute_in_round()
         if window.is_left_out and not (window.n_accumulated and loop._num_ready_batches_reached()):
             raise NoUpdate
-        ways.before_step()
-        return window.loss if window.loss is not None else window.newest_loss  # a scaler steps only with a loss
+        return ways.before_step(window)
 
     try:
         if ways.is_manual:
@@ -202,8 +202,7 @@ def update_weights(loop: OwnEpochLoop, ways: TrainingWays, closure: Callable[[],
 
     `batch`: None after the last one, if gradients are left. `is_open`: the window continues, in a strategy that accumulates by itself.
     """
-    window, progress = loop.window, loop.automatic_optimization.optim_progress.optimizer
-    counted = () if is_open else (progress.step.total, progress.step.current)
+    window, counted = loop.window, () if is_open else ways.stepped
     for counts in counted:
         counts.ready += 1
     whole = None
@@ -218,7 +217,7 @@ def update_weights(loop: OwnEpochLoop, ways: TrainingWays, closure: Callable[[],
         return
     if whole is not None:
         window.output, window.loss = whole, whole["loss"].detach()
-        for counts in (progress.zero_grad.total, progress.zero_grad.current):
+        for counts in ways.zeroed:
             counts.increment_by(1)
     elif batch is not None and not window.n_calls:
         raise ConfigError(
@@ -236,9 +235,8 @@ def compute_guarded(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, compute:
     """`compute`, where an error of the backward pass pauses the run, too: the batch is computed again after a fix, or left out."""
     window = loop.window
     guard: Any = loop.module.guard
-    zero_grad: Any = loop.automatic_optimization.optim_progress.optimizer.zero_grad
     meter = loop.module.owner.train_state.meters["train"]
-    n_recorded, n_zeroed = meter.n_batches, zero_grad.total.ready
+    n_recorded, n_zeroed = meter.n_batches, ways.zeroed[0].ready
     while True:
         try:
             compute()
@@ -250,8 +248,8 @@ def compute_guarded(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, compute:
             if has_row:
                 meter.drop_newest()
                 loop.module.forget_newest()
-            n_again = zero_grad.total.ready - n_zeroed
-            for counts in (zero_grad.total, zero_grad.current):
+            n_again = ways.zeroed[0].ready - n_zeroed
+            for counts in ways.zeroed:
                 counts.ready -= n_again
                 counts.started = counts.completed = counts.ready
             n_lost, window.n_accumulated = window.n_accumulated, 0
@@ -272,13 +270,14 @@ def after_batch(loop: OwnEpochLoop, *, is_late: bool = False) -> bool:
     """
     pl_trainer, window, is_last = loop.trainer, loop.window, loop.is_last()
     validates_now, validates_after_state = loop.find_validation(is_late=is_late)
+    connector: Any = pl_trainer._logger_connector
     is_log_due = False
     if window.has_stepped and pl_trainer.loggers:
-        is_log_due = are_loggers_due(loop._batches_that_stepped, loop.log_every, is_stopping=pl_trainer.should_stop)
+        is_log_due = connector.should_update_logs
     if is_last or validates_now or validates_after_state or is_log_due or pl_trainer.should_stop:
         publish(pl_trainer, loop._results, on_step=True)
     if is_log_due:
-        pl_trainer._logger_connector.update_train_step_metrics()
+        connector.update_train_step_metrics()
     if validates_now:
         loop.run_validation()
     if window.has_stepped and loop.strategy.lr_scheduler_configs:
@@ -286,8 +285,9 @@ def after_batch(loop: OwnEpochLoop, *, is_late: bool = False) -> bool:
     loop._batches_that_stepped += window.has_stepped
     loop.n_updates_before = window.updates.completed
     loop.validate_next = loop.validate_last = False
-    for logger in pl_trainer.loggers if pl_trainer.should_stop else ():
-        logger.save()
+    if pl_trainer.should_stop:
+        for logger in pl_trainer.loggers:
+            logger.save()
     if loop.boundary_due or pl_trainer.should_stop:
         loop.notify_boundary()
     if validates_after_state:
@@ -304,22 +304,17 @@ def after_batch(loop: OwnEpochLoop, *, is_late: bool = False) -> bool:
 def end_unannounced(loop: OwnEpochLoop, ways: TrainingWays) -> None:
     """The loader has ended where its length did not say so: do now what comes with a last batch."""
     pl_trainer, module, window, current = loop.trainer, loop.module, loop.window, loop.batch_progress.current
-
-    def computed() -> Tensor | None:
-        """In place of a closure: the gradients are there."""
-        ways.before_step()
-        return window.newest_loss
-
     if 0 < loop.window_start == current.ready:  # it was resumed after its last batch
         for callback in callbacks_of(pl_trainer, BoundaryCallback):
             callback.on_no_rest(pl_trainer, module)
     has_gradients = current.ready > 0 and not loop.skips_backward and loop._should_accumulate()  # before the batch is the last
     loop.batch_progress.is_last_batch, window.has_stepped = True, False
     if has_gradients:  # a window ends with its epoch
-        update_weights(loop, ways, computed, None)
+        update_weights(loop, ways, lambda: ways.before_step(window), None)  # the gradients are there
     loop.step_schedules(is_last=True)
-    for recorder in callbacks_of(pl_trainer, RecorderCallback) if loop.strategy.lr_scheduler_configs else ():
-        recorder.read_rates()  # behind these schedules, as where the end is known
+    if loop.strategy.lr_scheduler_configs:
+        for recorder in callbacks_of(pl_trainer, RecorderCallback):
+            recorder.read_rates()  # behind these schedules, as where the end is known
     vars(module)["_current_fx_name"] = "on_train_batch_end"  # in which the pass ends otherwise
     module.end_train_pass()
     vars(module)["_current_fx_name"] = None
@@ -363,29 +358,31 @@ class TrainingWays(Ways):
         optimizers = self.strategy.optimizers
         optimizer: Any = optimizers[0] if optimizers else None
         self.optimizer = optimizer
+        progress: Any = loop.automatic_optimization.optim_progress.optimizer
+        self.zeroed = progress.zero_grad.total, progress.zero_grad.current  # Lightning's counts
+        self.stepped = progress.step.total, progress.step.current
         self.set_to_none = find_zero_grad(optimizer) if optimizer is not None else bool  # which does nothing
         self._compute_gradients = find_backward()
         self.is_manual = loop.is_manual
         self.step_optimizer: Callable[[Callable[[], Any]], Any] = self._step_by_strategy
         if self.is_short and optimizer is not None and not self.is_manual:
-            self.step_optimizer = find_step(optimizer, gradients_first=True)
+            self.step_optimizer = find_step(optimizer)
 
     def are_newest(self) -> bool:
         """Whether clipping and the optimizer are those that these ways were chosen by."""
         optimizers = self.strategy.optimizers
         return self.clip_val == self.pl_trainer.gradient_clip_val and (not optimizers or optimizers[0] is self.optimizer)
 
-    def zero_gradients(self, progress: Any) -> None:
+    def zero_gradients(self) -> None:
         """Set the gradients to None, with Lightning's hook and counters."""
-        both = progress.total, progress.current
-        for counts in both:
+        for counts in self.zeroed:
             counts.ready += 1
         if "on_before_zero_grad" in self.listeners.hooks:
             self.listeners.call("on_before_zero_grad", self.optimizer)
-        for counts in both:
+        for counts in self.zeroed:
             counts.started += 1
         self.set_to_none()
-        for counts in both:
+        for counts in self.zeroed:
             counts.completed += 1
 
     def backward(self, loss: Tensor) -> None:
@@ -400,10 +397,11 @@ class TrainingWays(Ways):
         if "on_after_backward" in hooks:
             self.listeners.call("on_after_backward")
 
-    def before_step(self) -> None:
-        """Call `on_before_optimizer_step`, where the precision plugin does not."""
+    def before_step(self, window: Window) -> Tensor | None:
+        """Call `on_before_optimizer_step`, where the precision plugin does not. Returns a loss: a scaler steps only with one."""
         if self.is_short and "on_before_optimizer_step" in self.listeners.hooks:
             self.listeners.call("on_before_optimizer_step", self.optimizer)
+        return window.loss if window.loss is not None else window.newest_loss
 
     def _step_by_strategy(self, closure: Callable[[], Any]) -> None:
         closure = torch.enable_grad()(closure)  # the whole step of an optimizer may be under no_grad
@@ -431,7 +429,7 @@ class OwnEpochLoop(TrainingEpochLoop):
     many epochs, too. `boundary_due`: notify the boundary callbacks after this batch, once. `whole_step`: see `WholeStep`.
     """
 
-    control = Control()  # of no run
+    control: Control
     start_at = window_start = 0
     validate_next = validate_last = boundary_due = validates = skips_backward = False
     is_manual = False  # the steps make their updates, so they have no windows
@@ -482,11 +480,6 @@ class OwnEpochLoop(TrainingEpochLoop):
     def _stays_open(self, n_batches: int) -> bool:
         return not is_window_closed(self.trainer, n_batches)
 
-    @property
-    def log_every(self) -> int:
-        """After how many updates loggers are fed."""
-        return self.trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue]
-
     # -- where the epoch is
     def is_last(self) -> bool:
         """Was this the last batch, of the loader or of the run?"""
@@ -522,40 +515,39 @@ class OwnEpochLoop(TrainingEpochLoop):
         """
         if not self.validates:
             return False, False
-        pl_trainer, is_last = self.trainer, self.batch_progress.is_last_batch
-        if self.validate_next or self.is_step_due() or (is_last and self._is_epoch_due()) or self._is_interval_over(is_late):
+        pl_trainer = self.trainer
+        if self.validate_next or self._is_interval_over(is_late):
             return True, False
         # A run that ends within an epoch validates once more, as Lightning's does
         ends = pl_trainer.should_stop and may_stop(pl_trainer) and self._should_check_val_epoch()
-        ends_within = ends and not is_last and not self._should_accumulate()
+        ends_within = ends and not self.batch_progress.is_last_batch and not self._should_accumulate()
         if not (self.validate_last or ends_within):
             return False, False
         takes_state = bool(callbacks_of(pl_trainer, BoundaryCallback))
         return not takes_state, takes_state
 
     def _is_interval_over(self, is_late: bool) -> bool:
-        """Whether a validation is due by Lightning's intervals. `is_late`: those of batches were looked at already."""
+        """Whether an interval between validations ends here: `validate_steps`, `validate_epochs`, or Lightning's, of batches or of time.
+
+        `is_late`: intervals of batches were looked at already.
+        """
         pl_trainer: Any = self.trainer
-        every: float | None = pl_trainer.val_check_batch
-        if every is None:
-            return self._should_check_val_epoch() and time.monotonic() - pl_trainer._last_val_time >= pl_trainer._val_check_time_interval
-        return (every == math.inf or not is_late) and is_validation_due(
-            n_in_epoch=self.batch_progress.current.ready,
-            n_in_run=self.batch_progress.total.ready,
-            is_last=self.batch_progress.is_last_batch,
-            epoch=pl_trainer.fit_loop.epoch_progress.current.completed,
-            every_n_epochs=pl_trainer.check_val_every_n_epoch,
-            every_n_batches=every,
-        )
-
-    def is_step_due(self) -> bool:
-        """Whether this batch has made the update after which `validate_steps` wants a validation; a batch may make several."""
+        batches: Any = self.batch_progress
+        epoch = pl_trainer.fit_loop.epoch_progress.current.completed + 1
         n = self.validate_steps
-        return n is not None and self.window.updates.completed // n > self.n_updates_before // n
-
-    def _is_epoch_due(self) -> bool:
-        n = self.validate_epochs
-        return n is not None and (self.trainer.current_epoch + 1) % n == 0
+        if n is not None and self.window.updates.completed // n > self.n_updates_before // n:  # a batch may make several updates
+            return True
+        if self.validate_epochs is not None and batches.is_last_batch and epoch % self.validate_epochs == 0:
+            return True
+        every_n_epochs, every = pl_trainer.check_val_every_n_epoch, pl_trainer.val_check_batch
+        if every_n_epochs is not None and epoch % every_n_epochs:
+            return False
+        if every is None:
+            return time.monotonic() - pl_trainer._last_val_time >= pl_trainer._val_check_time_interval
+        if every == math.inf:
+            return batches.is_last_batch
+        n_batches = batches.total.ready if every_n_epochs is None else batches.current.ready
+        return not is_late and n_batches % every == 0
 
     def _should_check_val_fx(self, data_fetcher: DataFetcher) -> bool:
         return any(self.find_validation())
@@ -567,24 +559,7 @@ class OwnEpochLoop(TrainingEpochLoop):
             own["_current_fx_name"] = "on_validation_model_zero_grad"
             self.module.on_validation_model_zero_grad()
             own["_current_fx_name"] = None
-        self._validate()
-
-    def validate(self) -> None:
-        """Validate now, because it was requested between two batches."""
-        self.module.isolate_validation()
-        try:
-            self._validate()
-        finally:
-            self.module.restore_training()
-        self.notify_boundary()
-
-    def _validate(self) -> None:
-        pl_trainer, connector = self.trainer, self.trainer._logger_connector
-        first_loop_iter, pl_trainer.validating = connector._first_loop_iter, True
-        try:
-            self.val_loop.run()
-        finally:
-            pl_trainer.training, connector._first_loop_iter = True, first_loop_iter
+        validate_between(self.trainer)
 
     # -- what comes with a batch
     def skip_rest(self) -> None:

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from types import FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 
-from ..private.held_modules import module_dicts
 from .user_code import is_kind, is_user, mro, own, state
 
 # %% auto #0
@@ -27,6 +27,7 @@ __all__ = [
     "base_of",
     "held",
     "path_to",
+    "children_name",
     "parts",
     "function_of",
     "method_of",
@@ -91,6 +92,15 @@ def path_to(item: Any) -> str:
     return "{}.{}" if base_of(item) is None else "{}[{!r}]"
 
 
+def children_name() -> str:
+    """The attribute in which a torch module keeps its layers. torch is not loaded for it: without it there are no modules."""
+    if "torch" not in sys.modules:
+        return "no modules"
+    from nbtrain.private.torch_parts import CHILDREN
+
+    return CHILDREN
+
+
 def parts(item: Any) -> Collection[Any]:
     """What a search for code looks into, of what `item` holds."""
     found = held(item)
@@ -99,7 +109,7 @@ def parts(item: Any) -> Collection[Any]:
     if base_of(item) is not None or is_kind(item, _WRAPPERS) or is_user(type(item)):
         return found.values()
     # The private attributes of a library's objects lead everywhere; but a torch module keeps its layers in one
-    named = module_dicts()[0], "__wrapped__"
+    named = children_name(), "__wrapped__"
     return [value for name, value in found.items() if name[0] != "_" or name in named]
 
 

@@ -30,10 +30,8 @@ __all__ = [
     "trainer_of",
     "device_of",
     "hook_of",
-    "connector_of",
     "hyperparameters_of",
-    "call_callback_hooks",
-    "call_lightning_hook",
+    "call_hooks",
     "load_callbacks",
     "evaluation_loop",
     "swap_loaders",
@@ -51,9 +49,7 @@ __all__ = [
     "stand_at",
     "logged_step",
     "set_logged_step",
-    "sums_of",
-    "hook_that_logged",
-    "set_hook_that_logged",
+    "ways_to_restore_log",
     "checkpoint_of",
     "combined_mode",
     "share_of",
@@ -88,11 +84,6 @@ def hook_of(module: L.LightningModule) -> str | None:
     return getattr(module, "_current_fx_name", None)
 
 
-def connector_of(module: L.LightningModule) -> Any:
-    """Lightning's object that knows which hook has logged; None where there is none."""
-    return getattr(trainer_of(module), "_logger_connector", None)
-
-
 class _Hyperparameters(HyperparametersMixin):
     def __init__(self, value: int = 0) -> None:
         super().__init__()
@@ -110,8 +101,8 @@ def hyperparameters_of(module: L.LightningModule) -> dict[str, Any]:
 
 
 # -- hooks
-def call_callback_hooks(pl_trainer: L.Trainer, name: str, *args: Any, **options: Any) -> None:
-    """Call the hook `name` of all callbacks, as Lightning does."""
+def call_hooks(pl_trainer: L.Trainer, name: str, *args: Any, **options: Any) -> None:
+    """Call the hook `name` of all callbacks and of the module, as Lightning does."""
     trainer: Any = pl_trainer
     module = trainer.lightning_module
     before, vars(module)["_current_fx_name"] = hook_of(module), name
@@ -119,18 +110,9 @@ def call_callback_hooks(pl_trainer: L.Trainer, name: str, *args: Any, **options:
         if callable(hook := getattr(callback, name)):
             with trainer.profiler.profile(f"[Callback]{callback.state_key}.{name}"):
                 hook(trainer, module, *args, **options)
-    vars(module)["_current_fx_name"] = before
-
-
-def call_lightning_hook(pl_trainer: L.Trainer, name: str, *args: Any, **options: Any) -> Any:
-    """Call the hook `name` of the module, as Lightning does."""
-    trainer: Any = pl_trainer
-    module = trainer.lightning_module
-    before, vars(module)["_current_fx_name"] = hook_of(module), name
     with trainer.profiler.profile(f"[LightningModule]{type(module).__name__}.{name}"):
-        answer = getattr(module, name)(*args, **options)
+        getattr(module, name)(*args, **options)
     vars(module)["_current_fx_name"] = before
-    return answer
 
 
 def load_callbacks(pl_trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
@@ -144,7 +126,8 @@ def load_callbacks(pl_trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
             "Be aware that when using `ckpt_path`, callbacks used to create the checkpoint need to be provided during `Trainer` "
             f"instantiation. Please add the following callbacks: {list(absent)}.",
         )
-    call_callback_hooks(pl_trainer, "on_load_checkpoint", checkpoint)
+    for callback in callbacks:
+        callback.on_load_checkpoint(pl_trainer, pl_trainer.lightning_module, checkpoint)
     for callback in callbacks:
         if state := states.get(callback.state_key):
             callback.load_state_dict(deepcopy(state))
@@ -153,10 +136,9 @@ def load_callbacks(pl_trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
 # %% ../../nbs/private/lightning_parts.ipynb #53084627
 def evaluation_loop(pl_trainer: L.Trainer) -> Any:
     """The loop of the validation or test that is on."""
-    of_training = pl_trainer.state.fn is TrainerFn.FITTING
-    return (
-        pl_trainer.fit_loop.epoch_loop.val_loop if of_training else pl_trainer.test_loop if pl_trainer.testing else pl_trainer.validate_loop
-    )
+    if pl_trainer.state.fn is TrainerFn.FITTING:
+        return pl_trainer.fit_loop.epoch_loop.val_loop
+    return pl_trainer.test_loop if pl_trainer.testing else pl_trainer.validate_loop
 
 
 def swap_loaders(loop: Any, loaders: list[Any]) -> list[Any]:
@@ -296,20 +278,17 @@ def set_logged_step(pl_trainer: L.Trainer, step: int) -> None:
 _SUMS = ("value", "cumulated_batch_size", "_forward_cache", "_update_count", "has_reset", "_computed")
 
 
-def sums_of(metric: Any) -> dict[str, Any]:
-    """What a metric in Lightning's table of logged numbers has summed."""
-    state = vars(metric)
-    return {name: state[name] for name in _SUMS if name in state}
-
-
-def hook_that_logged(connector: Any) -> str | None:
-    """The newest hook that has logged. Where another one does, Lightning empties the sums of the epoch before."""
-    return getattr(connector, "_current_fx", None)
-
-
-def set_hook_that_logged(connector: Any, hook: str | None) -> None:
-    """Restore what `hook_that_logged` returned."""
-    connector._current_fx = hook
+def ways_to_restore_log(pl_trainer: L.Trainer, results: Any) -> list[tuple[Any, Callable[[], None]]]:
+    """What a `log` changes in Lightning, each with a function that restores it: the sums in the table `results`, and the newest hook that
+    has logged. Where another one does, Lightning empties the sums of the epoch before."""
+    connector = getattr(pl_trainer, "_logger_connector", None)
+    if connector is None:
+        return []
+    ways: list[tuple[Any, Callable[[], None]]] = [(connector, partial(setattr, connector, "_current_fx", connector._current_fx))]
+    for metric in (results or {}).values():
+        state = vars(metric)
+        ways.append((metric, partial(state.update, {name: state[name] for name in _SUMS if name in state})))
+    return ways
 
 
 # %% ../../nbs/private/lightning_parts.ipynb #57f2798c
@@ -325,7 +304,9 @@ def checkpoint_of(pl_trainer: L.Trainer) -> dict[str, Any]:
     try:
         pl_trainer.save_checkpoint("unwritten.ckpt")
     finally:
-        strategy.pop("save_checkpoint") if before is None else strategy.update(save_checkpoint=before)
+        del strategy["save_checkpoint"]
+        if before is not None:
+            strategy["save_checkpoint"] = before
     return caught[0]
 
 

@@ -15,7 +15,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import BatchSizeFinder, Timer
 from torch.utils.data import DataLoader
 
-from ..private.lightning_parts import call_callback_hooks, call_lightning_hook, trainer_of
+from ..private.lightning_parts import call_hooks, trainer_of
 from ..data.loader import LoaderWrapper, as_loader, with_batch_size
 from ..data.several_loaders import Loaders, is_several
 from ..data.resumable_loader import ResumableLoader
@@ -215,7 +215,7 @@ class Execution:
         """Call `teardown` after an error, as after any other end: Lightning does not. Its exceptions become notes on the `error`."""
         stage = "test" if self.trainer.mode == "test" else "fit"
         calls = [partial(callback.teardown, pl_trainer, pl_trainer.lightning_module) for callback in pl_trainer.callbacks]  # pyright: ignore[reportAttributeAccessIssue]
-        for call in (*calls, partial(call_lightning_hook, pl_trainer, "teardown")):
+        for call in (*calls, pl_trainer.lightning_module.teardown):
             try:
                 call(stage=stage)
             except Exception as late:
@@ -224,8 +224,7 @@ class Execution:
     def _left(self, pl_trainer: L.Trainer, error: str) -> tuple[Status, str]:
         """The status and reason of a run whose end was requested, possibly after an `error` had paused it."""
         trainer, stage = self.trainer, "test" if self.trainer.mode == "test" else "fit"
-        call_callback_hooks(pl_trainer, "teardown", stage=stage)  # for Lightning the exception is an error, so it does not call them
-        call_lightning_hook(pl_trainer, "teardown", stage=stage)
+        call_hooks(pl_trainer, "teardown", stage=stage)  # for Lightning the exception is an error, so it does not call them
         if trainer.optimizer is not None and trainer.automatic_optimization:
             trainer.optimizer.zero_grad()
         signum = trainer.control.signum

@@ -26,6 +26,7 @@ from ..errors import ConfigError, OptionError, first_line, nearest
 from ..history.history import RunResult
 from ..optim.joint_optimizer import JointOptimizer
 from ..optim.schedulers import rate_of_next, scale_lr
+from ..private.lightning_parts import validate_between
 from ..base.trainer_base import TrainerBase
 from .handle import RunHandle
 from ..formatting import format_value
@@ -196,7 +197,12 @@ def _validate(trainer: TrainerProtocol, at: Boundary | None) -> dict[str, float]
     assert loops is not None and isinstance(module, StepModule)
     if not at.pl_trainer.enable_validation:
         raise ConfigError("This run has no valid_loader.", remedy="Give one to run().")
-    loops.validate()
+    module.isolate_validation()
+    try:
+        validate_between(at.pl_trainer)
+    finally:
+        module.restore_training()
+    loops.notify_boundary()
     metrics = {name: value for name, value in module.epoch_metrics.items() if name.startswith("val_")}
     trainer.recorder.mark("validated: " + ", ".join(f"{name} {format_value(value)}" for name, value in metrics.items()))
     return metrics

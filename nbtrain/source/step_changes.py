@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from ..private.held_modules import module_dicts
 from ..redaction import blot_out
 from .source_code import CODELESS, chain, chains_read
 from ..objects.user_code import closure, is_kind, is_user, is_user_module, module_of, mro, name_of, nested, own
 from .source_file import SourceFile, read_source
-from ..objects.walk import PLAIN, WRAPPERS, Walk, attributes_of, base_of, parts
+from ..objects.walk import PLAIN, WRAPPERS, Walk, attributes_of, base_of, children_name, parts
 
 # %% auto #0
 __all__ = ["methods_of", "Part", "Texts", "StepCode"]
@@ -133,7 +132,7 @@ class _Search(Walk):
             held = attributes_of(item)
             if is_user(type(item)):
                 self.add_owner(type(item), held)
-            self.add(held.get(module_dicts()[0]))
+            self.add(held.get(children_name()))
 
     def _function(self, function: FunctionType, label: str) -> None:
         label = label or function.__qualname__.replace("<locals>.", "")

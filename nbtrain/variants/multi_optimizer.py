@@ -48,7 +48,7 @@ class AlternatingOptimizer(JointOptimizer):
         for name, optimizer in self.optimizers.items():
             with self.at_turn(name):
                 try:
-                    loss = step_around(optimizer, closure, gradients_first=True)
+                    loss = step_around(optimizer, closure)
                 except NoUpdate:
                     n_left_out += 1
         if n_left_out == len(self.optimizers):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import math
 import random
 import weakref
@@ -21,28 +20,30 @@ from samples import Regress, make_loader, make_trainer, make_valid, same_weights
 from torch import nn
 
 from nbtrain.errors import StepError
-from nbtrain.loops.due import are_loggers_due, is_validation_due
 from nbtrain.loops.own_loops import unknown_version, use_own_loops
 from nbtrain.loops.training import OwnEpochLoop
 
 
 # -- what is due
-def lightnings_validation(drawn: dict[str, Any]) -> bool:
-    """The answer of Lightning's loop."""
+def validates(kind: type[_TrainingEpochLoop], drawn: dict[str, Any]) -> bool:
+    """Whether this kind of loop validates in a place that was drawn."""
     pl_trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    loop = _TrainingEpochLoop(pl_trainer)
+    loop: Any = kind(pl_trainer)
+    loop.validates = True
     loop.batch_progress.current.ready, loop.batch_progress.total.ready = drawn["n_in_epoch"], drawn["n_in_run"]
     loop.batch_progress.is_last_batch = drawn["is_last"]
-    loop.trainer = SimpleNamespace(  # pyright: ignore[reportAttributeAccessIssue]
+    loop.trainer = SimpleNamespace(
         enable_validation=True,
         should_stop=False,
         current_epoch=drawn["epoch"],
+        fit_loop=pl_trainer.fit_loop,
         check_val_every_n_epoch=drawn["every_n_epochs"],
         val_check_batch=drawn["every_n_batches"],
         limit_train_batches=1.0,
         _val_check_time_interval=None,
     )
-    return loop._should_check_val_fx(None)  # pyright: ignore[reportArgumentType]
+    pl_trainer.fit_loop.epoch_progress.current.completed = drawn["epoch"]
+    return loop._should_check_val_fx(None)
 
 
 def test_a_validation_is_due_when_lightning_validates() -> None:
@@ -57,19 +58,10 @@ def test_a_validation_is_due_when_lightning_validates() -> None:
             "every_n_epochs": rng.choice([None, 1, 1, 2, 3]),
             "every_n_batches": rng.choice([math.inf, 1, 2, 3, 5, 12]),
         }
-        due = is_validation_due(**drawn)
+        due = validates(OwnEpochLoop, drawn)
         n_due += due
-        assert due == lightnings_validation(drawn), drawn
+        assert due == validates(_TrainingEpochLoop, drawn), drawn
     assert 100 < n_due < 300
-
-
-def test_loggers_are_fed_when_lightning_feeds_them() -> None:
-    pl_trainer: Any = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    pl_trainer.training = True
-    for n_updates, every, stops in itertools.product(range(8), (0, 1, 2, 3, 50), (False, True)):
-        pl_trainer.fit_loop.epoch_loop._batches_that_stepped = n_updates
-        pl_trainer.log_every_n_steps, pl_trainer.should_stop = every, stops
-        assert are_loggers_due(n_updates, every, is_stopping=stops) == pl_trainer._logger_connector.should_update_logs
 
 
 # -- what callbacks see
