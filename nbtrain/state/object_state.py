@@ -262,56 +262,37 @@ class _TensorMark:
     """Equal to another mark of the same tensor, unless the tensor was changed in place."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._version = weakref.ref(tensor), None if tensor.is_inference() else tensor._version
+        self._memory = weakref.ref(tensor.untyped_storage())
+        self._form = tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+        self._version = object() if tensor.is_inference() else tensor._version  # torch doesn't count changes of an inference tensor
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, _TensorMark) and self._tensor() is other._tensor() is not None
-        return same and self._version is not None and self._version == other._version  # pyright: ignore[reportAttributeAccessIssue]
+        if not isinstance(other, _TensorMark) or self._memory() is None:
+            return False
+        return self._memory() is other._memory() and self._form == other._form and self._version == other._version
 
 
 def fingerprint(value: Any, known: Collection[int] = ()) -> Any:
     """Equal to a later fingerprint of `value` if the value has not changed. Those of random generators are never equal.
 
-    An object that is met again counts as the same one. Beyond 10,000 objects nothing is equal.
+    Nor are those of a value without a plain form.
     """
-    numbers: dict[int, int] = {}
-    kept, waiting = list[Any](), deque[Any]()
-
-    def into(item: Any) -> Any:
-        kind = type(item)
-        if kind in (*_PLAIN, complex) or is_value(item):
-            return kind, item
-        if is_kind(item, CONSTANT) or id(item) in known:
-            return kind
-        if (number := numbers.get(id(item))) is None:
-            number = numbers[id(item)] = len(numbers)
-            kept.append(item)  # alive, or its id could be reused
-            waiting.append(item)
-        return number
-
-    marks = [into(value)]
-    while waiting:
-        if len(numbers) > MOST_OBJECTS:
-            return object()
-        marks.append(_mark(waiting.popleft(), into))
-    return marks
-
-
-def _mark(value: Any, into: Callable[[Any], Any]) -> Any:
-    """What `value` is and holds; `into` gives the mark of what it holds."""
-    if is_kind(value, Tensor):
-        return _TensorMark(value)
-    if is_kind(value, (np.ndarray, np.generic)):
-        return value.dtype, value.shape, zlib.crc32(np.asarray(value).tobytes()) if value.dtype.kind in "biufcMmUS" else id(value)
-    if is_kind(value, Mapping):
-        return type(value), [(into(key), into(item)) for key, item in value.items()]
-    if is_kind(value, (list, tuple, deque, set, frozenset)):
-        return type(value), list(map(into, value))
-    if is_generator(value):
+    try:
+        return _mark(pack(value, known))
+    except Unsaved:
         return object()
-    if is_kind(value, nn.Module):
-        tensors = [into(tensor) for tensor in (*value.parameters(), *value.buffers())]
-        return type(value), tensors, [into(item) for part in value.modules() for item in module_attributes(part).values()]
-    if has_state(value):
-        return type(value), into(value.state_dict())
-    return type(value), [(name, into(item)) for name, item in attributes_of(value).items()] if kind_of(value).is_own else None
+
+
+def _mark(packed: Any) -> Any:
+    """What stands for a packed value in a fingerprint."""
+    if isinstance(packed, Tensor):
+        return _TensorMark(packed)
+    if isinstance(packed, (np.ndarray, np.generic)):
+        return packed.dtype, packed.shape, zlib.crc32(packed.tobytes())
+    if isinstance(packed, (list, tuple)):
+        return type(packed), list(map(_mark, packed))
+    if not isinstance(packed, dict):
+        return type(packed), packed
+    if packed.get(_AS) == "generator":
+        return object()
+    return type(packed), [(key, _mark(item)) for key, item in packed.items()]

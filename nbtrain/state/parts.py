@@ -40,7 +40,6 @@ __all__ = [
     "WEIGHTS",
     "PARTS",
     "VERSION",
-    "CHANGES",
     "Moment",
     "Part",
     "weights_of",
@@ -446,34 +445,3 @@ def put_parts(stage: Stage, at: Moment) -> None:
         value = alone.get(name, own.get(name)) if part.of_rank else own.get(name)
         if part.state_dict is None or (value is not None and (not part.in_epoch or own["finished"] is not None)):
             part.load_state_dict(at, value)
-
-
-# %% ../../nbs/state/parts.ipynb #changes2
-CHANGES: dict[str, tuple[str, ...]] = {
-    "restored": ("nbtrain.state.restore.restore", "nbtrain.state.restore.restore_kept"),
-    "loader opened": ("nbtrain.data.resumable_loader.ResumableLoader._begin_pass",),
-    "batch fetched": ("nbtrain.loops.fetcher.LiveFetcher.__next__", "lightning.pytorch.loops.fetchers._PrefetchDataFetcher.__next__"),
-    "batch moved": ("nbtrain.loops.batch_ways.Ways.move", "lightning.pytorch.strategies.strategy.Strategy.batch_to_device"),
-    "step": (  # of a training or a validation: attributes, random numbers, meters
-        "nbtrain.engine.step_module.StepModule.training_step",
-        "nbtrain.engine.step_module.StepModule.validation_step",
-        "nbtrain.engine.wrapped_module.WrappedModule.count",
-    ),
-    "gradients": ("nbtrain.loops.training.TrainingWays.backward", "lightning.pytorch.loops.optimization.automatic.Closure.closure"),
-    "update": (
-        "nbtrain.loops.training.train_batch",
-        "lightning.pytorch.loops.optimization.automatic._AutomaticOptimization.run",
-        "lightning.pytorch.loops.optimization.manual._ManualOptimization.run",
-    ),
-    "schedule": (
-        "nbtrain.optim.schedulers.Schedule.step",
-        "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop._update_learning_rates",
-    ),
-    "logged": ("nbtrain.engine.recorder_callback.RecorderCallback.on_train_batch_end",),
-    "validation begun": ("nbtrain.engine.pass_module.PassModule.on_validation_start",),
-    "validation ended": ("nbtrain.engine.recorder_callback.RecorderCallback.on_validation_end",),
-    "epoch ended": ("nbtrain.engine.recorder_callback.RecorderCallback.on_train_epoch_end",),
-    "best chosen": ("nbtrain.state.triggers.Triggers.is_best",),
-    "saved": ("nbtrain.state.disk.Disk.save",),
-    "finished": ("nbtrain.state.keeper.StateKeeper.on_train_end",),
-}
