@@ -34,7 +34,7 @@ from nbtrain.objects.search import (
 )
 from ..optim.optimizer_state import load_optimizer
 from ..objects.user_code import is_kind
-from ..objects.walk import MOST_OBJECTS, attributes_of
+from ..objects.walk import attributes_of
 
 # %% auto #0
 __all__ = ["Unsaved", "pack", "Unpacker", "pack_module", "fingerprint"]
