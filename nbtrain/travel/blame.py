@@ -100,8 +100,8 @@ def blame(trainer: TrainerBase, step: int, n: int = 8, draw: Draw | None = None,
 
 
 def _blame(trainer: TrainerBase, step: int, n: int, draw: Draw | None, classes: Sequence[str] | None) -> Gallery:
-    with watched_step(trainer, step, weights=True) as (copy, seen):
-        copy.model.load_state_dict(seen.weights)
+    with watched_step(trainer, step) as (copy, seen):
+        seen.take_back()
         owner, name = copy._step_method
         vars(owner).pop(name, None)
         copy.model.eval()
