@@ -22,17 +22,7 @@ from .snapshot import Box, Snapshot, Where, changed, check_dtype
 from ..errors import CheckpointError
 
 # %% auto #0
-__all__ = [
-    "Held",
-    "own_tensors",
-    "describe_tensors",
-    "choose_tensors",
-    "part_file",
-    "write_tensors",
-    "write_part",
-    "make_index",
-    "join_parts",
-]
+__all__ = ["Held", "own_tensors", "describe_tensors", "choose_tensors", "part_file", "write_part", "make_index", "join_parts"]
 
 # %% ../../nbs/checkpoint/tensor_parts.ipynb #8b4dad36
 _IN_PARTS = ("state_dict", "optimizer_states")
@@ -85,14 +75,6 @@ def part_file(rank: int, n_ranks: int) -> str:
     return f"rank-{rank}-of-{n_ranks}.safetensors"
 
 
-def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file. Raises OSError."""
-    try:  # safetensors 0.8 writes from the tensors' memory; 0.7 copied all of them into bytes first
-        save_file(dict(tensors), file, metadata=dict(metadata) if metadata is not None else None)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-
-
 def write_part(tensors: Mapping[Where, Tensor], file: Path) -> dict[Where, str]:
     """Write a rank's shards. Returns the name of each in the file; tied tensors have one name. Raises CheckpointError or OSError."""
     named: dict[str, Tensor] = {}
@@ -104,7 +86,7 @@ def write_part(tensors: Mapping[Where, Tensor], file: Path) -> dict[Where, str]:
             name += "'"
         if names.setdefault(id(tensor), name) == name:
             named[name] = tensor.detach().contiguous()
-    write_tensors(named, file)
+    save_file(named, file)
     return {where: names[id(tensor)] for where, tensor in tensors.items()}
 
 
