@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -13,7 +14,7 @@ import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
-from ..checkpoint.files import SaveFormat, Writer, ordered_names, progress_of, read_counts, read_superseded
+from ..checkpoint.files import SaveFormat, Writer, ordered_names, read_counts, read_superseded
 from ..checkpoint.frozen_base import FrozenBase, leave_out
 from ..checkpoint.sharded import ShardWriter, meet_ranks
 from ..checkpoint.snapshot import Snapshot, plain
@@ -27,7 +28,7 @@ from ..history.journal import save_history
 from ..rng import random_state
 from ..loops.kept_objects import trainer_places
 from .capture import Capture, from_outside, own_part
-from .kept_states import KeptState
+from .kept_states import KeptState, schedules_in
 from .parts import Moment, keep_weights
 from ..base.best_weights import kept_weights
 from .restore import best_weights_of, read_state, without_weights
@@ -42,10 +43,11 @@ __all__ = ["settings_of", "has_stopped", "SaveOptions", "Disk", "saved_states", 
 # %% ../../nbs/state/disk.ipynb #8f3fdf61
 def settings_of(callback: L.Callback) -> dict[str, Any]:
     """The settings that decide when a callback ends a run."""
-    if isinstance(callback, EarlyStopping):
-        names = ("patience", "min_delta", "stopping_threshold", "divergence_threshold", "check_finite")
-        return {name: value for name in names if isinstance(value := getattr(callback, name), (bool, int, float, type(None)))}
-    return callback.settings if isinstance(callback, Stopper) else {}
+    if not isinstance(callback, EarlyStopping):
+        return callback.settings if isinstance(callback, Stopper) else {}
+    names = ("patience", "min_delta", "stopping_threshold", "divergence_threshold", "check_finite")
+    settings = {name: getattr(callback, name) for name in names}
+    return {name: value for name, value in settings.items() if isinstance(value, (bool, int, float, type(None)))}
 
 
 def _has_requested(callback: L.Callback) -> bool:
@@ -105,18 +107,18 @@ class Disk:
 
     def open(self, pl_trainer: L.Trainer) -> None:
         """A run begins: remove what killed processes left behind, and mark the checkpoints after the current state as superseded."""
+        trainer, here = self.trainer, self.trainer.train_state
         self.in_shards = self.options.save_type != "merged" and isinstance(pl_trainer.strategy, SplitStrategy)
         if self.in_shards:
             self.writer = Writer(ShardWriter(meet_ranks(), self.options.save_type == "deduped"))
         if pl_trainer.is_global_zero:
-            folder, counts = open_folder(self.trainer.open_run_dir()), self.trainer.train_state.counts
+            folder = open_folder(trainer.open_run_dir())
             clean_folders(folder, self.options._saves_to)
-            go_back(folder, counts.epoch, counts.step)
-        session, counts = self.trainer.train_state.session, self.trainer.train_state.counts
-        if session is not None and session.get("start") == self._name:  # an end before the first update would write over it
-            self._saved = counts.epoch, counts.step
-        self.triggers.open(self.trainer.train_state.history)
-        self.trainer.states.note_unsaved(self.trainer, self.trainer.states.attributes.begin(self.trainer))
+            go_back(folder, here.counts.epoch, here.counts.step)
+        if here.session is not None and here.session.get("start") == self._name:  # an end before the first update would write over it
+            self._saved = here.counts.epoch, here.counts.step
+        self.triggers.open(here.history)
+        trainer.states.note_unsaved(trainer, trainer.states.attributes.begin(trainer))
 
     @property
     def _name(self) -> str:
@@ -188,31 +190,30 @@ class Disk:
 
         Raises CheckpointError for a value that can't be stored. `copied`: a copy of Lightning's part that another place has.
         """
-        counts, history = self.trainer.train_state.counts, self.trainer.train_state.history
+        here = self.trainer.train_state
+        history, session = here.history, here.session or {}
         path = self.trainer.open_run_dir() / FOLDER / self._name
         if row is None and state["nbtrain"]["finished"] is None and history.epochs:
             row = history.epochs[-1]
         if row is not None and row.path is None:
             row.path = path
         best = self.name_parts(state["nbtrain"], path)
-        earlier = best == path and history.best is not None and history.best["processed"] != counts.processed  # it was within a window
+        earlier = best == path and history.best is not None and history.best["processed"] != here.counts.processed  # within a window
         if copied is None or earlier:
-            keep_weights(state, kept_weights(self.trainer), self.trainer.train_state.best_weights if earlier else None)
+            keep_weights(state, kept_weights(self.trainer), here.best_weights if earlier else None)
         else:
             state |= {name: value for name, value in copied.state.items() if name != "nbtrain"}
-        if self.options.base is not None and not self.in_shards:
-            leave_out(state, self.options.base, self.trainer.model)
         self._expired = expired = list[Path]()
         top = [found.path for found in self.triggers.best_rows if found.path is not None]
-        session = self.trainer.train_state.session or {}
         top += [path.with_name(name) for name in (session.get("start"), *session.get("ends", ())) if name is not None]
         self.triggers.saved()
-
-        def settle(path: Path) -> None:
-            expired.extend(self.options.store.settle(path, best, top))
-
-        self.writer.save(state, path, self.options.save_format, config=_config(self.trainer.model), then=settle, hold=hold, copied=copied)
+        self._submit(state, path, hold=hold, copied=copied, then=lambda path: expired.extend(self.options.store.settle(path, best, top)))
         return path
+
+    def _submit(self, state: dict[str, Any], path: Path, **options: Any) -> None:
+        if self.options.base is not None and not self.in_shards:
+            leave_out(state, self.options.base, self.trainer.model)
+        self.writer.save(state, path, self.options.save_format, config=_config(self.trainer.model), **options)
 
     def name_parts(self, own: dict[str, Any], path: Path) -> Path | None:
         """Store in nbtrain's part where its history and the best weights are; weights that are in no file are stored themselves.
@@ -220,14 +221,15 @@ class Disk:
         Returns the path of the best checkpoint, or None.
         """
         history, weights, base = self.trainer.train_state.history, self.trainer.train_state.best_weights, self.options.base
-        own["history"] = save_history(history, path)
+        own["history"], own["best"] = save_history(history, path), None
         best = history.best.path if self.options.save_best and history.best is not None else None
-        best = best if best is not None and best.parent == path.parent else None
-        own["best"] = best.name if best is not None else None
-        if best is None and weights is not None:  # they are in no file
+        if best is not None and best.parent == path.parent:
+            own["best"] = best.name
+            return best
+        if weights is not None:  # they are in no file
             known = base.unchanged(self.trainer.model) if base is not None else {}
             own["best_weights"] = {name: value for name, value in weights.items() if name not in known}
-        return best
+        return None
 
     def _finish(self, pl_trainer: L.Trainer) -> None:
         """Report errors of a save, and notify callbacks once it is on disk."""
@@ -291,19 +293,18 @@ class Disk:
         path = trainer.open_run_dir() / f"after-error{'.ckpt' if self.options.save_format == 'ckpt' else ''}"
         try:
             capture = Capture(trainer, pl_trainer, finished, in_shards=self.in_shards)
-            own = self._own(capture.moment())
+            own = self._own(capture.moment()) | {"awaits_validation": is_whole}
             self.name_parts(own, path)
-            state = capture.of_lightning | {"nbtrain": own | {"awaits_validation": is_whole}}
+            state = capture.of_lightning | {"nbtrain": own}
             keep_weights(state, kept_weights(trainer))
-            if self.options.base is not None:
-                leave_out(state, self.options.base, trainer.model)
-            self.writer.save(state, path, self.options.save_format, config=_config(trainer.model))
+            self._submit(state, path)
         except Exception as error:
             trainer.recorder.note(f"the state after the error was not saved: {first_line(error)}")
-        else:
-            again = "resume from it repeats the failed batch" + ("" if was_paused else ", with other random numbers")
-            how = "apply_weights takes its weights" if is_whole else again
-            trainer.recorder.note(f"The state after the error is in {path.name}: {how}.")
+            return
+        how = "apply_weights takes its weights" if is_whole else "resume from it repeats the failed batch"
+        if not (is_whole or was_paused):
+            how += ", with other random numbers"
+        trainer.recorder.note(f"The state after the error is in {path.name}: {how}.")
 
     def save_outside(self) -> Path:
         """Save between two runs. Returns the path; the file exists once the writer has written it."""
@@ -319,16 +320,11 @@ def saved_states(run_dir: Path | None) -> dict[int, Path]:
         return {}
     superseded, found = read_superseded(folder), {}
     for name in ordered_names(folder):
-        if name not in superseded and (processed := _processed_at(folder / name)) is not None:
-            found[processed] = folder / name
+        with suppress(CheckpointError):  # damaged
+            counts = read_counts(folder / name) if name not in superseded else None
+            if counts is not None and "processed" in counts:
+                found[counts["processed"]] = folder / name
     return found
-
-
-def _processed_at(path: Path) -> int | None:
-    try:
-        return (read_counts(path) or {}).get("processed")
-    except CheckpointError:  # damaged
-        return None
 
 
 def nearest_saved(trainer: StatefulTrainer, processed: int, step: int | None = None) -> KeptState | None:
@@ -337,21 +333,20 @@ def nearest_saved(trainer: StatefulTrainer, processed: int, step: int | None = N
     With `step`, read one of that update if there is one.
     """
     found = saved_states(trainer.run_dir)
-    exact = max((n for n, path in found.items() if step is not None and (progress_of(path.name) or (0, -1))[1] == step), default=None)
-    at = exact if exact is not None else max((saved for saved in found if saved <= processed), default=None)
+    exact = [n for n, path in found.items() if path.stem.endswith(f"-step={step}")]
+    at = max(exact or [n for n in found if n <= processed], default=None)
     if at is None:
         return None
     state = read_state(trainer, found[at])
     own, counts = state["nbtrain"], state["nbtrain"]["counts"]
-    epoch = counts["epoch"]
     is_newest = own["run"] == trainer.train_state.run + trainer.origin.continues
-    if not is_newest and at not in (exact, processed):
+    if not is_newest and at not in (*exact, processed):
         return None
-    begins = [callback.get("begin") for callback in state.get("callbacks", {}).values() if isinstance(callback, dict)]
-    goals = [begin["goal"] for begin in begins if isinstance(begin, dict) and "goal" in begin]  # of a schedule
-    goal = next(iter(goals), trainer.recorder.goal if is_newest else epoch + (own["finished"] is not None))
+    goal = trainer.recorder.goal if is_newest else counts["epoch"] + (own["finished"] is not None)
+    for schedule in schedules_in(state):
+        goal = schedule["begin"].get("goal", goal)
     best, _ = best_weights_of(trainer.model, state, found[at], trainer.recorder.note)
     return KeptState(
-        own["run"], epoch, counts["step"], at, own["finished"], goal, False, Snapshot(state),
+        own["run"], counts["epoch"], counts["step"], at, own["finished"], goal, False, Snapshot(state),
         trainer.states.loaders, frozenset(trainer_places(trainer)), best,
     )  # fmt: skip

@@ -82,7 +82,7 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
             if (alone := of_rank(state["nbtrain"])) is not state["nbtrain"] and alone.get("attributes") is not None:
                 at = Moment(self.trainer, pl_trainer, state=state)  # a rank other than 0, whose attributes are already restored
                 load_attributes(at, alone["attributes"])
-                self.trainer.states.note_unsaved(self.trainer, f"{at.missing[0]} is made after the run has begun" if at.missing else "")
+                self.trainer.states.note_unsaved(self.trainer, *at.missing)
 
     def _put(self, stage: Any, pl_trainer: L.Trainer) -> None:
         if (state := self.trainer.states.restored) is not None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +19,16 @@ from ..checkpoint.weights import Weights
 from ..resources import free_memory
 
 # %% auto #0
-__all__ = ["KeptState", "size_of", "KeptStates"]
+__all__ = ["schedules_in", "KeptState", "size_of", "KeptStates"]
 
 
 # %% ../../nbs/state/kept_states.ipynb #79301fc9
+def schedules_in(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The states of schedules in a state."""
+    states = state.get("callbacks", {}).values()
+    return [found for found in states if isinstance(found, dict) and {"factor", "begin"} <= found.keys()]
+
+
 @dataclass(frozen=True, eq=False)
 class KeptState:
     """The state of a run between two batches, in memory.
@@ -62,9 +69,8 @@ class KeptState:
     def state(self) -> dict[str, Any]:
         """A copy of the state, because training changes it. Waits for copies from a GPU."""
         state = restore_views(deepcopy(self.taken.ready().state), self.taken.views)
-        for callback in state.get("callbacks", {}).values():
-            if isinstance(callback, dict) and isinstance(begin := callback.get("begin"), dict):
-                begin["goal"] = self.goal  # of a schedule
+        for schedule in schedules_in(state):
+            schedule["begin"]["goal"] = self.goal
         return state
 
 

@@ -30,6 +30,7 @@ from ..optim.optimizer_state import inner_states, kept_gradients, load_gradients
 from ..optim.joint_optimizer import single
 from ..optim.param_groups import group_names, set_group_names, switch_off, switched_off
 from ..source.step_changes import StepCode
+from .attribute_state import AttributeState
 from .settings import frozen_names
 from .states import StatefulTrainer, of_rank
 from ..engine.addon import CodeService
@@ -45,7 +46,6 @@ __all__ = [
     "weights_of",
     "training_weights",
     "keep_weights",
-    "has_kept_weights",
     "load_groups",
     "load_attributes",
     "parts_of",
@@ -86,6 +86,11 @@ class Moment:
         """The StepModule of the run; None between two runs."""
         return self.pl_trainer.lightning_module if self.pl_trainer is not None else None
 
+    @property
+    def attributes(self) -> AttributeState:
+        """The attributes of your objects that a state has at this moment."""
+        return self.trainer.states.all_attributes if self.whole else self.trainer.states.attributes
+
 
 Stage = Literal["now", "setup", "start", "epoch", "batch"]
 
@@ -108,7 +113,6 @@ class Part:
     stage: Stage = "now"
     of_rank: bool = False
     in_epoch: bool = False
-    in_memory: bool = True
 
 
 # %% ../../nbs/state/parts.ipynb #8c88eec9
@@ -138,11 +142,6 @@ def keep_weights(state: dict[str, Any], kept: Weights | None, best: Weights | No
             state[_TRAINING], state["state_dict"] = own, own | {f"model.{name}": value for name, value in weights.items()}
     if kept is not None and best is not None:
         state[_VALIDATED] = own | {f"model.{name}": value for name, value in kept.items()}
-
-
-def has_kept_weights(state: Mapping[str, Any]) -> bool:
-    """Whether a state has weights for training in addition to those used for validation."""
-    return _TRAINING in state
 
 
 def _load_model(at: Moment, _: None) -> None:
@@ -305,15 +304,8 @@ def _load_trained(at: Moment, value: Mapping[str, Any]) -> None:
 
 def load_attributes(at: Moment, value: Mapping[str, Any]) -> None:
     """Restore the attributes of your objects."""
-    states = at.trainer.states
-    missing = (states.all_attributes if at.whole else states.attributes).load_state_dict(at.trainer, value)
-    if missing:
-        at.missing.append(missing)
-
-
-def _attributes(at: Moment) -> dict[str, Any]:
-    states = at.trainer.states
-    return (states.all_attributes if at.whole else states.attributes).state_dict(at.trainer)
+    if missing := at.attributes.load_state_dict(at.trainer, value):
+        at.missing.append(f"{missing} is made after the run has begun")
 
 
 def _loader(at: Moment) -> Any:
@@ -377,7 +369,7 @@ PARTS: dict[str, Part] = {
     "inner_optimizers": Part(*_of_optimizer(inner_states, load_inner_states)),
     "gradients": Part(_gradients, _of_optimizer(kept_gradients, load_gradients)[1], "batch"),
     "random": Part(lambda at: at.random, of_rank=True),
-    "attributes": Part(_attributes, load_attributes, of_rank=True),
+    "attributes": Part(lambda at: at.attributes.state_dict(at.trainer), load_attributes, of_rank=True),
     "loader": Part(_loader, of_rank=True),
     "valid": Part(_valid, _load_valid, "start", of_rank=True),
     "logged": Part(_logged, lambda at, value: load_logged(at.module.trainer, value), "epoch", True),

@@ -203,10 +203,10 @@ def _find(trainer: TrainerBase, place: Place) -> tuple[KeptState, int]:
 def _restore(trainer: TrainerBase, state: KeptState, n_recomputed: int) -> Rewound:
     """Restore `trainer` to `state`."""
     missing = restore_kept(trainer, state)
-    notes = [*outside(trainer), *([f"{missing} is made after the run has begun"] if missing else [])]
+    called: list[str] = []
     if n_recomputed:
         trainer.states.memory.add(state)
-    called = called_again(trainer) if n_recomputed else ()
-    found = Rewound(state.epoch, state.step, state.batch, n_recomputed, tuple(notes), tuple(called))
+        called = called_again(trainer)
+    found = Rewound(state.epoch, state.step, state.batch, n_recomputed, (*outside(trainer), *missing), tuple(called))
     trainer.recorder.mark(f"rewound to {found.place}")
     return found
