@@ -114,24 +114,28 @@ class Disk:
         if pl_trainer.is_global_zero:
             folder = open_folder(trainer.open_run_dir())
             clean_folders(folder, self.options._saves_to)
-            go_back(folder, here.counts.epoch, here.counts.step)
+            go_back(folder, *self._place)
         if here.session is not None and here.session.get("start") == self._name:  # an end before the first update would write over it
-            self._saved = here.counts.epoch, here.counts.step
+            self._saved = self._place
         self.triggers.open(here.history)
         trainer.states.note_unsaved(trainer, trainer.states.attributes.begin(trainer))
 
     @property
+    def _place(self) -> tuple[int, int]:
+        """The finished epochs and updates of the current state."""
+        counts = self.trainer.train_state.counts
+        return counts.epoch, counts.step
+
+    @property
     def _name(self) -> str:
         """The name of a checkpoint of the current state."""
-        counts = self.trainer.train_state.counts
-        suffix = ".ckpt" if self.options.save_format == "ckpt" and not self.in_shards else ""
-        return f"epoch={counts.epoch}-step={counts.step}{suffix}"
+        epoch, step = self._place
+        return f"epoch={epoch}-step={step}{'.ckpt' if self.options.save_format == 'ckpt' and not self.in_shards else ''}"
 
     @property
     def is_saved(self) -> bool:
         """Whether the current state of the trainer is already saved."""
-        counts = self.trainer.train_state.counts
-        return self._saved == (counts.epoch, counts.step)
+        return self._saved == self._place
 
     def save(self, capture: Capture, row: Row | None = None, *, hold: bool = False) -> Path | None:
         """Save a state. Returns its path; None in ranks other than 0 and after a failure.
@@ -139,9 +143,9 @@ class Disk:
         `row`: the row of the validation of these weights; by default, between two epochs, that of the newest epoch. `hold`: the run ends
         within the epoch; `adopt` writes the file. Raises CheckpointError for a save that failed, with `stop_on_save_error`.
         """
-        pl_trainer, counts = capture.pl_trainer, self.trainer.train_state.counts
+        pl_trainer = capture.pl_trainer
         self.trainer.recorder.flush()  # so that the events have everything that is in the saved history
-        self._saved = counts.epoch, counts.step
+        self._saved = self._place
         try:
             state = self._collect(capture)
             self._path = None
@@ -264,13 +268,13 @@ class Disk:
 
     def adopt(self, pl_trainer: L.Trainer) -> None:
         """Write the checkpoint of an epoch that ended early, with the end of the run: its last row was added after the last batch."""
-        state, path = self.trainer.train_state, self._path
-        self._saved = state.counts.epoch, state.counts.step
+        history, path = self.trainer.train_state.history, self._path
+        self._saved = self._place
         if path is None:
             self.writer.release()
             self._finish(pl_trainer)
             return
-        state.history.epochs[-1].path = path
+        history.epochs[-1].path = path
         capture = Capture(self.trainer, pl_trainer, None)
         own = self._own(capture.moment())
         self.name_parts(own, path)
@@ -278,7 +282,7 @@ class Disk:
         self.writer.release({"end": rest | {"nbtrain": own}})
         self._finish(pl_trainer)
         self.writer.wait()
-        for old in self.options.store.adopt_best(path) if state.history._last_is_best else []:
+        for old in self.options.store.adopt_best(path) if history._last_is_best else []:
             notify(pl_trainer, "on_checkpoint_expired", old)
 
     def save_after_error(self, pl_trainer: L.Trainer, *, was_paused: bool = False) -> None:
