@@ -202,23 +202,18 @@ class Unpacker:
         """Fill `fresh` with the packed `state` of an object."""
         if _is_frozen(fresh):
             fresh = copy(fresh)  # others may refer to it too
-        fits = {
-            "generator": is_generator,
-            "module": lambda o: isinstance(o, nn.Module),
-            "state_dict": lambda o: hasattr(o, "load_state_dict"),
-        }
-        if fresh is None or not fits.get(kind, lambda o: kind_of(o).is_own)(fresh):
-            self.missing.append(kind.replace("state_dict", "object"))
-        elif kind == "generator":
+        if kind == "generator" and is_generator(fresh):
             self._set_generator(fresh, state)
-        elif kind == "module":
+        elif kind == "module" and isinstance(fresh, nn.Module):
             self.unpack_module(fresh, state)
-        elif kind == "state_dict":
+        elif kind == "state_dict" and hasattr(fresh, "load_state_dict"):
             state = self.unpack(state)
             load_optimizer(fresh, state) if isinstance(fresh, Optimizer) else fresh.load_state_dict(state)
-        else:
+        elif kind == "object" and kind_of(fresh).is_own:
             for name, item in state.items():
                 object.__setattr__(fresh, name, self.unpack(item, getattr(fresh, name, None)))
+        else:
+            self.missing.append(kind.replace("state_dict", "object"))
         return fresh
 
     def _set_generator(self, generator: Any, state: Any) -> None:
@@ -263,24 +258,20 @@ class _TensorMark:
 
     def __init__(self, tensor: Tensor) -> None:
         self._memory = weakref.ref(tensor.untyped_storage())
-        self._form = tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
-        self._version = object() if tensor.is_inference() else tensor._version  # torch doesn't count changes of an inference tensor
+        version = object() if tensor.is_inference() else tensor._version  # torch doesn't count changes of an inference tensor
+        self._form = tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), version
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _TensorMark) or self._memory() is None:
-            return False
-        return self._memory() is other._memory() and self._form == other._form and self._version == other._version
+        is_same = isinstance(other, _TensorMark) and self._memory() is other._memory() is not None
+        return is_same and self._form == other._form  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def fingerprint(value: Any, known: Collection[int] = ()) -> Any:
     """Equal to a later fingerprint of `value` if the value has not changed. Those of random generators are never equal.
 
-    Nor are those of a value without a plain form.
+    Raises Unsaved as `pack` does.
     """
-    try:
-        return _mark(pack(value, known))
-    except Unsaved:
-        return object()
+    return _mark(pack(value, known))
 
 
 def _mark(packed: Any) -> Any:

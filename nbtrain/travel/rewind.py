@@ -25,7 +25,7 @@ from .recompute import Place, recompute
 from ..engine.addon import ViewService
 
 # %% auto #0
-__all__ = ["place_of", "nearest_state", "outside", "Rewound", "rewind"]
+__all__ = ["place_of", "nearest_state", "outside", "Rewound", "rewind", "state_at"]
 
 
 # %% ../../nbs/travel/rewind.ipynb #80c257c3
@@ -187,13 +187,13 @@ def rewind(trainer: TrainerBase, at: Literal["best"] | None = None, *, epoch: in
             raise ConfigError("A session is open, and its loop can't go back.", remedy="Leave the loop first; branch() works in it.")
         session.end("stopped")
     there = place_of(trainer, at, epoch, step)
-    state, n_recomputed = operate(trainer, "rewind", lambda operation: _find(trainer, there), mode="train", between_batches=False)
+    state, n_recomputed = operate(trainer, "rewind", lambda operation: state_at(trainer, there), mode="train", between_batches=False)
     found = _restore(trainer, state, n_recomputed)
     trainer._required_service(ViewService).refresh_slider()
     return found
 
 
-def _find(trainer: TrainerBase, place: Place) -> tuple[KeptState, int]:
+def state_at(trainer: TrainerBase, place: Place) -> tuple[KeptState, int]:
     """The state at `place`, and how many batches were processed again to get there."""
     kept = nearest_state(trainer, place)
     state = kept if place.distance_of(kept) == 0 else recompute(trainer, kept, place)
