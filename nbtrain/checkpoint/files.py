@@ -424,11 +424,9 @@ def _when_written(path: Path) -> tuple[int, str]:
 def _looks_like_checkpoint(path: Path) -> bool:
     if path.is_symlink() or is_leftover(path):
         return False
-    return (
-        any((path / name).exists() for name in ("state.json", *_TENSOR_FILES))
-        if path.is_dir()
-        else path.suffix == ".ckpt" and path.is_file()
-    )
+    if path.is_dir():
+        return any((path / name).exists() for name in ("state.json", *_TENSOR_FILES))
+    return path.suffix == ".ckpt" and path.is_file()
 
 
 # %% ../../nbs/checkpoint/files.ipynb #0987d0d0

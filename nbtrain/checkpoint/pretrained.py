@@ -48,10 +48,12 @@ class PretrainedFile:
     def _taken(self, loaded: Loaded) -> str:
         """What was guessed: the key, and the prefixes in the names. In a checkpoint of nbtrain or Lightning nothing is."""
         found, said = self.found, []
-        guessed = not self.was_chosen and not found.is_checkpoint
-        if found.key and guessed:
-            others = f" (key={found.others[0]!r} takes others)" if len(found.others) == 1 else ""
-            others = f" (key= takes others: {listed(list(map(repr, found.others)))})" if found.others[1:] else others
+        if found.key and not (self.was_chosen or found.is_checkpoint):
+            others = ""
+            if len(found.others) == 1:
+                others = f" (key={found.others[0]!r} takes others)"
+            elif found.others:
+                others = f" (key= takes others: {listed(list(map(repr, found.others)))})"
             said.append(f"the weights below {found.key!r}{others}")
         if bare_name(loaded.removed) and not (found.is_checkpoint and loaded.removed == "model."):
             said.append(f"{loaded.removed!r} was taken from the names")

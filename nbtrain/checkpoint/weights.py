@@ -231,18 +231,15 @@ def _other_model(
         ours, theirs = _shapes(state), _shapes(weights)
         n = len(ours.keys() & theirs.keys())
         what += f"; {n or 'none'} of its {len(ours)} weights {'is' if n < 2 else 'are'} there"
-        unknown, missing = ({k: v for k, v in a.items() if k not in b} for a, b in ((theirs, ours), (ours, theirs)))
+        unknown = {name: shape for name, shape in theirs.items() if name not in ours}
+        missing = {name: shape for name, shape in ours.items() if name not in theirs}
         rename = propose_rename(unknown, missing)
+        remedy = "Create the model as it was when they were saved, or load what fits with strict=False."
         if rename:
             remedy = _proposal(rename, hits(rename, unknown, missing), n, ours)
-        elif n:
-            remedy = "Create the model as it was when they were saved, or load what fits with strict=False."
-        else:
-            both = [
-                f"{who} {_named([f'{k} {v}' for k, v in list(part.items())[:2]])}"
-                for who, part in (("given is", theirs), ("the model has", ours))
-            ]
-            remedy = f"Create the model as it was when they were saved, or give rename=: {', '.join(both)}."
+        elif not n:
+            given, own = (_named([f"{name} {shape}" for name, shape in list(part.items())[:2]]) for part in (theirs, ours))
+            remedy = f"Create the model as it was when they were saved, or give rename=: given is {given}, the model has {own}."
     error = CheckpointError(f"{what}.", where=where, remedy=remedy)
     error.rename = rename or None
     return error

@@ -59,13 +59,15 @@ def _has_requested(callback: L.Callback) -> bool:
 def has_stopped(trainer: TrainerProtocol, saved: Mapping[str, Any]) -> bool:
     """Whether early stopping requested the end of the `saved` run, and would request it with the current settings."""
     states, stopped = saved.get("callbacks", {}), saved.get("stopped", {})
-    callbacks = [c for c in as_list(trainer.lightning.get("callbacks")) if isinstance(c, (EarlyStopping, Stopper))]
-    waited = [c for c in callbacks if isinstance(c, EarlyStopping)]
-    return (
-        any(states.get(c.state_key, {}).get("wait_count", 0) >= max(c.patience, 1) for c in waited)
-        or any(c.state_key in stopped and stopped[c.state_key] == settings_of(c) for c in callbacks)
-        or any(addon.has_ended(saved) for addon in trainer.active_addons)
-    )
+    for callback in as_list(trainer.lightning.get("callbacks")):
+        if not isinstance(callback, (EarlyStopping, Stopper)):
+            continue
+        if callback.state_key in stopped and stopped[callback.state_key] == settings_of(callback):
+            return True
+        waited = states.get(callback.state_key, {}).get("wait_count", 0)
+        if isinstance(callback, EarlyStopping) and waited >= max(callback.patience, 1):
+            return True
+    return any(addon.has_ended(saved) for addon in trainer.active_addons)
 
 
 # %% ../../nbs/state/disk.ipynb #40ca79c1
@@ -167,17 +169,21 @@ class Disk:
 
     def _collect(self, capture: Capture) -> dict[str, Any]:
         """The whole state; in a rank that does not write, its share."""
-        pl_trainer = capture.pl_trainer
-        own = self._own(capture.moment())
+        pl_trainer, states = capture.pl_trainer, self.trainer.states
+        own, found = self._own(capture.moment()), dict[str, Any](stopped={})
         if (capture.finished is None) not in self._checked:  # once within an epoch, and once after one
             self._checked.add(capture.finished is None)
-            for loader in (self.trainer.states.open_loader, self.trainer.states.open_valid):
-                self.trainer.states.note_inexact(self.trainer, loader.why_not_exact() if loader is not None else ())
-        is_writing = pl_trainer.is_global_zero or isinstance(pl_trainer.strategy, SplitStrategy)
-        state = capture.of_lightning if is_writing else {}
-        callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-        ended = {**self.stopped, **{c.state_key: settings_of(c) for c in callbacks if _has_requested(c)}} if pl_trainer.should_stop else {}
-        return state | {"stopped": ended} | ({"nbtrain": own} if pl_trainer.is_global_zero else {})
+            for loader in (states.open_loader, states.open_valid):
+                if loader is not None:
+                    states.note_inexact(self.trainer, loader.why_not_exact())
+        if pl_trainer.should_stop:
+            callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+            found["stopped"] = self.stopped | {c.state_key: settings_of(c) for c in callbacks if _has_requested(c)}
+        if pl_trainer.is_global_zero:
+            found["nbtrain"] = own
+        if pl_trainer.is_global_zero or isinstance(pl_trainer.strategy, SplitStrategy):
+            return capture.of_lightning | found
+        return found
 
     def _own(self, at: Moment) -> dict[str, Any]:
         """nbtrain's part, with the setup of the run."""

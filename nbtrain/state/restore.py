@@ -218,7 +218,7 @@ def without_weights(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def places_in(own: Mapping[str, Any]) -> dict[str, Any]:
     """The places of the loaders and the setup in a state between two epochs."""
-    return {name: own.get(name) for name in ("loader", "valid")} | {"setup": own.get("setup", {})} if own["finished"] is None else {}
+    return {"loader": own.get("loader"), "valid": own.get("valid"), "setup": own.get("setup", {})} if own["finished"] is None else {}
 
 
 def _put_back(at: Moment) -> None:
@@ -251,7 +251,9 @@ def restore(
     states.note_unsaved(trainer, states.attributes.begin(trainer))
     states.given = states.given or as_given(trainer)
     without = ["groups", "optimizers", "inner_optimizers"] if "optimizer" in differing else []
-    at = Moment(trainer, state=state, name=checkpoint, without=[*without, *(["trained"] if "model" in differing else [])])
+    if "model" in differing:
+        without.append("trained")
+    at = Moment(trainer, state=state, name=checkpoint, without=without)
     _put_back(at)
     states.note_unsaved(trainer, *at.missing)
     parent = None if run_dir is not None else url_of(checkpoint) or str(path.resolve())

@@ -29,11 +29,15 @@ __all__ = ["reachable_epochs", "travel_of"]
 
 # %% ../../nbs/travel/reachable_epochs.ipynb #f7bcca78
 def _words(row: Row, found: KeptState | Path, monitor: str, rows: Sequence[Row]) -> str:
-    n = row["processed"] - found.processed if isinstance(found, KeptState) else 0
-    again = f"recomputes {n} {'batch' if n == 1 else 'batches'}" if n else ""
+    words = []
     name = next((name for name in (monitor, "train_loss") if name in row), None)
-    value = f"{name} {format_value(row[name], digits_in(rows, name))}" if name is not None else ""
-    return " · ".join(filter(None, [value, again, f"from {found.name}" if isinstance(found, Path) else ""]))
+    if name is not None:
+        words.append(f"{name} {format_value(row[name], digits_in(rows, name))}")
+    if isinstance(found, Path):
+        words.append(f"from {found.name}")
+    elif n := row["processed"] - found.processed:
+        words.append(f"recomputes {n} {'batch' if n == 1 else 'batches'}")
+    return " · ".join(words)
 
 
 def reachable_epochs(trainer: TrainerBase) -> list[ReachableEpoch]:

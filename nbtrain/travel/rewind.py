@@ -68,17 +68,18 @@ def _after(trainer: TrainerBase, step: int) -> Place:
 def nearest_state(trainer: TrainerBase, place: Place) -> KeptState:
     """Return the state, in memory or else on disk, from which training reaches `place`. Raises CheckpointError if there is none."""
     memory = trainer.states.memory
-    if place.is_step and (found := next((state for state in reversed(memory.states) if state.step == place.step), None)) is not None:
-        return found
+    exact = [state for state in memory.states if place.is_step and state.step == place.step]
+    if exact:
+        return exact[-1]
     kept = memory.find(place.processed) or nearest_saved(trainer, place.processed, place.step if place.is_step else None)
     if kept is None:
         raise CheckpointError(f"No state up to step {place.step} is in memory.", remedy=_remedy(trainer))
-    marks = [(at.step, text) for at, text in trainer.train_state.history.marks if kept.processed < at.processed <= place.processed]
-    if marks:
-        raise CheckpointError(
-            f"Step {place.step} can't be reached: {marks[0][1]!r} was done by hand at step {marks[0][0]}, after {kept.name}.",
-            remedy=f"Give a step up to {marks[0][0] - 1}.",
-        )
+    for at, text in trainer.train_state.history.marks:
+        if kept.processed < at.processed <= place.processed:
+            raise CheckpointError(
+                f"Step {place.step} can't be reached: {text!r} was done by hand at step {at.step}, after {kept.name}.",
+                remedy=f"Give a step up to {at.step - 1}.",
+            )
     return kept
 
 
@@ -91,12 +92,13 @@ def _remedy(trainer: TrainerBase) -> str:
 
 def outside(trainer: TrainerBase) -> list[str]:
     """Describe what can't be restored: loaders that are iterators, generators without a state, counters outside of the trainer."""
+    states, found = trainer.states, dict(trainer.states.reasons)
+    if states.open_loader is not None:
+        found |= dict.fromkeys(states.open_loader.why_not_exact())
     methods = [value for kind in type(trainer).__mro__ if is_user(kind) for value in vars(kind).values()]
-    names = [name for method in methods for name in outside_names(method)]
-    found = [f"{name} is outside of the trainer, and stays as it is" for name in dict.fromkeys(names)]
-    states = trainer.states
-    reasons = states.open_loader.why_not_exact() if states.open_loader is not None else []
-    return list(dict.fromkeys([*states.reasons, *reasons, *found]))
+    for name in (name for method in methods for name in outside_names(method)):
+        found[f"{name} is outside of the trainer, and stays as it is"] = None
+    return list(found)
 
 
 # %% ../../nbs/travel/rewind.ipynb #8e09d8f4
@@ -136,10 +138,10 @@ class Rewound:
     def __repr__(self) -> str:
         n = self.n_recomputed
         again = f" · recomputed {n} {'batch' if n == 1 else 'batches'}" if n else ""
-        lines = [f"Rewound to {self.place}{again} · run() continues from here", *(f"not exact: {note}" for note in self.notes)]
+        lines = [f"Rewound to {self.place}{again} · run() continues from here"]
         if self.called:
-            lines.insert(1, f"called again on the way, so that what they write is written twice: {', '.join(self.called)}")
-        return "\n  ".join(lines)
+            lines.append(f"called again on the way, so that what they write is written twice: {', '.join(self.called)}")
+        return "\n  ".join([*lines, *(f"not exact: {note}" for note in self.notes)])
 
 
 @command
