@@ -107,7 +107,7 @@ def save_weights(model: nn.Module, path: str | Path, *, overwrite: bool = False)
     return path
 
 
-def read_weights(path: str | Path, key: str | None = None) -> Weights:
+def read_weights(path: str | Path) -> Weights:
     """Read the weights from any file or folder that `find_weights` knows, by their names in the uncompiled model.
 
     The file may be given by its URL, such as "s3://bucket/last.ckpt"; fsspec may then need a package such as s3fs.
@@ -116,7 +116,7 @@ def read_weights(path: str | Path, key: str | None = None) -> Weights:
     and for one that can't be read this way.
     """
     with local_file(path) as file:
-        return dict(bare(find_weights(file, key).weights))
+        return dict(bare(find_weights(file).weights))
 
 
 # %% ../../nbs/checkpoint/weights.ipynb #25826310

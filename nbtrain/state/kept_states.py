@@ -108,19 +108,22 @@ _N_LAST = 3  # epochs whose ends are needed
 class KeptStates:
     """The states of a trainer's runs in memory, in their order.
 
-    `budget`: the memory for all states in bytes; None: a tenth of the free memory. `most`: the limit if the needed states take more: the
-    first, the best, the newest, and the ends of the last three epochs.
+    `budget`: the memory for all states in bytes; None: a tenth of the free memory.
     """
 
-    def __init__(self, budget: int | None = None, most: int | None = None) -> None:
+    def __init__(self, budget: int | None = None) -> None:
         self.budget = budget if budget is not None else free_memory() // 10
-        self.most = most if most is not None else 5 * self.budget
         self.states: list[KeptState] = []
         self.run_starts: list[int] = []  # the numbers of processed batches at which runs began
         self.best: tuple[int, Weights] | None = None  # after how many batches they were the best, and the weights, which states share
 
     def __len__(self) -> int:
         return len(self.states)
+
+    @property
+    def most(self) -> int:
+        """The limit if the needed states take more: the first, the best, the newest, and the ends of the last three epochs."""
+        return 5 * self.budget
 
     @property
     def n_bytes(self) -> int:
@@ -132,7 +135,6 @@ class KeptStates:
     def fit(self) -> None:
         """At the start of a run, reduce the budget to a tenth of the memory that is free now, including that of these states."""
         self.budget = min(self.budget, (free_memory() + self.n_bytes) // 10)
-        self.most = min(self.most, 5 * self.budget)
 
     def add(self, state: KeptState, best: int | None = None) -> None:
         """Add `state`, replace one of the same place, and drop states beyond the budget. `best`: the batches at the best epoch."""

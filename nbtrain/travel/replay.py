@@ -26,6 +26,7 @@ from ..data.batch import describe, tensors
 from ..engine.control import Leave
 from ..engine.step_output import as_output
 from ..errors import ConfigError, first_line
+from ..optim.param_groups import total_norm
 from ..base.operation import Operation, operate
 from ..base.trainer_base import TrainerBase
 from .rewind import nearest_state
@@ -36,7 +37,7 @@ from ..formatting import format_value
 from ..views.text import table_text
 
 # %% auto #0
-__all__ = ["Layer", "Replay", "layers_of", "StepWatcher", "watched_step", "replay", "Diagnosis", "diagnose"]
+__all__ = ["Layer", "Replay", "layers_of", "norm_of", "StepWatcher", "watched_step", "replay", "Diagnosis", "diagnose"]
 
 
 # %% ../../nbs/travel/replay.ipynb #c0205bfd
@@ -148,9 +149,9 @@ def layers_of(model: nn.Module) -> dict[str, nn.Module]:
     return {name: part for name, part in model.named_modules() if not any(part.children()) or any(True for _ in part.parameters(False))}
 
 
-def _norm(values: Sequence[Tensor]) -> float:
-    found = [value.detach().double().norm().cpu() for value in values]
-    return float(torch.stack(found).norm()) if found else math.nan
+def norm_of(values: Sequence[Tensor]) -> float:
+    """The L2 norm of all numbers in some tensors; NaN without a tensor."""
+    return float(total_norm(value.detach().double() for value in values)) if values else math.nan
 
 
 def _n_bad(value: Any) -> int:
@@ -251,7 +252,7 @@ class StepWatcher(Checkpoint):
         if self.pl_trainer is not None and (self._is_bad or not self._gradients):
             for name, part in layers_of(self.trainer.model).items():
                 found = [p.grad for p in part.parameters(False) if p.grad is not None]
-                self._gradients[name] = _norm(found), _n_bad(found)
+                self._gradients[name] = norm_of(found), _n_bad(found)
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
         if self.pl_trainer is not None and self.trainer.train_state.counts.step != self.before:
@@ -260,8 +261,8 @@ class StepWatcher(Checkpoint):
 
     def _layer(self, name: str, part: nn.Module) -> Layer:
         own = dict(part.named_parameters(name, recurse=False))
-        update = _norm([now.detach() - self.weights[path] for path, now in own.items()])
-        size = _norm([self.weights[path] for path in own])
+        update = norm_of([now.detach() - self.weights[path] for path, now in own.items()])
+        size = norm_of([self.weights[path] for path in own])
         gradient, n_bad = self._gradients.get(name, (math.nan, 0))
         return Layer(
             name, type(part).__name__, **self._outputs.get(name, {}), gradient=gradient, update=update,
