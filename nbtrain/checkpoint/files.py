@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.serialization import get_crc32_options, set_crc32_options
 
@@ -210,10 +210,8 @@ def _read_folder(path: Path) -> tuple[Any, dict[Where, str]]:
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            # a copy, because the tensors of safe_open are mapped to the file, and change when it is written to
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    try:  # copies, because the tensors are mapped to the file, and change when it is written to
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except SafetensorError as error:
         raise CheckpointError(f"{path.name} is not a complete safetensors file.") from error
 

@@ -133,35 +133,6 @@ def _needed(error: _Unstorable) -> CheckpointError:
     return CheckpointError(f"{error}.", remedy="Keep dense tensors of numbers in the model and in the optimizer.")
 
 
-# %% ../../nbs/checkpoint/snapshot.ipynb #5d2ea199
-class _TensorCopier:
-    """Copies each tensor once to the CPU, into the `old` memory at the same path if it fits. Copies from a GPU are only begun."""
-
-    def __init__(self, old: Mapping[Where, Tensor]) -> None:
-        self.buffers: dict[Where, Tensor] = {}
-        self._old = old
-        self._copies: dict[Any, Tensor] = {}
-        self.from_devices = DeviceCopies()
-
-    def copy(self, tensor: Tensor, where: Where) -> Tensor:
-        bits = (tensor.requires_grad, tensor.is_conj(), tensor.is_neg())
-        same = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), *bits)
-        if tensor.numel() and same in self._copies:
-            return self._copies[same]
-        layout = torch.contiguous_format if where[0] == "state_dict" else torch.preserve_format  # as safetensors stores weights
-        copy = self._old.get(where)
-        if copy is None or copy.dtype != tensor.dtype or copy.shape != tensor.shape:
-            # page-locked memory, because copies from a GPU to other memory are synchronous
-            copy = torch.empty_like(tensor, device="cpu", memory_format=layout, pin_memory=tensor.is_cuda, requires_grad=False)
-        if tensor.is_cuda:
-            self.from_devices.copy(tensor, copy)
-        else:
-            copy.copy_(tensor)
-        copy.requires_grad_(tensor.requires_grad)
-        self._copies[same] = self.buffers[where] = copy
-        return copy
-
-
 # %% ../../nbs/checkpoint/snapshot.ipynb #7ff6cebd
 def snapshot(state: Mapping[str, Any], into: Snapshot | None = None, *, copied: Snapshot | None = None, waits: bool = True) -> Snapshot:
     """Copy a Lightning checkpoint dict off the devices; hyper-parameters become plain data.
@@ -171,8 +142,7 @@ def snapshot(state: Mapping[str, Any], into: Snapshot | None = None, *, copied: 
     unless training is delayed by them. A value that can't be stored is left out with its key in the nearest dict. Raises
     CheckpointError for a tensor of the model or the optimizer that can't be stored.
     """
-    tensors = _TensorCopier(into.buffers if into is not None else {})
-    copier, done = _Copier(tensors), dict[str, Any]()
+    copier, done = _Copier(into.buffers if into is not None else {}), dict[str, Any]()
     if copied is not None:
         old = copied.ready().state
         done = {key: value for key, value in state.items() if key in old and value is old[key]}
@@ -181,18 +151,24 @@ def snapshot(state: Mapping[str, Any], into: Snapshot | None = None, *, copied: 
     new = {key: plain(value) if key in _HYPER_PARAMETERS else value for key, value in state.items() if key not in done}
     with torch.no_grad():
         found = done | copier.copy_items(new, ())
-    tensors.from_devices.finish()
+    copier.from_devices.finish()
     left_out = (*copier.left_out, *(copied.left_out if copied is not None else ()))
     ordered = {key: found[key] for key in state if key in found}
-    taken = Snapshot(ordered, copier.views, tensors.buffers, copier.boxes, left_out, tensors.from_devices)
-    return taken.ready() if waits or tensors.from_devices.delays_training else taken
+    taken = Snapshot(ordered, copier.views, copier.buffers, copier.boxes, left_out, copier.from_devices)
+    return taken.ready() if waits or copier.from_devices.delays_training else taken
 
 
 class _Copier:
-    """Copies values of all kinds, and collects `views`, `boxes` and what is `left_out`."""
+    """Copies values of all kinds, and collects `views`, `boxes` and what is `left_out`.
 
-    def __init__(self, tensors: _TensorCopier) -> None:
-        self.tensors = tensors
+    Each tensor is copied once to the CPU, into the `old` memory at the same path if it fits. Copies from a GPU are only begun.
+    """
+
+    def __init__(self, old: Mapping[Where, Tensor]) -> None:
+        self.buffers: dict[Where, Tensor] = {}
+        self._old = old
+        self._copies: dict[Any, Tensor] = {}
+        self.from_devices = DeviceCopies()
         self.views: dict[Where, Any] = {}
         self.boxes: dict[Where, Box] = {}
         self.left_out: list[str] = []
@@ -238,7 +214,25 @@ class _Copier:
     def _copy_tensor(self, value: Tensor, where: Where) -> Tensor:
         if value.layout is not torch.strided or value.is_meta or value.is_quantized:
             _refuse(where, "is a sparse, quantized or meta tensor")
-        return self.tensors.copy(value, where)
+        return self._copy_dense(value, where)
+
+    def _copy_dense(self, tensor: Tensor, where: Where) -> Tensor:
+        bits = (tensor.requires_grad, tensor.is_conj(), tensor.is_neg())
+        same = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), *bits)
+        if tensor.numel() and same in self._copies:
+            return self._copies[same]
+        layout = torch.contiguous_format if where[0] == "state_dict" else torch.preserve_format  # as safetensors stores weights
+        copy = self._old.get(where)
+        if copy is None or copy.dtype != tensor.dtype or copy.shape != tensor.shape:
+            # page-locked memory, because copies from a GPU to other memory are synchronous
+            copy = torch.empty_like(tensor, device="cpu", memory_format=layout, pin_memory=tensor.is_cuda, requires_grad=False)
+        if tensor.is_cuda:
+            self.from_devices.copy(tensor, copy)
+        else:
+            copy.copy_(tensor)
+        copy.requires_grad_(tensor.requires_grad)
+        self._copies[same] = self.buffers[where] = copy
+        return copy
 
     def _copy_view(self, value: Any, where: Where) -> Any:
         if isinstance(value, bytes):
@@ -255,7 +249,7 @@ class _Copier:
         if len(chunks) != 1 or any(placement.is_partial() for placement in tensor.placements):
             _refuse(where, "is sharded in a way that gives a rank no single shard")
         self.boxes[where] = Box(tuple(tensor.shape), tuple(chunks[0].offsets))
-        return self.tensors.copy(tensor.to_local(), where)
+        return self._copy_dense(tensor.to_local(), where)
 
 
 # %% ../../nbs/checkpoint/snapshot.ipynb #cfd72f22
