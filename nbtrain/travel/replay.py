@@ -26,7 +26,6 @@ from ..data.batch import describe, tensors
 from ..engine.control import Leave
 from ..engine.step_output import as_output
 from ..errors import ConfigError, first_line
-from ..optim.param_groups import total_norm
 from ..base.operation import Operation, operate
 from ..base.trainer_base import TrainerBase
 from .rewind import nearest_state
@@ -151,7 +150,8 @@ def layers_of(model: nn.Module) -> dict[str, nn.Module]:
 
 def norm_of(values: Sequence[Tensor]) -> float:
     """The L2 norm of all numbers in some tensors; NaN without a tensor."""
-    return float(total_norm(value.detach().double() for value in values)) if values else math.nan
+    found = [value.detach().double().norm().cpu() for value in values]
+    return float(torch.stack(found).norm()) if found else math.nan
 
 
 def _n_bad(value: Any) -> int:
