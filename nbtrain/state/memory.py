@@ -145,12 +145,12 @@ class Memory:
             self._note(f"No states are kept in memory: one takes {n_bytes / 1e9:.1f} GB, and {free}.")
             return
         has_room = memory.make_room(2 * n_bytes)  # a copy, and as much again for what comes next
-        sizes = f"{free_memory() / 1e9:.1f} GB of memory are free, and a state takes {n_bytes / 1e9:.1f} GB."
+        n = n_before - len(memory)
+        if n or not has_room:
+            lost = f"{n} {'state' if n == 1 else 'states'} in memory were given up" if has_room else "A state was not kept in memory"
+            self._note(f"{lost}: {free_memory() / 1e9:.1f} GB of memory are free, and a state takes {n_bytes / 1e9:.1f} GB.")
         if not has_room:
-            self._note(f"A state was not kept in memory: {sizes}")
             return
-        if n := n_before - len(memory):
-            self._note(f"{n} {'state' if n == 1 else 'states'} in memory were given up: {sizes}")
         try:
             memory.add(keep(capture, is_start=is_start), best["processed"] if best is not None else None)
         except Exception as error:
