@@ -1,6 +1,6 @@
 """Runs that are interrupted where their state changes, in each of their lives but the last, beside the run that is not.
 
-`CHANGES` of nbtrain.state.parts names the moments. Each life is a process; it watches what its functions return, and changes none of them.
+`CHANGES` names the moments. Each life is a process; it watches what its functions return, and changes none of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,36 @@ from children import CONTEXT
 from resume_cases import Case, draw, fits, flip, outcome
 
 from nbtrain import ConfigError, RunStopped
-from nbtrain.state.parts import CHANGES
+
+# Where in a run its state has just changed, with the functions that have changed it: those of nbtrain's loops first, then Lightning's
+CHANGES: dict[str, tuple[str, ...]] = {
+    "restored": ("nbtrain.state.restore.restore", "nbtrain.state.restore.restore_kept"),
+    "loader opened": ("nbtrain.data.resumable_loader.ResumableLoader._begin_pass",),
+    "batch fetched": ("nbtrain.loops.fetcher.LiveFetcher.__next__", "lightning.pytorch.loops.fetchers._PrefetchDataFetcher.__next__"),
+    "batch moved": ("nbtrain.loops.batch_ways.Ways.move", "lightning.pytorch.strategies.strategy.Strategy.batch_to_device"),
+    "step": (  # of a training or a validation: attributes, random numbers, meters
+        "nbtrain.engine.step_module.StepModule.training_step",
+        "nbtrain.engine.step_module.StepModule.validation_step",
+        "nbtrain.engine.wrapped_module.WrappedModule.count",
+    ),
+    "gradients": ("nbtrain.loops.training.TrainingWays.backward", "lightning.pytorch.loops.optimization.automatic.Closure.closure"),
+    "update": (
+        "nbtrain.loops.training.train_batch",
+        "lightning.pytorch.loops.optimization.automatic._AutomaticOptimization.run",
+        "lightning.pytorch.loops.optimization.manual._ManualOptimization.run",
+    ),
+    "schedule": (
+        "nbtrain.optim.schedulers.Schedule.step",
+        "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop._update_learning_rates",
+    ),
+    "logged": ("nbtrain.engine.recorder_callback.RecorderCallback.on_train_batch_end",),
+    "validation begun": ("nbtrain.engine.pass_module.PassModule.on_validation_start",),
+    "validation ended": ("nbtrain.engine.recorder_callback.RecorderCallback.on_validation_end",),
+    "epoch ended": ("nbtrain.engine.recorder_callback.RecorderCallback.on_train_epoch_end",),
+    "best chosen": ("nbtrain.state.triggers.Triggers.is_best",),
+    "saved": ("nbtrain.state.disk.Disk.save",),
+    "finished": ("nbtrain.state.keeper.StateKeeper.on_train_end",),
+}
 
 HOWS = ("SIGKILL", "SIGTERM", "error", "should_stop", "pause")
 

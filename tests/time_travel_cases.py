@@ -59,7 +59,7 @@ class Journey:
         if self.chance.random() < 0.5:  # what lies between is trained again
             states = self.trainer.states.memory
             while len(states.states) > 1:
-                states._drop(len(states.states) - 1)
+                states.states.pop()
 
     def disturb(self) -> None:
         """Draw random numbers, as a person would by other cells."""

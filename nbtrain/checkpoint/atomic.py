@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from ..errors import CheckpointError, first_line
 
 # %% auto #0
-__all__ = ["sync", "written", "clean_leftovers", "is_leftover", "point_to"]
+__all__ = ["delete", "sync", "written", "clean_leftovers", "is_leftover", "point_to"]
 
 
 # %% ../../nbs/checkpoint/atomic.ipynb #606ecacf
@@ -45,12 +45,17 @@ def _beside(path: Path, kind: Literal["tmp", "old"]) -> Path:
     return beside
 
 
-def _remove(path: Path) -> None:
+def delete(path: Path) -> None:
+    """Remove a file, a link or a folder. Raises OSError."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path)
     else:
-        with suppress(OSError):
-            path.unlink()
+        path.unlink()
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        delete(path)
 
 
 # %% ../../nbs/checkpoint/atomic.ipynb #b7b6e2c3

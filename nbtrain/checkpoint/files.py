@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from .atomic import is_leftover, sync, written
-from .snapshot import Encoder, Snapshot, State, decode, plain, restore_views, snapshot
-from .tensor_parts import join_parts, part_file, write_tensors
+from .snapshot import Encoder, Snapshot, State, Where, decode, plain, restore_views, snapshot
+from .tensor_parts import join_parts, part_file
 from ..errors import CheckpointError
 from ..events import in_updates
 from ..history.journal import flush_journal
@@ -70,8 +71,8 @@ def write_folder(
     encoder, part_files = Encoder(), part_files or {}
     content: State = {"version": _VERSION, "state": encoder.encode(taken.state), "views": encoder.encode(list(taken.views.items()))}
     if encoder.weights or not part_files:
-        write_tensors(encoder.weights, folder / "model.safetensors", metadata={"format": "pt"} | encoder.tied)
-    write_tensors(encoder.tensors, folder / "tensors.safetensors")
+        save_file(encoder.weights, folder / "model.safetensors", metadata={"format": "pt"} | encoder.tied)
+    save_file(encoder.tensors, folder / "tensors.safetensors")
     if config is not None:
         (folder / "config.json").write_text(json.dumps(plain(config), default=str, indent=2), encoding="utf-8")
     own = [file for file in sorted(folder.iterdir()) if file.name not in part_files]
@@ -176,10 +177,14 @@ def _verify_zip(path: Path) -> None:
             raise CheckpointError(f"{path.name} is damaged: its record {record.filename!r} is marked as a folder.")
 
 
-def _read_file(path: Path) -> tuple[Any, Mapping[str, Any]]:
+def _read_file(path: Path) -> tuple[Any, dict[Where, str]]:
+    """The state in a torch file, and its views."""
     state = _load(path)
-    ours = isinstance(state, dict) and state.pop(_HEADER, None)
-    return state, ours or {"version": _VERSION, "views": []}
+    header = state.pop(_HEADER, None) if isinstance(state, dict) else None
+    if header is None:  # Lightning has written it
+        return state, {}
+    _check_version(path.name, header)
+    return state, dict(header["views"])
 
 
 def _load(path: Path, *, mmap: bool = False) -> Any:
@@ -194,21 +199,19 @@ def _load(path: Path, *, mmap: bool = False) -> Any:
 
 
 # %% ../../nbs/checkpoint/files.ipynb #9addb9e6
-def _read_folder(path: Path) -> tuple[Any, Mapping[str, Any]]:
+def _read_folder(path: Path) -> tuple[Any, dict[Where, str]]:
+    """The state in a folder, and its views."""
     content = _verified_content(path)
     weights, tensors = (_read_tensors(path / name) if name in content["files"] else {} for name in _TENSOR_FILES)
-    header = {"version": content["version"], "views": decode(content["views"], {}, {})}
     state = decode(content["state"], weights, tensors)
     if n_ranks := content.get("ranks"):
         state = join_parts(state, path, n_ranks, decode(content["parts"], {}, {}))
-    return state, header
+    return state, dict(decode(content["views"], {}, {}))
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            # a copy, because the tensors of safe_open are mapped to the file, and change when it is written to
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    try:  # copies, because the tensors are mapped to the file, and change when it is written to
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except SafetensorError as error:
         raise CheckpointError(f"{path.name} is not a complete safetensors file.") from error
 
@@ -217,7 +220,7 @@ def _verified_content(folder: Path) -> Mapping[str, Any]:
     """The content of `state.json`, after verifying its checksum and those of the other files."""
     content = _sealed_content(folder)
     for name, seen in content["files"].items():
-        _verify_file(folder / name, seen["size"], seen["crc32"])
+        _verify_file(folder / name, **seen)
     return content
 
 
@@ -261,31 +264,27 @@ def read_checkpoint(path: str | Path) -> State:
 
     Raises CheckpointError if the checkpoint is missing or damaged, or contains Python objects.
     """
-    path = _existing(path)
-    with _explained(path):
+    with _opened(path) as path:
         taken = _read(path)
         return restore_views(taken.state, taken.views) if taken.views else taken.state
 
 
 def read_snapshot(path: str | Path) -> Snapshot:
     """Read the snapshot that `write_checkpoint` or several ranks wrote. Raises CheckpointError as `read_checkpoint` does."""
-    path = _existing(path)
-    with _explained(path):
+    with _opened(path) as path:
         return _read(path)
 
 
 def _read(path: Path) -> Snapshot:
-    state, header = _read_folder(path) if path.is_dir() else _read_file(path)
+    state, views = _read_folder(path) if path.is_dir() else _read_file(path)
     if not isinstance(state, dict):
         raise CheckpointError(f"{path.name} holds a {type(state).__name__}, not the dict of a checkpoint.")
-    _check_version(path.name, header)
-    return Snapshot(state, dict(header["views"]))
+    return Snapshot(state, views)
 
 
 def verify_checkpoint(path: str | Path) -> None:
     """Verify the checksums of a checkpoint. Raises CheckpointError if it is missing or damaged."""
-    path = _existing(path)
-    with _explained(path):
+    with _opened(path) as path:
         _verified_content(path) if path.is_dir() else _load(path, mmap=True)  # no checksum covers the directory of a zip archive
 
 
@@ -294,11 +293,11 @@ def verify_weights(file: Path) -> None:
 
     Raises CheckpointError if it is damaged.
     """
-    with _explained(file):
+    with _opened(file):
         if file.suffix == ".safetensors":
             files = _sealed_content(file.parent)["files"] if _is_sealed(file.parent / "state.json") else {}
             if file.name in files:
-                _verify_file(file, files[file.name]["size"], files[file.name]["crc32"])
+                _verify_file(file, **files[file.name])
         elif _begins(file, _ZIP_START):
             _verify_zip(file)
 
@@ -320,14 +319,12 @@ def ends_epoch(path: Path) -> bool:
 
 def _read_own(path: Path) -> Mapping[str, Any] | None:
     """nbtrain's part of a checkpoint, without its tensors; None for another checkpoint."""
-    with _explained(path):
+    with _opened(path):
         if path.is_dir():
-            state = _sealed_content(path)["state"]
-        else:
-            with zipfile.ZipFile(path) as archive:
-                _check_records(path, archive.infolist())
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return state.get("nbtrain")
+            return _sealed_content(path)["state"].get("nbtrain")
+        with zipfile.ZipFile(path) as archive:
+            _check_records(path, archive.infolist())
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("nbtrain")
 
 
 def _begins(file: Path, start: bytes) -> bool:
@@ -340,23 +337,20 @@ def _is_sealed(file: Path) -> bool:
     return file.is_file() and _begins(file, _seal(b"")[:11])
 
 
-def _existing(path: str | Path) -> Path:
+@contextmanager
+def _opened(path: str | Path) -> Iterator[Path]:
+    """The path of what is read. The path and a remedy are added to an exception raised while reading."""
     if re.match(r"[a-zA-Z][\w+.-]+://", str(path)):
         remedy = "Download it first: torch.hub.download_url_to_file(url, path)."
         raise CheckpointError(f"{str(path)!r} is an address, not a file.", remedy=remedy)
-    if not Path(path).exists():
+    path = Path(path)
+    if not path.exists():
         raise CheckpointError(f"There is no checkpoint {str(path)!r}.", remedy="Give the path of a .ckpt file or of a checkpoint's folder.")
-    if not (Path(path).is_file() or Path(path).is_dir()):
+    if not (path.is_file() or path.is_dir()):
         raise CheckpointError(f"{str(path)!r} is neither a file nor a folder.")  # a pipe has no known size, and reading it would block
-    return Path(path)
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Add the path and a remedy to an exception raised while reading."""
     remedy = "Use an older checkpoint: newest_valid(folder) finds the newest valid one."
     try:
-        yield
+        yield path
     except CheckpointError as error:
         raise CheckpointError(str(error), where=str(path), remedy=remedy) from error.__cause__
     except OSError as error:
@@ -428,11 +422,9 @@ def _when_written(path: Path) -> tuple[int, str]:
 def _looks_like_checkpoint(path: Path) -> bool:
     if path.is_symlink() or is_leftover(path):
         return False
-    return (
-        any((path / name).exists() for name in ("state.json", *_TENSOR_FILES))
-        if path.is_dir()
-        else path.suffix == ".ckpt" and path.is_file()
-    )
+    if path.is_dir():
+        return any((path / name).exists() for name in ("state.json", *_TENSOR_FILES))
+    return path.suffix == ".ckpt" and path.is_file()
 
 
 # %% ../../nbs/checkpoint/files.ipynb #0987d0d0
@@ -495,11 +487,6 @@ class Writer:
     def left_out(self) -> tuple[str, ...]:
         """Descriptions of what could not be stored of the newest state."""
         return self._snapshot.left_out if self._snapshot is not None else ()
-
-    @property
-    def busy(self) -> bool:
-        """Whether a save is in progress."""
-        return not self._done.is_set()
 
     def wait(self) -> None:
         """Wait until the save is on disk or has failed."""

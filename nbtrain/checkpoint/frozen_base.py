@@ -101,22 +101,16 @@ def leave_out(state: dict[str, Any], base: FrozenBase, model: nn.Module) -> None
 def put_in(state: Mapping[str, Any], model: nn.Module, path: Path) -> dict[str, Any]:
     """Return `state` with the base from `model`, if it was left out. Raises CheckpointError for a model with another base."""
     found = dict(state)
-    own = found.get("nbtrain")
-    base = own.get("base") if isinstance(own, dict) else None
-    if not base:
-        return found
-    weights = _base_of(model, base, path)
-    for part in _PARTS:
-        if part in found:
-            found[part] = {f"model.{name}": value for name, value in weights.items()} | found[part]
+    if base := state["nbtrain"].get("base"):
+        weights = {f"model.{name}": value for name, value in _base_of(model, base, path).items()}
+        found |= {part: weights | found[part] for part in _PARTS if part in found}
     return found
 
 
 def _base_of(model: nn.Module, base: Mapping[str, Any], path: Path) -> Weights:
     tensors = {name: value.detach() for name, value in bare(model.state_dict(keep_vars=True)).items() if isinstance(value, Tensor)}
     known: Mapping[str, Checksum] = base["checksums"]
-    wrong = [name for name in known if name not in tensors]
-    wrong += [name for name, saved in known.items() if name in tensors and checksum(tensors[name], saved[0]) != tuple(saved)]
+    wrong = [name for name, saved in known.items() if name not in tensors or checksum(tensors[name], saved[0]) != tuple(saved)]
     if wrong:
         raise CheckpointError(
             f"{path.name} was trained on the frozen weights of {base['name']}, but the model has different ones: {listed(wrong)}.",
@@ -137,10 +131,10 @@ def with_base(weights: Weights, model: nn.Module, path: str | Path) -> Weights:
         return weights
     try:
         with local_file(path) as file:
-            state = read_checkpoint(file)
+            base = read_checkpoint(file).get("nbtrain", {}).get("base")
     except CheckpointError:  # a file of weights alone
         return weights
-    if "base" not in state.get("nbtrain", {}):
+    if base is None:
         return weights
-    put_in(state, model, Path(path))  # compares the base
+    _base_of(model, base, Path(path))  # compares it
     return with_frozen(weights, model)

@@ -17,6 +17,7 @@ from .weight_files import Fitness, FoundWeights, find_weights
 from .weights import Loaded, load_weights, local_file
 from ..private.compiled_names import bare_name
 from ..compat.weight_names import fit_names
+from ..errors import listed
 
 # %% auto #0
 __all__ = ["PretrainedFile", "fitness_of", "open_pretrained"]
@@ -47,21 +48,18 @@ class PretrainedFile:
     def _taken(self, loaded: Loaded) -> str:
         """What was guessed: the key, and the prefixes in the names. In a checkpoint of nbtrain or Lightning nothing is."""
         found, said = self.found, []
-        guessed = not self.was_chosen and not found.is_checkpoint
-        if found.key and guessed:
-            others = f" (key={found.others[0]!r} takes others)" if len(found.others) == 1 else ""
-            others = f" (key= takes others: {_either(found.others)})" if found.others[1:] else others
+        if found.key and not (self.was_chosen or found.is_checkpoint):
+            others = ""
+            if len(found.others) == 1:
+                others = f" (key={found.others[0]!r} takes others)"
+            elif found.others:
+                others = f" (key= takes others: {listed(list(map(repr, found.others)))})"
             said.append(f"the weights below {found.key!r}{others}")
         if bare_name(loaded.removed) and not (found.is_checkpoint and loaded.removed == "model."):
             said.append(f"{loaded.removed!r} was taken from the names")
         if bare_name(loaded.added):
             said.append(f"{loaded.added!r} was put before the names")
         return ", ".join(said)
-
-
-def _either(keys: tuple[str, ...]) -> str:
-    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-    return ", ".join(map(repr, keys[:3])) + more
 
 
 def fitness_of(model: nn.Module) -> Fitness:

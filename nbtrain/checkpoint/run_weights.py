@@ -7,14 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from safetensors.torch import save_file
-
 from ..base.best_weights import Weights, copy_weights
-from .atomic import written
-from .weights import read_weights
+from .weights import read_weights, write_safetensors
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError, first_line
-from ..history.history import Row
 
 # %% auto #0
 __all__ = ["write_weights", "set_aside", "weights_before"]
@@ -23,25 +19,22 @@ __all__ = ["write_weights", "set_aside", "weights_before"]
 # %% ../../nbs/checkpoint/run_weights.ipynb #wbside04
 def write_weights(trainer: TrainerProtocol, folder: Path) -> None:
     """Write last.safetensors and best.safetensors, and set the paths of their rows. Raises CheckpointError."""
-
-    def save(weights: Weights, name: str, row: Row | None) -> None:
-        with written(folder / name) as temp:
-            save_file(weights, temp)
-        if row is not None:
-            row.path = folder / name
-
-    state, names = trainer.train_state, ("last.safetensors", "best.safetensors")
-    for row in (*state.history.epochs, *state.history.validations):
-        if row.path is not None and row.path.name in names:
+    state, last, best = trainer.train_state, folder / "last.safetensors", folder / "best.safetensors"
+    history = state.history
+    for row in (*history.epochs, *history.validations):
+        if row.path is not None and row.path.name in (last.name, best.name):
             row.path = None  # the best and last files of an earlier run are overwritten
-    best = state.history.best
-    has_best = best is not None and best.path is not None
+    is_saved = history.best is not None and history.best.path is not None
     if all(bool(p.isfinite().all()) for p in trainer.model.parameters()):
-        save(copy_weights(trainer.model), "last.safetensors", state.history.last)
+        write_safetensors(copy_weights(trainer.model), last)
+        if history.last is not None:
+            history.last.path = last
     else:
         trainer.recorder.note("The weights are not finite, and were not saved.")
-    if state.best_weights is not None and not has_best:
-        save(state.best_weights, "best.safetensors", best)
+    if state.best_weights is not None and not is_saved:
+        write_safetensors(state.best_weights, best)
+        if history.best is not None:
+            history.best.path = best
 
 
 # %% ../../nbs/checkpoint/run_weights.ipynb #wbside06
@@ -64,8 +57,7 @@ def set_aside(trainer: TrainerProtocol) -> None:
     file = _file_of(trainer, len(places))
     if file is not None and getattr(trainer, "is_main_process", True):
         try:
-            with written(file) as temp:
-                save_file(weights, temp)
+            write_safetensors(weights, file)
             aside[places[-1]] = file  # and no longer in memory
         except CheckpointError as error:
             trainer.recorder.note(f"The best weights so far are kept in memory only: {first_line(error)}")

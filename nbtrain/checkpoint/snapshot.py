@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import partial
@@ -26,7 +26,21 @@ from .value_kinds import as_plain, from_plain
 from ..errors import CheckpointError
 
 # %% auto #0
-__all__ = ["State", "Where", "plain", "Box", "Snapshot", "snapshot", "Encoder", "check_dtype", "decode", "changed", "restore_views"]
+__all__ = [
+    "State",
+    "Where",
+    "plain",
+    "Box",
+    "Snapshot",
+    "snapshot",
+    "Encoder",
+    "ascii_name",
+    "new_name",
+    "check_dtype",
+    "decode",
+    "changed",
+    "restore_views",
+]
 
 # %% ../../nbs/checkpoint/snapshot.ipynb #c0881e75
 State = dict[str, Any]
@@ -119,35 +133,6 @@ def _needed(error: _Unstorable) -> CheckpointError:
     return CheckpointError(f"{error}.", remedy="Keep dense tensors of numbers in the model and in the optimizer.")
 
 
-# %% ../../nbs/checkpoint/snapshot.ipynb #5d2ea199
-class _TensorCopier:
-    """Copies each tensor once to the CPU, into the `old` memory at the same path if it fits. Copies from a GPU are only begun."""
-
-    def __init__(self, old: Mapping[Where, Tensor]) -> None:
-        self.buffers: dict[Where, Tensor] = {}
-        self._old = old
-        self._copies: dict[Any, Tensor] = {}
-        self.from_devices = DeviceCopies()
-
-    def copy(self, tensor: Tensor, where: Where) -> Tensor:
-        bits = (tensor.requires_grad, tensor.is_conj(), tensor.is_neg())
-        same = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), *bits)
-        if tensor.numel() and same in self._copies:
-            return self._copies[same]
-        layout = torch.contiguous_format if where[0] == "state_dict" else torch.preserve_format  # as safetensors stores weights
-        copy = self._old.get(where)
-        if copy is None or copy.dtype != tensor.dtype or copy.shape != tensor.shape:
-            # page-locked memory, because copies from a GPU to other memory are synchronous
-            copy = torch.empty_like(tensor, device="cpu", memory_format=layout, pin_memory=tensor.is_cuda, requires_grad=False)
-        if tensor.is_cuda:
-            self.from_devices.copy(tensor, copy)
-        else:
-            copy.copy_(tensor)
-        copy.requires_grad_(tensor.requires_grad)
-        self._copies[same] = self.buffers[where] = copy
-        return copy
-
-
 # %% ../../nbs/checkpoint/snapshot.ipynb #7ff6cebd
 def snapshot(state: Mapping[str, Any], into: Snapshot | None = None, *, copied: Snapshot | None = None, waits: bool = True) -> Snapshot:
     """Copy a Lightning checkpoint dict off the devices; hyper-parameters become plain data.
@@ -157,27 +142,33 @@ def snapshot(state: Mapping[str, Any], into: Snapshot | None = None, *, copied: 
     unless training is delayed by them. A value that can't be stored is left out with its key in the nearest dict. Raises
     CheckpointError for a tensor of the model or the optimizer that can't be stored.
     """
-    tensors = _TensorCopier(into.buffers if into is not None else {})
-    copier = _Copier(tensors)
-    done = {key for key, value in state.items() if value is copied.ready().state.get(key, copier)} if copied is not None else set()
-    with torch.no_grad():
-        items = {key: plain(value) if key in _HYPER_PARAMETERS else value for key, value in state.items() if key not in done}
-        found = copier.copy_items(items, ())
-    tensors.from_devices.finish()
+    copier, done = _Copier(into.buffers if into is not None else {}), dict[str, Any]()
     if copied is not None:
-        found = {key: state[key] if key in done else found[key] for key in state if key in done or key in found}
-        copier.views |= {where: kind for where, kind in copied.views.items() if where[0] in done}
-        copier.boxes |= {where: box for where, box in copied.boxes.items() if where[0] in done}
-        copier.left_out += copied.left_out
-    taken = Snapshot(found, copier.views, tensors.buffers, copier.boxes, tuple(copier.left_out), tensors.from_devices)
-    return taken.ready() if waits or tensors.from_devices.delays_training else taken
+        old = copied.ready().state
+        done = {key: value for key, value in state.items() if key in old and value is old[key]}
+        copier.views = {where: kind for where, kind in copied.views.items() if where[0] in done}
+        copier.boxes = {where: box for where, box in copied.boxes.items() if where[0] in done}
+    new = {key: plain(value) if key in _HYPER_PARAMETERS else value for key, value in state.items() if key not in done}
+    with torch.no_grad():
+        found = done | copier.copy_items(new, ())
+    copier.from_devices.finish()
+    left_out = (*copier.left_out, *(copied.left_out if copied is not None else ()))
+    ordered = {key: found[key] for key in state if key in found}
+    taken = Snapshot(ordered, copier.views, copier.buffers, copier.boxes, left_out, copier.from_devices)
+    return taken.ready() if waits or copier.from_devices.delays_training else taken
 
 
 class _Copier:
-    """Copies values of all kinds, and collects `views`, `boxes` and what is `left_out`."""
+    """Copies values of all kinds, and collects `views`, `boxes` and what is `left_out`.
 
-    def __init__(self, tensors: _TensorCopier) -> None:
-        self.tensors = tensors
+    Each tensor is copied once to the CPU, into the `old` memory at the same path if it fits. Copies from a GPU are only begun.
+    """
+
+    def __init__(self, old: Mapping[Where, Tensor]) -> None:
+        self.buffers: dict[Where, Tensor] = {}
+        self._old = old
+        self._copies: dict[Any, Tensor] = {}
+        self.from_devices = DeviceCopies()
         self.views: dict[Where, Any] = {}
         self.boxes: dict[Where, Box] = {}
         self.left_out: list[str] = []
@@ -213,22 +204,43 @@ class _Copier:
 
     def _copy_parts(self, value: Any, where: Where) -> Any:
         found = as_plain(value)
+        if found is None and isinstance(value, (np.ndarray, np.generic)):
+            _refuse(where, f"is a numpy value of dtype {value.dtype}")
         if found is None:
-            what = f"is a numpy value of dtype {value.dtype}" if isinstance(value, (np.ndarray, np.generic)) else None
-            _refuse(where, what or f"is of type {type(value).__name__}")
-        self.views[where] = found[0]
-        return [self.copy(item, (*where, i)) for i, item in enumerate(found[1])]
+            _refuse(where, f"is of type {type(value).__name__}")
+        self.views[where], parts = found
+        return [self.copy(item, (*where, i)) for i, item in enumerate(parts)]
 
     def _copy_tensor(self, value: Tensor, where: Where) -> Tensor:
         if value.layout is not torch.strided or value.is_meta or value.is_quantized:
             _refuse(where, "is a sparse, quantized or meta tensor")
-        return self.tensors.copy(value, where)
+        return self._copy_dense(value, where)
+
+    def _copy_dense(self, tensor: Tensor, where: Where) -> Tensor:
+        bits = (tensor.requires_grad, tensor.is_conj(), tensor.is_neg())
+        same = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), *bits)
+        if tensor.numel() and same in self._copies:
+            return self._copies[same]
+        layout = torch.contiguous_format if where[0] == "state_dict" else torch.preserve_format  # as safetensors stores weights
+        copy = self._old.get(where)
+        if copy is None or copy.dtype != tensor.dtype or copy.shape != tensor.shape:
+            # page-locked memory, because copies from a GPU to other memory are synchronous
+            copy = torch.empty_like(tensor, device="cpu", memory_format=layout, pin_memory=tensor.is_cuda, requires_grad=False)
+        if tensor.is_cuda:
+            self.from_devices.copy(tensor, copy)
+        else:
+            copy.copy_(tensor)
+        copy.requires_grad_(tensor.requires_grad)
+        self._copies[same] = self.buffers[where] = copy
+        return copy
 
     def _copy_view(self, value: Any, where: Where) -> Any:
-        self.views[where] = "bytes" if isinstance(value, bytes) else "scalar" if isinstance(value, np.generic) else "array"
-        array = np.array(np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value, order="C")
+        if isinstance(value, bytes):
+            self.views[where], value = "bytes", np.frombuffer(value, np.uint8)
+        else:
+            self.views[where] = "scalar" if isinstance(value, np.generic) else "array"
         try:
-            return torch.from_numpy(array)
+            return torch.from_numpy(np.array(value, order="C"))
         except (TypeError, ValueError):  # a dtype that torch lacks
             return self._copy_parts(value, where)
 
@@ -237,7 +249,7 @@ class _Copier:
         if len(chunks) != 1 or any(placement.is_partial() for placement in tensor.placements):
             _refuse(where, "is sharded in a way that gives a rank no single shard")
         self.boxes[where] = Box(tuple(tensor.shape), tuple(chunks[0].offsets))
-        return self.tensors.copy(tensor.to_local(), where)
+        return self._copy_dense(tensor.to_local(), where)
 
 
 # %% ../../nbs/checkpoint/snapshot.ipynb #cfd72f22
@@ -270,25 +282,37 @@ class Encoder:
         return {"$dict" if type(value) is dict else "$ordered": pairs}
 
     def _encode_tensor(self, tensor: Tensor, where: Where) -> Any:
-        name = ".".join(map(str, where)).encode("ascii", "backslashreplace").decode()
         file, tag = self.tensors, "$tensor"
         if where[0] == "state_dict" and len(where) == 2 and str(where[1]).startswith("model."):
-            name, file, tag = where[1].removeprefix("model."), self.weights, "$weight"
+            where, file, tag = (where[1].removeprefix("model."),), self.weights, "$weight"
         order = sorted(range(tensor.ndim), key=lambda d: -tensor.stride(d))
-        key = (tag, id(tensor))
-        if key not in self._names:
-            while name in file or name == "__metadata__":  # two paths may give one name: {"a.b": ...} and {"a": {"b": ...}}
-                name += "'"
-            self._names[key] = name
+        is_complex = tensor.dtype in _WITHOUT_FORMAT
+        if (known := self._names.get((tag, id(tensor)))) is None:
+            known = self._names[tag, id(tensor)] = new_name(where, file)
             # in memory order, so that no copy is made and the strides can be restored
             stored = tensor.detach().permute(order).contiguous()
-            file[name] = torch.view_as_real(stored) if tensor.dtype in _WITHOUT_FORMAT else stored
+            file[known] = torch.view_as_real(stored) if is_complex else stored
         elif tag == "$weight":
-            self.tied[name] = self._names[key]
-        node: Any = {tag: self._names[key]}
-        node = {"$complex": node} if tensor.dtype in _WITHOUT_FORMAT else node
-        node = node if order == sorted(order) else {"$permuted": [node, order]}
+            self.tied[ascii_name(where)] = known
+        node: Any = {tag: known}
+        if is_complex:
+            node = {"$complex": node}
+        if order != sorted(order):
+            node = {"$permuted": [node, order]}
         return {"$requires_grad": node} if tensor.requires_grad else node
+
+
+def ascii_name(where: Where) -> str:
+    """A path in a state as a name in a safetensors file."""
+    return ".".join(map(str, where)).encode("ascii", "backslashreplace").decode()
+
+
+def new_name(where: Where, taken: Container[str]) -> str:
+    """As `ascii_name`, and none of those `taken`: two paths may give one name, as {"a.b": ...} and {"a": {"b": ...}} do."""
+    name = ascii_name(where)
+    while name in taken or name == "__metadata__":
+        name += "'"
+    return name
 
 
 _WITHOUT_FORMAT = (torch.complex128, torch.complex32)  # which safetensors lacks
@@ -316,34 +340,35 @@ def decode(node: Any, weights: Mapping[str, Tensor], tensors: Mapping[str, Tenso
         if found is None:
             raise CheckpointError(f"state.json names the tensor {content!r}, which is in no file.")
         return found
-    if tag in ("$float", "$dtype", "$device", "$size"):
-        return _decode_value(tag, content)
-    inner = decode(content, weights, tensors)
-    if tag == "$tuple":
-        return tuple(inner)
-    if tag in ("$dict", "$ordered"):
-        return (dict if tag == "$dict" else OrderedDict)(inner)
-    if tag == "$complex":
-        return torch.view_as_complex(inner)
-    if tag == "$requires_grad":
-        return inner.detach().requires_grad_()
-    if tag == "$permuted":
-        tensor, order = inner
-        return tensor.permute([order.index(d) for d in range(tensor.ndim)])
-    raise ValueError(f"{tag} is unknown")
+    if tag not in _DECODERS:
+        raise ValueError(f"{tag} is unknown")
+    return _DECODERS[tag](decode(content, weights, tensors))
 
 
-def _decode_value(tag: str, content: Any) -> Any:
-    if tag == "$float":
-        return struct.unpack(">d", bytes.fromhex(content))[0]
-    if tag == "$size":
-        return torch.Size(content)
-    if tag == "$device":
-        return torch.device(content)
-    dtype = getattr(torch, content)
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{content} is not a dtype")
+        raise ValueError(f"{name} is not a dtype")
     return dtype
+
+
+def _permuted(content: tuple[Tensor, list[int]]) -> Tensor:
+    tensor, order = content
+    return tensor.permute([order.index(d) for d in range(tensor.ndim)])
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "$float": lambda content: struct.unpack(">d", bytes.fromhex(content))[0],
+    "$size": torch.Size,
+    "$device": torch.device,
+    "$dtype": _dtype,
+    "$tuple": tuple,
+    "$dict": dict,
+    "$ordered": OrderedDict,
+    "$complex": torch.view_as_complex,
+    "$requires_grad": lambda tensor: tensor.detach().requires_grad_(),
+    "$permuted": _permuted,
+}
 
 
 # %% ../../nbs/checkpoint/snapshot.ipynb #08a22861

@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .atomic import clean_leftovers, point_to, written
+from .atomic import clean_leftovers, delete, point_to, written
 from .files import SUPERSEDED, newest_valid, ordered_names, progress_of, read_counts, read_superseded
 from .weights import url_of
 from ..errors import CheckpointError, ConfigError, first_line
@@ -77,7 +76,7 @@ class CheckpointStore:
         old = [folder / name for name in names[: max(0, len(names) - (self.keep_last_n or 0))] if name not in kept][:_MAX_REMOVED]
         for path in old:
             with suppress(FileNotFoundError):
-                _delete(path)
+                delete(path)
         return old
 
 
@@ -86,14 +85,7 @@ def _point(name: str, path: Path, *, copy: bool) -> None:
     point_to(path.with_name(name + path.suffix), path, copy=copy)
     other = path.with_name(name + ("" if path.suffix else ".ckpt"))
     if os.path.lexists(other):
-        _delete(other)
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+        delete(other)
 
 
 def go_back(folder: Path, epoch: int, update: int) -> None:

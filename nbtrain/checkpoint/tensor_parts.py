@@ -18,21 +18,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .snapshot import Box, Snapshot, Where, changed, check_dtype
+from .snapshot import Box, Snapshot, Where, changed, check_dtype, new_name
 from ..errors import CheckpointError
 
 # %% auto #0
-__all__ = [
-    "Held",
-    "own_tensors",
-    "describe_tensors",
-    "choose_tensors",
-    "part_file",
-    "write_tensors",
-    "write_part",
-    "make_index",
-    "join_parts",
-]
+__all__ = ["Held", "own_tensors", "describe_tensors", "choose_tensors", "part_file", "write_part", "make_index", "join_parts"]
 
 # %% ../../nbs/checkpoint/tensor_parts.ipynb #8b4dad36
 _IN_PARTS = ("state_dict", "optimizer_states")
@@ -85,26 +75,16 @@ def part_file(rank: int, n_ranks: int) -> str:
     return f"rank-{rank}-of-{n_ranks}.safetensors"
 
 
-def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file. Raises OSError."""
-    try:  # safetensors 0.8 writes from the tensors' memory; 0.7 copied all of them into bytes first
-        save_file(dict(tensors), file, metadata=dict(metadata) if metadata is not None else None)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-
-
 def write_part(tensors: Mapping[Where, Tensor], file: Path) -> dict[Where, str]:
     """Write a rank's shards. Returns the name of each in the file; tied tensors have one name. Raises CheckpointError or OSError."""
     named: dict[str, Tensor] = {}
     names: dict[int, str] = {}
     for where, tensor in tensors.items():
         check_dtype(tensor, where)
-        name = ".".join(map(str, where)).encode("ascii", "backslashreplace").decode()
-        while name in named:  # two paths may give one name
-            name += "'"
-        if names.setdefault(id(tensor), name) == name:
-            named[name] = tensor.detach().contiguous()
-    write_tensors(named, file)
+        if id(tensor) not in names:
+            names[id(tensor)] = new_name(where, named)
+            named[names[id(tensor)]] = tensor.detach().contiguous()
+    save_file(named, file)
     return {where: names[id(tensor)] for where, tensor in tensors.items()}
 
 
@@ -126,11 +106,10 @@ def make_index(held: Sequence[Mapping[Where, Held]], names: Sequence[Mapping[Whe
 
 def _check_cover(where: Where, shape: Sequence[int], sizes: Mapping[tuple[int, ...], Sequence[int]]) -> None:
     """Raise CheckpointError unless boxes of `sizes`, by their start indices, fill `shape` without overlap."""
-    inside = all(
-        len(at) == len(size) == len(shape) and all(0 <= a <= a + s <= n for a, s, n in zip(at, size, shape)) for at, size in sizes.items()
-    )
+    fits = all(len(at) == len(size) == len(shape) for at, size in sizes.items())
+    fits = fits and all(0 <= a <= a + s <= n for at, size in sizes.items() for a, s, n in zip(at, size, shape))
     n = sum(prod(size) for size in sizes.values())
-    if not inside or n != prod(shape) or any(_overlap(a, b) for a, b in combinations(sizes.items(), 2)):
+    if not fits or n != prod(shape) or any(_overlap(a, b) for a, b in combinations(sizes.items(), 2)):
         raise CheckpointError(f"The shards of {'.'.join(map(str, where))} do not make a tensor of {tuple(shape)}.")
 
 
@@ -152,15 +131,14 @@ def join_parts(state: Any, folder: Path, n_ranks: int, index: Iterable[Mapping[s
 
 
 def _join(entry: Mapping[str, Any], files: Sequence[Any], joined: dict[Any, Tensor]) -> Tensor:
-    shape, pieces = (
-        tuple(entry["shape"]),
-        {tuple(at): (rank, name) for rank, name, at in reversed(entry["pieces"])},
-    )  # of equal shards the first
+    shape = tuple(entry["shape"])
+    pieces = {tuple(at): (rank, name) for rank, name, at in reversed(entry["pieces"])}  # of equal shards the first
     same = (shape, tuple(sorted(pieces.items())))
-    if not pieces or same not in joined:
-        shards = {at: files[rank].get_tensor(name) for at, (rank, name) in pieces.items()}
-        _check_cover(entry["where"], shape, {at: tuple(shard.shape) for at, shard in shards.items()})
-        joined[same] = torch.empty(shape, dtype=entry["dtype"])
-        for at, shard in shards.items():
-            joined[same][tuple(slice(a, a + n) for a, n in zip(at, shard.shape))] = shard
-    return joined[same]
+    if pieces and same in joined:
+        return joined[same]
+    shards = {at: files[rank].get_tensor(name) for at, (rank, name) in pieces.items()}
+    _check_cover(entry["where"], shape, {at: tuple(shard.shape) for at, shard in shards.items()})
+    whole = joined[same] = torch.empty(shape, dtype=entry["dtype"])
+    for at, shard in shards.items():
+        whole[tuple(slice(a, a + n) for a, n in zip(at, shard.shape))] = shard
+    return whole

@@ -34,7 +34,7 @@ def _place(kind: type) -> list[str] | None:
     return [kind.__module__, kind.__qualname__] if loaded_class(kind.__module__, kind.__qualname__) is kind else None
 
 
-_FACTORIES = {kind.__name__: kind for kind in (int, float, bool, str, list, tuple, dict, set, Counter, OrderedDict, deque)}
+_FACTORIES = {kind.__name__: kind for kind in (int, float, bool, str, list, tuple, dict, set, Counter, OrderedDict, deque)} | {None: None}
 
 
 def _of_class(value: Any) -> tuple[str, Any] | None:
@@ -53,48 +53,46 @@ def _of_class(value: Any) -> tuple[str, Any] | None:
     return None
 
 
-def _of_time(value: Any) -> tuple[str, Any] | None:
-    kind = type(value)
-    if kind is timedelta:
-        return "timedelta", [value.days, value.seconds, value.microseconds]
-    if kind is timezone:
-        return "timezone", list(value.__getinitargs__())
-    if kind is date:
-        return "date", [value.year, value.month, value.day]
-    if kind in (datetime, time):
-        day = [value.year, value.month, value.day] if kind is datetime else []
-        return kind.__name__, [*day, value.hour, value.minute, value.second, value.microsecond, value.tzinfo, value.fold]
-    return None
+def _clock(value: datetime | time) -> list[Any]:
+    return [value.hour, value.minute, value.second, value.microsecond, value.tzinfo, value.fold]
 
 
-def _of_container(value: Any) -> tuple[str, Any] | None:
-    kind = type(value)
-    if kind in (set, frozenset):
-        return kind.__name__, list(value)
-    if kind is deque:
-        return "deque", [value.maxlen, list(value)]
-    if kind in (dict, OrderedDict, Counter):
-        return kind.__name__, [[key, item] for key, item in value.items()]
-    if kind is defaultdict and (value.default_factory is None or value.default_factory in _FACTORIES.values()):
-        name = None if value.default_factory is None else value.default_factory.__name__
-        return "defaultdict", [name, [[key, item] for key, item in value.items()]]
-    return None
+def _pairs(value: dict[Any, Any]) -> list[Any]:
+    return [[key, item] for key, item in value.items()]
+
+
+_PARTS: dict[type, Callable[[Any], list[Any]]] = {  # of the values of exactly this type, whose name is their kind
+    complex: lambda value: [value.real, value.imag],
+    range: lambda value: [value.start, value.stop, value.step],
+    bytearray: lambda value: [bytes(value)],
+    timedelta: lambda value: [value.days, value.seconds, value.microseconds],
+    timezone: lambda value: list(value.__getinitargs__()),
+    date: lambda value: [value.year, value.month, value.day],
+    datetime: lambda value: [value.year, value.month, value.day, *_clock(value)],
+    time: _clock,
+    set: list,
+    frozenset: list,
+    deque: lambda value: [value.maxlen, list(value)],
+    dict: _pairs,
+    OrderedDict: _pairs,
+    Counter: _pairs,
+}
 
 
 def as_plain(value: Any) -> tuple[str, Any] | None:
     """The kind of `value` and the list of its parts; None if it can't be restored from them."""
-    if type(value) is complex:
-        return "complex", [value.real, value.imag]
-    if type(value) is range:
-        return "range", [value.start, value.stop, value.step]
-    if type(value) is bytearray:
-        return "bytearray", [bytes(value)]
-    if type(value) in (type(Path()), PurePosixPath, PureWindowsPath):
-        return "path", [type(value).__name__, str(value)]
+    kind = type(value)
+    if kind in _PARTS:
+        return kind.__name__, _PARTS[kind](value)
+    if kind is defaultdict:
+        name = None if value.default_factory is None else getattr(value.default_factory, "__name__", "")
+        return ("defaultdict", [name, _pairs(value)]) if _FACTORIES.get(name) is value.default_factory else None
+    if kind in (type(Path()), PurePosixPath, PureWindowsPath):
+        return "path", [kind.__name__, str(value)]
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "MmUSfc":
         array = np.asarray(value, order="C")
         return "numpy", [array.dtype.str, list(array.shape), isinstance(value, np.generic), array.tobytes()]
-    return _of_time(value) or _of_container(value) or _of_class(value)
+    return _of_class(value)
 
 
 def is_value(value: Any) -> bool:
@@ -150,7 +148,7 @@ _MADE: dict[str, Callable[..., Any]] = {
     "dict": lambda *pairs: dict(pairs),
     "OrderedDict": lambda *pairs: OrderedDict(pairs),
     "Counter": lambda *pairs: Counter(dict(pairs)),
-    "defaultdict": lambda name, pairs: defaultdict(_FACTORIES[name] if name is not None else None, pairs),
+    "defaultdict": lambda name, pairs: defaultdict(_FACTORIES[name], pairs),
     "enum": _made_enum,
     "named tuple": _made_named_tuple,
     "dataclass": _made_dataclass,

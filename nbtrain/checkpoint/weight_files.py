@@ -15,6 +15,7 @@ import re
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -60,23 +61,25 @@ def _read_file(path: Path) -> Any:
     if not path.is_file():
         raise CheckpointError(f"There is no file {str(path)!r}.", remedy="Give the path of a file or a folder of weights.")
     verify_weights(path)
+    with _safely(path), torch.serialization.safe_globals(_PLAIN):
+        return _read_safetensors(path) if _is_safetensors(path) else torch.load(path, map_location="cpu", weights_only=True)
+
+
+@contextmanager
+def _safely(path: Path) -> Iterator[None]:
+    """Raise a CheckpointError for whatever an untrusted file makes its reader raise."""
     try:
-        if _is_safetensors(path):
-            return _read_safetensors(path)
-        with torch.serialization.safe_globals(_PLAIN):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # an untrusted file can make the readers raise anything
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: BaseException) -> CheckpointError:
-    remedy = "It is damaged, or it holds Python objects, which are not unpickled; save it again as .safetensors."
-    if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
-        remedy = (
-            f"It holds Python objects ({found[1]}), which are not unpickled: save only its state_dict. If you trust the file, load it "
-            f"within torch.serialization.safe_globals([{found[1].rpartition('.')[2]}])."
-        )
-    return CheckpointError(f"{path.name} holds no weights that can be read safely.", where=str(path), remedy=remedy)
+        yield
+    except CheckpointError:
+        raise
+    except (Exception, CheckpointException) as error:  # torch's is a BaseException
+        remedy = "It is damaged, or it holds Python objects, which are not unpickled; save it again as .safetensors."
+        if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
+            remedy = (
+                f"It holds Python objects ({found[1]}), which are not unpickled: save only its state_dict. If you trust the file, load it "
+                f"within torch.serialization.safe_globals([{found[1].rpartition('.')[2]}])."
+            )
+        raise CheckpointError(f"{path.name} holds no weights that can be read safely.", where=str(path), remedy=remedy) from error
 
 
 # %% ../../nbs/checkpoint/weight_files.ipynb #8eadc745
@@ -135,11 +138,11 @@ class DcpReader(FileSystemReader):
         return self._nested({name: tensors[name] if name in tensors else self._read_value(name) for name in self.index.state_dict_metadata})
 
     def _stored(self) -> dict[str, StoredTensor]:
-        found: dict[str, StoredTensor] = {}
-        for name, entry in self.index.state_dict_metadata.items():
-            if isinstance(entry, dcp_metadata.TensorStorageMetadata):
-                self._check(name, entry)
-                found[name] = StoredTensor(name, entry)
+        entries = self.index.state_dict_metadata.items()
+        found = {name: StoredTensor(name, entry) for name, entry in entries if isinstance(entry, dcp_metadata.TensorStorageMetadata)}
+        for name, stored in found.items():
+            if sum(chunk.sizes.numel() for chunk in stored.entry.chunks) < stored.entry.size.numel():
+                raise CheckpointError(f"{name} is not stored as a whole.", where=str(self.path))  # torch would return any memory
         return found
 
     def _nested(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,18 +155,13 @@ class DcpReader(FileSystemReader):
             place[path[-1]] = value
         return found
 
-    def _check(self, name: str, entry: dcp_metadata.TensorStorageMetadata) -> None:
-        """Raise CheckpointError if some of a tensor is not stored; torch would return memory with whatever was in it."""
-        if sum(chunk.sizes.numel() for chunk in entry.chunks) < entry.size.numel():
-            raise CheckpointError(f"{name} is not stored as a whole.")
-
     def read(self, stored: Mapping[str, Any]) -> dict[str, Tensor]:
         """Read some of the tensors."""
         tensors = {item.name: torch.empty(item.entry.size, dtype=item.entry.properties.dtype) for item in stored.values()}
         for place, at in self.index.storage_data.items():
             if place.fqn in tensors and not Path(self.path, at.relative_path).is_file():
                 raise CheckpointError(f"{at.relative_path} is missing, in which {place.fqn} is.", where=str(self.path))
-        with warnings.catch_warnings():  # that there is one process, which is meant
+        with _safely(Path(self.path)), warnings.catch_warnings():  # that there is one process, which is meant
             warnings.simplefilter("ignore")
             load_tensors(tensors, storage_reader=self, no_dist=True)
         return {name: tensors[item.name] for name, item in stored.items()}
@@ -193,19 +191,16 @@ def _in_folder(folder: Path) -> Path:
     indices = [name for name in names if name.endswith(_INDEX)]
     shards = {shard for name in indices for shard in _weight_map(folder / name).values()}
     single = [name for name in names if name.endswith(_SUFFIXES) and name not in shards and not _OTHER.search(name)]
-    for kind in (".safetensors", ""):  # as in transformers: safetensors before others, and one file before shards
-        for found in (single, indices):
-            fitting = [name for name in found if kind in name]
-            if len(fitting) == 1:
-                return folder / fitting[0]
-            if fitting:
-                raise CheckpointError(
-                    f"{folder.name} has several files of weights: {listed(fitting)}.", where=str(folder), remedy="Give one."
-                )
+    # as in transformers: safetensors before others, and one file before shards
+    ordered = [[name for name in found if kind in name] for kind in (".safetensors", "") for found in (single, indices)]
+    fitting = next(filter(None, ordered), [])
+    if len(fitting) == 1:
+        return folder / fitting[0]
+    if fitting:
+        raise CheckpointError(f"{folder.name} has several files of weights: {listed(fitting)}.", where=str(folder), remedy="Give one.")
     what = f"there {'is' if len(names) == 1 else 'are'} {listed(names)}" if names else "it has no file"
-    raise CheckpointError(
-        f"There is no file of weights in {str(folder)!r}.", remedy=f"Give the path of a file or a folder of weights; {what}."
-    )
+    remedy = f"Give the path of a file or a folder of weights; {what}."
+    raise CheckpointError(f"There is no file of weights in {str(folder)!r}.", remedy=remedy)
 
 
 def _weight_map(index: Path) -> Mapping[str, str]:
@@ -243,20 +238,9 @@ def _open(path: Path) -> tuple[Any, Callable[[Mapping[str, Any]], Weights]]:
         return _read_shards(path), dict
     if path.name != ".metadata" and path.suffix != ".distcp":
         return _read_file(path), dict
-    try:
+    with _safely(path.parent):
         reader = DcpReader(path.parent)
-        return reader.tree(), lambda stored: _read_stored(reader, stored, path.parent)
-    except Exception as error:  # an untrusted file can make the reader raise anything
-        raise _unreadable(path.parent, error) from error
-
-
-def _read_stored(reader: DcpReader, stored: Mapping[str, Any], folder: Path) -> Weights:
-    try:
-        return reader.read(stored)
-    except CheckpointError:
-        raise
-    except (Exception, CheckpointException) as error:  # torch's is a BaseException
-        raise _unreadable(folder, error) from error
+        return reader.tree(), reader.read
 
 
 # %% ../../nbs/checkpoint/weight_files.ipynb #65e67304
@@ -376,7 +360,8 @@ def _unknown_key(path: Path, key: str, known: list[str]) -> CheckpointError:
 
 def _content(content: Any) -> str:
     """What a file without weights has, for an error."""
-    if not isinstance(content, Mapping) or not content:
-        return f"It has {'an empty' if isinstance(content, Mapping) else 'a'} {type(content).__name__}, and not tensors by their names."
-    kinds = [f"{name!r} ({type(value).__name__})" for name, value in content.items()]
-    return f"It has {listed(kinds)}, and not tensors by their names."
+    if isinstance(content, Mapping) and content:
+        what = listed([f"{name!r} ({type(value).__name__})" for name, value in content.items()])
+    else:
+        what = f"{'an empty' if isinstance(content, Mapping) else 'a'} {type(content).__name__}"
+    return f"It has {what}, and not tensors by their names."

@@ -31,7 +31,7 @@ from ..errors import CheckpointError, first_line
 from ..base.best_weights import copy_weights
 
 # %% auto #0
-__all__ = ["url_of", "local_file", "save_weights", "read_weights", "Loaded", "load_weights", "check_weights"]
+__all__ = ["url_of", "local_file", "write_safetensors", "save_weights", "read_weights", "Loaded", "load_weights", "check_weights"]
 
 
 # %% ../../nbs/checkpoint/weights.ipynb #8d1f60ab
@@ -73,6 +73,13 @@ def local_file(path: str | Path) -> Iterator[Path]:
 
 
 # %% ../../nbs/checkpoint/weights.ipynb #eda513b0
+def write_safetensors(weights: Weights, path: Path) -> None:
+    """Write weights to a safetensors file, which is then either complete or unchanged. Raises CheckpointError."""
+    with written(path) as temp:
+        save_file(weights, temp)
+        sync(temp)
+
+
 def save_weights(model: nn.Module, path: str | Path, *, overwrite: bool = False) -> str | Path:
     """Write the model's weights to `path`, a file or a URL: as safetensors if it ends in `.safetensors`, else as a torch file.
 
@@ -90,17 +97,17 @@ def save_weights(model: nn.Module, path: str | Path, *, overwrite: bool = False)
     path = Path(path)
     if path.is_dir():
         raise CheckpointError(f"{str(path)!r} is a folder.", remedy="Give the name of a file.")
+    if path.suffix == ".safetensors":
+        write_safetensors(copy_weights(model), path)
+        return path
     with written(path) as temp:
-        if path.suffix == ".safetensors":
-            save_file(copy_weights(model), temp)
-        else:
-            with open(temp, "wb") as file:  # given a path, torch hides the system's error message
-                torch.save(bare(model.state_dict()), file)
+        with open(temp, "wb") as file:  # given a path, torch hides the system's error message
+            torch.save(bare(model.state_dict()), file)
         sync(temp)
     return path
 
 
-def read_weights(path: str | Path, key: str | None = None) -> Weights:
+def read_weights(path: str | Path) -> Weights:
     """Read the weights from any file or folder that `find_weights` knows, by their names in the uncompiled model.
 
     The file may be given by its URL, such as "s3://bucket/last.ckpt"; fsspec may then need a package such as s3fs.
@@ -109,7 +116,7 @@ def read_weights(path: str | Path, key: str | None = None) -> Weights:
     and for one that can't be read this way.
     """
     with local_file(path) as file:
-        return dict(bare(find_weights(file, key).weights))
+        return dict(bare(find_weights(file).weights))
 
 
 # %% ../../nbs/checkpoint/weights.ipynb #25826310
@@ -131,9 +138,11 @@ class Loaded:
     def words(self) -> str:
         """What is not whole; empty if all was loaded, and nothing was left."""
         parts = [f"loaded {self.n} of {self.n_all} weights"]
-        parts += [f"not in it: {_named(self.missing)}"] if self.missing else []
-        parts += [f"not used: {_named(self.unused)}"] if self.unused else []
-        return f"{'; '.join(parts)}." if self.missing or self.unused else ""
+        if self.missing:
+            parts.append(f"not in it: {_named(self.missing)}")
+        if self.unused:
+            parts.append(f"not used: {_named(self.unused)}")
+        return f"{'; '.join(parts)}." if len(parts) > 1 else ""
 
 
 def _named(names: Sequence[str]) -> str:
@@ -152,6 +161,7 @@ def load_weights(
     tensors may be missing, because a weights file can't have them. A weight that is tied to another one need not be there twice.
     """
     state = model.state_dict()
+    ours = _shapes(state)
     fit = fit_names(weights, state, rename)
     given = _with_tied(model, fit.weights)
     _check_fits(model, given, state, strict, where)
@@ -162,11 +172,10 @@ def load_weights(
         result = model.load_state_dict(found, strict=False)
     except RuntimeError as error:
         raise _other_model(model, [str(error)], where=where) from error
-    n_all = sum(isinstance(value, Tensor) for value in state.values())
-    left = tuple(n for n in result.missing_keys if isinstance(state.get(n), Tensor))
-    loaded = Loaded(n_all - len(left), n_all, left, tuple(result.unexpected_keys), fit.removed, fit.added)
-    if (strict and (left or loaded.unused)) or (n_all and weights and not loaded.n):
-        differences = [*(f"{n} is missing" for n in left), *(f"{n} is unknown" for n in loaded.unused)]
+    left, unused = tuple(n for n in result.missing_keys if n in ours), tuple(result.unexpected_keys)
+    loaded = Loaded(len(ours) - len(left), len(ours), left, unused, fit.removed, fit.added)
+    if (strict and (left or unused)) or (ours and weights and not loaded.n):
+        differences = [*(f"{n} is missing" for n in left), *(f"{n} is unknown" for n in unused)]
         raise _other_model(model, differences, where=where, weights=given, state=state)
     return loaded
 
@@ -179,29 +188,24 @@ def check_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
 
 def _with_tied(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
     """`weights`, with those that are the same parameter under another name, of which files often have one."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    found = dict(weights)
-    for tied in names.values():
-        stored = next((name for name in tied if name in weights), None)
-        found |= {name: weights[stored] for name in tied if name not in weights} if stored is not None else {}
-    return found
+    stored = {id(p): weights[name] for name, p in reversed([*model.named_parameters(remove_duplicate=False)]) if name in weights}
+    tied = {name: stored[id(p)] for name, p in model.named_parameters(remove_duplicate=False) if id(p) in stored}
+    return {**weights, **{name: value for name, value in tied.items() if name not in weights}}
 
 
 def _check_fits(model: nn.Module, weights: Mapping[str, Any], state: Mapping[str, Any], strict: bool, where: str = "") -> None:
-    names = {id(part): f"{path}." if path else "" for path, part in model.named_modules()}
-    free = tuple(names[id(part)] for part in model.modules() if loads_itself(part))
-    buffers = {f"{names[id(part)]}{name}" for part in model.modules() for name in buffers_of(part)}
-    fixed = {n: v for n, v in weights.items() if n in state and n not in buffers and isinstance(v, Tensor) and isinstance(state[n], Tensor)}
-    wrong = [f"{n} is {tuple(v.shape)}, not {tuple(state[n].shape)}" for n, v in fixed.items() if v.shape != state[n].shape]
-    missing = [n for n, v in state.items() if n not in weights and isinstance(v, Tensor)]
-    unknown = [n for n in weights if n not in state]
-    absent = [f"{n} is {what}" for kind, what in ((missing, "missing"), (unknown, "unknown")) for n in kind if not n.startswith(free)]
+    modules = {f"{path}." if path else "": part for path, part in model.named_modules()}
+    free = tuple(path for path, part in modules.items() if loads_itself(part))
+    buffers = {path + name for path, part in modules.items() for name in buffers_of(part)}
+    ours, theirs = _shapes(state), _shapes(weights)
+    shared = [n for n in theirs if n in ours.keys() - buffers]
+    wrong = [f"{n} is {theirs[n]}, not {ours[n]}" for n in shared if theirs[n] != ours[n]]
+    absent = {n: "missing" for n in ours if n not in weights} | {n: "unknown" for n in weights if n not in state}
+    others = [f"{n} is {what}" for n, what in absent.items() if not n.startswith(free)]
     if wrong:
-        raise _other_model(model, [*wrong, *absent], where=where)
-    if strict and absent:
-        raise _other_model(model, absent, where=where, weights=weights, state=state)
+        raise _other_model(model, [*wrong, *others], where=where)
+    if strict and others:
+        raise _other_model(model, others, where=where, weights=weights, state=state)
 
 
 def _fit_buffers(model: nn.Module, weights: Mapping[str, Any]) -> None:
@@ -227,18 +231,15 @@ def _other_model(
         ours, theirs = _shapes(state), _shapes(weights)
         n = len(ours.keys() & theirs.keys())
         what += f"; {n or 'none'} of its {len(ours)} weights {'is' if n < 2 else 'are'} there"
-        unknown, missing = ({k: v for k, v in a.items() if k not in b} for a, b in ((theirs, ours), (ours, theirs)))
+        unknown = {name: shape for name, shape in theirs.items() if name not in ours}
+        missing = {name: shape for name, shape in ours.items() if name not in theirs}
         rename = propose_rename(unknown, missing)
+        remedy = "Create the model as it was when they were saved, or load what fits with strict=False."
         if rename:
             remedy = _proposal(rename, hits(rename, unknown, missing), n, ours)
-        elif n:
-            remedy = "Create the model as it was when they were saved, or load what fits with strict=False."
-        else:
-            both = [
-                f"{who} {_named([f'{k} {v}' for k, v in list(part.items())[:2]])}"
-                for who, part in (("given is", theirs), ("the model has", ours))
-            ]
-            remedy = f"Create the model as it was when they were saved, or give rename=: {', '.join(both)}."
+        elif not n:
+            given, own = (_named([f"{name} {shape}" for name, shape in list(part.items())[:2]]) for part in (theirs, ours))
+            remedy = f"Create the model as it was when they were saved, or give rename=: given is {given}, the model has {own}."
     error = CheckpointError(f"{what}.", where=where, remedy=remedy)
     error.rename = rename or None
     return error

@@ -53,30 +53,34 @@ class AttributeState:
         """Take fingerprints of the attributes, once. Returns a description of those that can't be saved, or ""."""
         if self._before is not None:
             return ""
-        known, unsaved = _known(trainer), []
+        known, unsaved = _known(trainer), dict[str, None]()
         self._before = {}
         for place, title, holder, value in places(trainer):
-            self._before[place] = fingerprint(value, known)
-            if not _is_buffer(place, holder) and (kind := _kind_unsaved(value, known, holder)):
-                unsaved.append(f"{title}.{place.name} is a {kind}")
-        return "; ".join(dict.fromkeys(unsaved))
+            try:
+                self._before[place] = fingerprint(value, known)
+            except Unsaved as error:
+                if error.name and not _is_buffer(place, holder) and _may_change(value, holder):
+                    unsaved[f"{title}.{place.name} is a {error.name}"] = None
+        return "; ".join(unsaved)
 
     def state_dict(self, trainer: TrainerProtocol) -> dict[str, Any]:
         """The changed attributes, the non-persistent buffers, the random generators, and the states of addons that have one."""
-        known = _known(trainer)
+        known, before = _known(trainer), self._before or {}
         found: dict[str, dict[str, Any]] = {"model": {}, "trainer": {}}
         for place, _, holder, value in places(trainer):
             is_buffer = _is_buffer(place, holder)
-            is_known = not (self._whole or is_buffer) and place not in self._changed
-            if is_known and (self._before or {}).get(place) == fingerprint(value, known):
-                continue
+            compares = not (self._whole or is_buffer) and place in before and place not in self._changed
             try:
+                if compares and before[place] == fingerprint(value, known):
+                    continue
                 packed = pack(value, () if is_buffer else known)
             except Unsaved:
                 continue
             self._changed.add(place)
             owned = found.setdefault(place.owner, {})
-            (owned if place.owner == "trainer" else owned.setdefault(place.path, {}))[place.name] = packed
+            if place.owner != "trainer":
+                owned = owned.setdefault(place.path, {})
+            owned[place.name] = packed
         if states := {name: pack(state) for name, (_, state) in stated_addons(trainer).items()}:
             found["addon_states"] = states
         return found
@@ -110,15 +114,11 @@ class AttributeState:
                     yield owner, path, path.rpartition(".")[2], holder, values
 
 
-def _kind_unsaved(value: Any, known: set[int], holder: Any) -> str:
-    """The kind of a value that may change but has no plain form; else ""."""
+def _may_change(value: Any, holder: Any) -> bool:
+    """Whether a value without a plain form may change in a run."""
     if is_kind(value, (Dataset, DataLoader)):
-        return ""
-    try:
-        pack(value, known)
-    except Unsaved as error:
-        opaque = kind_of(value).is_own or method_of(value, "__next__") is not None or is_generator(value)
-        if isinstance(holder, nn.Module) and type(holder).__module__.startswith("torch."):
-            return error.name if opaque else ""  # torch makes again what its own modules hold
-        return error.name if opaque or is_kind(value, (list, tuple, dict, Tensor, np.ndarray)) else ""  # others are mostly configurations
-    return ""
+        return False
+    if kind_of(value).is_own or method_of(value, "__next__") is not None or is_generator(value):
+        return True
+    is_of_torch = isinstance(holder, nn.Module) and type(holder).__module__.startswith("torch.")  # which makes again what it holds
+    return not is_of_torch and is_kind(value, (list, tuple, dict, Tensor, np.ndarray))  # others are mostly configurations

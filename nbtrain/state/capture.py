@@ -30,26 +30,17 @@ __all__ = ["Capture", "n_finished", "own_part", "from_outside"]
 class Capture:
     """The state of a run after `finished` batches of the open epoch; None between two epochs.
 
-    `random`: the random state that training continues with, by default the current one. `in_shards`: each rank takes its shard of a sharded
-    model.
+    `in_shards`: each rank takes its shard of a sharded model.
     """
 
-    def __init__(
-        self,
-        trainer: StatefulTrainer,
-        pl_trainer: L.Trainer,
-        finished: int | None,
-        random: Mapping[str, Any] | None = None,
-        *,
-        in_shards: bool = False,
-    ) -> None:
+    def __init__(self, trainer: StatefulTrainer, pl_trainer: L.Trainer, finished: int | None, *, in_shards: bool = False) -> None:
         self.trainer, self.pl_trainer, self.finished, self.in_shards = trainer, pl_trainer, finished, in_shards
-        self._random = random
         self.copied: Snapshot | None = None  # the copy for memory
 
     @cached_property
     def random(self) -> Mapping[str, Any]:
-        return self._random if self._random is not None else random_state()
+        """The random state that training continues with."""
+        return random_state()
 
     @cached_property
     def of_lightning(self) -> dict[str, Any]:

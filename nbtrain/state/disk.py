@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -13,7 +14,7 @@ import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
-from ..checkpoint.files import SaveFormat, Writer, ordered_names, progress_of, read_counts, read_superseded
+from ..checkpoint.files import SaveFormat, Writer, ordered_names, read_counts, read_superseded
 from ..checkpoint.frozen_base import FrozenBase, leave_out
 from ..checkpoint.sharded import ShardWriter, meet_ranks
 from ..checkpoint.snapshot import Snapshot, plain
@@ -27,7 +28,7 @@ from ..history.journal import save_history
 from ..rng import random_state
 from ..loops.kept_objects import trainer_places
 from .capture import Capture, from_outside, own_part
-from .kept_states import KeptState
+from .kept_states import KeptState, schedules_in
 from .parts import Moment, keep_weights
 from ..base.best_weights import kept_weights
 from .restore import best_weights_of, read_state, without_weights
@@ -42,10 +43,11 @@ __all__ = ["settings_of", "has_stopped", "SaveOptions", "Disk", "saved_states", 
 # %% ../../nbs/state/disk.ipynb #8f3fdf61
 def settings_of(callback: L.Callback) -> dict[str, Any]:
     """The settings that decide when a callback ends a run."""
-    if isinstance(callback, EarlyStopping):
-        names = ("patience", "min_delta", "stopping_threshold", "divergence_threshold", "check_finite")
-        return {name: value for name in names if isinstance(value := getattr(callback, name), (bool, int, float, type(None)))}
-    return callback.settings if isinstance(callback, Stopper) else {}
+    if not isinstance(callback, EarlyStopping):
+        return callback.settings if isinstance(callback, Stopper) else {}
+    names = ("patience", "min_delta", "stopping_threshold", "divergence_threshold", "check_finite")
+    settings = {name: getattr(callback, name) for name in names}
+    return {name: value for name, value in settings.items() if isinstance(value, (bool, int, float, type(None)))}
 
 
 def _has_requested(callback: L.Callback) -> bool:
@@ -57,13 +59,15 @@ def _has_requested(callback: L.Callback) -> bool:
 def has_stopped(trainer: TrainerProtocol, saved: Mapping[str, Any]) -> bool:
     """Whether early stopping requested the end of the `saved` run, and would request it with the current settings."""
     states, stopped = saved.get("callbacks", {}), saved.get("stopped", {})
-    callbacks = [c for c in as_list(trainer.lightning.get("callbacks")) if isinstance(c, (EarlyStopping, Stopper))]
-    waited = [c for c in callbacks if isinstance(c, EarlyStopping)]
-    return (
-        any(states.get(c.state_key, {}).get("wait_count", 0) >= max(c.patience, 1) for c in waited)
-        or any(c.state_key in stopped and stopped[c.state_key] == settings_of(c) for c in callbacks)
-        or any(addon.has_ended(saved) for addon in trainer.active_addons)
-    )
+    for callback in as_list(trainer.lightning.get("callbacks")):
+        if not isinstance(callback, (EarlyStopping, Stopper)):
+            continue
+        if callback.state_key in stopped and stopped[callback.state_key] == settings_of(callback):
+            return True
+        waited = states.get(callback.state_key, {}).get("wait_count", 0)
+        if isinstance(callback, EarlyStopping) and waited >= max(callback.patience, 1):
+            return True
+    return any(addon.has_ended(saved) for addon in trainer.active_addons)
 
 
 # %% ../../nbs/state/disk.ipynb #40ca79c1
@@ -105,31 +109,35 @@ class Disk:
 
     def open(self, pl_trainer: L.Trainer) -> None:
         """A run begins: remove what killed processes left behind, and mark the checkpoints after the current state as superseded."""
+        trainer, here = self.trainer, self.trainer.train_state
         self.in_shards = self.options.save_type != "merged" and isinstance(pl_trainer.strategy, SplitStrategy)
         if self.in_shards:
             self.writer = Writer(ShardWriter(meet_ranks(), self.options.save_type == "deduped"))
         if pl_trainer.is_global_zero:
-            folder, counts = open_folder(self.trainer.open_run_dir()), self.trainer.train_state.counts
+            folder = open_folder(trainer.open_run_dir())
             clean_folders(folder, self.options._saves_to)
-            go_back(folder, counts.epoch, counts.step)
-        session, counts = self.trainer.train_state.session, self.trainer.train_state.counts
-        if session is not None and session.get("start") == self._name:  # an end before the first update would write over it
-            self._saved = counts.epoch, counts.step
-        self.triggers.open(self.trainer.train_state.history)
-        self.trainer.states.note_unsaved(self.trainer, self.trainer.states.attributes.begin(self.trainer))
+            go_back(folder, *self._place)
+        if here.session is not None and here.session.get("start") == self._name:  # an end before the first update would write over it
+            self._saved = self._place
+        self.triggers.open(here.history)
+        trainer.states.note_unsaved(trainer, trainer.states.attributes.begin(trainer))
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """The finished epochs and updates of the current state."""
+        counts = self.trainer.train_state.counts
+        return counts.epoch, counts.step
 
     @property
     def _name(self) -> str:
         """The name of a checkpoint of the current state."""
-        counts = self.trainer.train_state.counts
-        suffix = ".ckpt" if self.options.save_format == "ckpt" and not self.in_shards else ""
-        return f"epoch={counts.epoch}-step={counts.step}{suffix}"
+        epoch, step = self._place
+        return f"epoch={epoch}-step={step}{'.ckpt' if self.options.save_format == 'ckpt' and not self.in_shards else ''}"
 
     @property
     def is_saved(self) -> bool:
         """Whether the current state of the trainer is already saved."""
-        counts = self.trainer.train_state.counts
-        return self._saved == (counts.epoch, counts.step)
+        return self._saved == self._place
 
     def save(self, capture: Capture, row: Row | None = None, *, hold: bool = False) -> Path | None:
         """Save a state. Returns its path; None in ranks other than 0 and after a failure.
@@ -137,9 +145,9 @@ class Disk:
         `row`: the row of the validation of these weights; by default, between two epochs, that of the newest epoch. `hold`: the run ends
         within the epoch; `adopt` writes the file. Raises CheckpointError for a save that failed, with `stop_on_save_error`.
         """
-        pl_trainer, counts = capture.pl_trainer, self.trainer.train_state.counts
+        pl_trainer = capture.pl_trainer
         self.trainer.recorder.flush()  # so that the events have everything that is in the saved history
-        self._saved = counts.epoch, counts.step
+        self._saved = self._place
         try:
             state = self._collect(capture)
             self._path = None
@@ -161,17 +169,21 @@ class Disk:
 
     def _collect(self, capture: Capture) -> dict[str, Any]:
         """The whole state; in a rank that does not write, its share."""
-        pl_trainer = capture.pl_trainer
-        own = self._own(capture.moment())
+        pl_trainer, states = capture.pl_trainer, self.trainer.states
+        own, found = self._own(capture.moment()), dict[str, Any](stopped={})
         if (capture.finished is None) not in self._checked:  # once within an epoch, and once after one
             self._checked.add(capture.finished is None)
-            for loader in (self.trainer.states.open_loader, self.trainer.states.open_valid):
-                self.trainer.states.note_inexact(self.trainer, loader.why_not_exact() if loader is not None else ())
-        is_writing = pl_trainer.is_global_zero or isinstance(pl_trainer.strategy, SplitStrategy)
-        state = capture.of_lightning if is_writing else {}
-        callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-        ended = {**self.stopped, **{c.state_key: settings_of(c) for c in callbacks if _has_requested(c)}} if pl_trainer.should_stop else {}
-        return state | {"stopped": ended} | ({"nbtrain": own} if pl_trainer.is_global_zero else {})
+            for loader in (states.open_loader, states.open_valid):
+                if loader is not None:
+                    states.note_inexact(self.trainer, loader.why_not_exact())
+        if pl_trainer.should_stop:
+            callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+            found["stopped"] = self.stopped | {c.state_key: settings_of(c) for c in callbacks if _has_requested(c)}
+        if pl_trainer.is_global_zero:
+            found["nbtrain"] = own
+        if pl_trainer.is_global_zero or isinstance(pl_trainer.strategy, SplitStrategy):
+            return capture.of_lightning | found
+        return found
 
     def _own(self, at: Moment) -> dict[str, Any]:
         """nbtrain's part, with the setup of the run."""
@@ -188,31 +200,30 @@ class Disk:
 
         Raises CheckpointError for a value that can't be stored. `copied`: a copy of Lightning's part that another place has.
         """
-        counts, history = self.trainer.train_state.counts, self.trainer.train_state.history
+        here = self.trainer.train_state
+        history, session = here.history, here.session or {}
         path = self.trainer.open_run_dir() / FOLDER / self._name
         if row is None and state["nbtrain"]["finished"] is None and history.epochs:
             row = history.epochs[-1]
         if row is not None and row.path is None:
             row.path = path
         best = self.name_parts(state["nbtrain"], path)
-        earlier = best == path and history.best is not None and history.best["processed"] != counts.processed  # it was within a window
+        earlier = best == path and history.best is not None and history.best["processed"] != here.counts.processed  # within a window
         if copied is None or earlier:
-            keep_weights(state, kept_weights(self.trainer), self.trainer.train_state.best_weights if earlier else None)
+            keep_weights(state, kept_weights(self.trainer), here.best_weights if earlier else None)
         else:
             state |= {name: value for name, value in copied.state.items() if name != "nbtrain"}
-        if self.options.base is not None and not self.in_shards:
-            leave_out(state, self.options.base, self.trainer.model)
         self._expired = expired = list[Path]()
         top = [found.path for found in self.triggers.best_rows if found.path is not None]
-        session = self.trainer.train_state.session or {}
         top += [path.with_name(name) for name in (session.get("start"), *session.get("ends", ())) if name is not None]
         self.triggers.saved()
-
-        def settle(path: Path) -> None:
-            expired.extend(self.options.store.settle(path, best, top))
-
-        self.writer.save(state, path, self.options.save_format, config=_config(self.trainer.model), then=settle, hold=hold, copied=copied)
+        self._submit(state, path, hold=hold, copied=copied, then=lambda path: expired.extend(self.options.store.settle(path, best, top)))
         return path
+
+    def _submit(self, state: dict[str, Any], path: Path, **options: Any) -> None:
+        if self.options.base is not None and not self.in_shards:
+            leave_out(state, self.options.base, self.trainer.model)
+        self.writer.save(state, path, self.options.save_format, config=_config(self.trainer.model), **options)
 
     def name_parts(self, own: dict[str, Any], path: Path) -> Path | None:
         """Store in nbtrain's part where its history and the best weights are; weights that are in no file are stored themselves.
@@ -220,14 +231,15 @@ class Disk:
         Returns the path of the best checkpoint, or None.
         """
         history, weights, base = self.trainer.train_state.history, self.trainer.train_state.best_weights, self.options.base
-        own["history"] = save_history(history, path)
+        own["history"], own["best"] = save_history(history, path), None
         best = history.best.path if self.options.save_best and history.best is not None else None
-        best = best if best is not None and best.parent == path.parent else None
-        own["best"] = best.name if best is not None else None
-        if best is None and weights is not None:  # they are in no file
+        if best is not None and best.parent == path.parent:
+            own["best"] = best.name
+            return best
+        if weights is not None:  # they are in no file
             known = base.unchanged(self.trainer.model) if base is not None else {}
             own["best_weights"] = {name: value for name, value in weights.items() if name not in known}
-        return best
+        return None
 
     def _finish(self, pl_trainer: L.Trainer) -> None:
         """Report errors of a save, and notify callbacks once it is on disk."""
@@ -262,13 +274,13 @@ class Disk:
 
     def adopt(self, pl_trainer: L.Trainer) -> None:
         """Write the checkpoint of an epoch that ended early, with the end of the run: its last row was added after the last batch."""
-        state, path = self.trainer.train_state, self._path
-        self._saved = state.counts.epoch, state.counts.step
+        history, path = self.trainer.train_state.history, self._path
+        self._saved = self._place
         if path is None:
             self.writer.release()
             self._finish(pl_trainer)
             return
-        state.history.epochs[-1].path = path
+        history.epochs[-1].path = path
         capture = Capture(self.trainer, pl_trainer, None)
         own = self._own(capture.moment())
         self.name_parts(own, path)
@@ -276,7 +288,7 @@ class Disk:
         self.writer.release({"end": rest | {"nbtrain": own}})
         self._finish(pl_trainer)
         self.writer.wait()
-        for old in self.options.store.adopt_best(path) if state.history._last_is_best else []:
+        for old in self.options.store.adopt_best(path) if history._last_is_best else []:
             notify(pl_trainer, "on_checkpoint_expired", old)
 
     def save_after_error(self, pl_trainer: L.Trainer, *, was_paused: bool = False) -> None:
@@ -291,19 +303,18 @@ class Disk:
         path = trainer.open_run_dir() / f"after-error{'.ckpt' if self.options.save_format == 'ckpt' else ''}"
         try:
             capture = Capture(trainer, pl_trainer, finished, in_shards=self.in_shards)
-            own = self._own(capture.moment())
+            own = self._own(capture.moment()) | {"awaits_validation": is_whole}
             self.name_parts(own, path)
-            state = capture.of_lightning | {"nbtrain": own | {"awaits_validation": is_whole}}
+            state = capture.of_lightning | {"nbtrain": own}
             keep_weights(state, kept_weights(trainer))
-            if self.options.base is not None:
-                leave_out(state, self.options.base, trainer.model)
-            self.writer.save(state, path, self.options.save_format, config=_config(trainer.model))
+            self._submit(state, path)
         except Exception as error:
             trainer.recorder.note(f"the state after the error was not saved: {first_line(error)}")
-        else:
-            again = "resume from it repeats the failed batch" + ("" if was_paused else ", with other random numbers")
-            how = "apply_weights takes its weights" if is_whole else again
-            trainer.recorder.note(f"The state after the error is in {path.name}: {how}.")
+            return
+        how = "apply_weights takes its weights" if is_whole else "resume from it repeats the failed batch"
+        if not (is_whole or was_paused):
+            how += ", with other random numbers"
+        trainer.recorder.note(f"The state after the error is in {path.name}: {how}.")
 
     def save_outside(self) -> Path:
         """Save between two runs. Returns the path; the file exists once the writer has written it."""
@@ -319,16 +330,11 @@ def saved_states(run_dir: Path | None) -> dict[int, Path]:
         return {}
     superseded, found = read_superseded(folder), {}
     for name in ordered_names(folder):
-        if name not in superseded and (processed := _processed_at(folder / name)) is not None:
-            found[processed] = folder / name
+        with suppress(CheckpointError):  # damaged
+            counts = read_counts(folder / name) if name not in superseded else None
+            if counts is not None and "processed" in counts:
+                found[counts["processed"]] = folder / name
     return found
-
-
-def _processed_at(path: Path) -> int | None:
-    try:
-        return (read_counts(path) or {}).get("processed")
-    except CheckpointError:  # damaged
-        return None
 
 
 def nearest_saved(trainer: StatefulTrainer, processed: int, step: int | None = None) -> KeptState | None:
@@ -337,21 +343,20 @@ def nearest_saved(trainer: StatefulTrainer, processed: int, step: int | None = N
     With `step`, read one of that update if there is one.
     """
     found = saved_states(trainer.run_dir)
-    exact = max((n for n, path in found.items() if step is not None and (progress_of(path.name) or (0, -1))[1] == step), default=None)
-    at = exact if exact is not None else max((saved for saved in found if saved <= processed), default=None)
+    exact = [n for n, path in found.items() if path.stem.endswith(f"-step={step}")]
+    at = max(exact or [n for n in found if n <= processed], default=None)
     if at is None:
         return None
     state = read_state(trainer, found[at])
     own, counts = state["nbtrain"], state["nbtrain"]["counts"]
-    epoch = counts["epoch"]
     is_newest = own["run"] == trainer.train_state.run + trainer.origin.continues
-    if not is_newest and at not in (exact, processed):
+    if not is_newest and at not in (*exact, processed):
         return None
-    begins = [callback.get("begin") for callback in state.get("callbacks", {}).values() if isinstance(callback, dict)]
-    goals = [begin["goal"] for begin in begins if isinstance(begin, dict) and "goal" in begin]  # of a schedule
-    goal = next(iter(goals), trainer.recorder.goal if is_newest else epoch + (own["finished"] is not None))
+    goal = trainer.recorder.goal if is_newest else counts["epoch"] + (own["finished"] is not None)
+    for schedule in schedules_in(state):
+        goal = schedule["begin"].get("goal", goal)
     best, _ = best_weights_of(trainer.model, state, found[at], trainer.recorder.note)
     return KeptState(
-        own["run"], epoch, counts["step"], at, own["finished"], goal, False, Snapshot(state),
+        own["run"], counts["epoch"], counts["step"], at, own["finished"], goal, False, Snapshot(state),
         trainer.states.loaders, frozenset(trainer_places(trainer)), best,
     )  # fmt: skip

@@ -5,6 +5,7 @@
 # %% ../../nbs/state/keeper.ipynb #90a80eb3
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,11 @@ __all__ = ["StateKeeper"]
 def _stops(pl_trainer: L.Trainer) -> bool:
     """Whether a callback requested the end of the run, and the run may end yet."""
     return pl_trainer.should_stop and may_stop(pl_trainer)
+
+
+def _ends(pl_trainer: L.Trainer) -> bool:
+    """Whether the run ends here, even within an epoch."""
+    return pl_trainer.global_step == pl_trainer.max_steps or _stops(pl_trainer)
 
 
 def _is_at_batch(trainer: StatefulTrainer, pl_trainer: L.Trainer) -> bool:
@@ -82,17 +88,17 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
             if (alone := of_rank(state["nbtrain"])) is not state["nbtrain"] and alone.get("attributes") is not None:
                 at = Moment(self.trainer, pl_trainer, state=state)  # a rank other than 0, whose attributes are already restored
                 load_attributes(at, alone["attributes"])
-                self.trainer.states.note_unsaved(self.trainer, f"{at.missing[0]} is made after the run has begun" if at.missing else "")
+                self.trainer.states.note_unsaved(self.trainer, *at.missing)
 
     def _put(self, stage: Any, pl_trainer: L.Trainer) -> None:
         if (state := self.trainer.states.restored) is not None:
             put_parts(stage, Moment(self.trainer, pl_trainer, state=state))
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        states, disk = self.trainer.states, self.disk
+        states, restored = self.trainer.states, self.trainer.states.restored or {}
         self._step_seen = pl_trainer.global_step
-        if disk is not None and self.trainer.origin.continues and has_stopped(self.trainer, states.restored or {}):
-            disk.stopped, pl_trainer.should_stop = dict((states.restored or {}).get("stopped", {})), True  # before min_epochs were reached
+        if self.disk is not None and self.trainer.origin.continues and has_stopped(self.trainer, restored):
+            self.disk.stopped, pl_trainer.should_stop = dict(restored.get("stopped", {})), True  # before min_epochs were reached
         if states.open_loader is not None and (random := states.open_loader.random_ahead) is not None:
             set_random_state(random)  # Lightning has made an iterator of the validation loader, which may draw a random number
         if states.open_valid is not None:
@@ -117,25 +123,23 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
 
     def _after_batch(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self.disk is not None
-        triggers, last, validates = self.disk.triggers, pl_trainer.max_steps, self.disk.options.validate_on_save
-        may_save = triggers.counts_updates or last >= 0 or pl_trainer.should_stop or self._owed is not None
-        if not may_save and not (validates and is_last_batch(pl_trainer)):
+        triggers, validates, is_last = self.disk.triggers, self.disk.options.validate_on_save, is_last_batch(pl_trainer)
+        may_end = pl_trainer.max_steps >= 0 or pl_trainer.should_stop
+        if not (may_end or triggers.counts_updates or self._owed is not None or (validates and is_last)):
             return
         step = pl_trainer.global_step
         if step == self._step_seen or not is_whole_epoch(pl_module):
             return
         self._step_seen = step
-        is_late = triggers.options.every_n_minutes is not None
-        is_late = is_late and pl_trainer.strategy.reduce_boolean_decision(triggers.is_late, all=False)
-        ends = step == last or _stops(pl_trainer)
-        is_due, is_last = self._owed is not None or triggers.after_update(step, is_late=is_late), is_last_batch(pl_trainer)
+        ends = _ends(pl_trainer)
+        is_due = self._owed is not None or triggers.after_update(step, partial(pl_trainer.strategy.reduce_boolean_decision, all=False))
         self._due = ends or is_due
-        is_cut = ends and not (is_due or is_last)  # the state of a run that continues here has no validation
-        is_saved = self._due or (is_last and triggers.after_epochs(self.trainer.train_state.counts.epoch + 1))
         if (loops := loops_of(pl_trainer)) is not None:
+            is_cut = ends and not (is_due or is_last)  # the state of a run that continues here has no validation
+            is_saved = self._due or (is_last and triggers.after_epochs(self.trainer.train_state.counts.epoch + 1))
             loops.validate_next, loops.validate_last = validates and is_saved and not is_cut, validates and is_cut
-        if ends and isinstance(loops, StockLoops):
-            loops.put_off_validation(pl_trainer)
+            if ends and isinstance(loops, StockLoops):
+                loops.put_off_validation(pl_trainer)
         self._take_soon(pl_trainer)
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -163,12 +167,10 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
         validation, self._validation = self._validation, None
         if self.disk is None or not is_whole_epoch(pl_module) or is_last_batch(pl_trainer) or is_window_open(pl_trainer):
             return
-        owed, ends = self._owed, _stops(pl_trainer) or pl_trainer.global_step == pl_trainer.max_steps
-        while self._due or (ends and not self._cut):
-            self._cut, self._due, self._owed = ends, False, None
-            row = owed if owed is not None else validation
+        row = self._owed if self._owed is not None else validation
+        while self._due or (_ends(pl_trainer) and not self._cut):  # what a save notifies may stop the run
+            self._cut, self._due, self._owed = _ends(pl_trainer), False, None
             self.disk.save(self._capture(pl_trainer, n_finished(pl_trainer)), row, hold=self._cut)
-            ends = ends or _stops(pl_trainer)  # what a save notifies may stop the run
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if loops_of(pl_trainer) is None:
@@ -182,12 +184,13 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
             memory.take(capture, needed=not memory.times.is_due)
         if self.disk is None:
             return
-        due, self._due, owed, self._owed = self._due, False, self._owed, None
-        history, triggers = self.trainer.train_state.history, self.disk.triggers
+        history, triggers, owed = self.trainer.train_state.history, self.disk.triggers, self._owed
         is_best = triggers.is_best(history, history.epochs[-1] if history.epochs else None)
+        is_due = self._due or is_best or triggers.after_epochs(self.trainer.train_state.counts.epoch)
+        self._due, self._owed = False, None
         if self._cut:
             self.disk.adopt(pl_trainer)
-        elif not self._lost_window(pl_trainer) and (due or is_best or triggers.after_epochs(self.trainer.train_state.counts.epoch)):
+        elif is_due and not self._lost_window(pl_trainer):
             self.disk.save(capture, owed)
 
     def _lost_window(self, pl_trainer: L.Trainer) -> bool:

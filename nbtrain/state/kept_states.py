@@ -5,7 +5,9 @@
 # %% ../../nbs/state/kept_states.ipynb #a634f4dc
 from __future__ import annotations
 
-from copy import deepcopy
+from bisect import bisect_right
+from collections.abc import Mapping
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +19,16 @@ from ..checkpoint.weights import Weights
 from ..resources import free_memory
 
 # %% auto #0
-__all__ = ["KeptState", "size_of", "KeptStates"]
+__all__ = ["schedules_in", "KeptState", "size_of", "KeptStates"]
 
 
 # %% ../../nbs/state/kept_states.ipynb #79301fc9
+def schedules_in(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The states of schedules in a state."""
+    states = state.get("callbacks", {}).values()
+    return [found for found in states if isinstance(found, dict) and {"factor", "begin"} <= found.keys()]
+
+
 @dataclass(frozen=True, eq=False)
 class KeptState:
     """The state of a run between two batches, in memory.
@@ -61,9 +69,8 @@ class KeptState:
     def state(self) -> dict[str, Any]:
         """A copy of the state, because training changes it. Waits for copies from a GPU."""
         state = restore_views(deepcopy(self.taken.ready().state), self.taken.views)
-        for callback in state.get("callbacks", {}).values():
-            if isinstance(callback, dict) and isinstance(begin := callback.get("begin"), dict):
-                begin["goal"] = self.goal  # of a schedule
+        for schedule in schedules_in(state):
+            schedule["begin"]["goal"] = self.goal
         return state
 
 
@@ -101,47 +108,53 @@ _N_LAST = 3  # epochs whose ends are needed
 class KeptStates:
     """The states of a trainer's runs in memory, in their order.
 
-    `budget`: the memory for all states in bytes; None: a tenth of the free memory. `most`: the limit if the needed states take more: the
-    first, the best, the newest, and the ends of the last three epochs.
+    `budget`: the memory for all states in bytes; None: a tenth of the free memory.
     """
 
-    def __init__(self, budget: int | None = None, most: int | None = None) -> None:
+    def __init__(self, budget: int | None = None) -> None:
         self.budget = budget if budget is not None else free_memory() // 10
-        self.most = most if most is not None else 5 * self.budget
         self.states: list[KeptState] = []
         self.run_starts: list[int] = []  # the numbers of processed batches at which runs began
-        self.n_bytes = 0  # of all states, and of the best weights that they refer to
         self.best: tuple[int, Weights] | None = None  # after how many batches they were the best, and the weights, which states share
 
     def __len__(self) -> int:
         return len(self.states)
 
+    @property
+    def most(self) -> int:
+        """The limit if the needed states take more: the first, the best, the newest, and the ends of the last three epochs."""
+        return 5 * self.budget
+
+    @property
+    def n_bytes(self) -> int:
+        """The size of all states in bytes, and of the best weights that they refer to."""
+        best = {id(state.best_weights): state.best_weights for state in self.states if state.best_weights is not None}
+        n_best = sum(value.nbytes for weights in best.values() for value in weights.values())
+        return n_best + sum(state.n_bytes for state in self.states)
+
     def fit(self) -> None:
         """At the start of a run, reduce the budget to a tenth of the memory that is free now, including that of these states."""
         self.budget = min(self.budget, (free_memory() + self.n_bytes) // 10)
-        self.most = min(self.most, 5 * self.budget)
 
     def add(self, state: KeptState, best: int | None = None) -> None:
         """Add `state`, replace one of the same place, and drop states beyond the budget. `best`: the batches at the best epoch."""
         self.drop_after(state.processed)
         if self.states and self.states[-1].processed == state.processed:
-            self._drop(len(self.states) - 1)
+            self.states.pop()
         if state.is_start and state.processed not in self.run_starts:
             self.run_starts.append(state.processed)
         self.states.append(state)
-        self.n_bytes += self._bytes_of(len(self.states) - 1)
         while self.n_bytes > self.budget or len(self.states) > _MOST:
             if (at := self._dispensable(best)) is None:
                 break
-            self._drop(at)
+            del self.states[at]
 
     def make_room(self, n_bytes: int) -> bool:
         """Drop states until there are `n_bytes` of free memory, but for the newest. Returns whether there are."""
-        free = free_memory()
-        while free < n_bytes and (at := self._dispensable(None, is_short=True)) is not None:
-            free += self._bytes_of(at)
-            self._drop(at)
-        return free >= n_bytes
+        all_bytes = free_memory() + self.n_bytes
+        while all_bytes - self.n_bytes < n_bytes and (at := self._dispensable(None, is_short=True)) is not None:
+            del self.states[at]
+        return all_bytes - self.n_bytes >= n_bytes
 
     def _dispensable(self, best: int | None, *, is_short: bool = False) -> int | None:
         """The index of the least useful state; None if all are needed. Beyond `most`, even the first state is not needed.
@@ -150,10 +163,13 @@ class KeptStates:
         """
         states, newest = self.states, len(self.states) - 1
         ends = [i for i, state in enumerate(states) if state.batch is None]
-        needed = {0, newest, *ends[-_N_LAST:], *(i for i, state in enumerate(states) if state.processed == best)}
-        levels = [needed, {0, newest}, {newest}] if is_short or self.n_bytes > self.most else [needed]
-        free = next((found for kept in levels if (found := [i for i in range(len(states)) if i not in kept])), None)
-        return min(free, key=self._usefulness) if free else None
+        levels = [{0, newest, *ends[-_N_LAST:], *(i for i, state in enumerate(states) if state.processed == best)}]
+        if is_short or self.n_bytes > self.most:
+            levels += [{0, newest}, {newest}]
+        for needed in levels:
+            if free := [i for i in range(len(states)) if i not in needed]:
+                return min(free, key=self._usefulness)
+        return None
 
     def _usefulness(self, at: int) -> float:
         """The distance between the neighbours of a state, relative to its age."""
@@ -161,35 +177,25 @@ class KeptStates:
         distance = states[at + 1].processed - states[max(at - 1, 0)].processed
         return distance / (states[-1].processed - states[at].processed + 1)
 
-    def _bytes_of(self, at: int) -> int:
-        """The bytes that are free without this state: best weights only if no neighbour has the same."""
-        state, near = self.states[at], [*self.states[max(at - 1, 0) : at], *self.states[at + 1 : at + 2]]
-        best = state.best_weights or {}
-        is_shared = any(other.best_weights is best for other in near)
-        return state.n_bytes + (0 if is_shared else sum(value.nbytes for value in best.values()))
-
-    def _drop(self, at: int) -> None:
-        self.n_bytes -= self._bytes_of(at)
-        del self.states[at]
-
     def drop_after(self, processed: int) -> None:
         """Drop the states after so many batches, which a new course of the run replaces."""
         while self.states and self.states[-1].processed > processed:
-            self._drop(len(self.states) - 1)
+            self.states.pop()
         if self.best is not None and self.best[0] > processed:
             self.best = None
         self.run_starts = [start for start in self.run_starts if start <= processed]
 
     def copy(self) -> KeptStates:
         """Copy the list of states, for a branch of the trainer."""
-        made = KeptStates(self.budget, self.most)
-        made.states, made.run_starts, made.n_bytes, made.best = list(self.states), list(self.run_starts), self.n_bytes, self.best
+        made = copy(self)
+        made.states, made.run_starts = list(self.states), list(self.run_starts)
         return made
 
     def find(self, processed: int) -> KeptState | None:
         """The nearest state after up to so many batches from which training can get there, or None."""
         begin = max((start for start in self.run_starts if start <= processed), default=0)
-        return next((state for state in reversed(self.states) if begin <= state.processed <= processed), None)
+        at = bisect_right(self.states, processed, key=lambda state: state.processed)
+        return self.states[at - 1] if at and self.states[at - 1].processed >= begin else None
 
     def __repr__(self) -> str:
         steps = ", ".join(str(state.step) for state in self.states)

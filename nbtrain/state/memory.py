@@ -47,8 +47,10 @@ class CopyTimes:
         """A copy that began at `begun_s` is finished."""
         self.taken_s = self.clock()
         self.newest_s = self.taken_s - begun_s
-        self.spent_s += 0.0 if needed else self.newest_s
-        self.needed_s += self.newest_s if needed else 0.0
+        if needed:
+            self.needed_s += self.newest_s
+        else:
+            self.spent_s += self.newest_s
 
     @property
     def is_due(self) -> bool:
@@ -83,8 +85,9 @@ def _shared_best(trainer: StatefulTrainer) -> Weights | None:
     best, row, memory = trainer.train_state.best_weights, trainer.train_state.history.best, trainer.states.memory
     if best is None:
         return None
-    if memory.best is None or row is None or memory.best[0] != row["processed"]:
-        memory.best = (row["processed"] if row is not None else -1), {name: value.clone() for name, value in best.items()}
+    processed = row["processed"] if row is not None else -1
+    if memory.best is None or row is None or memory.best[0] != processed:
+        memory.best = processed, {name: value.clone() for name, value in best.items()}
     return memory.best[1]
 
 
@@ -135,26 +138,23 @@ class Memory:
 
         `needed`: it is kept though no regular state is due.
         """
-        memory, history = self.trainer.states.memory, self.trainer.train_state.history
-        begun_s, n_bytes = self.times.clock(), n_state_bytes(self.trainer)
+        memory, best = self.trainer.states.memory, self.trainer.train_state.history.best
+        begun_s, n_bytes, n_before = self.times.clock(), n_state_bytes(self.trainer), len(memory)
         if n_bytes > memory.most:  # it would be dropped at once
             free = f"half of the free memory is {memory.most / 1e9:.1f} GB"
             self._note(f"No states are kept in memory: one takes {n_bytes / 1e9:.1f} GB, and {free}.")
             return
-        n_before = len(memory)
         has_room = memory.make_room(2 * n_bytes)  # a copy, and as much again for what comes next
-        if len(memory) < n_before or not has_room:
-            n = n_before - len(memory)
-            lost = "A state was not kept in memory" if not has_room else f"{n} {'state' if n == 1 else 'states'} in memory were given up"
+        n = n_before - len(memory)
+        if n or not has_room:
+            lost = f"{n} {'state' if n == 1 else 'states'} in memory were given up" if has_room else "A state was not kept in memory"
             self._note(f"{lost}: {free_memory() / 1e9:.1f} GB of memory are free, and a state takes {n_bytes / 1e9:.1f} GB.")
         if not has_room:
             return
         try:
-            state = keep(capture, is_start=is_start)
+            memory.add(keep(capture, is_start=is_start), best["processed"] if best is not None else None)
         except Exception as error:
             self._note(f"A state was not kept in memory: {first_line(error)}")
-        else:
-            memory.add(state, history.best["processed"] if history.best is not None else None)
         self.times.add(begun_s, needed=needed)
 
     def _note(self, text: str) -> None:

@@ -34,7 +34,7 @@ from nbtrain.objects.search import (
 )
 from ..optim.optimizer_state import load_optimizer
 from ..objects.user_code import is_kind
-from ..objects.walk import MOST_OBJECTS, attributes_of
+from ..objects.walk import attributes_of
 
 # %% auto #0
 __all__ = ["Unsaved", "pack", "Unpacker", "pack_module", "fingerprint"]
@@ -202,23 +202,18 @@ class Unpacker:
         """Fill `fresh` with the packed `state` of an object."""
         if _is_frozen(fresh):
             fresh = copy(fresh)  # others may refer to it too
-        fits = {
-            "generator": is_generator,
-            "module": lambda o: isinstance(o, nn.Module),
-            "state_dict": lambda o: hasattr(o, "load_state_dict"),
-        }
-        if fresh is None or not fits.get(kind, lambda o: kind_of(o).is_own)(fresh):
-            self.missing.append(kind.replace("state_dict", "object"))
-        elif kind == "generator":
+        if kind == "generator" and is_generator(fresh):
             self._set_generator(fresh, state)
-        elif kind == "module":
+        elif kind == "module" and isinstance(fresh, nn.Module):
             self.unpack_module(fresh, state)
-        elif kind == "state_dict":
+        elif kind == "state_dict" and hasattr(fresh, "load_state_dict"):
             state = self.unpack(state)
             load_optimizer(fresh, state) if isinstance(fresh, Optimizer) else fresh.load_state_dict(state)
-        else:
+        elif kind == "object" and kind_of(fresh).is_own:
             for name, item in state.items():
                 object.__setattr__(fresh, name, self.unpack(item, getattr(fresh, name, None)))
+        else:
+            self.missing.append(kind.replace("state_dict", "object"))
         return fresh
 
     def _set_generator(self, generator: Any, state: Any) -> None:
@@ -262,56 +257,33 @@ class _TensorMark:
     """Equal to another mark of the same tensor, unless the tensor was changed in place."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._version = weakref.ref(tensor), None if tensor.is_inference() else tensor._version
+        self._memory = weakref.ref(tensor.untyped_storage())
+        version = object() if tensor.is_inference() else tensor._version  # torch doesn't count changes of an inference tensor
+        self._form = tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), version
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, _TensorMark) and self._tensor() is other._tensor() is not None
-        return same and self._version is not None and self._version == other._version  # pyright: ignore[reportAttributeAccessIssue]
+        is_same = isinstance(other, _TensorMark) and self._memory() is other._memory() is not None
+        return is_same and self._form == other._form  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def fingerprint(value: Any, known: Collection[int] = ()) -> Any:
     """Equal to a later fingerprint of `value` if the value has not changed. Those of random generators are never equal.
 
-    An object that is met again counts as the same one. Beyond 10,000 objects nothing is equal.
+    Raises Unsaved as `pack` does.
     """
-    numbers: dict[int, int] = {}
-    kept, waiting = list[Any](), deque[Any]()
-
-    def into(item: Any) -> Any:
-        kind = type(item)
-        if kind in (*_PLAIN, complex) or is_value(item):
-            return kind, item
-        if is_kind(item, CONSTANT) or id(item) in known:
-            return kind
-        if (number := numbers.get(id(item))) is None:
-            number = numbers[id(item)] = len(numbers)
-            kept.append(item)  # alive, or its id could be reused
-            waiting.append(item)
-        return number
-
-    marks = [into(value)]
-    while waiting:
-        if len(numbers) > MOST_OBJECTS:
-            return object()
-        marks.append(_mark(waiting.popleft(), into))
-    return marks
+    return _mark(pack(value, known))
 
 
-def _mark(value: Any, into: Callable[[Any], Any]) -> Any:
-    """What `value` is and holds; `into` gives the mark of what it holds."""
-    if is_kind(value, Tensor):
-        return _TensorMark(value)
-    if is_kind(value, (np.ndarray, np.generic)):
-        return value.dtype, value.shape, zlib.crc32(np.asarray(value).tobytes()) if value.dtype.kind in "biufcMmUS" else id(value)
-    if is_kind(value, Mapping):
-        return type(value), [(into(key), into(item)) for key, item in value.items()]
-    if is_kind(value, (list, tuple, deque, set, frozenset)):
-        return type(value), list(map(into, value))
-    if is_generator(value):
+def _mark(packed: Any) -> Any:
+    """What stands for a packed value in a fingerprint."""
+    if isinstance(packed, Tensor):
+        return _TensorMark(packed)
+    if isinstance(packed, (np.ndarray, np.generic)):
+        return packed.dtype, packed.shape, zlib.crc32(packed.tobytes())
+    if isinstance(packed, (list, tuple)):
+        return type(packed), list(map(_mark, packed))
+    if not isinstance(packed, dict):
+        return type(packed), packed
+    if packed.get(_AS) == "generator":
         return object()
-    if is_kind(value, nn.Module):
-        tensors = [into(tensor) for tensor in (*value.parameters(), *value.buffers())]
-        return type(value), tensors, [into(item) for part in value.modules() for item in module_attributes(part).values()]
-    if has_state(value):
-        return type(value), into(value.state_dict())
-    return type(value), [(name, into(item)) for name, item in attributes_of(value).items()] if kind_of(value).is_own else None
+    return type(packed), [(key, _mark(item)) for key, item in packed.items()]

@@ -30,6 +30,7 @@ from ..optim.optimizer_state import inner_states, kept_gradients, load_gradients
 from ..optim.joint_optimizer import single
 from ..optim.param_groups import group_names, set_group_names, switch_off, switched_off
 from ..source.step_changes import StepCode
+from .attribute_state import AttributeState
 from .settings import frozen_names
 from .states import StatefulTrainer, of_rank
 from ..engine.addon import CodeService
@@ -40,13 +41,11 @@ __all__ = [
     "WEIGHTS",
     "PARTS",
     "VERSION",
-    "CHANGES",
     "Moment",
     "Part",
     "weights_of",
     "training_weights",
     "keep_weights",
-    "has_kept_weights",
     "load_groups",
     "load_attributes",
     "parts_of",
@@ -87,6 +86,11 @@ class Moment:
         """The StepModule of the run; None between two runs."""
         return self.pl_trainer.lightning_module if self.pl_trainer is not None else None
 
+    @property
+    def attributes(self) -> AttributeState:
+        """The attributes of your objects that a state has at this moment."""
+        return self.trainer.states.all_attributes if self.whole else self.trainer.states.attributes
+
 
 Stage = Literal["now", "setup", "start", "epoch", "batch"]
 
@@ -109,7 +113,6 @@ class Part:
     stage: Stage = "now"
     of_rank: bool = False
     in_epoch: bool = False
-    in_memory: bool = True
 
 
 # %% ../../nbs/state/parts.ipynb #8c88eec9
@@ -139,11 +142,6 @@ def keep_weights(state: dict[str, Any], kept: Weights | None, best: Weights | No
             state[_TRAINING], state["state_dict"] = own, own | {f"model.{name}": value for name, value in weights.items()}
     if kept is not None and best is not None:
         state[_VALIDATED] = own | {f"model.{name}": value for name, value in kept.items()}
-
-
-def has_kept_weights(state: Mapping[str, Any]) -> bool:
-    """Whether a state has weights for training in addition to those used for validation."""
-    return _TRAINING in state
 
 
 def _load_model(at: Moment, _: None) -> None:
@@ -306,15 +304,8 @@ def _load_trained(at: Moment, value: Mapping[str, Any]) -> None:
 
 def load_attributes(at: Moment, value: Mapping[str, Any]) -> None:
     """Restore the attributes of your objects."""
-    states = at.trainer.states
-    missing = (states.all_attributes if at.whole else states.attributes).load_state_dict(at.trainer, value)
-    if missing:
-        at.missing.append(missing)
-
-
-def _attributes(at: Moment) -> dict[str, Any]:
-    states = at.trainer.states
-    return (states.all_attributes if at.whole else states.attributes).state_dict(at.trainer)
+    if missing := at.attributes.load_state_dict(at.trainer, value):
+        at.missing.append(f"{missing} is made after the run has begun")
 
 
 def _loader(at: Moment) -> Any:
@@ -378,7 +369,7 @@ PARTS: dict[str, Part] = {
     "inner_optimizers": Part(*_of_optimizer(inner_states, load_inner_states)),
     "gradients": Part(_gradients, _of_optimizer(kept_gradients, load_gradients)[1], "batch"),
     "random": Part(lambda at: at.random, of_rank=True),
-    "attributes": Part(_attributes, load_attributes, of_rank=True),
+    "attributes": Part(lambda at: at.attributes.state_dict(at.trainer), load_attributes, of_rank=True),
     "loader": Part(_loader, of_rank=True),
     "valid": Part(_valid, _load_valid, "start", of_rank=True),
     "logged": Part(_logged, lambda at, value: load_logged(at.module.trainer, value), "epoch", True),
@@ -446,34 +437,3 @@ def put_parts(stage: Stage, at: Moment) -> None:
         value = alone.get(name, own.get(name)) if part.of_rank else own.get(name)
         if part.state_dict is None or (value is not None and (not part.in_epoch or own["finished"] is not None)):
             part.load_state_dict(at, value)
-
-
-# %% ../../nbs/state/parts.ipynb #changes2
-CHANGES: dict[str, tuple[str, ...]] = {
-    "restored": ("nbtrain.state.restore.restore", "nbtrain.state.restore.restore_kept"),
-    "loader opened": ("nbtrain.data.resumable_loader.ResumableLoader._begin_pass",),
-    "batch fetched": ("nbtrain.loops.fetcher.LiveFetcher.__next__", "lightning.pytorch.loops.fetchers._PrefetchDataFetcher.__next__"),
-    "batch moved": ("nbtrain.loops.batch_ways.Ways.move", "lightning.pytorch.strategies.strategy.Strategy.batch_to_device"),
-    "step": (  # of a training or a validation: attributes, random numbers, meters
-        "nbtrain.engine.step_module.StepModule.training_step",
-        "nbtrain.engine.step_module.StepModule.validation_step",
-        "nbtrain.engine.wrapped_module.WrappedModule.count",
-    ),
-    "gradients": ("nbtrain.loops.training.TrainingWays.backward", "lightning.pytorch.loops.optimization.automatic.Closure.closure"),
-    "update": (
-        "nbtrain.loops.training.train_batch",
-        "lightning.pytorch.loops.optimization.automatic._AutomaticOptimization.run",
-        "lightning.pytorch.loops.optimization.manual._ManualOptimization.run",
-    ),
-    "schedule": (
-        "nbtrain.optim.schedulers.Schedule.step",
-        "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop._update_learning_rates",
-    ),
-    "logged": ("nbtrain.engine.recorder_callback.RecorderCallback.on_train_batch_end",),
-    "validation begun": ("nbtrain.engine.pass_module.PassModule.on_validation_start",),
-    "validation ended": ("nbtrain.engine.recorder_callback.RecorderCallback.on_validation_end",),
-    "epoch ended": ("nbtrain.engine.recorder_callback.RecorderCallback.on_train_epoch_end",),
-    "best chosen": ("nbtrain.state.triggers.Triggers.is_best",),
-    "saved": ("nbtrain.state.disk.Disk.save",),
-    "finished": ("nbtrain.state.keeper.StateKeeper.on_train_end",),
-}

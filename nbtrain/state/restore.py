@@ -27,13 +27,13 @@ from ..history.journal import history_in_updates, is_older, journal_of, whole_hi
 from ..rng import set_random_state
 from ..loops.kept_objects import drop_new
 from .kept_states import KeptState
-from .parts import VERSION, WEIGHTS, Moment, has_kept_weights, put_parts, training_weights, weights_of
+from .parts import VERSION, WEIGHTS, Moment, put_parts, training_weights, weights_of
 from .settings import PROCESSES, as_given, check_setup, in_words, restored_parts, setup_of
 from .states import StatefulTrainer
 
 # %% auto #0
 __all__ = [
-    "checked",
+    "check_state",
     "read_state",
     "fit_setup",
     "note_differences",
@@ -64,8 +64,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def checked(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    """Return nbtrain's part of the `state` in `path`. Raises CheckpointError if `trainer` can't restore it."""
+def check_state(state: Mapping[str, Any], path: Path) -> None:
+    """Raise CheckpointError if the `state` in `path` can't be restored."""
     own = state.get("nbtrain")
     if not isinstance(own, dict):
         raise CheckpointError(
@@ -92,22 +92,23 @@ def checked(trainer: TrainerProtocol, state: Mapping[str, Any], path: Path) -> M
             where=str(path),
             remedy="Resume from a state that was saved at the end of an epoch.",
         )
-    return own
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "setup": lambda setup: [part.items() for part in setup.values()],
+    "counts": lambda counts: Counts(**counts),
+    "history": lambda history: History().load_state_dict(history),
+    "metrics": itemgetter("train", "test"),
+}
 
 
 def _check_types(state: Mapping[str, Any], own: Mapping[str, Any], path: Path) -> None:
     """Check the types in a state, so that a file made by hand does not fail halfway, when a part of it is already restored."""
     wrong = [f"nbtrain.{name}" for name, kind in _TYPES.items() if not isinstance(own[name], kind)]
     wrong += [name for name, kind in (("state_dict", dict), ("optimizer_states", list)) if not isinstance(state[name], kind)]
-    setup = own.get("setup", {})  # older states don't have it
-    wrong += [] if isinstance(setup, dict) and all(isinstance(part, dict) for part in setup.values()) else ["nbtrain.setup"]
-    for name, read in (
-        ("counts", lambda part: Counts(**part)),
-        ("history", History().load_state_dict),
-        ("metrics", itemgetter("train", "test")),
-    ):
+    for name, read in _READERS.items():
         try:
-            read(own[name])
+            read(own.get(name, {}))  # older states have no setup
         except (TypeError, KeyError, ValueError, AttributeError):
             wrong.append(f"nbtrain.{name}")
     if wrong:
@@ -143,11 +144,11 @@ def read_state(trainer: TrainerProtocol, checkpoint: str | Path) -> dict[str, An
         own = part.get("nbtrain") if isinstance(part, dict) else None
         if isinstance(own, dict) and "history" in own:
             own["history"] = _whole_history(own["history"], checkpoint)
-            with suppress(TypeError, KeyError, ValueError, AttributeError):  # `checked` refuses a state of another form
+            with suppress(TypeError, KeyError, ValueError, AttributeError):  # `check_state` refuses a state of another form
                 own["counts"] = in_updates(own["counts"])
                 if is_older(own["history"]):
                     own["history"] = history_in_updates(own["history"], own["counts"])
-    checked(trainer, state, path)
+    check_state(state, path)
     state = put_in(state, trainer.model, path)
     check_weights(trainer.model, training_weights(trainer, state))
     if trainer.optimizer is not None and not state["optimizer_states"]:
@@ -217,7 +218,7 @@ def without_weights(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def places_in(own: Mapping[str, Any]) -> dict[str, Any]:
     """The places of the loaders and the setup in a state between two epochs."""
-    return {name: own.get(name) for name in ("loader", "valid")} | {"setup": own.get("setup", {})} if own["finished"] is None else {}
+    return {"loader": own.get("loader"), "valid": own.get("valid"), "setup": own.get("setup", {})} if own["finished"] is None else {}
 
 
 def _put_back(at: Moment) -> None:
@@ -250,9 +251,11 @@ def restore(
     states.note_unsaved(trainer, states.attributes.begin(trainer))
     states.given = states.given or as_given(trainer)
     without = ["groups", "optimizers", "inner_optimizers"] if "optimizer" in differing else []
-    at = Moment(trainer, state=state, name=checkpoint, without=[*without, *(["trained"] if "model" in differing else [])])
+    if "model" in differing:
+        without.append("trained")
+    at = Moment(trainer, state=state, name=checkpoint, without=without)
     _put_back(at)
-    states.note_unsaved(trainer, f"{at.missing[0]} is made after the run has begun" if at.missing else "")
+    states.note_unsaved(trainer, *at.missing)
     parent = None if run_dir is not None else url_of(checkpoint) or str(path.resolve())
     trainer.origin.restore(run_dir, continues=continues, parent=parent)
     history = trainer.train_state.history
@@ -280,13 +283,13 @@ def restore_end(trainer: StatefulTrainer) -> None:
         own["random"] = None
 
 
-def restore_kept(trainer: StatefulTrainer, kept: KeptState) -> str:
-    """Restore `trainer` to its state when `kept` was taken. Returns a description of what could not be restored.
+def restore_kept(trainer: StatefulTrainer, kept: KeptState) -> list[str]:
+    """Restore `trainer` to its state when `kept` was taken. Returns descriptions of what could not be restored.
 
     Callbacks, schedule and loader are restored when the next run begins, which continues the run that the state was taken in.
     """
     state = kept.state()
-    if not has_kept_weights(state):
+    if "training_state_dict" not in state:
         for addon in trainer.active_addons:
             addon.reset_weights(trainer)  # of a state from before the first update, when there were none
     here, at = trainer.train_state, Moment(trainer, state=state, name=kept.name, whole=True)
@@ -304,7 +307,7 @@ def restore_kept(trainer: StatefulTrainer, kept: KeptState) -> str:
     here.run += is_over
     trainer.origin.restore(trainer.run_dir, continues=not is_over)
     trainer.origin.finish(here.phase - (not is_over))
-    return "; ".join(at.missing)
+    return at.missing
 
 
 # %% ../../nbs/state/restore.ipynb #f7670141
@@ -324,22 +327,20 @@ def best_weights_of(
     Calls `note` if the file can't be read. `is_named=False`: the history names no best epoch, so no file is read.
     """
     weights, best = state["nbtrain"].get("best_weights"), state["nbtrain"]["best"]
-    if best is None or not is_named:
-        return (with_frozen(weights, model) if weights is not None else None), None
-    name = Path(best).name
-    file = Path(checkpoint).with_name(name)
-    try:
-        with local_file(_beside(checkpoint, name)) as local:
-            found = weights_of(state if file == Path(checkpoint) else _named(read_checkpoint(local), file))
-        return with_frozen({name: value for name, value in found.items() if isinstance(value, Tensor)}, model), file
-    except CheckpointError as error:
-        note(f"the best weights are lost: {first_line(error)}")
-        return (with_frozen(weights, model) if weights is not None else None), None
+    file = Path(checkpoint).with_name(Path(best).name) if best is not None and is_named else None
+    if file is not None:
+        try:
+            with local_file(_beside(checkpoint, file.name)) as local:
+                found = weights_of(state if file == Path(checkpoint) else _named(read_checkpoint(local), file))
+            weights = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        except CheckpointError as error:
+            note(f"the best weights are lost: {first_line(error)}")
+            file = None
+    return (with_frozen(weights, model) if weights is not None else None), file
 
 
 def _restore_best(trainer: TrainerProtocol, state: Mapping[str, Any], checkpoint: str | Path) -> None:
-    row = trainer.train_state.history.best
-    found = best_weights_of(trainer.model, state, checkpoint, trainer.recorder.note, is_named=row is not None)
-    trainer.train_state.best_weights, file = found
+    row, note = trainer.train_state.history.best, trainer.recorder.note
+    trainer.train_state.best_weights, file = best_weights_of(trainer.model, state, checkpoint, note, is_named=row is not None)
     if row is not None and file is not None:
         row.path = file

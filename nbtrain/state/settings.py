@@ -5,7 +5,7 @@
 # %% ../../nbs/state/settings.ipynb #dad347c2
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,13 @@ def _of_optimizer(trainer: TrainerProtocol, optimizer: Optimizer) -> dict[str, A
     names = {id(parameter): bare_name(name) for name, parameter in trainer.model.named_parameters()}
     several: Mapping[str, Any] = getattr(optimizer, "optimizers", {})
     groups = [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
-    known = all(name is not None for group in groups for name in group)  # a strategy may have replaced parameters
-    found = {
+    found: dict[str, Any] = {
         "class": {name: _name(one) for name, one in several.items()} or _name(optimizer),
         "parameters by group": list(map(len, groups)),
     }
-    return found | ({"parameters": groups} if known else {})
+    if not any(None in group for group in groups):  # a strategy may have replaced parameters
+        found["parameters"] = groups
+    return found
 
 
 def _plain(value: Any) -> Any:
@@ -62,11 +63,16 @@ def _plain(value: Any) -> Any:
 # %% ../../nbs/state/settings.ipynb #6c1cecba
 def _of_loader(loader: Any) -> dict[str, Any]:
     loader = as_loader(innermost(loader))
-    parts = parts_of(loader) if is_several(loader) else getattr(loader, "loaders", None)
-    found: dict[str, Any] = {"class": mode_of(loader) if is_several(loader) else _name(loader)}
-    found["batches"] = n_batches(loader) if not isinstance(parts, Mapping) else len(parts)
+    if is_several(loader):
+        parts, kind = parts_of(loader), mode_of(loader)
+    else:
+        parts, kind = getattr(loader, "loaders", None), _name(loader)
     if isinstance(parts, Mapping):
-        return found | {f"{name}: {key}": value for key, part in parts.items() for name, value in _of_loader(part).items()}
+        found: dict[str, Any] = {"class": kind, "batches": len(parts)}
+        for key, part in parts.items():
+            found |= {f"{name}: {key}": value for name, value in _of_loader(part).items()}
+        return found
+    found = {"class": kind, "batches": n_batches(loader)}
     if isinstance(loader, (TensorLoader, SeededLoader)):
         return found | loader.settings()
     return found if isinstance(loader, BatchList) else found | _of_data_loader(loader)
@@ -74,12 +80,19 @@ def _of_loader(loader: Any) -> dict[str, Any]:
 
 def _of_data_loader(loader: Any) -> dict[str, Any]:
     """Describe a DataLoader, or an object with the same attributes."""
-    sampler = getattr(loader, "batch_sampler", None)
-    found = {name: getattr(loader, name, None) for name in ("batch_size", "drop_last")}
-    found = {name: value if value is not None else getattr(sampler, name, None) for name, value in found.items()}
-    found = {name: value for name, value in found.items() if type(value) in (int, bool)}
-    found |= {name: _name(part) for name in ("sampler", "batch_sampler", "dataset") if (part := getattr(loader, name, None)) is not None}
-    return found | ({"samples": sized_len(loader.dataset)} if hasattr(loader, "dataset") else {})
+    sampler, found = getattr(loader, "batch_sampler", None), dict[str, Any]()
+    for name in ("batch_size", "drop_last"):
+        value = getattr(loader, name, None)
+        if value is None:
+            value = getattr(sampler, name, None)
+        if type(value) in (int, bool):
+            found[name] = value
+    for name in ("sampler", "batch_sampler", "dataset"):
+        if (part := getattr(loader, name, None)) is not None:
+            found[name] = _name(part)
+    if hasattr(loader, "dataset"):
+        found["samples"] = sized_len(loader.dataset)
+    return found
 
 
 def setup_of(trainer: TrainerProtocol, loader: Any = None) -> Setup:
@@ -112,7 +125,9 @@ def frozen_names(trainer: TrainerProtocol) -> list[str]:
 def as_given(trainer: TrainerProtocol) -> Setup:
     """The part of the setup that callbacks may change in a run: what is trained, and the optimizer's groups."""
     found: Setup = {"model": {"frozen": frozen_names(trainer)}}
-    return found | ({"optimizer": _of_optimizer(trainer, trainer.optimizer)} if trainer.optimizer is not None else {})
+    if trainer.optimizer is not None:
+        found["optimizer"] = _of_optimizer(trainer, trainer.optimizer)
+    return found
 
 
 # %% ../../nbs/state/settings.ipynb #8f945b41
@@ -131,16 +146,17 @@ def differences(saved: Mapping[str, Mapping[str, Any]], given: Setup) -> dict[st
 
 def _difference(name: str, before: Any, now: Any) -> str:
     if name == "frozen":
-        is_now = next((n for n in now if n not in before), None)
-        other = next((n for n in before if n not in now), None)
-        return f"{is_now} was trained and is frozen" if is_now is not None else f"{other} was frozen and is trained"
+        frozen = [n for n in now if n not in before]
+        return (
+            f"{frozen[0]} was trained and is frozen" if frozen else f"{next(n for n in before if n not in now)} was frozen and is trained"
+        )
     if name == "processes":
         return f"{before}, and {now} now, so that an update takes {now} {'batch' if now == 1 else 'batches'} instead of {before}"
     if name != "parameters":
         return f"{name} was {before} and is {now}"
-    flat, others = ([name for group in groups for name in group] for groups in (before, now))
+    flat, others = ([name for group in groups for name in group] or [None] for groups in (before, now))
     at = next((i for i, pair in enumerate(zip(flat, others)) if pair[0] != pair[1]), 0)
-    return f"parameter {at + 1} was {(flat or [None])[at]} and is {(others or [None])[at]}"
+    return f"parameter {at + 1} was {flat[at]} and is {others[at]}"
 
 
 def restored_parts(own: Mapping[str, Any], given: Setup) -> set[str]:
@@ -156,23 +172,16 @@ def check_setup(own: Mapping[str, Any], given: Setup, path: Path, *, strict: boo
     mid-epoch it may not.
     `own`: nbtrain's part of the state.
     """
-    restored = restored_parts(own, given)
+    restored, is_open = restored_parts(own, given), own["finished"] is not None
     found = {part: text for part, text in differences(own.get("setup", {}), given).items() if part not in restored}
-    refused = [part for part in found if part == "optimizer" or own["finished"] is not None]
-    if refused and strict:
-        raise CheckpointError(
-            f"{path.name} was saved {'in mid-epoch ' if own['finished'] is not None else ''}with "
-            f"{in_words({part: found[part] for part in refused})}.",
-            where=str(path),
-            remedy=_remedy(refused),
-        )
-    return found
-
-
-def _remedy(refused: Collection[str]) -> str:
+    refused = {part: text for part, text in found.items() if is_open or part == "optimizer"}
+    if not refused or not strict:
+        return found
+    remedy = "Use the settings that it was saved with, or pass strict=False to continue with the current ones, not exactly."
     if PROCESSES in refused:
-        return "Resume with as many processes, or from the end of an epoch; with StateManagerAddon's strict=False the epoch begins again."
-    return "Use the settings that it was saved with, or pass strict=False to continue with the current ones, not exactly."
+        remedy = "Resume with as many processes, or from the end of an epoch; with StateManagerAddon's strict=False the epoch begins again."
+    when = "in mid-epoch " if is_open else ""
+    raise CheckpointError(f"{path.name} was saved {when}with {in_words(refused)}.", where=str(path), remedy=remedy)
 
 
 def in_words(found: Mapping[str, str]) -> str:

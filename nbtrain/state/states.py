@@ -17,7 +17,7 @@ from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError
 from ..rng import random_state
 from .attribute_state import AttributeState
-from .kept_states import KeptStates
+from .kept_states import KeptStates, schedules_in
 from .settings import Setup, as_given
 
 # %% auto #0
@@ -80,10 +80,10 @@ class States:
                 remedy="Give one loader whose batches hold what those of the others do, or train in one process.",
             )
         found = self.open_loader = ResumableLoader(SeveralLoaders(loader) if several else loader)
-        own = self.restored["nbtrain"] if self.restored is not None else {}
-        alone = of_rank(own) if own else {}
-        if (place := alone.get("loader", own.get("loader"))) is not None:
-            found.resume_at(place, alone["random"] if alone["random"] is not None else random_state())
+        if self.restored is not None:
+            own = {**self.restored["nbtrain"], **of_rank(self.restored["nbtrain"])}
+            if (place := own.get("loader")) is not None:
+                found.resume_at(place, own["random"] if own["random"] is not None else random_state())
         return found
 
     def keep_in_memory(self, trainer: TrainerProtocol, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> Iterable[Any]:
@@ -106,15 +106,14 @@ class States:
                 self._noted.add(reason)
                 trainer.recorder.note(f"Resume is not exact here: {reason}.")
 
-    def note_unsaved(self, trainer: TrainerProtocol, what: str) -> None:
+    def note_unsaved(self, trainer: TrainerProtocol, *what: str) -> None:
         """Note which attributes are not saved."""
-        self.note_inexact(trainer, [f"{what}, and is not saved. Give it state_dict and load_state_dict"] if what else [])
+        self.note_inexact(trainer, [f"{one}, and is not saved. Give it state_dict and load_state_dict" for one in what if one])
 
     def scale_restored(self, factor: float) -> None:
         """Scale the schedule that the next run continues, after a learning rate was set by hand."""
-        for callback in (self.restored or {}).get("callbacks", {}).values():
-            if isinstance(callback, dict) and "factor" in callback and "begin" in callback:  # a schedule's
-                callback["factor"] *= factor
+        for schedule in schedules_in(self.restored or {}):
+            schedule["factor"] *= factor
 
 
 def of_rank(own: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -126,7 +125,7 @@ def of_rank(own: Mapping[str, Any]) -> Mapping[str, Any]:
 def lost_parameters(trainer: TrainerProtocol) -> list[str]:
     """What the optimizer trains outside of the model, as a readable reason: no state has it."""
     groups = trainer.optimizer.param_groups if trainer.optimizer is not None else ()
-    n = len({id(p) for group in groups for p in group["params"]} - {id(p) for p in trainer.model.parameters()})
+    n = len({id(p) for group in groups for p in group["params"]} - set(map(id, trainer.model.parameters())))
     return [f"the optimizer trains {n} {'parameter' if n == 1 else 'parameters'} outside of the model, which no state has"] if n else []
 
 

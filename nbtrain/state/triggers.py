@@ -49,15 +49,10 @@ class Triggers:
         """A checkpoint is saved now."""
         self._saved_s = self._clock()
 
-    @property
-    def is_late(self) -> bool:
-        """Whether the newest checkpoint is older than `every_n_minutes`."""
-        minutes = self.options.every_n_minutes
-        return minutes is not None and self._clock() - self._saved_s >= 60 * minutes
-
-    def after_update(self, update: int, *, is_late: bool) -> bool:
-        """`is_late`: the property, on which all ranks have agreed."""
-        every = self.options.every_n_steps
+    def after_update(self, update: int, agree: Callable[[bool], bool] = bool) -> bool:
+        """`agree`: whether it is so in one of the ranks, whose clocks differ."""
+        every, minutes = self.options.every_n_steps, self.options.every_n_minutes
+        is_late = minutes is not None and agree(self._clock() - self._saved_s >= 60 * minutes)
         return is_late or (every is not None and update % every == 0)
 
     def after_epochs(self, n: int) -> bool:
@@ -69,8 +64,6 @@ class Triggers:
         """Whether the `row` of the newest epoch or validation is the best so far, or with `keep_best_n` one of the best."""
         if not self.options.save_best or row is None:
             return False
-        n = self.options.keep_best_n or 0
-        if n:  # by place, because the row of an epoch replaces that of a validation at its end
-            found = history._ranked({known["processed"]: known for known in (*self.best_rows, row)}.values(), n)
-            self.best_rows = found
+        if n := self.options.keep_best_n:  # by place, because the row of an epoch replaces that of a validation at its end
+            self.best_rows = history._ranked({known["processed"]: known for known in (*self.best_rows, row)}.values(), n)
         return row is history.best or any(row is found for found in self.best_rows)

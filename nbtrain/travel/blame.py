@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..rng import keep_random
 from ..base.operation import operate
 from ..base.trainer_base import TrainerBase
 from ..tools.gallery import Draw, Gallery, Sample, draw_sample, samples_of
-from .replay import watched_step
+from .replay import norm_of, watched_step
 from ..formatting import format_value
 
 # %% auto #0
@@ -49,19 +49,6 @@ def _rank(sample: BlamedSample) -> tuple[bool, float, int]:
     """A sort key that puts gradients that are not finite first, then the largest."""
     is_finite = math.isfinite(sample.gradient)
     return is_finite, -sample.gradient if is_finite else 0.0, sample.index
-
-
-def _alone(trainer: TrainerBase, batch: Any, step: int, pl_trainer: L.Trainer) -> tuple[Mapping[str, Any], float, float]:
-    """Return the output of the training step for a batch of one, its loss, and the norm of its gradient."""
-    where = f"{trainer.title}.{trainer._step_method[1]}, one sample of step {step}"
-    for parameter in trainer.model.parameters():
-        parameter.grad = None
-    with torch.enable_grad(), keep_random():
-        output = check_output(trainer._step_alone(batch, pl_trainer), "train_step", lambda: where)
-        output["loss"].backward()
-    found = [p.grad.detach().double().norm() for p in trainer.model.parameters() if p.grad is not None]
-    norm = float(torch.stack([value.cpu() for value in found]).norm()) if found else math.nan
-    return output, float(output["loss"].detach()), norm
 
 
 # %% ../../nbs/travel/blame.ipynb #22997a49
@@ -100,8 +87,8 @@ def blame(trainer: TrainerBase, step: int, n: int = 8, draw: Draw | None = None,
 
 
 def _blame(trainer: TrainerBase, step: int, n: int, draw: Draw | None, classes: Sequence[str] | None) -> Gallery:
-    with watched_step(trainer, step, weights=True) as (copy, seen):
-        copy.model.load_state_dict(seen.weights)
+    with watched_step(trainer, step) as (copy, seen):
+        seen.take_back()
         owner, name = copy._step_method
         vars(owner).pop(name, None)
         copy.model.eval()
@@ -113,6 +100,14 @@ def _blame(trainer: TrainerBase, step: int, n: int, draw: Draw | None, classes: 
 
 
 def _sample(trainer: TrainerBase, batch: Any, index: int, step: int, pl_trainer: L.Trainer, classes: Sequence[str] | None) -> BlamedSample:
-    output, loss, gradient = _alone(trainer, batch, step, pl_trainer)
+    """The sample in a batch of one, with its loss and the norm of its gradient."""
+    where = f"{trainer.title}.{trainer._step_method[1]}, one sample of step {step}"
+    for parameter in trainer.model.parameters():
+        parameter.grad = None
+    with torch.enable_grad(), keep_random():
+        output = check_output(trainer._step_alone(batch, pl_trainer), "train_step", lambda: where)
+        output["loss"].backward()
+    gradient = norm_of([p.grad for p in trainer.model.parameters() if p.grad is not None])
     found = samples_of(trainer, batch, output, index)[0]
+    loss = float(output["loss"].detach())
     return BlamedSample(found.index, found.input, found.output, found.label, loss, found.batch, classes, gradient)

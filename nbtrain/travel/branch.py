@@ -5,8 +5,6 @@
 # %% ../../nbs/travel/branch.ipynb #7e1b0ccd
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, TypeVar
 
 from torch import Tensor
@@ -18,9 +16,9 @@ from ..run.live_edits import check_options, set_options
 from ..code.redefined import use_newest
 from ..state.addon import KeptStatesAddon
 from ..state.restore import restore_kept
-from .rewind import nearest_state, place_of
+from .rewind import place_of, state_at
 from ..tools.scratch_trainer import copy_trainer
-from .recompute import Place, recompute
+from .recompute import Place
 from ..formatting import format_value
 
 BranchType = TypeVar("BranchType", bound=TrainerBase)
@@ -38,12 +36,6 @@ def _changes(trainer: TrainerBase, options: dict[str, Any], steps: type[TrainerB
         before = float(before) if isinstance(before, Tensor) else before
         found[name] = f"{format_value(before)} → {format_value(value)}"
     return found | ({"steps": steps.__name__} if steps is not None else {})
-
-
-def _restorer(trainer: TrainerBase, place: Place) -> Callable[[TrainerBase], Any]:
-    """Return a function that restores a copy of `trainer` to its state at `place`."""
-    kept = nearest_state(trainer, place)
-    return partial(restore_kept, kept=kept if place.distance_of(kept) == 0 else recompute(trainer, kept, place))
 
 
 @command
@@ -101,10 +93,10 @@ def branch(
 
 def _copy(trainer: BranchType, place: Place, steps: type[TrainerBase] | None, options: dict[str, Any]) -> BranchType:
     """A copy of `trainer` as it was at `place`, with other `options` of the optimizer, or other `steps`."""
-    restore = _restorer(trainer, place)
+    kept, _ = state_at(trainer, place)
     made: Any = copy_trainer(trainer)
     made[KeptStatesAddon].keep_states = trainer[KeptStatesAddon].keep_states
-    restore(made)
+    restore_kept(made, kept)
     made._begin_branch(trainer.run_dir.name if trainer.run_dir is not None else trainer.title, _changes(made, options, steps))
     made.recorder.mark(f"branched from {made.origin.parent}")
     if steps is not None:

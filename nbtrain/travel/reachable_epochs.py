@@ -28,50 +28,39 @@ __all__ = ["reachable_epochs", "travel_of"]
 
 
 # %% ../../nbs/travel/reachable_epochs.ipynb #f7bcca78
-class _Reach:
-    """Finds the state from which a place of `trainer`, after so many batches, can be reached."""
-
-    def __init__(self, trainer: TrainerBase) -> None:
-        kept = trainer.states.memory
-        self.states, self.places = kept.states, [state.processed for state in kept.states]
-        self.starts = sorted(kept.run_starts)
-        self.edits = sorted(at.processed for at, _ in trainer.train_state.history.marks)
-        self.files = saved_states(trainer.run_dir)
-
-    def find(self, processed: int) -> KeptState | Path | None:
-        """Return the state or the checkpoint file that leads there, or None."""
-        at = bisect_right(self.places, processed) - 1
-        kept = self.states[at] if at >= 0 else None
-        begin = bisect_right(self.starts, processed)
-        if kept is None or (begin and kept.processed < self.starts[begin - 1]):
-            return self.files.get(processed)
-        has_edit = bisect_right(self.edits, processed) > bisect_right(self.edits, kept.processed)
-        return kept if kept.processed == processed or (can_train(kept) and not has_edit) else None
-
-
 def _words(row: Row, found: KeptState | Path, monitor: str, rows: Sequence[Row]) -> str:
-    n = row["processed"] - found.processed if isinstance(found, KeptState) else 0
-    again = f"recomputes {n} {'batch' if n == 1 else 'batches'}" if n else ""
+    words = []
     name = next((name for name in (monitor, "train_loss") if name in row), None)
-    value = f"{name} {format_value(row[name], digits_in(rows, name))}" if name is not None else ""
-    return " · ".join(filter(None, [value, again, f"from {found.name}" if isinstance(found, Path) else ""]))
+    if name is not None:
+        words.append(f"{name} {format_value(row[name], digits_in(rows, name))}")
+    if isinstance(found, Path):
+        words.append(f"from {found.name}")
+    elif n := row["processed"] - found.processed:
+        words.append(f"recomputes {n} {'batch' if n == 1 else 'batches'}")
+    return " · ".join(words)
 
 
 def reachable_epochs(trainer: TrainerBase) -> list[ReachableEpoch]:
     """Return the epochs that `trainer` can be rewound to, with the monitored value of each. Epoch 0 is the start."""
     if trainer.mode != "train":
         return []
-    reach, history = _Reach(trainer), trainer.train_state.history
-    best, places = history.best, []
-    if (start := reach.find(min(reach.starts, default=0))) is not None and reach.starts:
+    memory, history, files = trainer.states.memory, trainer.train_state.history, saved_states(trainer.run_dir)
+    edits = sorted(at.processed for at, _ in history.marks)
+
+    def find(processed: int) -> KeptState | Path | None:
+        """The state or the checkpoint file that leads to the place after so many batches."""
+        kept = memory.find(processed)
+        if kept is None:
+            return files.get(processed)
+        has_edit = bisect_right(edits, processed) > bisect_right(edits, kept.processed)
+        return kept if kept.processed == processed or (can_train(kept) and not has_edit) else None
+
+    places, best = list[ReachableEpoch](), history.best["epoch"] if history.best is not None else None
+    if memory.run_starts and (start := find(memory.run_starts[0])) is not None:
         places.append(ReachableEpoch(0, f"step {start.step}" if isinstance(start, KeptState) and start.step else ""))
     for row in history.epochs:
-        if (found := reach.find(row["processed"])) is not None:
-            places.append(
-                ReachableEpoch(
-                    row["epoch"], _words(row, found, history.monitor, history.epochs), best is not None and best["epoch"] == row["epoch"]
-                )
-            )
+        if (found := find(row["processed"])) is not None:
+            places.append(ReachableEpoch(row["epoch"], _words(row, found, history.monitor, history.epochs), row["epoch"] == best))
     return places
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 import warnings
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from html import escape
@@ -37,7 +36,7 @@ from ..formatting import format_value
 from ..views.text import table_text
 
 # %% auto #0
-__all__ = ["Layer", "Replay", "layers_of", "StepWatcher", "watched_step", "replay", "Diagnosis", "diagnose"]
+__all__ = ["Layer", "Replay", "layers_of", "norm_of", "StepWatcher", "watched_step", "replay", "Diagnosis", "diagnose"]
 
 
 # %% ../../nbs/travel/replay.ipynb #c0205bfd
@@ -149,43 +148,16 @@ def layers_of(model: nn.Module) -> dict[str, nn.Module]:
     return {name: part for name, part in model.named_modules() if not any(part.children()) or any(True for _ in part.parameters(False))}
 
 
-def _norm(values: Iterator[Tensor] | list[Tensor]) -> float:
-    found = [value.detach().double().norm() for value in values if value is not None]
-    return float(torch.stack([norm.cpu() for norm in found]).norm()) if found else math.nan
+def norm_of(values: Sequence[Tensor]) -> float:
+    """The L2 norm of all numbers in some tensors; NaN without a tensor."""
+    found = [value.detach().double().norm().cpu() for value in values]
+    return float(torch.stack(found).norm()) if found else math.nan
 
 
 def _n_bad(value: Any) -> int:
     """The number of values that are not finite."""
     values = (found.coalesce().values() if found.is_sparse else found for found in tensors(value))
     return sum(int((~found.isfinite()).sum()) for found in values if found.is_floating_point() or found.is_complex())
-
-
-@dataclass
-class _Called:
-    """The outputs of the layers in a step. `first_bad`: the first module whose output is not finite, its output and its input."""
-
-    stats: dict[str, dict[str, Any]] = field(default_factory=dict)
-    first_bad: tuple[str, Any, Any] | None = None
-
-    def watch(self, model: nn.Module) -> None:
-        """Look at the outputs of all modules: one with submodules may compute something between and after them."""
-        layers = layers_of(model)
-        for name, module in model.named_modules():
-            module.register_forward_hook(partial(self._look, name, name in layers))
-
-    def _look(self, name: str, is_layer: bool, module: nn.Module, inputs: Any, output: Any) -> None:
-        n_bad = _n_bad(output)
-        if n_bad and self.first_bad is None:
-            self.first_bad = name, output, inputs
-        first = next((found for found in tensors(output) if found.is_floating_point() and found.numel()), None)
-        if is_layer and first is not None:
-            values = first.detach().double()
-            self.stats[name] = {
-                "mean": float(values.mean()),
-                "std": float(values.std(unbiased=False)),
-                "zeros": float((values == 0).double().mean()),
-                "n_bad": n_bad,
-            }
 
 
 @contextmanager
@@ -201,45 +173,46 @@ def _without_anomaly_warning() -> Iterator[None]:
 
 # %% ../../nbs/travel/replay.ipynb #225d5ba0
 class StepWatcher(Checkpoint):
-    """Watches the training step `step` of a scratch copy, the one after `before`, and ends its run there.
+    """Watches the training step after the update `before` of a scratch copy, and ends its run there.
 
     Of several batches whose gradients are accumulated, it shows the first one whose loss is not finite, or else the last one.
-    `anomalies`: use torch's anomaly detection. `weights`: keep a copy of the weights before the step.
+    `anomalies`: use torch's anomaly detection.
     """
 
-    def __init__(self, trainer: TrainerBase, step: int, before: int, *, anomalies: bool = False, weights: bool = False) -> None:
-        self.trainer, self.step, self.before, self.anomalies, self.keeps_weights = trainer, step, before, anomalies, weights
-        self.weights: dict[str, Any] = {}  # before the step
-        self.called = _Called()
-        self.pl_trainer: Any = None
+    def __init__(self, trainer: TrainerBase, before: int, *, anomalies: bool = False) -> None:
+        self.trainer, self.before, self.anomalies = trainer, before, anomalies
+        self.pl_trainer: Any = None  # once the step has begun
+        self.weights: dict[str, Tensor] = {}  # copies of the parameters and the buffers before the step
+        self.bad_weights = ""  # the first parameter that is not finite before the step
+        self.place = ""
         self.batches: list[Any] = []  # of the step: several, where gradients are accumulated
         self.batch: Any = None
         self.output: Mapping[str, Any] | None = None
+        self.first_bad: tuple[str, Any, Any] | None = None  # the first module whose output is not finite, its output and its input
         self.error: Exception | None = None  # of the step, under anomaly detection
-        self.place = ""
-        self.bad_weights = ""  # the first parameter that is not finite before the step
         self.layers: tuple[Layer, ...] = ()
-        self._before: dict[str, list[Tensor]] = {}
+        self._outputs: dict[str, dict[str, Any]] = {}  # what a Layer has of them, by name
         self._gradients: dict[str, tuple[float, int]] = {}  # the norm, and the number of values that are not finite
         self._is_bad = False  # the loss of `batch` is not finite
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        if self.trainer.train_state.counts.step != self.before or self._is_bad:
+        counts = self.trainer.train_state.counts
+        if counts.step != self.before or self._is_bad:
             return
-        self.place = f"epoch {self.trainer.train_state.counts.epoch + 1}, batch {batch_idx + 1}"
-        self.batch, self.output, self._gradients = None, None, {}
-        self.called.stats.clear()
-        if not self._before:
-            self._begin(pl_trainer)
+        self.place = f"epoch {counts.epoch + 1}, batch {batch_idx + 1}"
+        self.batch, self.output, self._outputs, self._gradients = None, None, {}, {}
+        if self.pl_trainer is None:
+            self.pl_trainer = pl_trainer
+            self._begin(self.trainer.model)
 
-    def _begin(self, pl_trainer: L.Trainer) -> None:
+    def _begin(self, model: nn.Module) -> None:
         """Watch the model and the step from here on."""
-        model, self.pl_trainer = self.trainer.model, pl_trainer
         self.bad_weights = next((name for name, p in model.named_parameters() if not bool(p.isfinite().all())), "")
-        self._before = {name: [p.detach().clone() for p in part.parameters(False)] for name, part in layers_of(model).items()}
-        self.called.watch(model)
-        if self.keeps_weights:
-            self.weights = deepcopy(model.state_dict())
+        tensors = *model.named_parameters(remove_duplicate=False), *model.named_buffers()
+        self.weights = {name: tensor.detach().clone() for name, tensor in tensors}
+        layers = layers_of(model)
+        for name, module in model.named_modules():  # one with submodules may compute something between and after them
+            module.register_forward_hook(partial(self._look, name, name in layers))
         owner, name = self.trainer._step_method
         train_step = getattr(owner, name)
 
@@ -257,30 +230,48 @@ class StepWatcher(Checkpoint):
         vars(owner)[name] = watched
         torch.autograd.set_detect_anomaly(self.anomalies)
 
+    def _look(self, name: str, is_layer: bool, module: nn.Module, inputs: Any, output: Any) -> None:
+        n_bad = _n_bad(output)
+        if n_bad and self.first_bad is None:
+            self.first_bad = name, output, inputs
+        first = next((found for found in tensors(output) if found.is_floating_point() and found.numel()), None)
+        if is_layer and first is not None:
+            values = first.detach().double()
+            mean, std, zeros = float(values.mean()), float(values.std(unbiased=False)), float((values == 0).double().mean())
+            self._outputs[name] = {"mean": mean, "std": std, "zeros": zeros, "n_bad": n_bad}
+
+    def take_back(self) -> None:
+        """Give the model the weights and the buffers that it had before the step."""
+        model = self.trainer.model
+        tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+        with torch.no_grad():
+            for name, before in self.weights.items():
+                tensors[name].copy_(before)
+
     def on_after_backward(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._before and (self._is_bad or not self._gradients):
-            parts = layers_of(self.trainer.model).items()
-            found = {name: [p.grad for p in part.parameters(False) if p.grad is not None] for name, part in parts}
-            self._gradients = {name: (_norm(gradients), _n_bad(gradients)) for name, gradients in found.items()}
+        if self.pl_trainer is not None and (self._is_bad or not self._gradients):
+            for name, part in layers_of(self.trainer.model).items():
+                found = [p.grad for p in part.parameters(False) if p.grad is not None]
+                self._gradients[name] = norm_of(found), _n_bad(found)
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        if self._before and self.trainer.train_state.counts.step != self.before:
+        if self.pl_trainer is not None and self.trainer.train_state.counts.step != self.before:
             self.layers = tuple(self._layer(name, part) for name, part in layers_of(self.trainer.model).items())
             raise Leave
 
     def _layer(self, name: str, part: nn.Module) -> Layer:
-        moved = [now.detach() - before for now, before in zip(part.parameters(False), self._before[name])]
-        (gradient, n_bad), update, size = self._gradients.get(name, (math.nan, 0)), _norm(moved), _norm(self._before[name])
+        own = dict(part.named_parameters(name, recurse=False))
+        update = norm_of([now.detach() - self.weights[path] for path, now in own.items()])
+        size = norm_of([self.weights[path] for path in own])
+        gradient, n_bad = self._gradients.get(name, (math.nan, 0))
         return Layer(
-            name, type(part).__name__, **self.called.stats.get(name, {}), gradient=gradient, update=update,
-            share=update / size if size else math.nan, n_bad_gradients=n_bad, has_weights=bool(moved),
+            name, type(part).__name__, **self._outputs.get(name, {}), gradient=gradient, update=update,
+            share=update / size if size else math.nan, n_bad_gradients=n_bad, has_weights=bool(own),
         )  # fmt: skip
 
 
 @contextmanager
-def watched_step(
-    trainer: TrainerBase, step: int, *, anomalies: bool = False, weights: bool = False
-) -> Iterator[tuple[TrainerBase, StepWatcher]]:
+def watched_step(trainer: TrainerBase, step: int, *, anomalies: bool = False) -> Iterator[tuple[TrainerBase, StepWatcher]]:
     """Yield a copy of `trainer` right after training step `step`, and what was observed. Raises ConfigError if there is no such step."""
     n_done = trainer.train_state.counts.step
     absent = ConfigError(f"There is no step {step}: {n_done} updates are done.", remedy="Give a step of history.steps['train'].")
@@ -289,7 +280,7 @@ def watched_step(
     place = _before(trainer, step)
     kept = nearest_state(trainer, place)
     with scratch_trainer(trainer) as copy, _without_anomaly_warning():
-        watcher = StepWatcher(copy, step, place.step, anomalies=anomalies, weights=weights)
+        watcher = StepWatcher(copy, place.step, anomalies=anomalies)
         try:
             train_from(copy, kept, watcher, Place(place.processed, step, is_step=True))
         except Exception as error:
@@ -364,13 +355,16 @@ class Diagnosis:
 
 
 def _span(value: Any) -> str:
-    found = [part.detach().double() for part in tensors(value) if part.is_floating_point() and part.numel()]
-    return f"in [{format_value(min(float(p.min()) for p in found))}, {format_value(max(float(p.max()) for p in found))}]" if found else ""
+    found = [part.detach().double().flatten().cpu() for part in tensors(value) if part.is_floating_point() and part.numel()]
+    if not found:
+        return ""
+    low, high = torch.cat(found).aminmax()
+    return f", in [{format_value(float(low))}, {format_value(float(high))}]"
 
 
 def _of_module(name: str, part: nn.Module, output: Any, inputs: Any) -> Diagnosis:
     n, n_bad = sum(found.numel() for found in tensors(output)), _n_bad(output)
-    input_text = "its input is not finite either" if _n_bad(inputs) else f"its input is finite, {_span(inputs)}".rstrip(", ")
+    input_text = "its input is not finite either" if _n_bad(inputs) else f"its input is finite{_span(inputs)}"
     where = f"{name or 'the model'} ({type(part).__name__})"
     return Diagnosis(f"The output of {where} is the first that is not finite: {n_bad} of {n} values; {input_text}.", name)
 
@@ -388,8 +382,8 @@ def _diagnose(trainer: TrainerBase, step: int) -> Diagnosis:
         return Diagnosis(f"{seen.bad_weights} is not finite before this step: {look}.")
     if (bad := _n_bad(seen.batch)) > 0:
         return Diagnosis(f"The batch has {bad} {'value that is' if bad == 1 else 'values that are'} not finite.")
-    if seen.called.first_bad is not None:
-        name, output, inputs = seen.called.first_bad
+    if seen.first_bad is not None:
+        name, output, inputs = seen.first_bad
         return _of_module(name, modules[name], output, inputs)
     if seen.output is not None and _n_bad(seen.output.get("loss")):
         return Diagnosis("The outputs of all modules are finite, and the loss is not: look at how train_step computes it.")

@@ -25,7 +25,7 @@ from .recompute import Place, recompute
 from ..engine.addon import ViewService
 
 # %% auto #0
-__all__ = ["place_of", "nearest_state", "outside", "Rewound", "rewind"]
+__all__ = ["place_of", "nearest_state", "outside", "Rewound", "rewind", "state_at"]
 
 
 # %% ../../nbs/travel/rewind.ipynb #80c257c3
@@ -68,17 +68,18 @@ def _after(trainer: TrainerBase, step: int) -> Place:
 def nearest_state(trainer: TrainerBase, place: Place) -> KeptState:
     """Return the state, in memory or else on disk, from which training reaches `place`. Raises CheckpointError if there is none."""
     memory = trainer.states.memory
-    if place.is_step and (found := next((state for state in reversed(memory.states) if state.step == place.step), None)) is not None:
-        return found
+    exact = [state for state in memory.states if place.is_step and state.step == place.step]
+    if exact:
+        return exact[-1]
     kept = memory.find(place.processed) or nearest_saved(trainer, place.processed, place.step if place.is_step else None)
     if kept is None:
         raise CheckpointError(f"No state up to step {place.step} is in memory.", remedy=_remedy(trainer))
-    marks = [(at.step, text) for at, text in trainer.train_state.history.marks if kept.processed < at.processed <= place.processed]
-    if marks:
-        raise CheckpointError(
-            f"Step {place.step} can't be reached: {marks[0][1]!r} was done by hand at step {marks[0][0]}, after {kept.name}.",
-            remedy=f"Give a step up to {marks[0][0] - 1}.",
-        )
+    for at, text in trainer.train_state.history.marks:
+        if kept.processed < at.processed <= place.processed:
+            raise CheckpointError(
+                f"Step {place.step} can't be reached: {text!r} was done by hand at step {at.step}, after {kept.name}.",
+                remedy=f"Give a step up to {at.step - 1}.",
+            )
     return kept
 
 
@@ -91,12 +92,13 @@ def _remedy(trainer: TrainerBase) -> str:
 
 def outside(trainer: TrainerBase) -> list[str]:
     """Describe what can't be restored: loaders that are iterators, generators without a state, counters outside of the trainer."""
+    states, found = trainer.states, dict(trainer.states.reasons)
+    if states.open_loader is not None:
+        found |= dict.fromkeys(states.open_loader.why_not_exact())
     methods = [value for kind in type(trainer).__mro__ if is_user(kind) for value in vars(kind).values()]
-    names = [name for method in methods for name in outside_names(method)]
-    found = [f"{name} is outside of the trainer, and stays as it is" for name in dict.fromkeys(names)]
-    states = trainer.states
-    reasons = states.open_loader.why_not_exact() if states.open_loader is not None else []
-    return list(dict.fromkeys([*states.reasons, *reasons, *found]))
+    for name in (name for method in methods for name in outside_names(method)):
+        found[f"{name} is outside of the trainer, and stays as it is"] = None
+    return list(found)
 
 
 # %% ../../nbs/travel/rewind.ipynb #8e09d8f4
@@ -136,10 +138,10 @@ class Rewound:
     def __repr__(self) -> str:
         n = self.n_recomputed
         again = f" · recomputed {n} {'batch' if n == 1 else 'batches'}" if n else ""
-        lines = [f"Rewound to {self.place}{again} · run() continues from here", *(f"not exact: {note}" for note in self.notes)]
+        lines = [f"Rewound to {self.place}{again} · run() continues from here"]
         if self.called:
-            lines.insert(1, f"called again on the way, so that what they write is written twice: {', '.join(self.called)}")
-        return "\n  ".join(lines)
+            lines.append(f"called again on the way, so that what they write is written twice: {', '.join(self.called)}")
+        return "\n  ".join([*lines, *(f"not exact: {note}" for note in self.notes)])
 
 
 @command
@@ -187,13 +189,13 @@ def rewind(trainer: TrainerBase, at: Literal["best"] | None = None, *, epoch: in
             raise ConfigError("A session is open, and its loop can't go back.", remedy="Leave the loop first; branch() works in it.")
         session.end("stopped")
     there = place_of(trainer, at, epoch, step)
-    state, n_recomputed = operate(trainer, "rewind", lambda operation: _find(trainer, there), mode="train", between_batches=False)
+    state, n_recomputed = operate(trainer, "rewind", lambda operation: state_at(trainer, there), mode="train", between_batches=False)
     found = _restore(trainer, state, n_recomputed)
     trainer._required_service(ViewService).refresh_slider()
     return found
 
 
-def _find(trainer: TrainerBase, place: Place) -> tuple[KeptState, int]:
+def state_at(trainer: TrainerBase, place: Place) -> tuple[KeptState, int]:
     """The state at `place`, and how many batches were processed again to get there."""
     kept = nearest_state(trainer, place)
     state = kept if place.distance_of(kept) == 0 else recompute(trainer, kept, place)
@@ -203,10 +205,10 @@ def _find(trainer: TrainerBase, place: Place) -> tuple[KeptState, int]:
 def _restore(trainer: TrainerBase, state: KeptState, n_recomputed: int) -> Rewound:
     """Restore `trainer` to `state`."""
     missing = restore_kept(trainer, state)
-    notes = [*outside(trainer), *([f"{missing} is made after the run has begun"] if missing else [])]
+    called: list[str] = []
     if n_recomputed:
         trainer.states.memory.add(state)
-    called = called_again(trainer) if n_recomputed else ()
-    found = Rewound(state.epoch, state.step, state.batch, n_recomputed, tuple(notes), tuple(called))
+        called = called_again(trainer)
+    found = Rewound(state.epoch, state.step, state.batch, n_recomputed, (*outside(trainer), *missing), tuple(called))
     trainer.recorder.mark(f"rewound to {found.place}")
     return found

@@ -15,10 +15,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from interruptions import Interruption, drawn, interrupted, run_life
+from interruptions import CHANGES, Interruption, drawn, interrupted, run_life
 from resume_cases import Case
-
-from nbtrain.state.parts import CHANGES
 
 ROOT = Path(__file__).parents[2]
 N_CASES = int(os.environ.get("NBTRAIN_FAULT_CASES", "8"))

@@ -28,7 +28,6 @@ from nbtrain.distributed.worker import dumps, loads
 from nbtrain.loops.kept_objects import objects_of
 from nbtrain.objects.search import Search
 from nbtrain.state.attribute_state import AttributeState
-from nbtrain.state.object_state import fingerprint
 from nbtrain.state.replica import load_replica_state, take_state
 
 
@@ -227,14 +226,10 @@ class Tree:
         self.children = [Tree(depth - 1, self) for _ in range(3)] if depth else []
 
 
-def test_a_circle_of_objects_is_compared_once_and_said_where_it_can_not_be_saved() -> None:
+def test_a_circle_of_objects_is_said_where_it_can_not_be_saved() -> None:
     trainer, state = made("a list", "trainer"), AttributeState()
     tree = trainer.kept = Tree(4)
     assert state.begin(trainer) == "Counts.kept is a Tree"
-    before = fingerprint(tree)
-    assert fingerprint(tree) == before
-    tree.children[2].children[1].n += 1
-    assert fingerprint(tree) != before
     with unchanged(trainer):
         tree.children[0].n = 5
     assert tree.children[0].n == 0

@@ -438,7 +438,7 @@ def test_memory_of_ten_thousand_epochs_is_bounded_by_the_budget() -> None:
 
 
 def test_a_state_larger_than_half_of_the_memory_leaves_only_the_newest() -> None:
-    kept = KeptStates(budget=100, most=500)
+    kept = KeptStates(budget=100)
     for step in range(5):
         kept.add(KeptState(1, step, step, step, None, 9, step == 0, Snapshot({}), ([], None), n_bytes=600))
     assert [state.step for state in kept.states] == [4]
