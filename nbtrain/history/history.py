@@ -263,10 +263,9 @@ class History(Listed):
     def _as_validation(self, row: Row) -> Row:
         """Return `row`; it replaces the newest validation if both are of the same step."""
         if is_same_validation(row, self.validations):
-            old, self.validations[-1] = self.validations[-1], row
-            row.path = old.path
+            row.path = self.validations[-1].path
+            self.validations[-1] = row
             self.n_saved["validations"] = min(self.n_saved["validations"], len(self.validations) - 1)
-            self._best.replace(old, row)
         return row
 
     def drop_after(self, processed: int, epoch: int) -> None:
