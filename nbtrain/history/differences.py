@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import os
-import json
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,27 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .run_files import read_file
+from .run_files import read_file, read_record
 
 # %% auto #0
-__all__ = ["read_record", "differences", "settings", "kept"]
-
-
-# %% ../../nbs/history/differences.ipynb #diffread
-def read_record(folder: Path) -> dict[str, Any] | None:
-    """Read `provenance.json`, which `record` wrote; None if nothing was recorded. Raises ConfigError if it is damaged."""
-    if not os.path.lexists(folder / "provenance.json"):
-        return None
-    raw = read_file(folder, "provenance.json")
-    try:
-        content = json.loads(raw)
-        json.dumps(content, ensure_ascii=False)  # what is nested too deeply to be written raises here
-    except (RecursionError, ValueError) as error:
-        raise ConfigError("provenance.json is damaged: it is not JSON.", where=str(folder)) from error
-    if not isinstance(content, dict):
-        raise ConfigError("provenance.json is damaged: it holds no record.", where=str(folder))
-    return content
-
+__all__ = ["differences", "settings", "kept"]
 
 # %% ../../nbs/history/differences.ipynb #35cb5893
 _SETTING = re.compile(r"\b([A-Za-z_]\w*)=('[^']*'|\"[^\"]*\"|\([^()]*\)|\[[^\[\]]*\]|[^\s,()\[\]]+)")

@@ -186,8 +186,7 @@ class _Search(Walk):
         self.values: dict[str, Any] = {}
         self.no_source: set[str] = set()
         self.packages: set[str] = set()
-        self.places: set[str] = set()
-        self._noted: set[int] = set()  # namespaces whose place is in `places`
+        self.namespaces: dict[int, dict[str, Any]] = {}  # whose names are read, by their identity
 
     def add_all(self, *items: Any) -> None:
         for item in items:
@@ -229,7 +228,7 @@ class _Search(Walk):
             self.no_source.add(name_of(kind))
 
     def _read(self, code: CodeType | None, namespace: dict[str, Any]) -> None:
-        self._note_place(namespace)
+        self.namespaces[id(namespace)] = namespace
         for path, item, attributes in chains_read(code, namespace) if code is not None else ():
             self._follow(path, item, attributes)
 
@@ -239,17 +238,17 @@ class _Search(Walk):
             if package := package_of(link):
                 self.packages.add(package)
             elif is_kind(link, ModuleType) and is_user_module(module_of(link)):
-                self._note_place(state(link))
+                self.namespaces[id(state(link))] = state(link)
             self.add_all(link)
         path, item = links[-1]
         if item is not os.environ and not is_kind(item, _CODE):
             self.values[path] = item
 
-    def _note_place(self, namespace: dict[str, Any]) -> None:
-        if id(namespace) not in self._noted:  # listing the cells of a notebook takes a system call for each
-            self._noted.add(id(namespace))
-            file = namespace.get("__file__")
-            self.places.update([file] if isinstance(file, str) else cells())
+    def places(self) -> list[str]:
+        """The files and cells of these namespaces."""
+        files = {namespace.get("__file__") for namespace in self.namespaces.values()}
+        known = {file for file in files if isinstance(file, str)}
+        return sorted(known if files == known else {*known, *cells()})
 
 
 # %% ../../nbs/source/source_code.ipynb #c157f5a2
@@ -282,7 +281,7 @@ def reach(roots: Iterable[Any]) -> Reached:
     outer = [d for d in found if not any(_is_inside(d, other) for other in found)]
     files = list(dict.fromkeys(d.file for d in walk.definitions))
     outer.sort(key=lambda d: (is_cell(d.file), execution_number(d.file), files.index(d.file), d.first))
-    return Reached(outer, dict(sorted(walk.values.items())), sorted(walk.no_source), sorted(walk.packages), sorted(walk.places))
+    return Reached(outer, dict(sorted(walk.values.items())), sorted(walk.no_source), sorted(walk.packages), walk.places())
 
 
 def _is_inside(inner: Definition, outer: Definition) -> bool:

@@ -131,7 +131,7 @@ import os
 from nbtrain import Trainer
 pid = os.fork()
 if not pid:
-    exec(sys.argv[1], {})
+    exec(sys.argv[1], {"n_frozen": n_frozen})
     os._exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 """
