@@ -5,6 +5,7 @@
 # %% ../nbs/remote_errors.ipynb #73a3f1c9
 from __future__ import annotations
 
+import copyreg
 import re
 from ast import literal_eval
 from collections.abc import Iterator
@@ -37,18 +38,12 @@ class RemoteTraceback(WorkerError):
         self.place, self.text = place, text
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.args, vars(self))
+        return copyreg.__newobj__, (RemoteTraceback, *self.args), vars(self)  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def frames(self) -> list[re.Match[str]]:
         """The frames, outermost first, as matches with the groups "file", "line", "name" and "source"."""
         return list(_FRAME.finditer(self.text))
-
-
-def _unpickled(args: tuple[Any, ...], state: dict[str, Any]) -> RemoteTraceback:
-    error = RemoteTraceback.__new__(RemoteTraceback, *args)
-    vars(error).update(state)
-    return error
 
 
 # %% ../nbs/remote_errors.ipynb #aa798c78

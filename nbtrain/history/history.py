@@ -413,14 +413,12 @@ class History(Listed):
     @property
     def _last_is_best(self) -> bool:
         """Whether the newest epoch is the best so far."""
-        best = self.best
-        return best is not None and bool(self.epochs) and best is self.epochs[-1]
+        return any(row is self.best for row in self.epochs[-1:])
 
     @property
     def _last_validation_is_best(self) -> bool:
         """Whether the newest validation is the best so far, if validations are compared."""
-        best = self.best
-        return best is not None and bool(self.validations) and best is self.validations[-1]
+        return any(row is self.best for row in self.validations[-1:])
 
     @property
     def table(self) -> list[Mapping[str, Any]]:

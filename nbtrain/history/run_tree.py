@@ -14,7 +14,7 @@ from pathlib import Path
 from ..errors import ConfigError
 from .history import History
 from .run_files import read_file, write_file
-from .run_folder import read_history
+from .run_folder import new_folder, read_history
 from ..formatting import best_words, visible
 
 # %% auto #0
@@ -50,17 +50,9 @@ _FILE = "branch.json"
 
 def open_branch_folder(save_path: Path, fork: Fork) -> Path:
     """Create and return the next free folder for a branch in `save_path`. Raises ConfigError if it can't be created."""
-    try:
-        save_path.mkdir(parents=True, exist_ok=True)
-        for number in count(1):
-            folder = save_path / f"{fork.parent}-b{number}"
-            if not folder.exists():
-                folder.mkdir()
-                write_file(folder, _FILE, json.dumps(asdict(fork), indent=2, ensure_ascii=False) + "\n")
-                return folder
-    except OSError as error:
-        raise ConfigError(f"{str(save_path)!r} can't hold a run folder: {error.strerror}.", remedy="Give another save_path.") from error
-    raise AssertionError
+    folder = new_folder(save_path, (f"{fork.parent}-b{number}" for number in count(1)))
+    write_file(folder, _FILE, json.dumps(asdict(fork), indent=2, ensure_ascii=False) + "\n")
+    return folder
 
 
 def read_fork(folder: Path) -> Fork | None:

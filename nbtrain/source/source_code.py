@@ -136,13 +136,9 @@ def chains_read(code: CodeType, namespace: dict[str, Any]) -> Iterator[tuple[str
 # %% ../../nbs/source/source_code.ipynb #e3a4ebd0
 def _find_function(function: FunctionType) -> tuple[ast.AST, Definition] | None:
     """The node of a function, and the statement that it is in; None without its text."""
-    code = function.__code__
-    file = read_source(code.co_filename, function.__globals__)
-    found = file.functions.get((code.co_firstlineno, code.co_name)) if file else None
-    if file is None or not found:
-        return None
-    node, statement = found[-1]
-    return node, file.definition(name_of(function), statement)
+    file = read_source(function.__code__.co_filename, function.__globals__)
+    found = file.find_function(function.__code__) if file else None
+    return (found[0], file.definition(name_of(function), found[1])) if file and found else None
 
 
 def _find_class(kind: type) -> tuple[ast.AST, Definition] | None:

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from ..objects.user_code import is_generated
@@ -69,6 +69,10 @@ class SourceFile:
                     self.functions.setdefault((first_line(node), name), []).append((node, around))
                     inner = f"{prefix}{name}.<locals>."
                 stack.append((node, inner, around))
+
+    def find_function(self, code: CodeType) -> tuple[ast.AST, ast.AST] | None:
+        """The node of a function or lambda, and the statement that it is in."""
+        return next(reversed(self.functions.get((code.co_firstlineno, code.co_name), ())), None)
 
     def find_class(self, name: str, line: int | None) -> ast.ClassDef | None:
         """The class `name` that contains `line`; without a line, the last one of that name."""
