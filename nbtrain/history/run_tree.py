@@ -99,22 +99,24 @@ def tree_lines(runs: Mapping[str, TreeRun]) -> list[str]:
 def _lines(below: Mapping[str, list[str]], parent: str, indent: str | None) -> Iterator[tuple[str, str]]:
     names = below.get(parent, [])
     for name in names:
-        is_last = name == names[-1]
-        yield ("" if indent is None else indent + ("└─ " if is_last else "├─ ")) + name, name
-        yield from _lines(below, name, "" if indent is None else indent + ("   " if is_last else "│  "))
+        branch, beside = ("└─ ", "   ") if name == names[-1] else ("├─ ", "│  ")
+        if indent is None:  # a root
+            branch = beside = ""
+        yield f"{indent or ''}{branch}{name}", name
+        yield from _lines(below, name, f"{indent or ''}{beside}")
 
 
 def family(folder: Path) -> dict[str, TreeRun]:
     """The run of `folder` with its branches, and, if it is a branch, its parents; empty if it has neither."""
     beside = {path.name: path for path in sorted(folder.resolve().parent.glob("run-*")) if (path / "events.jsonl").is_file()}
-    forks = {name: fork for name, path in beside.items() if (fork := read_fork(path)) is not None}
-    root, seen = folder.resolve().name, set[str]()
-    while root in forks and forks[root].parent in beside and root not in seen:
-        seen.add(root)
-        root = forks[root].parent
-    found = {root}
-    while new := {name for name, fork in forks.items() if fork.parent in found and name not in found}:
-        found |= new
-    if len(found) == 1:
-        return {}
-    return {name: TreeRun(read_history(path), forks.get(name)) for name, path in beside.items() if name in found}
+    forks = {name: read_fork(path) for name, path in beside.items()}
+
+    def root_of(name: str) -> str:
+        seen = set[str]()
+        while (fork := forks.get(name)) is not None and fork.parent in beside and name not in seen:
+            seen.add(name)
+            name = fork.parent
+        return name
+
+    names = [name for name in beside if root_of(name) == root_of(folder.resolve().name)]
+    return {name: TreeRun(read_history(beside[name]), forks[name]) for name in names} if len(names) > 1 else {}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..annotations import checked
@@ -109,12 +109,13 @@ def _of_trainers(trainers: Sequence[Trained]) -> Comparison:
     runs: dict[str, TreeRun] = {}
     for trainer in trainers:
         fork: Fork | None = trainer.origin.fork
-        name = trainer.run_dir.name if trainer.run_dir is not None else trainer.title
-        name = name if trainer.run_dir is not None or fork is None else f"{fork.parent}-b1"
-        number = count(2)
-        while name in runs:
-            name = f"{name.rstrip('0123456789')}{next(number)}" if fork is not None else f"{trainer.title} {next(number)}"
-        runs[name] = TreeRun(trainer.history, fork)
+        first, base = trainer.title, f"{trainer.title} "
+        if fork is not None:
+            first, base = f"{fork.parent}-b1", f"{fork.parent}-b"
+        if trainer.run_dir is not None:
+            first = trainer.run_dir.name
+        names = chain([first], (f"{base}{number}" for number in count(2)))
+        runs[next(name for name in names if name not in runs)] = TreeRun(trainer.history, fork)
     return Comparison({name: run.history for name, run in runs.items()}, forks=_forks(runs))
 
 
