@@ -42,18 +42,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = [
-    "StepTable",
-    "Row",
-    "csv_text",
-    "data_frame",
-    "validation_alone",
-    "History",
-    "result_of",
-    "ResultMetrics",
-    "short_path",
-    "RunResult",
-]
+__all__ = ["StepTable", "Row", "csv_text", "validation_alone", "History", "result_of", "ResultMetrics", "short_path", "RunResult"]
 
 
 # %% ../../nbs/history/history.ipynb #df4b47df
@@ -149,15 +138,6 @@ def csv_text(rows: list[Row]) -> bytes:
     writer.writeheader()
     writer.writerows(rows)
     return written.getvalue().encode(errors="backslashreplace")  # half a surrogate pair in a name
-
-
-def data_frame(rows: list[Row]) -> DataFrame:
-    """`rows` as a pandas DataFrame. Raises ImportError if pandas is not installed."""
-    if importlib.util.find_spec("pandas") is None:
-        raise ImportError("history.df needs pandas: pip install pandas. Without it, history.epochs is a list of dicts.")
-    import pandas
-
-    return pandas.DataFrame([{name: value for name, value in row.items() if name != "processed"} for row in rows])
 
 
 # %% ../../nbs/history/history.ipynb #b920ffcf
@@ -342,12 +322,16 @@ class History(Listed):
         for table in self.steps.values():
             table.n_saved = len(table) if journal is not None else 0
 
+    def _rows_after(self, n_restarts: int) -> list[Row]:
+        """The rows that were measured after so many restarts of the best: validations if `monitor` is one of their metrics, else epochs."""
+        is_epoch = not self._compares_validations
+        rows = self.epochs if is_epoch else self.validations
+        return [row for row in rows if self.restarts.n_before(row, is_epoch=is_epoch) == n_restarts]
+
     @property
     def _candidates(self) -> list[Row]:
-        """The rows to choose `best` from: validations if `monitor` is one of their metrics, else epochs; after a restart, newer ones."""
-        has_validations = self._compares_validations
-        rows = self.validations if has_validations else self.epochs
-        return [row for row in rows if self.restarts.counts(row, is_epoch=not has_validations)]
+        """The rows to choose `best` from."""
+        return self._rows_after(len(self.restarts.places))
 
     @property
     def _compares_validations(self) -> bool:
@@ -385,11 +369,11 @@ class History(Listed):
             >>> trainer.history.best_before(1) is None
             True
         """
-        has_validations, restarts = self._compares_validations, self.restarts
-        rows = self.validations if has_validations else self.epochs
-        earlier = [row for row in rows if restarts.n_before(row, is_epoch=not has_validations) == number - 1]
-        place = restarts.places[number - 1] if 0 < number <= len(restarts.places) else (-1, -1)
-        return best_row([row for row in earlier if row.get("processed", 0) <= place[0]], self.monitor, self.monitor_mode)
+        if not 0 < number <= len(self.restarts.places):
+            return None
+        last, _ = self.restarts.places[number - 1]
+        earlier = [row for row in self._rows_after(number - 1) if row.get("processed", 0) <= last]
+        return best_row(earlier, self.monitor, self.monitor_mode)
 
     def _short_state(self) -> dict[str, Any]:
         """As `state_dict`, but only with the last and the best rows, which a resumed run needs."""
@@ -483,7 +467,12 @@ class History(Listed):
             >>> list(trainer.history.df.columns)
             ['epoch', 'step', 'train_loss', 'lr', 'time_s']
         """
-        return data_frame(self.epochs or self.tests)
+        if importlib.util.find_spec("pandas") is None:
+            raise ImportError("history.df needs pandas: pip install pandas. Without it, history.epochs is a list of dicts.")
+        import pandas
+
+        rows = self.epochs or self.tests
+        return pandas.DataFrame([{name: value for name, value in row.items() if name != "processed"} for row in rows])
 
     def __len__(self) -> int:
         return len(self.epochs)
