@@ -143,17 +143,15 @@ def find_item_misfit(at: str, value: Any, hint: Any) -> Misfit | None:
     """As `find_misfit`, for the items of a container. Checks only containers that reading does not use up."""
     origin, options = get_origin(hint), get_args(hint)
     if isinstance(value, Mapping):
-        parts = [(f"a key of {at}", key, options[0]) for key in value] + [
-            (f"{at}[{key!r}]", item, options[1]) for key, item in value.items()
-        ]
+        parts = [(f"a key of {at}", key, options[0]) for key in value]
+        parts += [(f"{at}[{key!r}]", item, options[1]) for key, item in value.items()]
     elif options[0] is Any or not isinstance(value, (list, tuple)):
         return None
-    elif origin is tuple and options[-1] is not Ellipsis:
-        if len(value) != len(options):
-            return at, value, hint
-        parts = [(f"{at}[{i}]", item, option) for i, (item, option) in enumerate(zip(value, options))]
     else:
-        parts = [(f"{at}[{i}]", item, options[0]) for i, item in enumerate(value)]
+        is_fixed = origin is tuple and options[-1] is not Ellipsis
+        if is_fixed and len(value) != len(options):
+            return at, value, hint
+        parts = [(f"{at}[{i}]", item, options[i if is_fixed else 0]) for i, item in enumerate(value)]
     return next((misfit for part in parts if (misfit := find_misfit(*part)) is not None), None)
 
 

@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pkgutil import resolve_name
+from traceback import walk_tb
 from typing import Any
 
 # %% auto #0
@@ -154,10 +155,7 @@ def _with_version(package: str) -> str:
 
 def misfit(error: Exception) -> str:
     """Which package that is built for one release of torch has raised `error` while it was imported, and what to do; else empty."""
-    names, step = [], error.__traceback__
-    while step is not None:
-        names.append(str(step.tb_frame.f_globals.get("__name__")).partition(".")[0])
-        step = step.tb_next
+    names = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walk_tb(error.__traceback__)]
     found = next((name for name in reversed(names) if name in _BUILT_FOR_TORCH), None)
     if found is None:
         return ""

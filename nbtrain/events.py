@@ -131,16 +131,21 @@ def is_rate(name: str) -> bool:
 PREFIXES = ("train_", "val_", "test_")  # of the metrics
 
 
+_ENDS = {"epoch": -2, "round": -1, "time_s": 9}
+
+
+def _column_place(name: str) -> int:
+    if is_rate(name):
+        return 8
+    if name in _ENDS:
+        return _ENDS[name]
+    return next((i for i, prefix in enumerate(PREFIXES) if name.startswith(prefix)), len(PREFIXES))
+
+
 def column_names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """The columns of rows in reading order: epoch, round, train_*, val_*, test_*, all others, lr, time_s."""
-    names = list(dict.fromkeys(name for row in rows for name in row if name not in OWN_COLUMNS and not is_rate(name)))
-
-    def group(name: str) -> int:
-        return next((i for i, prefix in enumerate(PREFIXES) if name.startswith(prefix)), len(PREFIXES))
-
-    present = list(dict.fromkeys(name for row in rows for name in row))
-    ends = [*filter(is_rate, present), *(["time_s"] if "time_s" in present else [])]
-    return [name for name in ("epoch", "round") if name in present] + sorted(names, key=group) + ends
+    names = dict.fromkeys(name for row in rows for name in row if name not in ("step", "processed"))
+    return sorted(names, key=_column_place)
 
 
 _TOO_LARGE = 2**63
