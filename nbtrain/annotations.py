@@ -279,20 +279,22 @@ def _call_error(
 ) -> OptionError:
     parameters = [signature.parameters[name] for name in names]
     by_place = dict(zip((p.name for p in parameters if p.kind is not p.KEYWORD_ONLY), args))
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    if unknown := next((name for name in given if name not in names and not takes_any), None):
+    known = {**by_place, **given}
+    unknown = [name for name in given if name not in names]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         from nbtrain.compat.foreign_names import remedy_of_argument, same_argument
 
-        left = [name for name in names if name not in by_place and name not in given]
-        known = (remedy_of_argument if title == "run" else same_argument)(unknown, left)
-        return OptionError(f"{title} takes no argument {unknown!r}.", remedy=known or nearest(unknown, left))
-    required = [p.name for p in parameters if p.default is p.empty]
-    if missing := [name for name in required if name not in by_place and name not in given]:
-        named = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} | given.keys()
-        whole = ", ".join(_as_written(name, {**by_place, **given}, by_name=name in named) for name in required)
-        return OptionError(f"{title} needs {' and '.join(map(repr, missing))}.", remedy=f"For example: {title}({whole}).")
-    if twice := next((name for name in given if name in by_place), None):
-        return OptionError(f"{title} was given {twice!r} twice.", remedy="Give it by position or by name.")
+        name, left = unknown[0], [name for name in names if name not in known]
+        remedy = remedy_of_argument(name, left) if title == "run" else same_argument(name, left)
+        return OptionError(f"{title} takes no argument {name!r}.", remedy=remedy or nearest(name, left))
+    required = [p for p in parameters if p.default is p.empty]
+    missing = [repr(p.name) for p in required if p.name not in known]
+    if missing:
+        shown = [_as_written(p.name, known, by_name=p.kind is p.KEYWORD_ONLY or p.name in given) for p in required]
+        return OptionError(f"{title} needs {' and '.join(missing)}.", remedy=f"For example: {title}({', '.join(shown)}).")
+    twice = [name for name in given if name in by_place]
+    if twice:
+        return OptionError(f"{title} was given {twice[0]!r} twice.", remedy="Give it by position or by name.")
     by_name = " and ".join(f"{p.name}=..." for p in parameters if p.kind is p.KEYWORD_ONLY)
     return OptionError(f"{title}: {text}.", remedy=f"Give {by_name} by name." if by_name else "")
 

@@ -250,14 +250,19 @@ class History(Listed):
 
     def drop_after(self, processed: int, epoch: int) -> None:
         """Drop everything measured after so many processed batches, and the rows after `epoch`, including that of an epoch cut there."""
-        dropped = {id(row) for row in self.epochs if row.get("processed", 0) > processed or row["epoch"] > epoch}
-        validations = [row for row in self.validations if row.get("processed", 0) <= processed]
+
+        def is_kept(row: Row) -> bool:
+            return row.get("processed", 0) <= processed
+
+        dropped = {id(row) for row in self.epochs if not is_kept(row) or row["epoch"] > epoch}
+        validations = filter(is_kept, self.validations)
         self._keep("validations", [validation_alone(row) if id(row) in dropped else row for row in validations])
         self._keep("epochs", [row for row in self.epochs if id(row) not in dropped])
-        self._keep("tests", [row for row in self.tests if row.get("processed", 0) <= processed])
+        self._keep("tests", list(filter(is_kept, self.tests)))
         self._keep("marks", [mark for mark in self.marks if mark[0].processed <= processed])
         self._keep("shown", still_shown(self.shown, self.epochs, processed, epoch))
-        self.cut = self.cut if self.cut is not None and self.cut[0].processed < processed else None
+        if self.cut is not None and self.cut[0].processed >= processed:
+            self.cut = None
         self.restarts.drop_after(processed)
         for table in self.steps.values():
             table.drop_after(processed)
@@ -412,14 +417,17 @@ class History(Listed):
     @property
     def _under_way(self) -> Row | None:
         """The epoch that is not finished: the means over its training batches and its newest validation so far; None without a batch."""
-        epoch, end = (self.epochs[-1]["epoch"], self.epochs[-1].get("processed", math.inf)) if self.epochs else (0, 0)
-        table = self.steps["train"]
+        last = self.epochs[-1] if self.epochs else Row(epoch=0, processed=0)
+        end, table = last.get("processed", math.inf), self.steps["train"]
         begin = bisect_right(table.processed, end)
         if begin == len(table):
             return None
         means = {name: fmean(column[begin:]) for name, column in table.columns.items()}
-        validations = [row for row in self.validations[-1:] if row.get("processed", 0) > end]
-        return Row({"epoch": f"{epoch + 1} so far", "step": table.steps[-1], **means, **(validations[0].metrics if validations else {})})
+        row = Row({"epoch": f"{last['epoch'] + 1} so far", "step": table.steps[-1], **means})
+        for validation in self.validations[-1:]:
+            if validation.get("processed", 0) > end:
+                row.update(validation.metrics)
+        return row
 
     @written_in("library.drawn_history")
     def plot(self) -> Figure:
@@ -571,7 +579,7 @@ class RunResult(Listed):
     elapsed_s: float | None = None
 
     def __repr__(self) -> str:
-        parts = [self.status + (f" ({self.reason})" if self.reason else "")]
+        parts = [f"{self.status} ({self.reason})" if self.reason else self.status]
         if self.last is not None and "epoch" in self.last:
             n_all = self.last["epoch"]
             parts.append(epochs_words(n_all if self.n_epochs is None else self.n_epochs, n_all))

@@ -79,10 +79,12 @@ class TreeRun:
     @property
     def words(self) -> str:
         """The run in one line."""
-        history = self.history
-        parts = [str(self.fork)] if self.fork is not None else []
-        parts += [f"{len(history.epochs)} epochs"] if len(history.epochs) != 1 else ["1 epoch"]
-        parts += [best_words(history.best, history.monitor, history.epochs)] if history.best is not None else []
+        history, n = self.history, len(self.history.epochs)
+        parts = [f"{n} epochs" if n != 1 else "1 epoch"]
+        if self.fork is not None:
+            parts.insert(0, str(self.fork))
+        if history.best is not None:
+            parts.append(best_words(history.best, history.monitor, history.epochs))
         return " · ".join(parts)
 
 
