@@ -9,7 +9,7 @@ import copyreg
 import re
 from ast import literal_eval
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from traceback import walk_tb
 from typing import Any
 
@@ -54,10 +54,8 @@ def _arguments(kind: type[BaseException], message: str) -> list[tuple[Any, ...]]
     """Possible constructor arguments of `kind`, the likeliest first."""
     found: list[tuple[Any, ...]] = []
     if issubclass(kind, KeyError):
-        try:
+        with suppress(ValueError, SyntaxError):
             found.append((literal_eval(message),))
-        except (ValueError, SyntaxError):
-            pass
     if issubclass(kind, OSError) and (errno := _ERRNO.fullmatch(message)):
         number, text, file = errno.groups()
         found.append((int(number), text) if file is None else (int(number), text, literal_eval(file)))

@@ -161,8 +161,7 @@ class RunFolder:
     def begin(self, run: int) -> None:
         """Write the existing history, if nothing is recorded in the folder yet."""
         if not inside(self.path, "events.jsonl").exists():
-            for event in history_events(self.history, run):
-                self.update(event)
+            self.update_all(history_events(self.history, run))
 
     def update(self, event: Event) -> None:
         self.update_all([event])

@@ -9,7 +9,6 @@ import ast
 import functools
 import linecache
 import re
-import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from ..objects.user_code import is_generated
+from ..tracebacks import ipython_shell
 
 # %% auto #0
 __all__ = [
@@ -98,11 +98,10 @@ def is_cell(file: str) -> bool:
 
 def execution_number(file: str) -> int:
     """The execution number of a cell, shown in its brackets; 0 if unknown."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if shell is None or not hasattr(shell.compile, "format_code_name"):  # IPython before 8.0
+    compiler: Any = getattr(ipython_shell(), "compile", None)
+    if not hasattr(compiler, "format_code_name"):  # of IPython before 8.0
         return 0
-    number = re.search(r"\d+", str(shell.compile.format_code_name(file) or ""))
+    number = re.search(r"\d+", str(compiler.format_code_name(file) or ""))
     return int(number[0]) if number else 0
 
 
