@@ -13,7 +13,7 @@ from ast import literal_eval
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache, cached_property, wraps
+from functools import cache, wraps
 from importlib import import_module
 from numbers import Integral, Real
 from pathlib import Path
@@ -367,15 +367,12 @@ class WrittenIn:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = self.name or name
 
-    @cached_property
-    def function(self) -> Callable[..., Any]:
-        return getattr(import_module(f"nbtrain.{self.module}"), self.name)
-
     def __get__(self, owner: Any, kind: type[Any]) -> Any:
+        function = getattr(import_module(f"nbtrain.{self.module}"), self.name)
         if isinstance(self.declared, classmethod):
-            return MethodType(self.function, kind)
+            return MethodType(function, kind)
         is_plain = owner is None or isinstance(self.declared, staticmethod)
-        return self.function if is_plain else MethodType(self.function, owner)
+        return function if is_plain else MethodType(function, owner)
 
 
 _Method = TypeVar("_Method")
