@@ -56,6 +56,16 @@ def _label(name: str, old: Any, new: Any) -> list[str]:
 
 
 # %% ../../nbs/history/differences.ipynb #8ddae6d1
+def _dumped(name: str, text: str) -> dict[str, str]:
+    """The syntax tree of a function; of a class those of its methods, and the rest of it."""
+    (node,) = ast.parse(text).body
+    methods = [item for item in node.body if isinstance(item, ast.FunctionDef)] if isinstance(node, ast.ClassDef) else []
+    if not isinstance(node, ast.ClassDef) or not methods:
+        return {name: ast.dump(node)}
+    rest = "\n".join(ast.dump(item) for item in node.body if item not in methods)
+    return {name if method.name == "__init__" else method.name: ast.dump(method) for method in methods} | {f"{name}.": rest}
+
+
 @functools.lru_cache(100)
 def _definitions(steps: str) -> Mapping[str, str]:
     """The text of each function and method in a record's source, by its name; of text that does not parse by its section."""
@@ -64,16 +74,9 @@ def _definitions(steps: str) -> Mapping[str, str]:
     for name, text in zip(sections[::2], sections[1::2]):
         short = name.rpartition(".")[2]
         try:
-            (node,) = ast.parse(text).body
-        except (SyntaxError, ValueError, RecursionError):  # cut off, or a hash in the place of the source
+            found |= _dumped(short, text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # cut off, nested too deeply, or a hash in the place of the source
             found[short] = text.strip()
-            continue
-        methods = [item for item in node.body if isinstance(item, ast.FunctionDef)] if isinstance(node, ast.ClassDef) else []
-        if isinstance(node, ast.ClassDef) and methods:
-            found |= {short if method.name == "__init__" else method.name: ast.dump(method) for method in methods}
-            found[f"{short}."] = "\n".join(ast.dump(item) for item in node.body if item not in methods)
-        else:
-            found[short] = ast.dump(node)
     return found
 
 
