@@ -13,7 +13,7 @@ from ast import literal_eval
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache, wraps
+from functools import cache, cached_property, wraps
 from importlib import import_module
 from numbers import Integral, Real
 from pathlib import Path
@@ -128,7 +128,7 @@ def find_misfit(at: str, value: Any, hint: Any) -> Misfit | None:
     if origin in (Union, UnionType):
         found = [find_misfit(at, value, option) for option in options]
         return None if None in found else next((misfit for misfit in found if misfit is not None and misfit[0] != at), whole)
-    if _holds_items(origin):
+    if origin is not None and _holds_items(origin):
         return find_item_misfit(at, value, hint) if _is_container(value, origin) else whole
     if origin is Literal:
         fits = any(type(value) is type(option) and value == option for option in options)
@@ -367,12 +367,15 @@ class WrittenIn:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = self.name or name
 
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        return getattr(import_module(f"nbtrain.{self.module}"), self.name)
+
     def __get__(self, owner: Any, kind: type[Any]) -> Any:
-        function = getattr(import_module(f"nbtrain.{self.module}"), self.name)
         if isinstance(self.declared, classmethod):
-            return MethodType(function, kind)
+            return MethodType(self.function, kind)
         is_plain = owner is None or isinstance(self.declared, staticmethod)
-        return function if is_plain else MethodType(function, owner)
+        return self.function if is_plain else MethodType(self.function, owner)
 
 
 _Method = TypeVar("_Method")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 from typing import Any
 
 from .events import Event, MonitorMode, Progress
@@ -107,6 +106,8 @@ class _Search:
         self.n = 0  # rows that were compared
         self.is_known = self.is_counted = False  # a row has the metric, and one that counts
         self.found: dict[str, Metrics] = {}  # the best row by each metric
+        self.newest: Metrics | None = None  # the row that `whole` has in addition
+        self.whole = self
 
     def add(self, row: Metrics, counts: bool) -> None:
         self.n += 1
@@ -163,13 +164,13 @@ class GrowingBest:
         if search is None or before != wanted or place is not rows or search.n >= max(len(rows), 1):
             search = _Search(monitor, mode)
             self._searches[is_epoch] = wanted, rows, search
-        for row in rows[search.n : -1]:
-            search.add(row, self.restarts.counts(row, is_epoch=is_epoch))
-        whole = copy(search)
-        whole.found = dict(search.found)
-        for row in rows[-1:]:
-            whole.add(row, self.restarts.counts(row, is_epoch=is_epoch))
-        return whole
+        if rows and rows[-1] is not search.newest:
+            for row in rows[search.n : -1]:
+                search.add(row, self.restarts.counts(row, is_epoch=is_epoch))
+            search.newest, search.whole = rows[-1], _Search(monitor, mode)
+            search.whole.is_known, search.whole.is_counted, search.whole.found = search.is_known, search.is_counted, {**search.found}
+            search.whole.add(rows[-1], self.restarts.counts(rows[-1], is_epoch=is_epoch))
+        return search.whole
 
     def of(self, epochs: Sequence[Any], validations: Sequence[Any], monitor: str, mode: MonitorMode, earlier: Metrics | None = None) -> Any:
         """The best row of a run: a validation, if `monitor` is one of their metrics, else an epoch. `earlier`: the best of earlier runs."""
