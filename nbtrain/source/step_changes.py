@@ -100,7 +100,8 @@ class _Search(Walk):
             self.add(held[name])
         if kind not in self.kinds:
             self.kinds[kind] = None
-            for name in dict.fromkeys(("forward", *methods_of(kind, "__"), *self._names)):
+            special = [name for base in mro(kind) if is_user(base) for name in own(base) if name == "forward" or name[:2] == "__"]
+            for name in dict.fromkeys((*(name for name in special if name not in _APART), *self._names)):
                 self._look(kind, name)
 
     def read(self, names: Iterable[str]) -> None:
