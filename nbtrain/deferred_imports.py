@@ -50,7 +50,7 @@ class _Later:
         if name.startswith("__"):  # typing looks for several in all classes
             raise AttributeError(f"{self._path} has no attribute {name!r} so far")
         path = f"{self._path}.{name}"
-        if threading.get_ident() in _entered:
+        if _n_entered:
             return _CALLED.get(path) or _Later(path, self._owner)
         return getattr(self._real(), name)
 
@@ -96,7 +96,8 @@ def _import_later(name: str, globals: Any = None, locals: Any = None, fromlist: 
 
 
 # %% ../nbs/deferred_imports.ipynb #efe90cb9
-_lock, _entered = threading.Lock(), list[int]()  # the threads that are inside a block
+_lock = threading.Lock()
+_n_entered = 0
 _collector_was_on = False
 
 
@@ -117,19 +118,20 @@ def deferring(package: str = "lightning.pytorch") -> Iterator[None]:
 
 
 def _enter() -> None:
-    global _collector_was_on, _import
+    global _collector_was_on, _import, _n_entered
     with _lock:
-        if not _entered:
+        if not _n_entered:
             _collector_was_on = gc.isenabled()
             _import, builtins.__import__ = builtins.__import__, _import_later
         gc.disable()
-        _entered.append(threading.get_ident())
+        _n_entered += 1
 
 
 def _leave() -> None:
+    global _n_entered
     with _lock:
-        _entered.remove(threading.get_ident())
-        if _entered:
+        _n_entered -= 1
+        if _n_entered:
             return
         builtins.__import__ = _import
         if not _collector_was_on:
