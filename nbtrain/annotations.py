@@ -13,7 +13,7 @@ from ast import literal_eval
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property, wraps
+from functools import cache, cached_property, wraps
 from importlib import import_module
 from numbers import Integral, Real
 from pathlib import Path
@@ -114,49 +114,50 @@ PositiveInt = Annotated[int, Must("a positive integer", lambda value: value > 0)
 Batch = Annotated[Any, Must("a batch", lambda value: value is not None)]
 
 
+def _musts(hint: Any) -> list[Must]:
+    return [note for note in get_args(hint)[1:] if isinstance(note, Must)]
+
+
 def find_misfit(at: str, value: Any, hint: Any) -> Misfit | None:
     """The first part of `value` that does not fit `hint`; None if all of it fits. `at`: the value's place, as Python code."""
-    origin, options = get_origin(hint), get_args(hint)
+    origin, options, whole = get_origin(hint), get_args(hint), (at, value, hint)
     if origin is Annotated:
         inner = find_misfit(at, value, options[0])
-        fits = inner is not None or all(note.fits(value) for note in options[1:] if isinstance(note, Must))
-        return (at, value, hint) if not fits or (inner is not None and inner[0] == at) else inner
+        if inner is None:
+            return None if all(must.fits(value) for must in _musts(hint)) else whole
+        return whole if inner[0] == at else inner
     if origin in (Union, UnionType):
         found = [find_misfit(at, value, option) for option in options]
-        whole = (at, value, hint)
         return None if None in found else next((misfit for misfit in found if misfit is not None and misfit[0] != at), whole)
+    if origin is not None and _holds_items(origin):
+        return find_item_misfit(at, value, hint) if _is_container(value, origin) else whole
     if origin is Literal:
         fits = any(type(value) is type(option) and value == option for option in options)
     elif origin is type:
         fits = isinstance(value, type) and (not isinstance(options[0], type) or issubclass(value, options[0]))
-    elif origin is None or not _holds_items(origin):
-        fits = callable(value) if origin is Callable else _fits_kind(value, origin or hint)
     else:
-        return find_item_misfit(at, value, hint) if _is_container(value, origin) else (at, value, hint)
-    return None if fits else (at, value, hint)
+        fits = _fits_kind(value, origin or hint)
+    return None if fits else whole
 
 
 def find_item_misfit(at: str, value: Any, hint: Any) -> Misfit | None:
     """As `find_misfit`, for the items of a container. Checks only containers that reading does not use up."""
     origin, options = get_origin(hint), get_args(hint)
     if isinstance(value, Mapping):
-        parts = [(f"a key of {at}", key, options[0]) for key in value] + [
-            (f"{at}[{key!r}]", item, options[1]) for key, item in value.items()
-        ]
+        parts = [(f"a key of {at}", key, options[0]) for key in value]
+        parts += [(f"{at}[{key!r}]", item, options[1]) for key, item in value.items()]
     elif options[0] is Any or not isinstance(value, (list, tuple)):
         return None
-    elif origin is tuple and options[-1] is not Ellipsis:
-        if len(value) != len(options):
-            return at, value, hint
-        parts = [(f"{at}[{i}]", item, option) for i, (item, option) in enumerate(zip(value, options))]
     else:
-        parts = [(f"{at}[{i}]", item, options[0]) for i, item in enumerate(value)]
+        is_fixed = origin is tuple and options[-1] is not Ellipsis
+        if is_fixed and len(value) != len(options):
+            return at, value, hint
+        parts = [(f"{at}[{i}]", item, options[i if is_fixed else 0]) for i, item in enumerate(value)]
     return next((misfit for part in parts if (misfit := find_misfit(*part)) is not None), None)
 
 
 # %% ../nbs/annotations.ipynb #30d82bcd
 _WORDS = {
-    bool: "True or False",
     int: "an integer",
     float: "a number",
     str: "a string",
@@ -173,29 +174,29 @@ _WORDS = {
 
 def describe(hint: Any) -> str:
     """Describe in words what `hint` accepts."""
-    origin, options = get_origin(hint), get_args(hint)
-    if words := [note.words for note in options[1:] if isinstance(note, Must)]:
-        return words[0]
-    if origin in (Union, UnionType, Annotated):
-        choices = _choices(hint)
-        flat = [
-            part for option in choices for part in ([Literal[o] for o in get_args(option)] if get_origin(option) is Literal else [option])
-        ]
-        return _enumerate(word for part in flat for word in (("True", "False") if part is bool else (describe(part),)))
+    return _enumerate(word for choice in _choices(hint) for word in _words_of(choice))
+
+
+def _words_of(choice: Any) -> list[str]:
+    origin, options, musts = get_origin(choice), get_args(choice), _musts(choice)
+    if musts:
+        return [musts[0].words]
+    if choice is bool:
+        return ["True", "False"]
     if origin is Literal:
-        return _enumerate(map(repr, options))
+        return list(map(repr, options))
     if origin is type:
-        return f"a subclass of {getattr(options[0], '__name__', options[0])}"
-    kind = origin or hint
-    return _WORDS[kind] if kind in _WORDS else _with_article(getattr(kind, "__name__", str(kind)))
+        return [f"a subclass of {getattr(options[0], '__name__', options[0])}"]
+    kind = origin or choice
+    return [_WORDS[kind] if kind in _WORDS else _with_article(getattr(kind, "__name__", str(kind)))]
 
 
 def _choices(hint: Any) -> list[Any]:
     """The alternatives of `hint`, of which a value must fit one."""
-    if any(isinstance(note, Must) for note in get_args(hint)):
+    origin, options = get_origin(hint), get_args(hint)
+    if _musts(hint) or origin not in (Annotated, Union, UnionType):
         return [hint]
-    options = {Annotated: get_args(hint)[:1], Union: get_args(hint), UnionType: get_args(hint)}.get(get_origin(hint))
-    return [hint] if options is None else [choice for option in options for choice in _choices(option)]
+    return [choice for option in (options[:1] if origin is Annotated else options) for choice in _choices(option)]
 
 
 def _enumerate(words: Iterable[str]) -> str:
@@ -219,18 +220,18 @@ def _shown(value: Any) -> str:
 
 def _remedy(at: str, value: Any, hint: Any) -> str:
     """What to do about `value`. `Annotated[hint, function]` may provide it: the function takes the value and returns a text or ''."""
-    notes = [note for option in (hint, *get_args(hint)) if get_origin(option) is Annotated for note in option.__metadata__]
+    options = (hint, *get_args(hint))
+    notes = [note for option in options if get_origin(option) is Annotated for note in option.__metadata__]
     if advice := next((str(text) for note in notes if callable(note) and (text := note(value))), ""):
         return advice
-    choices = [choice for option in (hint, *get_args(hint)) if get_origin(option) is Literal for choice in get_args(option)]
+    choices = [choice for option in options if get_origin(option) is Literal for choice in get_args(option)]
     if isinstance(value, str) and choices:
         return nearest(value, map(str, choices))
-    takes_class = any(get_origin(option) is type for option in (hint, *get_args(hint)))
     if isinstance(value, int) and abs(value) >= _TOO_LARGE:
         return "An integer must have at most 64 bits."
     if isinstance(value, (str, os.PathLike)) and "\0" in str(value):
         return "It has a zero byte: look at where it comes from."
-    if isinstance(value, type) and not takes_class:
+    if isinstance(value, type) and not any(get_origin(option) is type for option in options):
         return f"Give an object of it: {value.__name__}(...)."
     if isinstance(value, Integral) and find_misfit(at, int(value), hint) is None:
         return "Convert it: int(...)."
@@ -277,9 +278,9 @@ def check_call(
             raise
         names = [p.name for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         is_method = names[:1] in (["self"], ["cls"]) or "is_command" in vars(function)
-        hidden = names[: 2 if names[:2] == ["self", "trainer"] else 1 if is_method else 0]
+        n = 2 if names[:2] == ["self", "trainer"] else int(is_method)  # which its caller does not write
         title = type(args[0]).__name__.partition("[")[0] if function.__name__ == "__init__" and args else function.__name__
-        raise _call_error(title, signature, names[len(hidden) :], args[len(hidden) :], given, str(error)) from None
+        raise _call_error(title, signature, names[n:], args[n:], given, str(error)) from None
 
 
 def _call_error(
@@ -287,20 +288,22 @@ def _call_error(
 ) -> OptionError:
     parameters = [signature.parameters[name] for name in names]
     by_place = dict(zip((p.name for p in parameters if p.kind is not p.KEYWORD_ONLY), args))
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    if unknown := next((name for name in given if name not in names and not takes_any), None):
+    known = {**by_place, **given}
+    unknown = [name for name in given if name not in names]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         from nbtrain.compat.foreign_names import remedy_of_argument, same_argument
 
-        left = [name for name in names if name not in by_place and name not in given]
-        known = (remedy_of_argument if title == "run" else same_argument)(unknown, left)
-        return OptionError(f"{title} takes no argument {unknown!r}.", remedy=known or nearest(unknown, left))
-    required = [p.name for p in parameters if p.default is p.empty]
-    if missing := [name for name in required if name not in by_place and name not in given]:
-        named = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} | given.keys()
-        whole = ", ".join(_as_written(name, {**by_place, **given}, by_name=name in named) for name in required)
-        return OptionError(f"{title} needs {' and '.join(map(repr, missing))}.", remedy=f"For example: {title}({whole}).")
-    if twice := next((name for name in given if name in by_place), None):
-        return OptionError(f"{title} was given {twice!r} twice.", remedy="Give it by position or by name.")
+        name, left = unknown[0], [name for name in names if name not in known]
+        remedy = remedy_of_argument(name, left) if title == "run" else same_argument(name, left)
+        return OptionError(f"{title} takes no argument {name!r}.", remedy=remedy or nearest(name, left))
+    required = [p for p in parameters if p.default is p.empty]
+    missing = [repr(p.name) for p in required if p.name not in known]
+    if missing:
+        shown = [_as_written(p.name, known, by_name=p.kind is p.KEYWORD_ONLY or p.name in given) for p in required]
+        return OptionError(f"{title} needs {' and '.join(missing)}.", remedy=f"For example: {title}({', '.join(shown)}).")
+    twice = [name for name in given if name in by_place]
+    if twice:
+        return OptionError(f"{title} was given {twice[0]!r} twice.", remedy="Give it by position or by name.")
     by_name = " and ".join(f"{p.name}=..." for p in parameters if p.kind is p.KEYWORD_ONLY)
     return OptionError(f"{title}: {text}.", remedy=f"Give {by_name} by name." if by_name else "")
 
@@ -333,19 +336,10 @@ def parameter_hints(function: Callable[..., Any]) -> dict[str, Any]:
     return hints | {p.name: tuple[hints[p.name], ...] for p in found if p.kind is p.VAR_POSITIONAL}
 
 
-class _Declared:
-    """What a function declares about its arguments; it is read at the first call, and left out of pickles."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-
-    @cached_property
-    def parts(self) -> tuple[inspect.Signature, dict[str, Any]]:
-        """The signature and the hints."""
-        return inspect.signature(self.function), parameter_hints(self.function)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Declared, (self.function,)
+@cache
+def _declared(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
+    """The signature and the hints of a function; they are read at its first call."""
+    return inspect.signature(function), parameter_hints(function)
 
 
 def checked(function: _Function) -> _Function:
@@ -354,12 +348,10 @@ def checked(function: _Function) -> _Function:
     The call raises ConfigError for an argument of the wrong type, and OptionError for one that is unknown, missing or given twice.
     """
 
-    declared = _Declared(function)
-
     @wraps(function)
     def with_check(*args: Any, **given: Any) -> Any:
         try:
-            check_call(function, *declared.parts, args, given)
+            check_call(function, *_declared(function), args, given)
             return function(*args, **given)
         except Exception as error:
             shorten(error, function, args)

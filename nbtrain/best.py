@@ -98,32 +98,33 @@ Metrics = Mapping[str, Any]
 
 
 class _Search:
-    """The best of the rows of a growing list that count, by `monitor`; `val_loss` falls back to `train_loss` if none of them has it."""
+    """The best of the rows that count, by `monitor`; `val_loss` falls back to `train_loss` if none of them has it."""
 
-    def __init__(self, rows: Sequence[Metrics], monitor: str, mode: MonitorMode, restarts: BestRestarts, *, is_epoch: bool) -> None:
-        self.rows, self.monitor, self.restarts, self.is_epoch = rows, monitor, restarts, is_epoch
+    def __init__(self, monitor: str, mode: MonitorMode) -> None:
+        self.names = [monitor, "train_loss"] if monitor == "val_loss" else [monitor]
         self.mode: MonitorMode = mode
         self.n = 0  # rows that were compared
         self.is_known = self.is_counted = False  # a row has the metric, and one that counts
         self.found: dict[str, Metrics] = {}  # the best row by each metric
+        self.newest: Metrics | None = None  # the row that `whole` has in addition
+        self.whole = self
 
-    def update(self) -> None:
-        """Compare the rows that were added since the last call."""
-        names = {self.monitor, "train_loss"} if self.monitor == "val_loss" else {self.monitor}
-        for row in self.rows[self.n :]:
-            self.is_known = self.is_known or self.monitor in row
-            if not self.restarts.counts(row, is_epoch=self.is_epoch):
-                continue
-            self.is_counted = self.is_counted or self.monitor in row
-            for name in names:
-                if name in row and is_better(row[name], self.found[name][name] if name in self.found else None, self.mode):
-                    self.found[name] = row
-        self.n = len(self.rows)
+    def add(self, row: Metrics, counts: bool) -> None:
+        self.n += 1
+        has_metric = self.names[0] in row
+        self.is_known = self.is_known or has_metric
+        if not counts:
+            return
+        self.is_counted = self.is_counted or has_metric
+        for name in self.names:
+            best = self.found[name][name] if name in self.found else None
+            if name in row and is_better(row[name], best, self.mode):
+                self.found[name] = row
 
     @property
     def best(self) -> Metrics | None:
         """The best row; on a tie the earlier one, never a NaN."""
-        return self.found.get("train_loss" if self.monitor == "val_loss" and not self.is_counted else self.monitor)
+        return self.found.get(self.names[0] if self.is_counted else self.names[-1])
 
 
 def ranked(rows: Iterable[Any], monitor: str, mode: MonitorMode) -> list[Any]:
@@ -148,28 +149,33 @@ def is_same_validation(row: Metrics, validations: Sequence[Metrics]) -> bool:
 
 
 class GrowingBest:
-    """The best of the epochs and validations of a run. Only new rows are compared, unless the lists are others."""
+    """The best of the epochs and validations of a run.
+
+    All rows of a list but the newest are compared once. The newest may be replaced: an epoch's row takes the place of its validation's.
+    """
 
     def __init__(self) -> None:
         self.restarts = BestRestarts()
-        self._searches: dict[bool, tuple[Any, _Search]] = {}  # among epochs or validations: what was looked for
+        self._searches: dict[bool, tuple[Any, Any, _Search]] = {}  # among epochs or validations: what was looked for, and where
 
     def _search(self, rows: Sequence[Metrics], monitor: str, mode: MonitorMode, *, is_epoch: bool) -> _Search:
         wanted = monitor, mode, self.restarts.places[-1:]
-        before, search = self._searches.get(is_epoch, (None, None))
-        if search is None or before != wanted or search.rows is not rows or search.n > len(rows):
-            search = _Search(rows, monitor, mode, self.restarts, is_epoch=is_epoch)
-            self._searches[is_epoch] = wanted, search
-        search.update()
-        return search
+        before, place, search = self._searches.get(is_epoch, (None, None, None))
+        if search is None or before != wanted or place is not rows or search.n >= max(len(rows), 1):
+            search = _Search(monitor, mode)
+            self._searches[is_epoch] = wanted, rows, search
+        if rows and rows[-1] is not search.newest:
+            for row in rows[search.n : -1]:
+                search.add(row, self.restarts.counts(row, is_epoch=is_epoch))
+            search.newest, search.whole = rows[-1], _Search(monitor, mode)
+            search.whole.is_known, search.whole.is_counted, search.whole.found = search.is_known, search.is_counted, {**search.found}
+            search.whole.add(rows[-1], self.restarts.counts(rows[-1], is_epoch=is_epoch))
+        return search.whole
 
     def of(self, epochs: Sequence[Any], validations: Sequence[Any], monitor: str, mode: MonitorMode, earlier: Metrics | None = None) -> Any:
         """The best row of a run: a validation, if `monitor` is one of their metrics, else an epoch. `earlier`: the best of earlier runs."""
-        search = self._search(validations, monitor, mode, is_epoch=False) if monitor.startswith("val_") else None
-        has_validations = search is not None and search.is_known
-        if search is None or not has_validations:
-            search = self._search(epochs, monitor, mode, is_epoch=True)
-        best = search.best
+        has_validations = self.compares_validations(validations, monitor, mode)
+        best = self._search(validations if has_validations else epochs, monitor, mode, is_epoch=not has_validations).best
         if earlier is None or (best is not None and best.get("processed") == earlier.get("processed")):
             return best
         rows = [earlier] if self.restarts.counts(earlier, is_epoch=not has_validations) else []
@@ -178,14 +184,6 @@ class GrowingBest:
     def compares_validations(self, validations: Sequence[Any], monitor: str, mode: MonitorMode) -> bool:
         """Whether validations compete to be the best, and not epochs: `monitor` is one of their metrics."""
         return monitor.startswith("val_") and self._search(validations, monitor, mode, is_epoch=False).is_known
-
-    def replace(self, row: Metrics, by: Metrics) -> None:
-        """Note that `by` has replaced `row`, the newest validation: the row of an epoch has what was measured in its validation."""
-        _, search = self._searches.get(False, (None, None))
-        if search is not None and (not search.is_counted or (search.monitor in row) != (search.monitor in by)):
-            del self._searches[False]
-        elif search is not None:
-            search.found = {name: by if best is row else best for name, best in search.found.items()}
 
 
 # %% ../nbs/best.ipynb #bestrow1

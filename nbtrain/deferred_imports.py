@@ -9,171 +9,95 @@ import builtins
 import gc
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import find_spec
-from types import ModuleType
-from typing import Any
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pkgutil import resolve_name
+from traceback import walk_tb
+from typing import Any
 
 # %% auto #0
 __all__ = ["deferring", "misfit"]
 
 
 # %% ../nbs/deferred_imports.ipynb #89bd7757
-def _replace(stand_in: Any, owner: dict[str, Any], real: Any) -> Any:
-    """Put `real` in the place of `stand_in` in the globals `owner`; returns `real`."""
-    for key, value in list(owner.items()):
-        if value is stand_in:
-            owner[key] = real
-    return real
-
-
-class _Later(ModuleType):
-    """A stand-in for a module in the globals of another. At its first use the module is imported and replaces it."""
-
-    def __init__(self, name: str, owner: dict[str, Any], **given: Any) -> None:
-        super().__init__(name)
-        vars(self).update(given)
-        self._owner, self._given = owner, tuple(given)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(_replace(self, self._owner, import_module(self.__name__)), name)
-
-    def __dir__(self) -> list[str]:
-        return dir(import_module(self.__name__))
-
-    def forget(self) -> None:
-        """Remove the given attributes, so that all attributes are the module's."""
-        for name in self._given:
-            value = vars(self).pop(name)
-            if isinstance(value, _Later):
-                value.forget()
-
-
-# %% ../nbs/deferred_imports.ipynb #e165e228
-class _LaterClass(type):
-    """The metaclass of stand-ins for classes of modules that are not yet imported.
-
-    `isinstance`, calls and attributes use the real class, which then replaces the stand-in.
-    """
-
-    _owner: dict[str, Any]  # the globals that have the stand-in
-
-    def _real(cls) -> Any:
-        return _replace(cls, cls._owner, getattr(import_module(cls.__module__), cls.__name__))
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):  # typing looks for several in all classes
-            raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
-        return getattr(cls._real(), name)
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return cls.__module__ in sys.modules and isinstance(instance, cls._real())  # without the module there are no instances
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return cls.__module__ in sys.modules and issubclass(subclass, cls._real())
-
-    def __call__(cls, *args: Any, **options: Any) -> Any:
-        return cls._real()(*args, **options)
-
-
-def _later_class(owner: dict[str, Any], module: str, name: str) -> _LaterClass:
-    return _LaterClass(name, (), {"__module__": module, "_owner": owner})
-
-
 @contextmanager
 def _style_context(*args: Any, **options: Any) -> Iterator[None]:
     with import_module("matplotlib.pyplot").style.context(*args, **options):
         yield
 
 
-def _matplotlib(owner: dict[str, Any]) -> _Later:
-    figure, axes, colormap = (
-        _later_class(owner, f"matplotlib.{module}", name)
-        for module, name in (("figure", "Figure"), ("axes", "Axes"), ("colors", "Colormap"))
-    )
-    style = _Later("matplotlib.style", owner, context=_style_context)
-    pyplot = _Later("matplotlib.pyplot", owner, Figure=figure, style=style)
-    parts = {"axes": _Later("matplotlib.axes", owner, Axes=axes), "colors": _Later("matplotlib.colors", owner, Colormap=colormap)}
-    return _Later("matplotlib", owner, pyplot=pyplot, **parts)
+_CALLED = {"matplotlib.pyplot.style.context": _style_context}  # while a file is imported
 
 
-def _scipy(owner: dict[str, Any]) -> _Later:
-    return _Later("scipy", owner, signal=_Later("scipy.signal", owner, hamming=None))  # there is nothing to patch
+class _Later:
+    """A stand-in for a module, or for something in one, in the globals `owner` of a file. At its first use, the real one replaces it."""
 
+    def __init__(self, path: str, owner: dict[str, Any]) -> None:
+        self._path, self._owner = path, owner
+        self.__name__ = path.rpartition(".")[2]
 
-def _transformers(owner: dict[str, Any]) -> _Later:
-    return _Later("transformers", owner, **{name: _later_class(owner, "transformers", name) for name in ("AutoModel", "AutoTokenizer")})
+    def _real(self) -> Any:
+        real = resolve_name(self._path)
+        for name, value in list(self._owner.items()):
+            if value is self:
+                self._owner[name] = real
+        return real
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # typing looks for several in all classes
+            raise AttributeError(f"{self._path} has no attribute {name!r} so far")
+        path = f"{self._path}.{name}"
+        if _n_entered:
+            return _CALLED.get(path) or _Later(path, self._owner)
+        return getattr(self._real(), name)
 
-def _requests(owner: dict[str, Any]) -> _Later:
-    return _Later("requests", owner, Response=_later_class(owner, "requests", "Response"))
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._real()(*args, **options)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, self._real())
+
+    def __subclasscheck__(self, kind: type) -> bool:
+        return issubclass(kind, self._real())
 
 
 # %% ../nbs/deferred_imports.ipynb #1e8a9c24
-_STAND_INS = {  # each with a module that is imported where it is of no use
-    "matplotlib": (_matplotlib, "matplotlib.pyplot"),
-    "scipy": (_scipy, "scipy.signal"),
-    "transformers": (_transformers, "transformers"),
-    "requests": (_requests, "requests"),
-}
 _FILES = {  # modules of torchmetrics and detect-secrets, and what each imports
-    "torchmetrics": "scipy",
-    "torchmetrics.audio": "scipy",
-    "torchmetrics.functional.audio": "scipy",
+    "torchmetrics": "scipy.signal",
+    "torchmetrics.audio": "scipy.signal",
+    "torchmetrics.functional.audio": "scipy.signal",
     "torchmetrics.functional.text.bert": "transformers",
-    "torchmetrics.utilities.plot": "matplotlib",
+    "torchmetrics.utilities.plot": "matplotlib.pyplot",
     "detect_secrets.filters.common": "requests",
 }
 _PLUGINS = ("base", "aws", "cloudant", "ibm_cloud_iam", "ibm_cos_hmac", "mailchimp", "slack", "softlayer", "stripe", "telegram_token")
 _FILES |= {f"detect_secrets.plugins.{name}": "requests" for name in _PLUGINS}
 
 
-def _is_deferred(package: str) -> bool:
-    if _STAND_INS[package][1] in sys.modules:
+def _is_deferred(module: str) -> bool:
+    if module in sys.modules:
         return False
-    return package != "scipy" or not any(find_spec(name) for name in ("srmrpy", "gammatone"))
+    return module != "scipy.signal" or not any(find_spec(name) for name in ("srmrpy", "gammatone"))
 
 
-class _Loader(SourceFileLoader):
-    """Executes a file with an `__import__` that gives it a stand-in."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        owner, package = vars(module), _FILES[module.__name__]
-        stand_in = _STAND_INS[package][0](owner)
-
-        def scoped_import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-            if not level and (name == package or (name.partition(".")[0] == package and not fromlist)):
-                return stand_in
-            return builtins.__import__(name, globals, locals, fromlist, level)
-
-        own_builtins = vars(builtins) | {"__import__": scoped_import}
-        owner["__builtins__"] = own_builtins
-        try:
-            super().exec_module(module)
-        finally:
-            own_builtins["__import__"] = builtins.__import__  # functions of the file keep this dict
-            owner["__builtins__"] = vars(builtins)
-            owner["__loader__"] = owner["__spec__"].loader = SourceFileLoader(self.name, self.path)
-            stand_in.forget()
+_import = builtins.__import__
 
 
-class _Finder(MetaPathFinder):
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname not in _FILES or not _is_deferred(_FILES[fullname]):
-            return None
-        spec = PathFinder.find_spec(fullname, path)
-        if spec is not None and type(spec.loader) is SourceFileLoader:
-            spec.loader = _Loader(spec.loader.name, spec.loader.path)
-        return spec
+def _import_later(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+    """As `__import__`, but what the files above import is a stand-in."""
+    module = _FILES.get(globals.get("__name__", ""), "") if globals and not level else ""
+    package = module.partition(".")[0]
+    if package and name.partition(".")[0] == package and _is_deferred(module):
+        return _Later(name if fromlist else package, globals)
+    return _import(name, globals, locals, fromlist, level)
 
 
 # %% ../nbs/deferred_imports.ipynb #efe90cb9
-_lock, _entered = threading.Lock(), list[_Finder]()
+_lock = threading.Lock()
+_n_entered = 0
 _collector_was_on = False
 
 
@@ -186,30 +110,31 @@ def deferring(package: str = "lightning.pytorch") -> Iterator[None]:
     if package in sys.modules:
         yield
         return
-    finder = _enter()
+    _enter()
     try:
         yield
     finally:
-        _leave(finder)
+        _leave()
 
 
-def _enter() -> _Finder:
-    global _collector_was_on
-    finder = _Finder()
+def _enter() -> None:
+    global _collector_was_on, _import, _n_entered
     with _lock:
-        if not _entered:
+        if not _n_entered:
             _collector_was_on = gc.isenabled()
+            _import, builtins.__import__ = builtins.__import__, _import_later
         gc.disable()
-        _entered.append(finder)
-        sys.meta_path.insert(0, finder)
-    return finder
+        _n_entered += 1
 
 
-def _leave(finder: _Finder) -> None:
+def _leave() -> None:
+    global _n_entered
     with _lock:
-        sys.meta_path.remove(finder)
-        _entered.remove(finder)
-        if _entered or not _collector_was_on:
+        _n_entered -= 1
+        if _n_entered:
+            return
+        builtins.__import__ = _import
+        if not _collector_was_on:
             return
         if not gc.get_freeze_count():
             gc.freeze()
@@ -230,10 +155,7 @@ def _with_version(package: str) -> str:
 
 def misfit(error: Exception) -> str:
     """Which package that is built for one release of torch has raised `error` while it was imported, and what to do; else empty."""
-    names, step = [], error.__traceback__
-    while step is not None:
-        names.append(str(step.tb_frame.f_globals.get("__name__")).partition(".")[0])
-        step = step.tb_next
+    names = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walk_tb(error.__traceback__)]
     found = next((name for name in reversed(names) if name in _BUILT_FOR_TORCH), None)
     if found is None:
         return ""

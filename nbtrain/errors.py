@@ -184,8 +184,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     longer = [other for other in known if other.startswith(f"{name}_")]  # "prefetch" for "prefetch_factor"
     swapped = [other for other in known if sorted(other) == sorted(name)]  # "rl" for "lr"
     turned = [other for other in swapped if sum(a != b for a, b in zip(name, other)) == 2]  # "modle" for "model", rather than "mode"
-    close = turned or close or swapped or (longer if len(longer) == 1 else [])
-    return f"Did you mean {close[0]!r}?" if close else f"Known are: {', '.join(known)}."
+    found = turned or close or swapped
+    if not found and len(longer) == 1:
+        found = longer
+    return f"Did you mean {found[0]!r}?" if found else f"Known are: {', '.join(known)}."
 
 
 # %% ../nbs/errors.ipynb #d9232cad

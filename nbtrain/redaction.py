@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, cast
@@ -243,10 +243,6 @@ def _unquoted(match: re.Match[str]) -> str:
     return _IN_TEXT.sub(hide, match[0])
 
 
-def _hide_if(is_secret: Callable[[str], bool]) -> Callable[[re.Match[str]], str]:
-    return lambda match: HIDDEN if is_secret(match[0]) else match[0]
-
-
 def _issued(match: re.Match[str]) -> str:
     return HIDDEN if len(match[2]) >= 16 and _changes(match[2]) >= 0.25 else match[0]
 
@@ -262,7 +258,7 @@ def blot_out(text: str, *, code: bool = False) -> str:
     for pattern in (_NAMED, _DEFAULT, _GIVEN):
         text = pattern.sub(_quoted, text)
     text = _LISTS.sub(_lists, text)
-    text = (_BARE_CODE if code else _BARE_TEXT).sub(_hide_if(_is_random), text)
+    text = (_BARE_CODE if code else _BARE_TEXT).sub(lambda match: HIDDEN if _is_random(match[0]) else match[0], text)
     if not code:
         return _pairs(text)
     dotenv = re.compile(r"^([+-]?[ \t]*(?:export )?)([A-Z][A-Z0-9_]*)(=)(?![\s$<])([^\s\"'(]+)$", re.MULTILINE)
@@ -282,15 +278,13 @@ _CODE = (".py", ".pyi", ".ipynb", ".md", ".qmd", ".rst", ".c", ".cpp", ".cu", ".
 
 def blot_diff(diff: str, left_out: frozenset[str] = frozenset()) -> str:
     """The output of `git diff` without secrets, and without changes to the files `left_out` and to files with the name of a secret."""
-    return "".join(_sections(diff, left_out))
-
-
-def _sections(diff: str, left_out: frozenset[str]) -> Iterator[str]:
+    texts = []
     for section in re.split(r"^(?=diff --git )", diff, flags=re.MULTILINE):
         head = section.partition("\n")[0]
         paths = [path.strip('"') for path in re.split(r'^diff --git "?a/| "?b/', head)[1:]]
         hidden = [path for path in paths if path in left_out or _SECRET_FILE.fullmatch(path.rpartition("/")[2])]
         if hidden:
-            yield f"(left out: {hidden[0]})\n"
+            texts.append(f"(left out: {hidden[0]})\n")
         else:
-            yield blot_out(section, code=not paths or paths[-1].endswith(_CODE))
+            texts.append(blot_out(section, code=not paths or paths[-1].endswith(_CODE)))
+    return "".join(texts)

@@ -5,10 +5,11 @@
 # %% ../nbs/remote_errors.ipynb #73a3f1c9
 from __future__ import annotations
 
+import copyreg
 import re
 from ast import literal_eval
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from traceback import walk_tb
 from typing import Any
 
@@ -37,18 +38,12 @@ class RemoteTraceback(WorkerError):
         self.place, self.text = place, text
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.args, vars(self))
+        return copyreg.__newobj__, (RemoteTraceback, *self.args), vars(self)  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def frames(self) -> list[re.Match[str]]:
         """The frames, outermost first, as matches with the groups "file", "line", "name" and "source"."""
         return list(_FRAME.finditer(self.text))
-
-
-def _unpickled(args: tuple[Any, ...], state: dict[str, Any]) -> RemoteTraceback:
-    error = RemoteTraceback.__new__(RemoteTraceback, *args)
-    vars(error).update(state)
-    return error
 
 
 # %% ../nbs/remote_errors.ipynb #aa798c78
@@ -59,10 +54,8 @@ def _arguments(kind: type[BaseException], message: str) -> list[tuple[Any, ...]]
     """Possible constructor arguments of `kind`, the likeliest first."""
     found: list[tuple[Any, ...]] = []
     if issubclass(kind, KeyError):
-        try:
+        with suppress(ValueError, SyntaxError):
             found.append((literal_eval(message),))
-        except (ValueError, SyntaxError):
-            pass
     if issubclass(kind, OSError) and (errno := _ERRNO.fullmatch(message)):
         number, text, file = errno.groups()
         found.append((int(number), text) if file is None else (int(number), text, literal_eval(file)))

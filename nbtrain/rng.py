@@ -8,10 +8,10 @@ from __future__ import annotations
 import random
 import struct
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import c_char
+from functools import lru_cache
 from hashlib import blake2b
 from types import SimpleNamespace
 from typing import Any
@@ -61,10 +61,17 @@ _N_BYTES = 2500  # of a Mersenne Twister in memory: 624 words, and the place in 
 _Words = c_char * _N_BYTES
 
 
-class _GlobalGenerator(ABC):
-    """The state of a global generator. It is read and restored only where numbers were drawn: that takes 20 to 100 µs."""
+class _GlobalGenerator:
+    """The state of a global generator. It is read and restored only where numbers were drawn: that takes 20 to 100 µs.
 
-    def __init__(self) -> None:
+    `look` returns the generator's memory, or None where it can't be read. `has_spare`: whether one of a pair of normal numbers is kept for
+    the next call, elsewhere in the memory.
+    """
+
+    def __init__(
+        self, look: Callable[[], bytes | None], read: Callable[[], Any], write: Callable[[Any], None], has_spare: Callable[[Any], bool]
+    ) -> None:
+        self.look, self.read, self.write, self.has_spare = look, read, write, has_spare
         self._known: tuple[bytes | None, Any] = None, None  # the generator's memory in a state, and that state
 
     def get(self) -> Any:
@@ -79,77 +86,47 @@ class _GlobalGenerator(ABC):
         if state is not known or memory is None or self.look() != memory:
             self.write(state)
 
-    @abstractmethod
-    def look(self) -> bytes | None:
-        """The generator's memory; None where it can't be read."""
 
-    @abstractmethod
-    def read(self) -> Any: ...
-
-    @abstractmethod
-    def write(self, state: Any) -> None: ...
-
-    @staticmethod
-    @abstractmethod
-    def has_spare(state: Any) -> bool:
-        """Is one of a pair of normal numbers kept for the next call? It is elsewhere in the memory."""
+@lru_cache(1)
+def _numpy_words(generator: Any) -> Any:
+    is_known = type(generator) is sys.modules["numpy"].random.MT19937
+    return _Words.from_address(generator.ctypes.state_address) if is_known else None
 
 
-class _NumpyRandom(_GlobalGenerator):
-    """NumPy's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._generator: Any = None  # where `_words` are
-        self._words: Any = None
-
-    def look(self) -> bytes | None:
-        find = getattr(sys.modules["numpy"].random, "get_bit_generator", None)  # NumPy 1.24
-        generator: Any = find() if find is not None else None
-        if generator is not self._generator:
-            is_known = type(generator) is sys.modules["numpy"].random.MT19937
-            self._words = _Words.from_address(generator.ctypes.state_address) if is_known else None
-            self._generator = generator
-        return None if self._words is None else self._words.raw
-
-    def read(self) -> Any:
-        return sys.modules["numpy"].random.get_state()
-
-    def write(self, state: Any) -> None:
-        sys.modules["numpy"].random.set_state(state)
-
-    @staticmethod
-    def has_spare(state: Any) -> bool:
-        return state[3] != 0
+def _numpy_memory() -> bytes | None:
+    find = getattr(sys.modules["numpy"].random, "get_bit_generator", None)  # NumPy 1.24
+    words = _numpy_words(find()) if find is not None else None
+    return None if words is None else words.raw
 
 
-class _PythonRandom(_GlobalGenerator):
-    """Python's. CPython has it right behind the head of the object; `getstate` makes 625 numbers of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        generator, (_, words, _) = random.getstate.__self__, random.getstate()  # pyright: ignore[reportFunctionMemberAccess]
-        words_in_memory = _Words.from_address(id(generator) + object.__basicsize__)
-        in_memory = struct.pack("=i624I", words[-1], *words[:-1])
-        may_look = sys.implementation.name == "cpython" and sys.getsizeof(generator) >= object.__basicsize__ + _N_BYTES
-        self._words = words_in_memory if may_look and words_in_memory.raw == in_memory else None
-
-    def look(self) -> bytes | None:
-        return None if self._words is None else self._words.raw
-
-    def read(self) -> Any:
-        return random.getstate()
-
-    def write(self, state: Any) -> None:
-        version, words, spare = state
-        random.setstate((version, tuple(words), spare))  # a file has lists
-
-    @staticmethod
-    def has_spare(state: Any) -> bool:
-        return state[2] is not None
+def _find_python_words() -> Any:
+    """CPython has them right behind the head of the object; `getstate` makes 625 numbers of them."""
+    generator, (_, words, _) = random.getstate.__self__, random.getstate()  # pyright: ignore[reportFunctionMemberAccess]
+    if sys.implementation.name != "cpython" or sys.getsizeof(generator) < object.__basicsize__ + _N_BYTES:
+        return None
+    found = _Words.from_address(id(generator) + object.__basicsize__)
+    return found if found.raw == struct.pack("=i624I", words[-1], *words[:-1]) else None
 
 
-_NUMPY, _PYTHON = _NumpyRandom(), _PythonRandom()
+_PYTHON_WORDS = _find_python_words()
+
+
+def _python_memory() -> bytes | None:
+    return None if _PYTHON_WORDS is None else _PYTHON_WORDS.raw
+
+
+def _write_python(state: Any) -> None:
+    version, words, spare = state
+    random.setstate((version, tuple(words), spare))  # a file has lists
+
+
+_PYTHON = _GlobalGenerator(_python_memory, lambda: random.getstate(), _write_python, lambda state: state[2] is not None)
+_NUMPY = _GlobalGenerator(
+    _numpy_memory,
+    lambda: sys.modules["numpy"].random.get_state(),
+    lambda state: sys.modules["numpy"].random.set_state(state),
+    lambda state: state[3] != 0,
+)
 
 
 # %% ../nbs/rng.ipynb #94b28397

@@ -12,7 +12,8 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from traceback import StackSummary, TracebackException, extract_stack, extract_tb, format_list, walk_tb
 from types import FrameType, TracebackType
@@ -148,11 +149,9 @@ class KeptTraceback:
         first = next((i for i, frame in enumerate(outer) if not library_of(frame.filename)), len(outer))
         described = TracebackException.from_exception(error)
         described.stack = StackSummary.from_list([*outer[first:], *described.stack])
-        self.text = "".join([*(f"{cause.place}:\n{cause.text.rstrip()}\n\n" for cause in _remote_causes(error)), *described.format()])
-
-
-def _remote_causes(error: BaseException) -> list[RemoteTraceback]:
-    return [error.__cause__] if isinstance(error.__cause__, RemoteTraceback) else []
+        cause = error.__cause__
+        remote = f"{cause.place}:\n{cause.text.rstrip()}\n\n" if isinstance(cause, RemoteTraceback) else ""
+        self.text = remote + "".join(described.format())
 
 
 def kept_traceback(error: BaseException) -> KeptTraceback:
@@ -197,10 +196,12 @@ _N_LINES, _N_LINES_OF_ARGUMENT = 30, 12  # the most that is shown
 _CONTEXTS = (5, 3, 2)  # lines of source for each frame
 
 
-def _entries(tb: TracebackType | None) -> Iterator[TracebackType]:
+def _entries(tb: TracebackType | None) -> list[TracebackType]:
+    found = []
     while tb is not None:
-        yield tb
+        found.append(tb)
         tb = tb.tb_next
+    return found
 
 
 def _library(entry: TracebackType) -> str:
@@ -222,17 +223,22 @@ def _chain(entries: Sequence[TracebackType]) -> TracebackType | None:
 
 def hidden_line(hidden: Sequence[str], call: str) -> str:
     """One line on the hidden frames: how many, from which libraries, and the `call` that shows them. `hidden`: the library of each."""
-    rest = [name for name in dict.fromkeys(hidden) if name not in ("nbtrain", "Lightning", "Python")]
-    names = [name for name in ("nbtrain", "Lightning", *rest, "Python") if name in hidden]
-    listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    places = {"nbtrain": 0, "Lightning": 1, "Python": 3}
+    *names, last = sorted(dict.fromkeys(hidden), key=lambda name: places.get(name, 2))
+    listed = f"{', '.join(names)} and {last}" if names else last
     return f"[{len(hidden)} frame{'s' * (len(hidden) != 1)} of {listed} hidden · {call} shows them]"
+
+
+def _remote_frames(error: BaseException) -> list[re.Match[str]]:
+    """The user's frames in the process that raised `error`, if that is another one."""
+    frames = error.__cause__.frames if isinstance(error.__cause__, RemoteTraceback) else []
+    return [frame for frame in frames if not library_of(frame["file"])]
 
 
 def user_frames(error: BaseException) -> str:
     """The user's frames of `error` as text, then those of the process that raised it."""
     own = [frame for frame in extract_tb(error.__traceback__) if not library_of(frame.filename)]
-    remote = [frame for cause in _remote_causes(error) for frame in cause.frames if not library_of(frame["file"])]
-    return "".join([*format_list(own), *(frame[0] for frame in remote)])
+    return "".join([*format_list(own), *(frame[0] for frame in _remote_frames(error))])
 
 
 # %% ../nbs/tracebacks.ipynb #adeac583
@@ -253,8 +259,9 @@ def _causes(error: BaseException) -> list[tuple[BaseException, str]]:
 
 def _is_raised_by_user(error: BaseException) -> bool:
     """Whether the user's code raised `error` directly."""
-    kept, entries = getattr(error, "nbtrain_traceback", None), list(_entries(error.__traceback__))
-    return bool(entries) and not _library(entries[-1]) and not (isinstance(kept, KeptTraceback) and kept.is_of_library)
+    kept, entries = getattr(error, "nbtrain_traceback", None), _entries(error.__traceback__)
+    is_of_library = isinstance(kept, KeptTraceback) and kept.is_of_library
+    return bool(entries) and not _library(entries[-1]) and not is_of_library
 
 
 def _format(error: BaseException, entries: Sequence[TracebackType], context: int, shell: Any) -> list[str]:
@@ -272,14 +279,12 @@ def _format(error: BaseException, entries: Sequence[TracebackType], context: int
 
 def _remote_lines(error: BaseException, shell: Any) -> list[str]:
     """The user's frames in the process that raised `error`; cells by number."""
-    found = []
-    for cause in _remote_causes(error):
-        for frame in (frame for frame in cause.frames if not library_of(frame["file"])):
-            cell = getattr(shell.compile, "format_code_name", lambda file: None)(frame["file"])
-            place = " ".join(cell) if cell else f'File "{frame["file"]}"'
-            found.append(f"  {place}, line {frame['line']}, in {frame['name']}\n{frame['source']}".rstrip())
-        found[:0] = [f"In {cause.place}:"] if found else []
-    return ["\n".join([*found, ""])] if found else []
+    lines, cell_of = [], getattr(shell.compile, "format_code_name", lambda file: None)
+    for frame in _remote_frames(error):
+        cell = cell_of(frame["file"])
+        place = " ".join(cell) if cell else f'File "{frame["file"]}"'
+        lines.append(f"  {place}, line {frame['line']}, in {frame['name']}\n{frame['source']}".rstrip())
+    return ["\n".join([f"In {vars(error.__cause__)['place']}:", *lines, ""])] if lines else []
 
 
 # %% ../nbs/tracebacks.ipynb #317949b3
@@ -343,29 +348,24 @@ class UnknownAttribute(AttributeError):
         return AttributeError, (str(self),)
 
     def _render_traceback_(self) -> list[str]:
-        shell, kept = ipython_shell(), KeptTraceback()
+        kept = KeptTraceback()
         kept.update(self)
-        return render(self, kept, shell) if shell is not None else kept.text.splitlines()
+        return _rendered(self, kept)
 
 
 UnknownAttribute.__name__, UnknownAttribute.__module__ = "AttributeError", "builtins"  # as it is shown
 UnknownAttribute.__qualname__ = "AttributeError"
 
 
-class _Rendering:
-    """What IPython calls to show an error (`_render_traceback_`)."""
-
-    def __init__(self, error: BaseException, kept: KeptTraceback) -> None:
-        self.error, self.kept = error, kept
-
-    def __call__(self) -> list[str]:
-        shell = ipython_shell()
-        return render(self.error, self.kept, shell) if shell is not None else self.kept.text.splitlines()
+def _rendered(error: BaseException, kept: KeptTraceback) -> list[str]:
+    """What `_render_traceback_` of `error` returns, which IPython calls to show it."""
+    shell = ipython_shell()
+    return render(error, kept, shell) if shell is not None else kept.text.splitlines()
 
 
 def _hide(error: BaseException, kept: KeptTraceback) -> None:
     """Remove the frames of libraries from the traceback of `error`, and clear their variables."""
-    entries = list(_entries(error.__traceback__))
+    entries = _entries(error.__traceback__)
     left = [entry for entry in entries if not _library(entry)]
     if kept.n_shown is None:
         kept.hidden = [name for name in map(_library, entries) if name]
@@ -374,10 +374,8 @@ def _hide(error: BaseException, kept: KeptTraceback) -> None:
         left = left[len(left) - kept.n_shown :]  # raised again: drop the frames added since
     for entry in entries:
         if _library(entry):
-            try:
+            with suppress(RuntimeError):  # still running
                 entry.tb_frame.clear()
-            except RuntimeError:  # still running
-                pass
     for entry, following in zip(left, [*left[1:], None]):
         entry.tb_next = following
     if entries and entries[0] not in left:
@@ -411,7 +409,7 @@ def shorten(error: Exception, function: Callable[..., Any], args: Sequence[Any],
         kept = kept_traceback(shown)
         kept.update(shown, caller)
         _hide(shown, kept)
-        vars(shown)["_render_traceback_"] = _Rendering(shown, kept)
+        vars(shown)["_render_traceback_"] = functools.partial(_rendered, shown, kept)
     if own is not None:
         raise own
 

@@ -70,7 +70,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "library": ("events", "best", "formatting", "history", "engine", "source", "views"),
     "loggers": ("private", "events", "history", "data", "engine", "source", "views"),
     "distributed": ("private", "events", "rng", "resources", "redaction", "objects", "data", "optim", "engine", "base", "source"),
-    "code": ("private", "formatting", "objects", "history", "data", "engine", "loops", "base", "source", "distributed"),
+    "code": ("private", "formatting", "objects", "data", "engine", "loops", "base", "source", "distributed"),
     "checkpoint": ("private", "compat", "events", "history", "engine", "base", "distributed"),
     "state": (
         "private",

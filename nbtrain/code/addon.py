@@ -11,7 +11,6 @@ import lightning as L
 from torch import Tensor
 
 from ..base.trainer_base import TrainerBase
-from ..history.differences import settings
 from ..objects.user_code import newest
 from ..source.provenance import describe_run, record
 from .redefined import FollowsSource, RenewsElsewhere, read_code, use_newest, use_sent
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from nbtrain.source.step_changes import StepCode
 
 # %% auto #0
-__all__ = ["settings_of", "SourceAddon"]
+__all__ = ["SourceAddon"]
 
 # %% ../../nbs/code/addon.ipynb #srcadd04
 _OF_SCHEDULES = {"lr", "betas", "momentum"}
@@ -48,15 +47,6 @@ def _described(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: An
     kept = {**vars(trainer), "_addons": own_addons}
     own = (value for name, value in kept.items() if name not in trainer._internal)
     return arguments, run, [type(trainer), *own, *trainer.given.values(), loader, valid_loader]
-
-
-def settings_of(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any) -> dict[str, str]:
-    """What may differ between this run and others, by name, as text; empty if it can't be described."""
-    arguments, run, roots = _described(trainer, n_epoch, loader, valid_loader)
-    try:
-        return settings(describe_run(roots, arguments, run, trainer.seed))
-    except Exception:  # whatever an object of the user raises, the run begins
-        return {}
 
 
 # %% ../../nbs/code/addon.ipynb #srcadd06
@@ -101,8 +91,12 @@ class SourceAddon(AddOnBase, CodeService):
     def use_sent(self, trainer: Any, data: bytes) -> None:
         use_sent(trainer, data)
 
-    def settings(self, trainer: Any, n_epoch: int, loader: Any, valid_loader: Any) -> dict[str, str]:
-        return settings_of(trainer, n_epoch, loader, valid_loader)
+    def settings(self, trainer: Any, n_epoch: int, loader: Any, valid_loader: Any) -> dict[str, Any]:
+        arguments, run, roots = _described(trainer, n_epoch, loader, valid_loader)
+        try:
+            return describe_run(roots, arguments, run, trainer.seed)
+        except Exception:  # whatever an object of the user raises, the run begins
+            return {}
 
     def keep(self, trainer: Any, n_epoch: int, loader: Any, valid_loader: Any) -> None:
         if trainer.run_dir is None or not self.keep_source or not trainer.world.is_first:

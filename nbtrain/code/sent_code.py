@@ -37,16 +37,9 @@ _DEPTH, _MAX_ITEMS = 4, 1_000  # how far containers within containers are compar
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 
 
-class _Same:
-    """Equal to another one that holds the same object."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
+def _same(value: Any) -> tuple[int, Any]:
+    """Equal to that of the same object alone: tuples compare one object by its identity."""
+    return id(value), value
 
 
 def _content(value: Any, depth: int = _DEPTH) -> Any:
@@ -55,18 +48,18 @@ def _content(value: Any, depth: int = _DEPTH) -> Any:
     if is_kind(value, PLAIN):
         return type(value), repr(value)
     if depth == 0 or (type(value) in _CONTAINERS and len(value) > _MAX_ITEMS):
-        return _Same(value)
+        return _same(value)
     if is_kind(value, FunctionType):
-        return _Same(value.__code__), inner(value.__defaults__), inner(value.__kwdefaults__)
+        return _same(value.__code__), inner(value.__defaults__), inner(value.__kwdefaults__)
     if is_kind(value, type):
-        return {name: inner(item) for name, item in own(value).items() if name not in _MADE} if is_user(value) else _Same(value)
+        return {name: inner(item) for name, item in own(value).items() if name not in _MADE} if is_user(value) else _same(value)
     if type(value) in (set, frozenset):
         return type(value), sorted(map(repr, value))
     if type(value) in _CONTAINERS or is_kind(value, tuple(WRAPPERS)):
         return type(value), [(inner(name), inner(item)) for name, item in held(value).items()]
     if is_user(type(value)) or type(value) is SimpleNamespace:
         return type(value), {name: _content(item, 0) for name, item in state(value).items()}
-    return _Same(value)
+    return _same(value)
 
 
 # %% ../../nbs/code/sent_code.ipynb #sntc0006
@@ -93,12 +86,12 @@ def _along(place: dict[str, Any], chain: Iterable[str]) -> Iterator[tuple[dict[s
         place = state(value)
 
 
-_Known = tuple[_Same | None, Any]  # an object, and its content
+_Known = tuple[tuple[int, Any] | None, Any]  # an object, and its content
 
 
 def known(value: Any) -> _Known:
     """What `value` is now, to be compared with what it is later by `==`."""
-    return None if is_kind(value, PLAIN) else _Same(value), _content(value)
+    return None if is_kind(value, PLAIN) else _same(value), _content(value)
 
 
 @dataclass(frozen=True)

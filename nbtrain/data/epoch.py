@@ -40,7 +40,7 @@ class _Search(Search):
 
 def with_epoch(loader: Any) -> list[Callable[[int], Any]]:
     """Each `set_epoch` in a loader: its own, and those of its samplers, its datasets, what collates, and their wrappers, each once."""
-    items = (item for _, item in _Search([("", loader)], libraries=True) if not kind_of(item).is_class)
+    items = (item for _, item in _Search([("", loader)], libraries=True) if not is_kind(item, type))
     return [method for item in items if (method := method_of(item, "set_epoch")) is not None]
 
 

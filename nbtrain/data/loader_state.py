@@ -61,11 +61,11 @@ class LoaderParts:
         if kind.is_generator:
             self.generators[path] = item
             return
-        if kind.is_list:
+        if is_kind(item, (list, deque, np.ndarray, Tensor)):
             self.lists[path] = item
         if kind.is_iterator:
             self.iterators[path] = item
-        elif kind.is_leaf or kind.is_closed or (kind.is_class and is_known(module_of(item))):
+        elif kind.is_leaf or kind.is_closed or (is_kind(item, type) and is_known(module_of(item))):
             self.ends += [] if is_kind(item, (Tensor, np.ndarray)) else [item]
         elif not kind.is_enum:
             self.holders[path] = item

@@ -405,8 +405,8 @@ class CodeService(Service):
     def use_sent(self, trainer: Any, data: bytes) -> None:
         """Use the definitions that the process which started this run has sent."""
 
-    def settings(self, trainer: Any, n_epoch: int, loader: Any, valid_loader: Any) -> dict[str, str]:
-        """What may differ between this run and others, by name, as text; empty if it is not known."""
+    def settings(self, trainer: Any, n_epoch: int, loader: Any, valid_loader: Any) -> dict[str, Any]:
+        """What may differ between this run and others, as a record; empty if it is not known."""
         return {}
 
     def keep(self, trainer: Any, n_epoch: int, loader: Any, valid_loader: Any) -> None:
@@ -455,12 +455,12 @@ class ViewService(Service):
     provided_by = "LiveViewAddon"
     view: Any = None  # of the newest run; None without one
 
-    def open(self, trainer: Any, controls: Controls | None, settings: Callable[[], dict[str, str]]) -> list[EventSink]:
+    def open(self, trainer: Any, controls: Controls | None, settings: Callable[[], dict[str, Any]]) -> list[EventSink]:
         """A run begins: return what gets its events.
 
         Args:
             controls: The buttons of its view. None: it has none.
-            settings: Returns what may differ between runs, by name, as text.
+            settings: Returns what may differ between runs, as a record.
         """
         return []
 

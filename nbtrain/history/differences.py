@@ -7,36 +7,17 @@ from __future__ import annotations
 
 import ast
 import functools
-import os
-import json
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .run_files import read_file
+from .run_files import read_file, read_record
 
 # %% auto #0
-__all__ = ["read_record", "differences", "settings", "kept"]
-
-
-# %% ../../nbs/history/differences.ipynb #diffread
-def read_record(folder: Path) -> dict[str, Any] | None:
-    """Read `provenance.json`, which `record` wrote; None if nothing was recorded. Raises ConfigError if it is damaged."""
-    if not os.path.lexists(folder / "provenance.json"):
-        return None
-    raw = read_file(folder, "provenance.json")
-    try:
-        content = json.loads(raw)
-        json.dumps(content, ensure_ascii=False)  # what is nested too deeply to be written raises here
-    except (RecursionError, ValueError) as error:
-        raise ConfigError("provenance.json is damaged: it is not JSON.", where=str(folder)) from error
-    if not isinstance(content, dict):
-        raise ConfigError("provenance.json is damaged: it holds no record.", where=str(folder))
-    return content
-
+__all__ = ["differences", "settings", "kept"]
 
 # %% ../../nbs/history/differences.ipynb #35cb5893
 _SETTING = re.compile(r"\b([A-Za-z_]\w*)=('[^']*'|\"[^\"]*\"|\([^()]*\)|\[[^\[\]]*\]|[^\s,()\[\]]+)")
@@ -49,33 +30,42 @@ def _short(value: Any) -> str:
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"
 
 
-def _head(text: str) -> str:
-    """A described value without its settings: `Adam()` for `Adam(lr=0.1)`."""
-    return re.sub(r"[\s,]+(?=\))|(?<=\()[\s,]+", "", _SETTING.sub("", _SIZE.sub("", text)))
+def _head(value: Any) -> str:
+    """A described value without its settings: `Adam` for `Adam(lr=0.1)`."""
+    text = _SETTING.sub("", _SIZE.sub("", str(value)))
+    return re.sub(r"[\s,]+(?=\))|(?<=\()[\s,]+", "", text).removesuffix("()")
 
 
-def _of_value(name: str, old: Any, new: Any) -> Iterator[str]:
+def _set_in(value: Any) -> dict[str, str]:
+    """The settings in a described value: `{"lr": "0.1"}` for `Adam(lr=0.1)`."""
+    return dict(_SETTING.findall(value)) if isinstance(value, str) else {}
+
+
+def _label(name: str, old: Any, new: Any) -> list[str]:
     """How two described values of one name differ."""
-    if old == new:
-        return
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in dict.fromkeys((*old, *new)):
-            yield from _of_value(key, old.get(key), new.get(key))
-        return
-    before, after = (dict(_SETTING.findall(value)) if isinstance(value, str) else {} for value in (old, new))
-    if before != after and _head(str(old)) == _head(str(new)):
-        for key in dict.fromkeys((*before, *after)):
-            yield from _of_value(key, before.get(key), after.get(key))
-        return
-    names = [_head(str(value)).removesuffix("()") for value in (old, new)]
-    if before or after or (names[0] != names[1] and "(" in f"{old}{new}"):  # another class
-        plain = all(re.fullmatch(r"[\w.]+", text) for text in names) and names[0] != names[1]
-        yield f"{names[0].rpartition('.')[2]} → {names[1].rpartition('.')[2]}" if plain else f"{name} changed"
-    else:
-        yield f"{name} {_short(old)} → {_short(new)}"
+    before, after, heads = _set_in(old), _set_in(new), [_head(old), _head(new)]
+    if before != after and heads[0] == heads[1]:
+        both = {key: (before.get(key), after.get(key)) for key in (*before, *after)}
+        return [f"{key} {_short(was)} → {_short(now)}" for key, (was, now) in both.items() if was != now]
+    is_described = bool(before or after) or (heads[0] != heads[1] and "(" in f"{old}{new}")
+    if not is_described:
+        return [f"{name} {_short(old)} → {_short(new)}"]
+    if heads[0] == heads[1] or not all(re.fullmatch(r"[\w.]+", head) for head in heads):
+        return [f"{name} changed"]
+    return [" → ".join(head.rpartition(".")[2] for head in heads)]  # another class
 
 
 # %% ../../nbs/history/differences.ipynb #8ddae6d1
+def _dumped(name: str, text: str) -> dict[str, str]:
+    """The syntax tree of a function; of a class those of its methods, and the rest of it."""
+    (node,) = ast.parse(text).body
+    methods = [item for item in node.body if isinstance(item, ast.FunctionDef)] if isinstance(node, ast.ClassDef) else []
+    if not isinstance(node, ast.ClassDef) or not methods:
+        return {name: ast.dump(node)}
+    rest = "\n".join(ast.dump(item) for item in node.body if item not in methods)
+    return {name if method.name == "__init__" else method.name: ast.dump(method) for method in methods} | {f"{name}.": rest}
+
+
 @functools.lru_cache(100)
 def _definitions(steps: str) -> Mapping[str, str]:
     """The text of each function and method in a record's source, by its name; of text that does not parse by its section."""
@@ -84,69 +74,58 @@ def _definitions(steps: str) -> Mapping[str, str]:
     for name, text in zip(sections[::2], sections[1::2]):
         short = name.rpartition(".")[2]
         try:
-            (node,) = ast.parse(text).body
-        except (SyntaxError, ValueError, RecursionError):  # cut off, or a hash in the place of the source
+            found |= _dumped(short, text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # cut off, nested too deeply, or a hash in the place of the source
             found[short] = text.strip()
-            continue
-        methods = [item for item in node.body if isinstance(item, ast.FunctionDef)] if isinstance(node, ast.ClassDef) else []
-        found |= {method.name if method.name != "__init__" else short: ast.dump(method) for method in methods} or {short: ast.dump(node)}
-        if isinstance(node, ast.ClassDef) and methods:
-            rest = [ast.dump(item) for item in node.body if item not in methods]
-            found[f"{short}."] = "\n".join(rest)
     return found
 
 
-def _of_source(old: str, new: str) -> Iterator[str]:
+def _of_source(old: str, new: str) -> list[str]:
     before, after = _definitions(old), _definitions(new)
-    for name in dict.fromkeys((*after, *before)):
-        if before.get(name) != after.get(name) and before and after:
-            how = "added" if name not in before else "removed" if name not in after else "changed"
-            yield f"{name.removesuffix('.')} {how}"
+    if not before or not after:
+        return []
+    how = {name: "changed" for name in after if before.get(name) != after[name]}
+    how |= {name: "added" for name in after if name not in before} | {name: "removed" for name in before if name not in after}
+    return [f"{name.removesuffix('.')} {change}" for name, change in how.items()]
 
 
 # %% ../../nbs/history/differences.ipynb #0f3aa160
 _MAX_LABELS = 3
 _SILENT = ("save_path", "log_bar", "device", "seed")  # of the arguments: compared elsewhere, or irrelevant
+_NOT_OF_RUN = ("began", "source", "parent", "n_epoch", "set")  # of a run: no settings, or compared elsewhere
 
 
-def _field(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = content.get(name)
+def _dict(value: Any) -> dict[str, Any]:
+    """A part of a record; empty if it is damaged."""
     return value if isinstance(value, dict) else {}
 
 
-_NOT_OF_RUN = (
-    "began",
-    "source",
-    "parent",
-    "n_epoch",
-    "set",
-)  # fields that may differ between runs with the same settings, or are compared later
+def _without(names: Iterable[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
 
 
-def _last_run(content: Mapping[str, Any]) -> dict[str, Any]:
-    runs = content.get("runs")
-    last = runs[-1] if isinstance(runs, list) and runs else None
-    return last if isinstance(last, dict) else {}
+def _parts(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The described values of a record, in groups."""
+    runs, sources = content.get("runs"), [*_dict(content.get("sources")).values()]
+    run = _dict(runs[-1]) if isinstance(runs, list) and runs else {}
+    values = _dict(_dict(sources[-1]).get("values")) if sources else {}
+    return {
+        "arguments": _without(_SILENT, _dict(content.get("arguments"))),
+        "set": _dict(run.get("set")),
+        "run": _without(_NOT_OF_RUN, run),
+        "values": {name.rpartition(".")[2]: value for name, value in values.items()},  # of a closure: `make.<lambda>.lr`
+        "rest": {"device": content.get("device"), "seed": content.get("seed"), "n_epoch": run.get("n_epoch")},
+        "versions": _dict(content.get("versions")),
+    }
 
 
-def _values(content: Mapping[str, Any]) -> dict[str, Any]:
-    sources = list(_field(content, "sources").values())
-    found = _field(sources[-1], "values") if sources and isinstance(sources[-1], dict) else {}
-    return {name.rpartition(".")[2]: value for name, value in found.items()}  # of a closure: `make.<lambda>.lr`
-
-
-def _all(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
-    arguments = [{key: value for key, value in _field(side, "arguments").items() if key not in _SILENT} for side in (a, b)]
-    yield from _of_value("arguments", *arguments)
-    runs = _last_run(a), _last_run(b)
-    yield from _of_value("set", *(_field(run, "set") for run in runs))
-    yield from _of_value("run", *({key: value for key, value in run.items() if key not in _NOT_OF_RUN} for run in runs))
-    yield from _of_source(str(a.get("steps") or ""), str(b.get("steps") or ""))
-    yield from _of_value("values", _values(a), _values(b))
-    for name in ("device", "seed"):
-        yield from _of_value(name, a.get(name), b.get(name))
-    yield from _of_value("n_epoch", *(run.get("n_epoch") for run in runs))
-    yield from _of_value("versions", _field(a, "versions"), _field(b, "versions"))
+def _labels(name: str, old: Any, new: Any) -> Iterator[str]:
+    """As `_label`, of each value in two dicts too."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in dict.fromkeys((*old, *new)):
+            yield from _labels(key, old.get(key), new.get(key))
+    elif old != new:
+        yield from _label(name, old, new)
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
@@ -157,9 +136,13 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     systems = [str(side.get("imported") or "nbtrain") for side in (a, b)]
     if systems[0] != systems[1]:  # whose arguments have other names
         return [" → ".join(systems)]
+    old, new = _parts(a), _parts(b)
     labels: dict[str, str] = {}
-    for label in _all(a, b):
-        labels.setdefault(label.lower(), label)  # a global LR and the lr made from it
+    for group in old:
+        if group == "values":
+            labels |= {label.lower(): label for label in _of_source(str(a.get("steps") or ""), str(b.get("steps") or ""))}
+        for label in _labels(group, old[group], new[group]):
+            labels.setdefault(label.lower(), label)  # a global LR and the lr made from it
     found = list(labels.values())
     rest = len(found) - _MAX_LABELS
     return found if rest <= 0 else [*found[:_MAX_LABELS], f"+ {rest} more"]
@@ -172,7 +155,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
         for key, item in value.items():
             yield from _flat(str(key), item)
     elif isinstance(value, str) and "(" in value:
-        yield name, _short(_head(value).removesuffix("()"))
+        yield name, _short(_head(value))
         yield from ((key, _short(text.strip("'\""))) for key, text in _SETTING.findall(value))
         yield from ((unit, count) for count, unit in re.findall(r"([\d,]+) (params)\b", value))
     elif value is not None:
@@ -185,14 +168,11 @@ def settings(content: Mapping[str, Any]) -> dict[str, str]:
     `content` is a record as returned by `kept`; of two settings of one name, such as the batch sizes of two loaders, the first counts, and
     before all others what was set by hand.
     """
-    given = _last_run(content)
-    run = {key: value for key, value in given.items() if key not in (*_NOT_OF_RUN, "mode", "valid_loader")}
-    arguments = {key: value for key, value in _field(content, "arguments").items() if key not in _SILENT}
-    code = _definitions(str(content.get("steps") or ""))
+    parts, code = _parts(content), _definitions(str(content.get("steps") or ""))
+    run, rest = _without(("mode", "valid_loader"), parts["run"]), _without(("device",), parts["rest"])
     functions = {name.removesuffix("."): f"#{hashlib.sha256(text.encode()).hexdigest()[:6]}" for name, text in code.items()}
-    last = {"seed": content.get("seed"), "n_epoch": given.get("n_epoch")}
     found: dict[str, str] = {}
-    for part in (_field(given, "set"), _values(content), arguments, run, last, functions):
+    for part in (parts["set"], parts["values"], parts["arguments"], run, rest, functions):
         for name, text in _flat("", part):
             found.setdefault(name, text)
     return found
@@ -202,7 +182,7 @@ def kept(folder: Path) -> dict[str, Any]:
     """The record of a run folder, with the newest source as `steps`; empty if nothing was kept or it can't be read."""
     try:
         content = read_record(folder) or {}
-        source = next(reversed(_field(content, "sources")), "source")
+        source = next(reversed(_dict(content.get("sources"))), "source")
         return {**content, "steps": read_file(folder, f"{source}/steps.py").decode(errors="replace")} if content else {}
     except ConfigError:
         return {}

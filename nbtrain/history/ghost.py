@@ -15,7 +15,7 @@ from .run_files import read_file, recorded_file
 from .run_folder import run_folders
 
 # %% auto #0
-__all__ = ["loss_curve", "run_before", "compared_with", "ghost_of"]
+__all__ = ["loss_curve", "compared_with"]
 
 # %% ../../nbs/history/ghost.ipynb #3f48ee3a
 _MAX_POINTS, _MAX_BYTES, _MAX_READ = 200, 64 * 2**20, 2 * 2**20  # in bytes: of the file, and of the parsed lines
@@ -65,23 +65,16 @@ def _title(folder: Path) -> str | None:
     return None
 
 
-def run_before(folder: Path, title: str) -> Path | None:
-    """The newest other run folder of the class `title` in the parent of `folder`; None if there is none."""
-    others = [other for other in run_folders(folder.parent) if other.name != folder.name]
-    return next((other for other in others[:20] if _title(other) == title), None)
-
-
 def compared_with(other: Path | None, folder: Path | None, title: str) -> tuple[str, list[tuple[int, float]]] | None:
-    """The label and the loss of the run to compare with the one in `folder`: `other`, or the newest run of class `title` next to it."""
+    """The label and the loss by step of the run to compare with the one in `folder`: `other`, or the newest other one of the class `title`.
+
+    The label says how the run in `folder` differs from it. None without a curve.
+    """
     if other is None and folder is not None:
-        other = run_before(folder, title)
-    return ghost_of(other, folder) if other is not None and other != folder else None
-
-
-def ghost_of(other: Path, folder: Path | None) -> tuple[str, list[tuple[int, float]]] | None:
-    """The label and the loss by step of the run `other`; the label says how the run in `folder` differs from it. None without a curve."""
-    curve = loss_curve(other)
-    if len(curve) < 2:
+        beside = [run for run in run_folders(folder.parent) if run.name != folder.name]
+        other = next((run for run in beside[:20] if _title(run) == title), None)
+    curve = loss_curve(other) if other is not None and other != folder else []
+    if other is None or len(curve) < 2:
         return None
     before, here = kept(other), kept(folder) if folder is not None else {}
     labels = differences(before, here) if before and here else []

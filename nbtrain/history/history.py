@@ -42,18 +42,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = [
-    "StepTable",
-    "Row",
-    "csv_text",
-    "data_frame",
-    "validation_alone",
-    "History",
-    "result_of",
-    "ResultMetrics",
-    "short_path",
-    "RunResult",
-]
+__all__ = ["StepTable", "Row", "csv_text", "validation_alone", "History", "result_of", "ResultMetrics", "short_path", "RunResult"]
 
 
 # %% ../../nbs/history/history.ipynb #df4b47df
@@ -149,15 +138,6 @@ def csv_text(rows: list[Row]) -> bytes:
     writer.writeheader()
     writer.writerows(rows)
     return written.getvalue().encode(errors="backslashreplace")  # half a surrogate pair in a name
-
-
-def data_frame(rows: list[Row]) -> DataFrame:
-    """`rows` as a pandas DataFrame. Raises ImportError if pandas is not installed."""
-    if importlib.util.find_spec("pandas") is None:
-        raise ImportError("history.df needs pandas: pip install pandas. Without it, history.epochs is a list of dicts.")
-    import pandas
-
-    return pandas.DataFrame([{name: value for name, value in row.items() if name != "processed"} for row in rows])
 
 
 # %% ../../nbs/history/history.ipynb #b920ffcf
@@ -263,22 +243,26 @@ class History(Listed):
     def _as_validation(self, row: Row) -> Row:
         """Return `row`; it replaces the newest validation if both are of the same step."""
         if is_same_validation(row, self.validations):
-            old, self.validations[-1] = self.validations[-1], row
-            row.path = old.path
+            row.path = self.validations[-1].path
+            self.validations[-1] = row
             self.n_saved["validations"] = min(self.n_saved["validations"], len(self.validations) - 1)
-            self._best.replace(old, row)
         return row
 
     def drop_after(self, processed: int, epoch: int) -> None:
         """Drop everything measured after so many processed batches, and the rows after `epoch`, including that of an epoch cut there."""
-        dropped = {id(row) for row in self.epochs if row.get("processed", 0) > processed or row["epoch"] > epoch}
-        validations = [row for row in self.validations if row.get("processed", 0) <= processed]
+
+        def is_kept(row: Row) -> bool:
+            return row.get("processed", 0) <= processed
+
+        dropped = {id(row) for row in self.epochs if not is_kept(row) or row["epoch"] > epoch}
+        validations = filter(is_kept, self.validations)
         self._keep("validations", [validation_alone(row) if id(row) in dropped else row for row in validations])
         self._keep("epochs", [row for row in self.epochs if id(row) not in dropped])
-        self._keep("tests", [row for row in self.tests if row.get("processed", 0) <= processed])
+        self._keep("tests", list(filter(is_kept, self.tests)))
         self._keep("marks", [mark for mark in self.marks if mark[0].processed <= processed])
         self._keep("shown", still_shown(self.shown, self.epochs, processed, epoch))
-        self.cut = self.cut if self.cut is not None and self.cut[0].processed < processed else None
+        if self.cut is not None and self.cut[0].processed >= processed:
+            self.cut = None
         self.restarts.drop_after(processed)
         for table in self.steps.values():
             table.drop_after(processed)
@@ -343,12 +327,16 @@ class History(Listed):
         for table in self.steps.values():
             table.n_saved = len(table) if journal is not None else 0
 
+    def _rows_after(self, n_restarts: int) -> list[Row]:
+        """The rows that were measured after so many restarts of the best: validations if `monitor` is one of their metrics, else epochs."""
+        is_epoch = not self._compares_validations
+        rows = self.epochs if is_epoch else self.validations
+        return [row for row in rows if self.restarts.n_before(row, is_epoch=is_epoch) == n_restarts]
+
     @property
     def _candidates(self) -> list[Row]:
-        """The rows to choose `best` from: validations if `monitor` is one of their metrics, else epochs; after a restart, newer ones."""
-        has_validations = self._compares_validations
-        rows = self.validations if has_validations else self.epochs
-        return [row for row in rows if self.restarts.counts(row, is_epoch=not has_validations)]
+        """The rows to choose `best` from."""
+        return self._rows_after(len(self.restarts.places))
 
     @property
     def _compares_validations(self) -> bool:
@@ -386,11 +374,11 @@ class History(Listed):
             >>> trainer.history.best_before(1) is None
             True
         """
-        has_validations, restarts = self._compares_validations, self.restarts
-        rows = self.validations if has_validations else self.epochs
-        earlier = [row for row in rows if restarts.n_before(row, is_epoch=not has_validations) == number - 1]
-        place = restarts.places[number - 1] if 0 < number <= len(restarts.places) else (-1, -1)
-        return best_row([row for row in earlier if row.get("processed", 0) <= place[0]], self.monitor, self.monitor_mode)
+        if not 0 < number <= len(self.restarts.places):
+            return None
+        last, _ = self.restarts.places[number - 1]
+        earlier = [row for row in self._rows_after(number - 1) if row.get("processed", 0) <= last]
+        return best_row(earlier, self.monitor, self.monitor_mode)
 
     def _short_state(self) -> dict[str, Any]:
         """As `state_dict`, but only with the last and the best rows, which a resumed run needs."""
@@ -414,14 +402,12 @@ class History(Listed):
     @property
     def _last_is_best(self) -> bool:
         """Whether the newest epoch is the best so far."""
-        best = self.best
-        return best is not None and bool(self.epochs) and best is self.epochs[-1]
+        return any(row is self.best for row in self.epochs[-1:])
 
     @property
     def _last_validation_is_best(self) -> bool:
         """Whether the newest validation is the best so far, if validations are compared."""
-        best = self.best
-        return best is not None and bool(self.validations) and best is self.validations[-1]
+        return any(row is self.best for row in self.validations[-1:])
 
     @property
     def table(self) -> list[Mapping[str, Any]]:
@@ -431,14 +417,17 @@ class History(Listed):
     @property
     def _under_way(self) -> Row | None:
         """The epoch that is not finished: the means over its training batches and its newest validation so far; None without a batch."""
-        epoch, end = (self.epochs[-1]["epoch"], self.epochs[-1].get("processed", math.inf)) if self.epochs else (0, 0)
-        table = self.steps["train"]
+        last = self.epochs[-1] if self.epochs else Row(epoch=0, processed=0)
+        end, table = last.get("processed", math.inf), self.steps["train"]
         begin = bisect_right(table.processed, end)
         if begin == len(table):
             return None
         means = {name: fmean(column[begin:]) for name, column in table.columns.items()}
-        validations = [row for row in self.validations[-1:] if row.get("processed", 0) > end]
-        return Row({"epoch": f"{epoch + 1} so far", "step": table.steps[-1], **means, **(validations[0].metrics if validations else {})})
+        row = Row({"epoch": f"{last['epoch'] + 1} so far", "step": table.steps[-1], **means})
+        for validation in self.validations[-1:]:
+            if validation.get("processed", 0) > end:
+                row.update(validation.metrics)
+        return row
 
     @written_in("library.drawn_history")
     def plot(self) -> Figure:
@@ -486,7 +475,12 @@ class History(Listed):
             >>> list(trainer.history.df.columns)
             ['epoch', 'step', 'train_loss', 'lr', 'time_s']
         """
-        return data_frame(self.epochs or self.tests)
+        if importlib.util.find_spec("pandas") is None:
+            raise ImportError("history.df needs pandas: pip install pandas. Without it, history.epochs is a list of dicts.")
+        import pandas
+
+        rows = self.epochs or self.tests
+        return pandas.DataFrame([{name: value for name, value in row.items() if name != "processed"} for row in rows])
 
     def __len__(self) -> int:
         return len(self.epochs)
@@ -585,7 +579,7 @@ class RunResult(Listed):
     elapsed_s: float | None = None
 
     def __repr__(self) -> str:
-        parts = [self.status + (f" ({self.reason})" if self.reason else "")]
+        parts = [f"{self.status} ({self.reason})" if self.reason else self.status]
         if self.last is not None and "epoch" in self.last:
             n_all = self.last["epoch"]
             parts.append(epochs_words(n_all if self.n_epochs is None else self.n_epochs, n_all))

@@ -107,11 +107,8 @@ def flush_journal(state: Mapping[str, Any], checkpoint: Path) -> None:
     """Flush the journal that a checkpoint's state names to disk, before the checkpoint is written."""
     with suppress(KeyError, TypeError):
         file = checkpoint.parent / state["nbtrain"]["history"]["journal"]["file"]
-        handle = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        with open(file, "rb") as stream:
+            os.fsync(stream.fileno())
 
 
 # %% ../../nbs/history/journal.ipynb #a72f52b5
@@ -156,8 +153,10 @@ def _columns(table: Mapping[str, Any], step_at: Callable[[int], int], *, is_trai
 # %% ../../nbs/history/journal.ipynb #jrnl0009
 def journal_of(state: Any) -> str | None:
     """The path of the journal that the history in a state names, relative to the checkpoint; None for a state with its whole history."""
-    journal = state.get("journal") if isinstance(state, dict) else None
-    name = journal.get("file") if isinstance(journal, dict) else None
+    try:
+        name = state["journal"]["file"]
+    except (TypeError, KeyError, IndexError):
+        return None
     return name if name in _FILES else None
 
 

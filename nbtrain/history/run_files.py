@@ -5,14 +5,16 @@
 # %% ../../nbs/history/run_files.ipynb #cbde5689
 from __future__ import annotations
 
+import json
 import os
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["recorded_file", "read_file", "inside", "append_to", "write_file", "kept_id"]
+__all__ = ["recorded_file", "read_file", "read_record", "inside", "append_to", "write_file", "kept_id"]
 
 
 # %% ../../nbs/history/run_files.ipynb #9ee8abf0
@@ -36,6 +38,21 @@ def read_file(folder: Path, name: str) -> bytes:
         return recorded_file(folder, name).read_bytes()
     except OSError as error:
         raise ConfigError(f"{name} can't be read: {error.strerror}.", where=str(folder)) from error
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """Read `provenance.json`, which `record` wrote; None if nothing was recorded. Raises ConfigError if it is damaged."""
+    if not os.path.lexists(folder / "provenance.json"):
+        return None
+    raw = read_file(folder, "provenance.json")
+    try:
+        content = json.loads(raw)
+        json.dumps(content, ensure_ascii=False)  # what is nested too deeply to be written raises here
+    except (RecursionError, ValueError) as error:
+        raise ConfigError("provenance.json is damaged: it is not JSON.", where=str(folder)) from error
+    if not isinstance(content, dict):
+        raise ConfigError("provenance.json is damaged: it holds no record.", where=str(folder))
+    return content
 
 
 # %% ../../nbs/history/run_files.ipynb #8f757c8d

@@ -9,9 +9,10 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import RawIOBase
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from .run_lock import SignOfLife
 __all__ = [
     "run_number",
     "run_folders",
+    "new_folder",
     "open_run_folder",
     "history_events",
     "RunFolder",
@@ -80,28 +82,30 @@ def _take_again(folder: Path) -> bool:
     return True
 
 
-def open_run_folder(save_path: str | Path) -> Path:
-    """Return a new `run-NNN` in `save_path`, or the newest one, if its run has not begun. Raises ConfigError if it can't be created."""
-    root = Path(save_path)
+def new_folder(save_path: Path, names: Iterable[str]) -> Path:
+    """Make a folder in `save_path`, by the first of `names` that is free. Raises ConfigError if it can't be made."""
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        newest = next(iter(run_folders(root)), None)
-        if newest is not None and _take_again(newest):
-            return newest
-        number = max(map(run_number, run_folders(root)), default=0)
-        while True:
-            number += 1
-            folder = root / f"run-{number:03}"
-            try:
-                folder.mkdir()
-                return folder
-            except FileExistsError:
-                continue
+        save_path.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            with suppress(FileExistsError):
+                (save_path / name).mkdir()
+                return save_path / name
     except OSError as error:
         raise ConfigError(
             f"save_path={str(save_path)!r} can't hold a run folder: {error.strerror}.",
             remedy="Give a folder that can be written to, or None to write nothing.",
         ) from error
+    raise AssertionError
+
+
+def open_run_folder(save_path: str | Path) -> Path:
+    """Return a new `run-NNN` in `save_path`, or the newest one, if its run has not begun. Raises ConfigError if it can't be created."""
+    root = Path(save_path)
+    newest = next(iter(run_folders(root)), None)
+    if newest is not None and _take_again(newest):
+        return newest
+    number = max(map(run_number, run_folders(root)), default=0)
+    return new_folder(root, (f"run-{n:03}" for n in count(number + 1)))
 
 
 # %% ../../nbs/history/run_folder.ipynb #bc102824
@@ -157,8 +161,7 @@ class RunFolder:
     def begin(self, run: int) -> None:
         """Write the existing history, if nothing is recorded in the folder yet."""
         if not inside(self.path, "events.jsonl").exists():
-            for event in history_events(self.history, run):
-                self.update(event)
+            self.update_all(history_events(self.history, run))
 
     def update(self, event: Event) -> None:
         self.update_all([event])

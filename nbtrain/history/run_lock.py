@@ -74,11 +74,8 @@ class RunLock:
             return ""
         inside(self.folder, self._file.name)
         try:
-            self._lock.acquire()
-        except Timeout as error:
-            if self._file.exists():
-                raise self._refusal("is being written to by") from error
-            return "no file can be made there"
+            if not self._acquire():
+                return "no file can be made there"
         except (OSError, NotImplementedError) as error:
             self._sign()
             return getattr(error, "strerror", None) or "it has no locks"
@@ -92,12 +89,18 @@ class RunLock:
     def check(self) -> None:
         """Raise ConfigError if another run has the lock now."""
         with suppress(OSError, NotImplementedError):
-            try:
-                self._lock.acquire()
+            if self._acquire():
                 self._lock.release()
-            except Timeout as error:
-                if self._file.exists():
-                    raise self._refusal("is being written to by") from error
+
+    def _acquire(self) -> bool:
+        """Acquire the lock; False if its file can't be made. Raises ConfigError if another run has it, OSError without locks."""
+        try:
+            self._lock.acquire()
+        except Timeout as error:
+            if self._file.exists():
+                raise self._refusal("is being written to by") from error
+            return False
+        return True
 
     def _sign(self) -> None:
         """Write who has the lock, unless another run has done so meanwhile.

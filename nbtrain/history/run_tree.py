@@ -14,7 +14,7 @@ from pathlib import Path
 from ..errors import ConfigError
 from .history import History
 from .run_files import read_file, write_file
-from .run_folder import read_history
+from .run_folder import new_folder, read_history
 from ..formatting import best_words, visible
 
 # %% auto #0
@@ -50,17 +50,9 @@ _FILE = "branch.json"
 
 def open_branch_folder(save_path: Path, fork: Fork) -> Path:
     """Create and return the next free folder for a branch in `save_path`. Raises ConfigError if it can't be created."""
-    try:
-        save_path.mkdir(parents=True, exist_ok=True)
-        for number in count(1):
-            folder = save_path / f"{fork.parent}-b{number}"
-            if not folder.exists():
-                folder.mkdir()
-                write_file(folder, _FILE, json.dumps(asdict(fork), indent=2, ensure_ascii=False) + "\n")
-                return folder
-    except OSError as error:
-        raise ConfigError(f"{str(save_path)!r} can't hold a run folder: {error.strerror}.", remedy="Give another save_path.") from error
-    raise AssertionError
+    folder = new_folder(save_path, (f"{fork.parent}-b{number}" for number in count(1)))
+    write_file(folder, _FILE, json.dumps(asdict(fork), indent=2, ensure_ascii=False) + "\n")
+    return folder
 
 
 def read_fork(folder: Path) -> Fork | None:
@@ -87,10 +79,12 @@ class TreeRun:
     @property
     def words(self) -> str:
         """The run in one line."""
-        history = self.history
-        parts = [str(self.fork)] if self.fork is not None else []
-        parts += [f"{len(history.epochs)} epochs"] if len(history.epochs) != 1 else ["1 epoch"]
-        parts += [best_words(history.best, history.monitor, history.epochs)] if history.best is not None else []
+        history, n = self.history, len(self.history.epochs)
+        parts = [f"{n} epochs" if n != 1 else "1 epoch"]
+        if self.fork is not None:
+            parts.insert(0, str(self.fork))
+        if history.best is not None:
+            parts.append(best_words(history.best, history.monitor, history.epochs))
         return " · ".join(parts)
 
 
@@ -107,22 +101,24 @@ def tree_lines(runs: Mapping[str, TreeRun]) -> list[str]:
 def _lines(below: Mapping[str, list[str]], parent: str, indent: str | None) -> Iterator[tuple[str, str]]:
     names = below.get(parent, [])
     for name in names:
-        is_last = name == names[-1]
-        yield ("" if indent is None else indent + ("└─ " if is_last else "├─ ")) + name, name
-        yield from _lines(below, name, "" if indent is None else indent + ("   " if is_last else "│  "))
+        branch, beside = ("└─ ", "   ") if name == names[-1] else ("├─ ", "│  ")
+        if indent is None:  # a root
+            branch = beside = ""
+        yield f"{indent or ''}{branch}{name}", name
+        yield from _lines(below, name, f"{indent or ''}{beside}")
 
 
 def family(folder: Path) -> dict[str, TreeRun]:
     """The run of `folder` with its branches, and, if it is a branch, its parents; empty if it has neither."""
     beside = {path.name: path for path in sorted(folder.resolve().parent.glob("run-*")) if (path / "events.jsonl").is_file()}
-    forks = {name: fork for name, path in beside.items() if (fork := read_fork(path)) is not None}
-    root, seen = folder.resolve().name, set[str]()
-    while root in forks and forks[root].parent in beside and root not in seen:
-        seen.add(root)
-        root = forks[root].parent
-    found = {root}
-    while new := {name for name, fork in forks.items() if fork.parent in found and name not in found}:
-        found |= new
-    if len(found) == 1:
-        return {}
-    return {name: TreeRun(read_history(path), forks.get(name)) for name, path in beside.items() if name in found}
+    forks = {name: read_fork(path) for name, path in beside.items()}
+
+    def root_of(name: str) -> str:
+        seen = set[str]()
+        while (fork := forks.get(name)) is not None and fork.parent in beside and name not in seen:
+            seen.add(name)
+            name = fork.parent
+        return name
+
+    names = [name for name in beside if root_of(name) == root_of(folder.resolve().name)]
+    return {name: TreeRun(read_history(beside[name]), forks[name]) for name in names} if len(names) > 1 else {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -25,19 +26,26 @@ class SessionRun:
     Attributes:
         title: The class of its trainer.
         folder: Its run folder; None without one.
-        settings: What may differ between runs, by name, as text.
+        record: What is recorded of it, as `describe_run` returns it.
         tests: The metrics of its newest evaluation.
         place: Its number in the list of this session; None once it is forgotten.
         card: What it is compared by, as soon as it is shown.
     """
 
-    def __init__(self, name: str, title: str, folder: Path | None, settings: Mapping[str, str]) -> None:
-        self.name, self.title, self.folder, self.settings = name, title, folder, settings
+    def __init__(self, name: str, title: str, folder: Path | None, record: Mapping[str, Any]) -> None:
+        self.name, self.title, self.folder, self.record = name, title, folder, record
         self.tests: dict[str, float] = {}
         self.place: int | None = None
         self.card: Any = None
         self._events: list[Event] = []
         self._lock = Lock()  # a run in the background is listed while it is on
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """What may differ between runs, by name, as text."""
+        from nbtrain.history.differences import settings
+
+        return settings(self.record)
 
     def update(self, event: Event) -> None:
         """Keep an event of the run."""

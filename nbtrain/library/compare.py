@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..annotations import checked
@@ -38,10 +38,18 @@ __all__ = ["Comparison", "Trained", "compare"]
 class Comparison:
     """The histories of several runs by name, as a table and as a figure."""
 
-    histories: Mapping[str, History]
+    runs: Mapping[str, TreeRun]  # with a fork, if it is a branch of another one
     notes: Sequence[str] = ()  # what could not be read
     labels: Mapping[str, str] = field(default_factory=dict)  # how a run differs from the first one, by name
-    forks: Mapping[str, Fork] = field(default_factory=dict)  # of the runs that are branches of others
+
+    @property
+    def histories(self) -> dict[str, History]:
+        """The history of each run."""
+        return {name: run.history for name, run in self.runs.items()}
+
+    @property
+    def _forks(self) -> list[Fork]:
+        return [run.fork for run in self.runs.values() if run.fork is not None]
 
     def table(self) -> str:
         """The best epoch of each run, or its test; a star marks the best run, if all runs monitor the same metric."""
@@ -54,21 +62,17 @@ class Comparison:
 
     def plot(self) -> Figure:
         """Plot a panel for each quantity (six at most), a colour for each run; training solid, validation dashed."""
-        labels = [self.labels.get(name) or name for name in self.histories]
-        known = [name if labels.count(label) > 1 else label for name, label in zip(self.histories, labels)]
-        rows = {label: self._own_rows(name) for label, name in zip(known, self.histories)}
-        forks = [(fork.epoch, fork.words) for fork in self.forks.values()]
-        return plots.compared(rows, forks)
-
-    def _own_rows(self, name: str) -> Sequence[Row]:
-        """The epochs of a run; for a branch, those from the fork on."""
-        begin = self.forks[name].epoch if name in self.forks else 0
-        return [row for row in self.histories[name].epochs if row["epoch"] >= begin]
+        labels = [self.labels.get(name) or name for name in self.runs]
+        known = [name if labels.count(label) > 1 else label for name, label in zip(self.runs, labels)]
+        rows: dict[str, list[Row]] = {}
+        for label, run in zip(known, self.runs.values()):
+            begin = run.fork.epoch if run.fork is not None else 0
+            rows[label] = [row for row in run.history.epochs if row["epoch"] >= begin]
+        return plots.compared(rows, [(fork.epoch, fork.words) for fork in self._forks])
 
     def tree(self) -> str:
         """The runs as a tree, with the differences of each branch; empty if no run is a branch of another."""
-        runs = {name: TreeRun(history, self.forks.get(name)) for name, history in self.histories.items()}
-        return "\n".join(tree_lines(runs)) if self.forks else ""
+        return "\n".join(tree_lines(self.runs)) if self._forks else ""
 
     def save(self, path: str | Path) -> Path:
         """Save the curves as a `.png`, or curves and table as an `.html`; returns the path.
@@ -86,7 +90,7 @@ class Comparison:
         return path
 
     def __repr__(self) -> str:
-        return "\n".join([*([self.tree(), ""] if self.forks else []), self.table(), *map(note_line, self.notes)])
+        return "\n".join([*([self.tree(), ""] if self._forks else []), self.table(), *map(note_line, self.notes)])
 
     def _repr_html_(self) -> str:
         style = "margin:0;padding:0;font-size:13px;line-height:20px;white-space:pre;overflow-x:auto"  # rows of a table are not wrapped
@@ -109,18 +113,19 @@ def _of_trainers(trainers: Sequence[Trained]) -> Comparison:
     runs: dict[str, TreeRun] = {}
     for trainer in trainers:
         fork: Fork | None = trainer.origin.fork
-        name = trainer.run_dir.name if trainer.run_dir is not None else trainer.title
-        name = name if trainer.run_dir is not None or fork is None else f"{fork.parent}-b1"
-        number = count(2)
-        while name in runs:
-            name = f"{name.rstrip('0123456789')}{next(number)}" if fork is not None else f"{trainer.title} {next(number)}"
-        runs[name] = TreeRun(trainer.history, fork)
-    return Comparison({name: run.history for name, run in runs.items()}, forks=_forks(runs))
+        first, base = trainer.title, f"{trainer.title} "
+        if fork is not None:
+            first, base = f"{fork.parent}-b1", f"{fork.parent}-b"
+        if trainer.run_dir is not None:
+            first = trainer.run_dir.name
+        names = chain([first], (f"{base}{number}" for number in count(2)))
+        runs[next(name for name in names if name not in runs)] = TreeRun(trainer.history, fork)
+    return Comparison(_family(runs))
 
 
-def _forks(runs: Mapping[str, TreeRun]) -> dict[str, Fork]:
-    """The forks of the runs that branch from another one of `runs`."""
-    return {name: run.fork for name, run in runs.items() if run.fork is not None and run.fork.parent in runs}
+def _family(runs: Mapping[str, TreeRun]) -> dict[str, TreeRun]:
+    """The runs, without the forks from runs that are not among them."""
+    return {name: run if run.fork is not None and run.fork.parent in runs else TreeRun(run.history) for name, run in runs.items()}
 
 
 @checked
@@ -162,6 +167,6 @@ def compare(*paths: str | Path | Trained) -> Comparison:
     records = {name: kept(folder) for folder, name in names.items()}
     first = next(iter(records.values()))
     labels = {name: ", ".join(differences(first, record)) for name, record in records.items() if first and record}
-    runs = {name: TreeRun(histories[name], read_fork(folder)) for folder, name in names.items()}
-    forks = _forks(runs)
-    return Comparison(histories, notes, labels | {name: fork.words for name, fork in forks.items()}, forks)
+    runs = _family({name: TreeRun(histories[name], read_fork(folder)) for folder, name in names.items()})
+    labels |= {name: run.fork.words for name, run in runs.items() if run.fork is not None}
+    return Comparison(runs, notes, labels)

@@ -47,18 +47,13 @@ def _events(file: Path) -> Iterator[Event | None]:
         place += len(content) - len(rest)
         for line in lines:
             number += 1
-            event = _event(line, number, progress)
+            try:
+                event = Event.from_json(line.decode())
+            except ValueError:
+                event = Event("note", progress, data={"text": f"line {number} of events.jsonl is damaged, and left out."})
             progress = event.progress
             yield event
         yield None
-
-
-def _event(line: bytes, number: int, before: Progress) -> Event:
-    """The event of a line; for a damaged line, a note."""
-    try:
-        return Event.from_json(line.decode())
-    except ValueError:
-        return Event("note", before, data={"text": f"line {number} of events.jsonl is damaged, and left out."})
 
 
 def follow(

@@ -82,7 +82,7 @@ class LiveViewAddon(AddOnBase, ViewService):
         return {}
 
     # -- a run
-    def open(self, trainer: Any, controls: Controls | None, settings: Callable[[], dict[str, str]]) -> list[EventSink]:
+    def open(self, trainer: Any, controls: Controls | None, settings: Callable[[], dict[str, Any]]) -> list[EventSink]:
         if trainer.mode == "train":
             folder, title = trainer.run_dir, trainer.title
             name = folder.name if folder is not None else f"{title} {len(kept_runs(title))}"

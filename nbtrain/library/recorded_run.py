@@ -13,8 +13,7 @@ from typing import Any
 from ..errors import ConfigError, first_line
 from ..formatting import visible
 from ..source.provenance import as_text
-from ..history.differences import read_record
-from ..history.run_files import read_file
+from ..history.run_files import read_file, read_record
 from ..history.run_folder import find_run, read_events
 from ..history.run_tree import family, tree_lines
 from ..views.text import Board, note_line, record_text, summary_line

@@ -309,16 +309,20 @@ _PAGE = """<!DOCTYPE html>
 
 
 # %% ../../nbs/library/runs.ipynb #37c3f24b
+def _is_run(folder: Path) -> bool:
+    return (folder / "events.jsonl").is_file()
+
+
 def _folders(path: Path) -> dict[str, Path]:
     """The run folders in `path` by name, oldest first; of its subfolders, such as the points of a sweep, each one's newest."""
-    if (path / "events.jsonl").is_file():
+    if _is_run(path):
         return {path.name: path}
-    own = {folder.name: folder for folder in reversed(run_folders(path)) if (folder / "events.jsonl").is_file()}
-    below = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name not in own] if path.is_dir() else []
-    for folder in below:
-        newest = next((run for run in run_folders(folder) if (run / "events.jsonl").is_file()), None)
-        own |= {folder.name: newest} if newest is not None else {}
-    return own
+    found = {folder.name: folder for folder in reversed(run_folders(path)) if _is_run(folder)}
+    for folder in sorted(path.iterdir()) if path.is_dir() else []:
+        newest = next(filter(_is_run, run_folders(folder)), None)
+        if newest is not None and folder.name not in found:
+            found[folder.name] = newest
+    return found
 
 
 def _entry(run: SessionRun) -> RunEntry:

@@ -18,7 +18,7 @@ from enum import Enum, EnumMeta
 from functools import cache, partial
 from itertools import chain
 from pathlib import PurePath
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -133,15 +133,14 @@ class Kind:
 
     is_plain: bool
     is_generator: bool
-    is_list: bool
     is_iterator: bool
     is_enum: bool
     is_leaf: bool
     is_closed: bool
+    is_end: bool
     is_user: bool
     is_own: bool
     is_filled: bool
-    is_class: bool
     is_module: bool
 
     @classmethod
@@ -149,25 +148,22 @@ class Kind:
         modules = list(map(module_of, mro(kind)))
         has_attributes = bool(slots_of(kind)) or kind.__dictoffset__ != 0
         is_own = has_attributes and is_user(kind)
+        ends = {
+            "is_plain": issubclass(kind, _PLAIN),
+            "is_generator": issubclass(kind, _GENERATORS),
+            "is_iterator": issubclass(kind, Iterator) and not has_attributes and not issubclass(kind, io.IOBase),
+            "is_enum": issubclass(kind, (Enum, EnumMeta)),
+            "is_leaf": issubclass(kind, _LEAVES),
+            "is_closed": any(name.startswith(_CLOSED) for name in modules),
+        }
         return cls(
-            is_plain=issubclass(kind, _PLAIN),
-            is_generator=issubclass(kind, _GENERATORS),
-            is_list=issubclass(kind, (list, deque, np.ndarray, Tensor)),
-            is_iterator=issubclass(kind, Iterator) and not has_attributes and not issubclass(kind, io.IOBase),
-            is_enum=issubclass(kind, (Enum, EnumMeta)),
-            is_leaf=issubclass(kind, _LEAVES),
-            is_closed=any(name.startswith(_CLOSED) for name in modules),
+            **ends,
+            is_end=any(ends.values()) or issubclass(kind, type),
             is_user=is_user(kind),
             is_own=is_own,
             is_filled=is_own or kind is SimpleNamespace or modules[0] == "collections",
-            is_class=issubclass(kind, type),
             is_module=issubclass(kind, nn.Module),
         )
-
-    @property
-    def is_end(self) -> bool:
-        ends = self.is_plain, self.is_generator, self.is_iterator, self.is_enum, self.is_leaf, self.is_closed, self.is_class
-        return any(ends)
 
 
 _SEEN_KINDS: weakref.WeakKeyDictionary[type, Kind] = weakref.WeakKeyDictionary()  # a search is made in each pass, which may be one batch
@@ -204,10 +200,6 @@ def outside_names(function: Any) -> list[str]:
     """The `global` names that a function assigns, in its module or notebook."""
     function = function_of(function)
     return sorted(_set_in_module(function.__code__)) if is_kind(function, FunctionType) else []
-
-
-def _cells(function: FunctionType) -> dict[str, CellType]:
-    return dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
 
 
 def _by_default(function: FunctionType) -> dict[str, Any]:
@@ -249,7 +241,7 @@ def module_attributes(module: nn.Module) -> dict[str, Any]:
 def items_of(item: Any) -> Mapping[Any, Any]:
     """What a container or an instance holds, by key, index or name. Nothing of a container that is too long."""
     kind = kind_of(item)
-    if kind.is_class:
+    if is_kind(item, type):
         return {name: value for name, value in own(item).items() if not name.startswith("__")}
     if kind.is_module:
         return module_attributes(item) | buffers_of(item)
@@ -412,8 +404,9 @@ def set_value(holder: Any, key: Any, value: Any) -> None:
     if is_kind(holder, type):
         type.__setattr__(holder, key, value)
     elif is_kind(holder, FunctionType):
-        if key in _cells(holder):
-            _cells(holder)[key].cell_contents = value
+        cells = dict(zip(holder.__code__.co_freevars, holder.__closure__ or ()))
+        if key in cells:
+            cells[key].cell_contents = value
         else:
             holder.__globals__[key] = value
     elif is_kind(holder, (list, deque)):

@@ -45,7 +45,7 @@ def request_edit(trainer: TrainerBase, name: str, **options: Any) -> None:
 class RunSinks:
     """The sinks of a run's events, in addition to the trainer's history."""
 
-    def __init__(self, trainer: TrainerBase, settings: Callable[[], dict[str, str]] = dict) -> None:
+    def __init__(self, trainer: TrainerBase, settings: Callable[[], dict[str, Any]] = dict) -> None:
         self.trainer, self.settings = trainer, settings
         self._display = trainer._required_service(ViewService)
         self._opened: list[EventSink] = []

@@ -26,12 +26,11 @@ from typing import Any
 
 import nbtrain
 from ..redaction import HIDDEN, blot_diff, blot_out, environment_variables, held_environment, is_from_environment, is_secret
-from ..history.run_files import read_file, write_file
+from ..history.run_files import read_file, read_record, write_file
 from .source_code import Reached, reach
 from .source_file import is_cell, lambda_text
 from ..objects.user_code import is_kind, mro, name_of, signature_of, state
-from ..objects.walk import PLAIN
-from ..history.differences import read_record
+from ..objects.walk import PLAIN, base_of
 
 # %% auto #0
 __all__ = ["FROM_ENVIRONMENT", "describe", "git_state", "as_text", "record", "describe_run"]
@@ -45,12 +44,8 @@ _ASSIGNMENT = re.compile(r"^[ \t]*([\w., \t]+?)\s*(?::[^=\n]+)?=[^=\n].*\b(?:env
 
 @functools.lru_cache(1_000)
 def _names_from_environment(text: str) -> frozenset[str]:
+    """The names that are assigned from the environment in the text of a file or cell."""
     return frozenset(name.strip() for names in _ASSIGNMENT.findall(text) for name in names.split(","))
-
-
-def _assigned_from_environment(reached: Reached) -> set[str]:
-    """Names that are assigned from the environment in the files and cells that set the values."""
-    return {name for place in reached.places for name in _names_from_environment("".join(linecache.getlines(place)))}
 
 
 # %% ../../nbs/source/provenance.ipynb #9799da30
@@ -103,11 +98,11 @@ def describe(value: Any, name: str = "", depth: int = 3) -> Any:
         return blot_out(value[:2000])
     if is_kind(value, (int, float)):
         return value if is_kind(value, int) or math.isfinite(value) else str(value)
-    if depth and is_kind(value, dict) and dict.__len__(value) <= 50:
+    base = base_of(value)
+    if depth and base is dict and dict.__len__(value) <= 50:
         return {str(describe(key)): describe(item, key if type(key) is str else "", depth - 1) for key, item in dict.items(value)}
-    for kind in (list, tuple):
-        if depth and is_kind(value, kind) and kind.__len__(value) <= 20:
-            return [describe(item, "", depth - 1) for item in kind.__iter__(value)]
+    if depth and base in (list, tuple) and base.__len__(value) <= 20:
+        return [describe(item, "", depth - 1) for item in base.__iter__(value)]
     try:
         return _short_text(value)
     except Exception:  # whatever the object raises, it has a class
@@ -210,14 +205,6 @@ def _command() -> list[str]:
 
 
 # %% ../../nbs/source/provenance.ipynb #2d57a998
-def _values(reached: Reached) -> dict[str, Any]:
-    hidden, found = _assigned_from_environment(reached), {}
-    for path, value in reached.values.items():
-        name = path.rpartition(".")[2]
-        found[path] = FROM_ENVIRONMENT if name in hidden else describe(value, name)
-    return found
-
-
 def _hash(text: str) -> str:
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
@@ -227,21 +214,31 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _steps_text(reached: Reached, names_only: bool) -> str:
-    texts = []
+def _values(reached: Reached) -> dict[str, Any]:
+    texts = ("".join(linecache.getlines(place)) for place in reached.places)
+    hidden = frozenset[str]().union(*map(_names_from_environment, texts))
+    found = {}
+    for path, value in reached.values.items():
+        name = path.rpartition(".")[2]
+        found[path] = FROM_ENVIRONMENT if name in hidden else describe(value, name)
+    return found
+
+
+def _source(reached: Reached, names_only: bool = False) -> tuple[str, dict[str, Any]]:
+    """The text of the definitions, and the values that they read; with `names_only`, hashes of them."""
+    texts, values = [], _values(reached)
     for definition in reached.definitions:
         place = "cell" if is_cell(definition.file) else Path(definition.file).name
         text = f"# {_hash(definition.text)}\n" if names_only else blot_out(definition.text, code=True)
         texts.append(f"# ==== {definition.name} · {place}\n{text}")
-    return "\n\n".join(texts)
+    if names_only:
+        values = {name: _hash(as_text(value)) for name, value in values.items()}
+    return "\n\n".join(texts), {"values": values, "no_source": reached.no_source}
 
 
 def _keep_source(folder: Path, content: dict[str, Any], reached: Reached, names_only: bool = False) -> str:
     """Write the source into `folder`, unless it is there from the run before. Returns the name of the subfolder that has the source."""
-    steps, values, sources = _steps_text(reached, names_only), _values(reached), content["sources"]
-    if names_only:
-        values = {name: _hash(as_text(value)) for name, value in values.items()}
-    found = {"values": values, "no_source": reached.no_source}
+    (steps, found), sources = _source(reached, names_only), content["sources"]
     last = next(reversed(sources), None)
     if last and sources[last] == found and read_file(folder, f"{last}/steps.py") == steps.encode():
         return last
@@ -306,11 +303,5 @@ def record(
 @held_environment()
 def describe_run(roots: Iterable[Any], arguments: Mapping[str, Any], run: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
     """What `record` would write of a run that differs between runs, without writing anything; the source is under `steps`."""
-    reached = reach(roots)
-    return {
-        "seed": seed,
-        "arguments": _described(arguments),
-        "sources": {"source": {"values": _values(reached)}},
-        "runs": [_described(run)],
-        "steps": _steps_text(reached, names_only=False),
-    }
+    steps, found = _source(reach(roots))
+    return {"seed": seed, "arguments": _described(arguments), "sources": {"source": found}, "runs": [_described(run)], "steps": steps}

@@ -13,7 +13,6 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -136,13 +135,9 @@ def chains_read(code: CodeType, namespace: dict[str, Any]) -> Iterator[tuple[str
 # %% ../../nbs/source/source_code.ipynb #e3a4ebd0
 def _find_function(function: FunctionType) -> tuple[ast.AST, Definition] | None:
     """The node of a function, and the statement that it is in; None without its text."""
-    code = function.__code__
-    file = read_source(code.co_filename, function.__globals__)
-    found = file.functions.get((code.co_firstlineno, code.co_name)) if file else None
-    if file is None or not found:
-        return None
-    node, statement = found[-1]
-    return node, file.definition(name_of(function), statement)
+    file = read_source(function.__code__.co_filename, function.__globals__)
+    found = file.find_function(function.__code__) if file else None
+    return (found[0], file.definition(name_of(function), found[1])) if file and found else None
 
 
 def _find_class(kind: type) -> tuple[ast.AST, Definition] | None:
@@ -175,8 +170,13 @@ def _places(kind: type) -> list[str]:
 _CODE = (FunctionType, MethodType, BuiltinFunctionType, type, ModuleType, staticmethod, classmethod, property)
 
 
-class _Search(Walk):
-    """A walk along the names that code reads, and all that it has found so far."""
+class Reached(Walk):
+    """A walk along the names that code reads, and what it has found.
+
+    `definitions` are in the order of reading: files first, then cells in order of execution. `values`: the globals and
+    closure variables that the code reads, apart from functions, classes and modules. `no_source`: names of functions and classes whose
+    text was not found. `packages`: the installed ones that the code names. `places`: files and cells that may have set the values.
+    """
 
     leaves = CODELESS
 
@@ -184,10 +184,9 @@ class _Search(Walk):
         super().__init__([id(os.environ)])
         self.definitions: list[Definition] = []
         self.values: dict[str, Any] = {}
-        self.no_source: set[str] = set()
-        self.packages: set[str] = set()
-        self.places: set[str] = set()
-        self._noted: set[int] = set()  # namespaces whose place is in `places`
+        self.no_source: list[str] = []
+        self.packages: list[str] = []
+        self.namespaces: dict[int, dict[str, Any]] = {}  # whose names are read, by their identity
 
     def add_all(self, *items: Any) -> None:
         for item in items:
@@ -214,7 +213,7 @@ class _Search(Walk):
             self.definitions.append(found[1])
             self._read(_evaluated(found[0]), function.__globals__)
         elif not function.__name__.startswith("__"):  # a dataclass's __init__ has no source, and needs none
-            self.no_source.add(name_of(function))
+            self.no_source.append(name_of(function))
         self._read(function.__code__, function.__globals__)
 
     def _class(self, kind: type) -> None:
@@ -226,10 +225,10 @@ class _Search(Walk):
             self.definitions.append(found[1])
             self._read(_evaluated(found[0]), _namespace(kind))
         elif type.__getattribute__(kind, "__name__").isidentifier():  # or else `add_on` composed it: its bases are what was written
-            self.no_source.add(name_of(kind))
+            self.no_source.append(name_of(kind))
 
     def _read(self, code: CodeType | None, namespace: dict[str, Any]) -> None:
-        self._note_place(namespace)
+        self.namespaces[id(namespace)] = namespace
         for path, item, attributes in chains_read(code, namespace) if code is not None else ():
             self._follow(path, item, attributes)
 
@@ -237,52 +236,37 @@ class _Search(Walk):
         links = list(chain(path, item, attributes))
         for _, link in links:
             if package := package_of(link):
-                self.packages.add(package)
+                self.packages.append(package)
             elif is_kind(link, ModuleType) and is_user_module(module_of(link)):
-                self._note_place(state(link))
+                self.namespaces[id(state(link))] = state(link)
             self.add_all(link)
         path, item = links[-1]
         if item is not os.environ and not is_kind(item, _CODE):
             self.values[path] = item
 
-    def _note_place(self, namespace: dict[str, Any]) -> None:
-        if id(namespace) not in self._noted:  # listing the cells of a notebook takes a system call for each
-            self._noted.add(id(namespace))
-            file = namespace.get("__file__")
-            self.places.update([file] if isinstance(file, str) else cells())
+    @property
+    def places(self) -> list[str]:
+        files = {namespace.get("__file__") for namespace in self.namespaces.values()}
+        known = {file for file in files if isinstance(file, str)}
+        return sorted(known if files == known else {*known, *cells()})
 
 
 # %% ../../nbs/source/source_code.ipynb #c157f5a2
-@dataclass(frozen=True)
-class Reached:
-    """What `reach` found.
-
-    `definitions` are in the order of reading: files first, then cells in order of execution. `values`: the globals and
-    closure variables that the code reads, apart from functions, classes and modules. `no_source`: names of functions and classes whose
-    text was not found. `packages`: the installed ones that the code names. `places`: files and cells that may have set the values.
-    """
-
-    definitions: list[Definition]
-    values: dict[str, Any]
-    no_source: list[str]
-    packages: list[str]
-    places: list[str]
-
-
 def reach(roots: Iterable[Any]) -> Reached:
     """Find all user code that `roots` (functions, classes, objects) can reach. Runs none of it, and never raises."""
-    walk = _Search()
+    walk = Reached()
     walk.add_all(*roots)
     deque(walk, maxlen=0)
-    walk.no_source.update(map(name_of, walk.unread))
+    walk.no_source += map(name_of, walk.unread)
     if not walk.is_whole:
-        walk.no_source.add(f"(all that is farther away than {MOST_OBJECTS:,} objects)")
+        walk.no_source.append(f"(all that is farther away than {MOST_OBJECTS:,} objects)")
     lambdas_first = sorted(walk.definitions, key=lambda d: not d.name.endswith("<lambda>"))  # as a default it has the text of its function
     found = list({(d.file, d.first, d.last): d for d in lambdas_first}.values())
-    outer = [d for d in found if not any(_is_inside(d, other) for other in found)]
     files = list(dict.fromkeys(d.file for d in walk.definitions))
-    outer.sort(key=lambda d: (is_cell(d.file), execution_number(d.file), files.index(d.file), d.first))
-    return Reached(outer, dict(sorted(walk.values.items())), sorted(walk.no_source), sorted(walk.packages), sorted(walk.places))
+    walk.definitions = [d for d in found if not any(_is_inside(d, other) for other in found)]
+    walk.definitions.sort(key=lambda d: (is_cell(d.file), execution_number(d.file), files.index(d.file), d.first))
+    walk.values, walk.no_source, walk.packages = dict(sorted(walk.values.items())), sorted(set(walk.no_source)), sorted(set(walk.packages))
+    return walk
 
 
 def _is_inside(inner: Definition, outer: Definition) -> bool:

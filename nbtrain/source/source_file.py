@@ -9,15 +9,15 @@ import ast
 import functools
 import linecache
 import re
-import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from ..objects.user_code import is_generated
+from ..tracebacks import ipython_shell
 
 # %% auto #0
 __all__ = [
@@ -70,6 +70,10 @@ class SourceFile:
                     inner = f"{prefix}{name}.<locals>."
                 stack.append((node, inner, around))
 
+    def find_function(self, code: CodeType) -> tuple[ast.AST, ast.AST] | None:
+        """The node of a function or lambda, and the statement that it is in."""
+        return next(reversed(self.functions.get((code.co_firstlineno, code.co_name), ())), None)
+
     def find_class(self, name: str, line: int | None) -> ast.ClassDef | None:
         """The class `name` that contains `line`; without a line, the last one of that name."""
         found = [node for node in self.classes.get(name, ()) if line is None or node.lineno <= line <= (node.end_lineno or 0)]
@@ -94,11 +98,10 @@ def is_cell(file: str) -> bool:
 
 def execution_number(file: str) -> int:
     """The execution number of a cell, shown in its brackets; 0 if unknown."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if shell is None or not hasattr(shell.compile, "format_code_name"):  # IPython before 8.0
+    compiler: Any = getattr(ipython_shell(), "compile", None)
+    if not hasattr(compiler, "format_code_name"):  # of IPython before 8.0
         return 0
-    number = re.search(r"\d+", str(shell.compile.format_code_name(file) or ""))
+    number = re.search(r"\d+", str(compiler.format_code_name(file) or ""))
     return int(number[0]) if number else 0
 
 

@@ -23,7 +23,7 @@ from .source_file import SourceFile, read_source
 from ..objects.walk import PLAIN, WRAPPERS, Walk, attributes_of, base_of, children_name, parts
 
 # %% auto #0
-__all__ = ["methods_of", "Part", "Texts", "StepCode"]
+__all__ = ["methods_of", "Part", "StepCode"]
 
 
 # %% ../../nbs/source/step_changes.ipynb #11677270
@@ -199,29 +199,6 @@ class Part:
     is_constant: bool = field(default=False, compare=False)
 
 
-class Texts:
-    """The text of functions. What was found once is not read again, because the file may have been edited since."""
-
-    def __init__(self, before: Texts | None = None) -> None:
-        self._before = before._known if before is not None else {}
-        self._known: dict[CodeType, str] = {}
-        self._files: dict[str, SourceFile | None] = {}
-
-    def of(self, function: FunctionType) -> str:
-        code = function.__code__
-        if code not in self._known:
-            self._known[code] = self._before[code] if code in self._before else self._read(function)
-        return self._known[code]
-
-    def _read(self, function: FunctionType) -> str:
-        code = function.__code__
-        if code.co_filename not in self._files:
-            self._files[code.co_filename] = read_source(code.co_filename, function.__globals__)
-        file = self._files[code.co_filename]
-        nodes = file.functions.get((code.co_firstlineno, code.co_name), []) if file else []
-        return file.definition(name_of(function), nodes[-1][0]).text if file and nodes else ""
-
-
 class StepCode:
     """The user's code of a trainer at one time: by the name of a root, such as "train_step", the parts that it reaches, by their names.
 
@@ -235,7 +212,8 @@ class StepCode:
         self.roots: dict[str, dict[str, Part]] = {}
         self._methods: set[str] = set()  # that the roots begin with
         self._objects = dict(before._objects) if before is not None else {}  # that are not in use now keep their parts
-        self._texts = Texts(before._texts if before is not None else None)
+        self._texts = dict(before._texts) if before is not None else {}  # read once, because a file may have been edited since
+        self._files: dict[str, SourceFile | None] = {}
 
     def add_root(self, name: str, owner: Any, methods: Iterable[str]) -> None:
         """Take down what the `methods` of the object `owner` reach."""
@@ -260,9 +238,19 @@ class StepCode:
         found = {}
         for name, functions in search.functions.items():
             meaning = sorted((_meaning(f.__code__, f.__doc__) for f in functions), key=repr)
-            written = list(map(self._texts.of, functions))
+            written = list(map(self._text_of, functions))
             found[name] = Part(_digest(meaning), "\n".join(written) if all(written) else "")
         return found | {name: Part(value, f"{name} = {value[:200]}", True) for name, value in search.constants.items() if name not in found}
+
+    def _text_of(self, function: FunctionType) -> str:
+        code = function.__code__
+        if code not in self._texts:
+            if code.co_filename not in self._files:
+                self._files[code.co_filename] = read_source(code.co_filename, function.__globals__)
+            file = self._files[code.co_filename]
+            found = file.find_function(code) if file else None
+            self._texts[code] = file.definition(name_of(function), found[0]).text if file and found else ""
+        return self._texts[code]
 
     def state_dict(self, *, whole: bool) -> dict[str, Any]:
         """The digests of all parts. Without `whole`, those of functions alone: in another process, a path or a date may be another."""

@@ -333,7 +333,6 @@ class Board:
         if event.kind == "valid":
             self.validations.append(row)
         elif is_same_validation(row, self.validations):
-            self.growing.replace(self.validations[-1], row)
             self.validations[-1] = row
         if adds_row(event):
             self.rows.append(row)

@@ -13,7 +13,7 @@ from samples import Regress, make_loader, make_trainer, make_valid
 
 from nbtrain.errors import ConfigError
 from nbtrain.events import Event, Progress
-from nbtrain.history.differences import differences, kept
+from nbtrain.history.differences import differences, kept, settings
 from nbtrain.history.ghost import loss_curve
 from nbtrain.library.compare import compare
 from nbtrain.views.text import Board
@@ -71,10 +71,21 @@ def test_label_of_what_a_function_has_closed_over_is_its_plain_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "damaged", [{}, {"arguments": 1}, {"runs": [3]}, {"runs": {}}, {"sources": [1]}, {"sources": {"a": 1}}, {"steps": "# ===="}]
+    "damaged",
+    [
+        {},
+        {"arguments": 1},
+        {"runs": [3]},
+        {"runs": {}},
+        {"sources": [1]},
+        {"sources": {"a": 1}},
+        {"steps": "# ===="},
+        {"steps": "# ==== f · cell\ndef f(x):\n    return " + " + ".join(3000 * ["x"])},
+    ],
 )
 def test_damaged_record_has_no_label_and_is_no_error(damaged: dict[str, Any]) -> None:
     assert all(isinstance(label, str) for label in differences(damaged, content()) + differences(content(), damaged))
+    assert all(isinstance(text, str) for text in settings(damaged).values())
 
 
 def test_comparison_names_runs_by_what_differs(tmp_path: Path) -> None:

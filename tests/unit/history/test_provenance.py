@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from nbtrain import ConfigError
 from nbtrain.cli import main
-from nbtrain.history.differences import read_record
+from nbtrain.history.run_files import read_record
 from nbtrain.library.recorded_run import diff, show
 from nbtrain.redaction import blot_out, is_secret
 from nbtrain.source.provenance import describe, git_state, record
