@@ -297,7 +297,7 @@ class Meter:
         """Everything collected in this pass: scalars as packed floats, and tensors if they are kept."""
         self.flush()
         log = {name: array("d", column).tobytes() if name in self._sums else column for name, column in self._log.items()}
-        flushed = [(self._values, self._samples)] if self._samples else []
+        flushed = [({name: [*column] for name, column in self._values.items()}, [*self._samples])] if self._samples else []
         return {name: getattr(self, name) for name in _SAVED} | {"_keys": sorted(self._keys or ()), "_log": log, "_flushed": flushed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
