@@ -18,7 +18,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..private.torch_parts import allow_steps_before_capture, compile_calls, compile_modes, find_step_hooks, is_compiled
+from ..private.torch_parts import allow_steps_before_capture, compile_calls, compile_modes, step_hooks_of, is_compiled
 from ..annotations import check_positive
 from .accumulation import AccumulationAddon
 from .freeze import FreezeAddon
@@ -299,7 +299,7 @@ def why_not_graphed(pl_trainer: L.Trainer, graphs: Graphs | None) -> str:
     optimizer = pl_trainer.optimizers[0]
     if not all(group.get("capturable", False) for group in optimizer.param_groups):
         return f"{type(optimizer).__name__} is not capturable (make it with capturable=True)"
-    return f"{type(optimizer).__name__} has hooks" if any(find_step_hooks()(optimizer)) else ""
+    return f"{type(optimizer).__name__} has hooks" if any(step_hooks_of(optimizer)) else ""
 
 
 # %% ../../nbs/addons/performance.ipynb #439603ef

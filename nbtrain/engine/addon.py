@@ -143,6 +143,11 @@ class AddOnBase:
                 remedy="Override what the addon contributes, such as callbacks(trainer) or wrap_step(trainer, step); methods for the "
                 "trainer are named in `commands`.",
             )
+        for name in ("after", "before"):
+            if isinstance(vars(cls).get(name), (str, type)):
+                raise AddOnError(
+                    f"{cls.__name__}.{name} must be a tuple of addons.", remedy=f'Write {name} = (OtherAddon,), or ("OtherAddon",).'
+                )
         cls._definition = next(_definitions)
         has_constructor = "__init__" in cls.__dict__
         dataclass(kw_only=True)(cls)

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from torch.overrides import has_torch_function_unary
 
 from ..optim.joint_optimizer import JointOptimizer
-from ..private.torch_parts import find_step_hooks, hooks_of_all_steps, marks, version_of
+from ..private.torch_parts import find_step_hooks, hooks_of_all_steps, marks, step_hooks_of, version_of
 
 # %% auto #0
 __all__ = [
@@ -172,8 +172,7 @@ def step_around(optimizer: Optimizer, closure: Closure) -> Any:
 
 def has_hooks_before(optimizer: Optimizer) -> bool:
     """Are there hooks before the steps of `optimizer`, or of all optimizers? If its parts take turns, there are no gradients then."""
-    hooks = find_step_hooks()(optimizer)[0] or hooks_of_all_steps()[0]
-    return bool(hooks) and not getattr(optimizer, "takes_turns", False)
+    return bool(step_hooks_of(optimizer)[0]) and not getattr(optimizer, "takes_turns", False)
 
 
 def _versions(optimizer: Optimizer) -> list[int]:

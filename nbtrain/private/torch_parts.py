@@ -44,6 +44,7 @@ __all__ = [
     "compile_modes",
     "flag_nonfinite",
     "find_step_hooks",
+    "step_hooks_of",
     "hooks_of_all_steps",
     "marks",
     "parts_of_schedule",
@@ -210,6 +211,19 @@ def flag_nonfinite(gradients: Sequence[Tensor]) -> Tensor:
 def find_step_hooks() -> Callable[[Optimizer], tuple[Any, Any]]:
     """What reads the hooks of an optimizer, before and after its step."""
     return _find_hooks(Optimizer([Tensor()], {}), ["register_step_pre_hook", "register_step_post_hook"])
+
+
+def step_hooks_of(optimizer: Optimizer) -> tuple[Any, Any]:
+    """The hooks of an optimizer before and after its step, and those of all optimizers.
+
+    None for one that wraps another and has not called `Optimizer.__init__`: torch calls no hooks around its step.
+    """
+    try:
+        before, after = find_step_hooks()(optimizer)
+    except AttributeError:
+        return {}, {}
+    before_all, after_all = hooks_of_all_steps()
+    return before or before_all, after or after_all
 
 
 @cache

@@ -325,3 +325,9 @@ def test_what_is_named_in_after_is_an_addon_and_so_is_what_that_comes_after() ->
     named = [(kind, known[name]) for kind in shipped for name in kind.after if isinstance(name, str)]
     assert len(named) > 5
     assert all(precedes(other, kind) for kind, before in named for other in shipped if precedes(other, before))
+
+
+@pytest.mark.parametrize(("name", "other"), [("after", "EMAAddon"), ("before", AddOnBase)])
+def test_one_addon_where_a_tuple_belongs_is_refused(name: str, other: Any) -> None:
+    with pytest.raises(AddOnError, match=rf"Late\.{name} must be a tuple of addons\.\n  Write {name} = \(OtherAddon,\)"):
+        type("Late", (AddOnBase,), {name: other})

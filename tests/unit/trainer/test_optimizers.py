@@ -168,3 +168,55 @@ def test_hooks_of_a_repeating_optimizer_get_each_gradient() -> None:
     trainer = make_trainer(Regress.add_on(GradientClipAddon), optimizer=SAM, hooks={"before_optimizer_step": lambda *args: norms.append(1)})
     trainer.run(1, make_loader())
     assert len(norms) == 2 * 5
+
+
+class Bare(Optimizer):
+    """Wraps another optimizer, and doesn't call `super().__init__`, as DPOptimizer of opacus."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        self.inner = inner
+
+    param_groups = property(lambda self: self.inner.param_groups)  # type: ignore[assignment]
+    state = property(lambda self: self.inner.state)  # type: ignore[assignment]
+    defaults = property(lambda self: self.inner.defaults)  # type: ignore[assignment]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        return self.inner.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "clipped": {"gradient_clip": 0.5},
+    "the public way": {"short_way": False},
+    "accumulated": {"lightning": {"accumulate_grad_batches": 2}},
+    "non-finite updates left out": {"nonfinite": "skip"},
+    "restored": {"keep_states": True},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_optimizer_that_has_not_called_its_base_trains_as_the_one_it_wraps(way: str) -> None:
+    def trained(wrap: Any) -> Trainer:
+        options = dict(WAYS[way])
+        short_way = options.pop("short_way", True)
+        trainer = make_trainer(optimizer=lambda params: wrap(SGD(params, lr=0.05, momentum=0.9)), **options)
+        trainer.short_way = short_way
+        trainer.run(2, make_loader(), make_valid())
+        if way == "restored":
+            trainer.rewind(epoch=1)
+            trainer.run(1, make_loader())
+        return trainer
+
+    assert same_weights(trained(Bare).model, trained(lambda inner: inner).model)
