@@ -48,7 +48,11 @@ TOPICS = {  # title, what the page is for, the packages whose public names it li
     ),
     "run_history": ("Run and history", "What a run returns and records, and how you read it again.", ("history", "library", "events")),
     "loaders": ("Loaders and batches", "Loaders that resume, and functions that change a batch.", ("data",)),
-    "schedules": ("Schedules and parameter groups", "Learning-rate schedules, their pictures, and parameter groups.", ("optim",)),
+    "schedules": (
+        "Schedules and parameter groups",
+        "Learning-rate schedules, their pictures, and parameter groups.",
+        ("optim", "schedules"),
+    ),
     "addons": (
         "Addons and their options",
         "One capability each, with the keywords that it adds to a trainer.",

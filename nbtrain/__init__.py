@@ -18,7 +18,7 @@ PUBLIC = {
     "CheckpointError": "errors",
     "CompileAddon": "addons.performance",
     "ConfigError": "errors",
-    "CosineAnnealingScheduler": "optim.schedules",
+    "CosineAnnealingScheduler": "schedules",
     "CudaGraphAddon": "addons.performance",
     "EMAAddon": "addons.ema",
     "EarlyStoppingAddon": "addons.early_stopping",
@@ -62,10 +62,10 @@ PUBLIC = {
     "RunResult": "history.history",
     "Sample": "tools.gallery",
     "SchedulerAddon": "addons.scheduler",
-    "SchedulerBase": "optim.schedules",
+    "SchedulerBase": "schedules",
     "Shown": "events",
     "SourceAddon": "code.addon",
-    "SchedulerChain": "optim.schedules",
+    "SchedulerChain": "schedules",
     "Session": "tools.session",
     "SeededLoader": "data.seeded_loader",
     "StateManagerAddon": "addons.state_manager",
@@ -81,7 +81,7 @@ PUBLIC = {
     "TrainerProtocol": "engine.protocol",
     "UpdateRatioAddon": "addons.gradients",
     "WandBLoggerAddon": "loggers.addon",
-    "WarmUpScheduler": "optim.schedules",
+    "WarmUpScheduler": "schedules",
     "WorkerError": "errors",
     "Runs": "library.runs",
     "JobHandle": "cluster.jobs",
@@ -89,15 +89,15 @@ PUBLIC = {
     "submitted_jobs": "cluster.jobs",
     "check_port": "tools.port_check",
     "compare": "library.compare",
-    "get_combined_lr_scheduler": "optim.schedules",
-    "get_lr_scheduler": "optim.schedules",
-    "get_multi_step_lr_scheduler": "optim.schedules",
+    "get_combined_lr_scheduler": "schedules",
+    "get_lr_scheduler": "schedules",
+    "get_multi_step_lr_scheduler": "schedules",
     "load_run": "history.run_folder",
     "runs": "library.runs",
     "param_groups": "optim.param_groups",
     "plot_schedule": "tools.schedule_plot",
     "plot_schedules": "tools.schedule_plot",
-    "warmup_cosine": "optim.schedules",
+    "warmup_cosine": "schedules",
 }
 __all__ = [*PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -175,16 +175,16 @@ if TYPE_CHECKING:
     from nbtrain.events import Shown as Shown
     from nbtrain.tools.notify import Notification as Notification
     from nbtrain.events import Progress as Progress
-    from nbtrain.optim.schedules import CosineAnnealingScheduler as CosineAnnealingScheduler
-    from nbtrain.optim.schedules import SchedulerBase as SchedulerBase
-    from nbtrain.optim.schedules import SchedulerChain as SchedulerChain
-    from nbtrain.optim.schedules import WarmUpScheduler as WarmUpScheduler
-    from nbtrain.optim.schedules import get_combined_lr_scheduler as get_combined_lr_scheduler
-    from nbtrain.optim.schedules import get_lr_scheduler as get_lr_scheduler
-    from nbtrain.optim.schedules import get_multi_step_lr_scheduler as get_multi_step_lr_scheduler
+    from nbtrain.schedules import CosineAnnealingScheduler as CosineAnnealingScheduler
+    from nbtrain.schedules import SchedulerBase as SchedulerBase
+    from nbtrain.schedules import SchedulerChain as SchedulerChain
+    from nbtrain.schedules import WarmUpScheduler as WarmUpScheduler
+    from nbtrain.schedules import get_combined_lr_scheduler as get_combined_lr_scheduler
+    from nbtrain.schedules import get_lr_scheduler as get_lr_scheduler
+    from nbtrain.schedules import get_multi_step_lr_scheduler as get_multi_step_lr_scheduler
     from nbtrain.tools.schedule_plot import plot_schedule as plot_schedule
     from nbtrain.tools.schedule_plot import plot_schedules as plot_schedules
-    from nbtrain.optim.schedules import warmup_cosine as warmup_cosine
+    from nbtrain.schedules import warmup_cosine as warmup_cosine
     from nbtrain.data.seeded_loader import SeededLoader as SeededLoader
     from nbtrain.base.addon_options import TrainerOptions as TrainerOptions
     from nbtrain.engine.protocol import TrainerProtocol as TrainerProtocol

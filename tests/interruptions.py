@@ -38,7 +38,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "step": (  # of a training or a validation: attributes, random numbers, meters
         "nbtrain.engine.step_module.StepModule.training_step",
         "nbtrain.engine.step_module.StepModule.validation_step",
-        "nbtrain.engine.wrapped_module.WrappedModule.count",
+        "nbtrain.variants.wrapped_module.WrappedModule.count",
     ),
     "gradients": ("nbtrain.loops.training.TrainingWays.backward", "lightning.pytorch.loops.optimization.automatic.Closure.closure"),
     "update": (

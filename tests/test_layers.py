@@ -124,6 +124,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "state",
         "foreign",
     ),
+    "schedules": ("events",),
     "config": ("compat", "rng", "redaction", "objects", "optim", "engine", "base", "addons"),
     "tools": (
         "events",

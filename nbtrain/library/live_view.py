@@ -99,7 +99,7 @@ class LiveViewAddon(AddOnBase, ViewService):
         return sinks
 
     def _open_view(self, trainer: Any, controls: Controls) -> View:
-        from nbtrain.history.ghost import compared_with
+        from nbtrain.library.ghost import compared_with
         from nbtrain.views.notebook import open_view
         from nbtrain.views.runs import card_of
 

@@ -19,7 +19,7 @@ from ..data.several_loaders import Loaders
 from ..engine.step_module import StepModule
 from ..engine.step_output import as_output
 from ..engine.train_state import Mode
-from ..engine.wrapped_module import WrappedModule
+from .wrapped_module import WrappedModule
 from ..errors import ConfigError, StepError
 from ..optim.joint_optimizer import single
 from ..optim.optimizer_state import load_optimizer

@@ -28,8 +28,8 @@ from nbtrain.base.interrupts import signals_stop, workers_ignore_interrupts
 from nbtrain.code.addon import SourceAddon
 from nbtrain.engine.control import Boundary, Control, RunState
 from nbtrain.events import Event
-from nbtrain.optim.schedules import WarmUpScheduler
 from nbtrain.run import failed_runs
+from nbtrain.schedules import WarmUpScheduler
 
 pytestmark = pytest.mark.usefixtures("ranked_locks")
 

@@ -14,8 +14,8 @@ from samples import Regress, make_loader, make_trainer, make_valid
 from nbtrain.errors import ConfigError
 from nbtrain.events import Event, Progress
 from nbtrain.history.differences import differences, kept, settings
-from nbtrain.history.ghost import loss_curve
 from nbtrain.library.compare import compare
+from nbtrain.library.ghost import loss_curve
 from nbtrain.views.text import Board
 
 

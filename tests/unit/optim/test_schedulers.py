@@ -18,7 +18,7 @@ from nbtrain import StateManagerAddon
 from nbtrain.errors import ConfigError
 from nbtrain.events import Plan
 from nbtrain.optim.schedulers import FunctionSchedule, Schedule, check_stepping
-from nbtrain.optim.schedules import (
+from nbtrain.schedules import (
     CosineAnnealingScheduler,
     SchedulerBase,
     SchedulerChain,
