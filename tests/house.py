@@ -10,7 +10,7 @@ import ast
 from collections import Counter
 from pathlib import Path
 
-from test_layers import CORE, MODULES, PACKAGE, package_of
+from test_layers import CORE, MODULES, package_of
 
 Documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -53,10 +53,6 @@ if __name__ == "__main__":
         print(f"{room:14} {found['nodes']:7,} nodes {found['statements']:6,} statements {found['modules']:4} modules")
     whole = sum(rooms.values(), Counter())
     core = sum((size(path) for name, path in MODULES.items() if package_of(name) in CORE), Counter())
-    print(
-        f"{PACKAGE.name}: {whole['nodes']:,} nodes, {whole['statements']:,} statements; of the core {core['nodes']:,} and {core['statements']:,}"
-    )
-    print(
-        f"{whole['nodes'] / whole['statements']:.1f} nodes a statement, "
-        f"{100 * whole['branches'] / whole['statements']:.1f} branches within expressions per 100 statements"
-    )
+    print(f"{whole['nodes']:,} nodes, {whole['statements']:,} statements; of the core {core['nodes']:,} and {core['statements']:,}")
+    per_statement, inside = whole["nodes"] / whole["statements"], 100 * whole["branches"] / whole["statements"]
+    print(f"{per_statement:.1f} nodes a statement, {inside:.1f} branches within expressions per 100 statements")
