@@ -100,9 +100,8 @@ class _Step(PassCallback):
         planned = self._begin.get("total") if self._goes_on else None
         plan = self._plan(pl_trainer)
         total = self._begin.get("total")
-        optimizer, history = self.trainer.optimizer, self.trainer.train_state.history
-        assert optimizer is not None
-        options = group_options(optimizer)
+        optimizer: Any = self.trainer.optimizer
+        history, options = self.trainer.train_state.history, group_options(optimizer)
         rates = initial_lrs(optimizer) if self.addon.is_base_set else []
         self._schedule = resolve_schedule(self.scheduler, optimizer, plan, on_batch=self.on_batch, update=self._update)
         made = self._schedule.scheduler
@@ -114,8 +113,9 @@ class _Step(PassCallback):
         if planned not in (None, total) and is_factory(self.scheduler) and not from_metrics:
             self._follow(planned, total, pl_trainer.current_epoch)
         elif was:
-            kind = type(made).__qualname__
-            self.trainer.recorder.note(f"The schedule is a {kind}, and was {was} when the state was saved: it begins again.")
+            self.trainer.recorder.note(
+                f"The schedule is a {type(made).__qualname__}, and was {was} when the state was saved: it begins again."
+            )
         elif saved is not None and (self._goes_on or made is self.scheduler):
             made.load_state_dict(saved)
             for group, values in zip(optimizer.param_groups, options):  # the constructor of a scheduler sets its first learning rate

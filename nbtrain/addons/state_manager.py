@@ -139,7 +139,7 @@ class StateManagerAddon(KeptStatesAddon):
         self.__post_init__()  # the checkpoints so far are not its own
 
     def in_scratch(self) -> AddOnBase:
-        made = KeptStatesAddon()
+        made = KeptStatesAddon(keep_states=self.keep_states)
         made.states = self.states
         return made
 

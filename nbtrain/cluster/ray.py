@@ -361,11 +361,10 @@ class RayLaunch:
             assert self._at_first is not None
             again: Job = replace(self._at_first.make(), mark=f"{lost} The run begins again{fewer}.", devices=job.devices[:n])
             _addon_of(again.trainer)._shrink_to(n, again.trainer)
-            trainer.control.renew.begin_again(again.trainer, again.loaders)
         else:
-            trainer.control.renew.begin_again(trainer, job.loaders)
             mark = f"{lost} The run continues from {path.name}{fewer}."
             again = Job(trainer, job.drive, job.loaders, job.devices[:n], random_state(devices=False), mark)
+        trainer.control.renew.begin_again(again.trainer, again.loaders)
         on_message(0, Restarted())
         try:
             if fewer:

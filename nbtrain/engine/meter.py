@@ -108,11 +108,20 @@ class EpochLog(dict[str, list[Any]]):
         )
 
 
-# %% ../../nbs/engine/meter.ipynb #354a5898
-# Of a meter, in addition to its keys and its log
+# Of a meter, in addition to its keys, its log and what was not taken
 _SAVED = ("keep_tensors", "n_batches", "n_left_out", "kept_bytes", "steps", "_sums", "_weights")
 
 
+def _extend(values: dict[str, list[float]], samples: list[float], block: dict[str, list[float]], more: list[float]) -> None:
+    """Add a `block` of batches with `more` samples to `values` and `samples`, in place; NaN where one has no value of a name."""
+    for name in block:
+        values.setdefault(name, [math.nan] * len(samples))
+    for name, column in values.items():
+        column += block.get(name, [math.nan] * len(more))
+    samples += more
+
+
+# %% ../../nbs/engine/meter.ipynb #354a5898
 class Meter:
     """Collects one pass: scalars stay on their device until `flush`, then are averaged in float64, weighted by samples."""
 
@@ -252,18 +261,7 @@ class Meter:
             for name, value in row.tensors:
                 self._log.setdefault(name, []).append(to_device(value, torch.device("cpu")))
                 self.kept_bytes += value.nbytes if isinstance(value, Tensor) else 0
-        self._append(block, samples)
-
-    def _append(self, block: dict[str, list[float]], samples: list[float]) -> None:
-        """Add a block of batches to those that were read and not taken."""
-        if not self._samples:
-            self._values, self._samples = block, samples
-            return
-        for name in block:
-            self._values.setdefault(name, [math.nan] * len(self._samples))
-        for name, column in self._values.items():
-            column += block.get(name, [math.nan] * len(samples))
-        self._samples += samples
+        _extend(self._values, self._samples, block, samples)
 
     def _count(self, name: str, values: list[float], samples: list[float]) -> None:
         self._log.setdefault(name, []).extend(values)
@@ -308,7 +306,7 @@ class Meter:
         self._keys = frozenset(state["_keys"]) or None
         self._log = EpochLog({name: array("d", c).tolist() if isinstance(c, bytes) else c for name, c in state["_log"].items()})
         for block, samples in state["_flushed"]:
-            self._append({name: [*column] for name, column in block.items()}, [*samples])
+            _extend(self._values, self._samples, block, samples)
 
     def close(self) -> None:
         """End the pass. With several processes, `log` and `means` are those of all processes afterwards."""

@@ -214,8 +214,11 @@ class Execution:
     def _tear_down(self, pl_trainer: L.Trainer, error: Exception) -> None:
         """Call `teardown` after an error, as after any other end: Lightning does not. Its exceptions become notes on the `error`."""
         stage = "test" if self.trainer.mode == "test" else "fit"
-        calls = [partial(callback.teardown, pl_trainer, pl_trainer.lightning_module) for callback in pl_trainer.callbacks]  # pyright: ignore[reportAttributeAccessIssue]
-        for call in (*calls, pl_trainer.lightning_module.teardown):
+        module: L.LightningModule | None = pl_trainer.lightning_module  # None before Lightning has it
+        calls: list[Any] = [partial(callback.teardown, pl_trainer, module) for callback in pl_trainer.callbacks]  # pyright: ignore[reportAttributeAccessIssue]
+        if module is not None:
+            calls.append(module.teardown)
+        for call in calls:
             try:
                 call(stage=stage)
             except Exception as late:

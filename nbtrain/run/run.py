@@ -80,7 +80,7 @@ class Run:
         self.sinks = RunSinks(trainer, partial(self.code.settings, trainer, n_epoch, loader, valid_loader))
 
     def start(self, *, background: bool = False) -> RunResult | RunHandle:
-        """Execute the run. Returns its result, which `trainer.result` is then, too, if it is no evaluation beside the runs.
+        """Execute the run. Returns its result, which `trainer.result` is then, too, unless it is an evaluation beside the runs.
 
         In a notebook the run has a separate thread, and this one waits for it. With `background` the thread's handle is returned at once.
         """

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..private.torch_parts import buffers_of
+from ..private.torch_parts import buffers_of, version_of
 from ..checkpoint.value_kinds import as_plain, is_value
 from ..checkpoint.weights import load_weights
 from nbtrain.objects.search import (
@@ -258,7 +258,7 @@ class _TensorMark:
 
     def __init__(self, tensor: Tensor) -> None:
         self._memory = weakref.ref(tensor.untyped_storage())
-        version = object() if tensor.is_inference() else tensor._version  # torch doesn't count changes of an inference tensor
+        version = object() if tensor.is_inference() else version_of(tensor)  # torch doesn't count changes of an inference tensor
         self._form = tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), version
 
     def __eq__(self, other: object) -> bool:

@@ -102,14 +102,12 @@ class Sample:
     @property
     def words(self) -> str:
         """Prediction, label and loss in one line: `predicted 8, is 4 · loss 5.95`; a correct class gets a ✓. Masks have no words."""
-        predicted, parts = f"predicted {self._name(self.prediction)}", []
-        if _mask(self.label) is None and self.output is not None:
-            if self.label is None:
-                parts.append(predicted)
-            elif _is_class(self.label) and _is_class(self.prediction) and not self.is_wrong:
-                parts.append(f"{predicted} ✓")
-            else:
-                parts.append(f"{predicted}, is {self._name(self.label)}")
+        said = [f"predicted {self._name(self.prediction)}"] if self.output is not None else []
+        if said and _is_class(self.label) and _is_class(self.prediction) and not self.is_wrong:
+            said[0] += " ✓"
+        elif self.label is not None:
+            said.append(f"is {self._name(self.label)}")
+        parts = [", ".join(said)] if said and _mask(self.label) is None else []
         if self.loss is not None:
             parts.append(f"loss {format_value(self.loss)}")
         return " · ".join(parts)

@@ -198,7 +198,7 @@ _Places = list[tuple[float, float] | None]
 
 
 def split(points: Points, begun: float) -> tuple[Points, Points]:
-    """The points of a line up to the place `begun`, and the others; these begin with the last of the former, so that the line goes on."""
+    """The points of a line up to the place `begun`, and the others; these begin with the last of the former, so that the line continues."""
     n = len([x for x, _ in points if x <= begun])
     return points[:n], points[max(0, n - 1) :] if n < len(points) else []
 

@@ -32,7 +32,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def test_saved_notebook_keeps_the_record_and_no_widget_where_no_state_can_be_reached(execute: Any) -> None:
-    notebook = execute(SETUP, "trainer.keep_states = False\nresult = trainer.run(1, loader)")
+    notebook = execute(SETUP, "import nbtrain\ntrainer[nbtrain.KeptStatesAddon].keep_states = False\nresult = trainer.run(1, loader)")
     buttons, record = notebook.cells[1].outputs
     html = record.data["text/html"].replace('class="nbtrain-svg"', "")  # the drawing stays
     assert buttons.data == {"text/html": "", "text/plain": ""} and 'class="nbtrain-' not in html
@@ -150,7 +150,8 @@ def test_a_run_at_1_ms_a_step_or_an_epoch_sends_six_messages_a_second_at_most(ru
     sent: list[str] = []
     try:
         client.execute_interactive(SETUP + SPINNING, timeout=600)
-        client.execute_interactive("spinning.keep_states = False", timeout=600)  # else a slider is shown at the end
+        # else a slider is shown at the end
+        client.execute_interactive("import nbtrain; spinning[nbtrain.KeptStatesAddon].keep_states = False", timeout=600)
         client.execute_interactive(run, timeout=600, output_hook=lambda message: sent.append(message["msg_type"]))
         reply = client.execute_interactive("", user_expressions={"seconds": "seconds"}, timeout=600)
     finally:

@@ -101,7 +101,7 @@ def test_what_is_no_addon() -> None:
 def test_instance_with_an_unknown_option_is_refused() -> None:
     with pytest.raises(OptionError, match="^StateManagerAddon takes no option 'every_n_step'.\n  Did you mean 'every_n_steps'\\?$"):
         StateManagerAddon(every_n_step=3)  # type: ignore[call-arg]
-    with pytest.raises(OptionError, match="^StateManagerAddon takes options by name, got 'runs'.\n  Known are: save_path, save_format"):
+    with pytest.raises(OptionError, match="^StateManagerAddon takes options by name, got 'runs'.\n  Known are: keep_states, save_path"):
         StateManagerAddon("runs")  # type: ignore[call-arg]
     assert "every_n_steps: 'int | None' = None" in str(inspect.signature(StateManagerAddon))
 
