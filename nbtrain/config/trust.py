@@ -30,7 +30,7 @@ _CALLED = (
     *("torchvision.models", "torchvision.ops", "torchvision.transforms", "torchmetrics.functional"),
     *("torchaudio.functional", "torchaudio.models", "torchaudio.pipelines", "torchaudio.transforms"),
     *("transformers.optimization", "peft.mapping", "peft.mapping_func", "datasets.load"),
-    *("nbtrain.data", "nbtrain.examples", "nbtrain.optim", "math"),
+    *("nbtrain.data", "nbtrain.examples", "nbtrain.optim", "nbtrain.schedules", "math"),
 )
 # Modules of which only classes may be called: their functions write files, load pickles or run commands
 _CLASSES = (
@@ -53,6 +53,10 @@ _CLASSES = (
         "nbtrain.engine",
         "nbtrain.compat",
         "nbtrain.trainer",
+        "nbtrain.variants",
+        "nbtrain.code.addon",
+        "nbtrain.library.live_view",
+        "nbtrain.state.addon",
         "nbtrain.base",
         "nbtrain.tools",
         "nbtrain.loggers",

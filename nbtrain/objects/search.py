@@ -108,6 +108,7 @@ _CLOSED = (
     "lightning_fabric",
     "pytorch_lightning",
     "nbtrain.trainer",
+    "nbtrain.variants",
     "nbtrain.base",
     "multiprocessing",
     "threading",
