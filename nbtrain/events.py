@@ -237,6 +237,7 @@ _DATA: dict[str, tuple[dict[str, _Fits], dict[str, _Fits], _Fits]] = {
         {"monitor": _is_text, "monitor_mode": _MODES.__contains__},
         {
             **dict.fromkeys(("n_params", "n_train_batches", "n_valid_batches", "accumulate", "max_steps"), _maybe(_is_count)),
+            **dict.fromkeys(("num_workers", "n_cores"), _maybe(_is_count)),
             "best": _maybe(_is_row),
         },
         _is_header,
