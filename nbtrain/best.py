@@ -174,8 +174,11 @@ class GrowingBest:
 
     def of(self, epochs: Sequence[Any], validations: Sequence[Any], monitor: str, mode: MonitorMode, earlier: Metrics | None = None) -> Any:
         """The best row of a run: a validation, if `monitor` is one of their metrics, else an epoch. `earlier`: the best of earlier runs."""
-        has_validations = self.compares_validations(validations, monitor, mode)
-        best = self._search(validations if has_validations else epochs, monitor, mode, is_epoch=not has_validations).best
+        search = self._search(validations, monitor, mode, is_epoch=False) if monitor.startswith("val_") else None
+        has_validations = search is not None and search.is_known
+        if search is None or not has_validations:
+            search = self._search(epochs, monitor, mode, is_epoch=True)
+        best = search.best
         if earlier is None or (best is not None and best.get("processed") == earlier.get("processed")):
             return best
         rows = [earlier] if self.restarts.counts(earlier, is_epoch=not has_validations) else []
