@@ -144,7 +144,6 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     paths = given.notebooks or sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
     os.environ["OMP_NUM_THREADS"] = "1"  # with another number of threads torch rounds otherwise, and training amplifies it
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # for commands such as `nbtrain`
     with warm_kernels() as make_manager:
         return sum(_execute_one(path, make_manager(), compare=given.compare, within=given.within) for path in paths)
 

@@ -57,6 +57,7 @@ def _serve(path: str) -> None:
 
 def _stand_for(path: str, arguments: list[str]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "JPY_PARENT_PID"}  # the fork has another parent
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # for commands such as `nbtrain`
     asked = {"folder": str(Path.cwd()), "environment": environment, "arguments": arguments}
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
