@@ -29,7 +29,7 @@ CELL_LINES = 60
 
 def shipped() -> list[type[AddOnBase]]:
     """The addons that come with nbtrain, without those of clusters, whose modules stand above this one."""
-    found = [getattr(nbtrain, name) for name in addons.__all__]
+    found = [getattr(addons, name) for name in addons.__all__]
     kinds = [kind for kind in found if isinstance(kind, type) and issubclass(kind, AddOnBase)]
     return [kind for kind in kinds if not kind.__module__.startswith("nbtrain.cluster.")]
 

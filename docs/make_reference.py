@@ -23,6 +23,7 @@ import textwrap
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
@@ -138,8 +139,34 @@ SHARED: dict[str, dict[str, str]] = {  # arguments that many functions take; "" 
 }
 _OF_LAUNCHERS = {"home", "launch", "start", "use", "world", "backend", "is_elsewhere"}
 _OF_LAUNCHERS |= {"n_processes", "n_readers"}
-_PUBLIC = {name: getattr(nbtrain, name) for name in nbtrain.PUBLIC}
-LISTED = {name: kind._internal for name, kind in _PUBLIC.items() if isinstance(kind, type) and issubclass(kind, Listed)}
+RECEIVED = {  # classes of what you are given: each is imported from its module, and its page says so
+    "Event": "events",
+    "Gallery": "tools.gallery",
+    "HooksAddon": "addons.hooks",
+    "JobHandle": "cluster.jobs",
+    "KeptStatesAddon": "state.addon",
+    "LiveViewAddon": "library.live_view",
+    "Notification": "tools.notify",
+    "Plan": "events",
+    "PortCheck": "tools.port_check",
+    "Profile": "tools.step_profile",
+    "Progress": "events",
+    "RangeTest": "tools.lr_finder",
+    "Replay": "travel.replay",
+    "Rewound": "travel.rewind",
+    "RunHandle": "run.handle",
+    "Runs": "library.runs",
+    "Sample": "tools.gallery",
+    "SchedulerChain": "schedules",
+    "Session": "tools.session",
+    "Shown": "events",
+    "SourceAddon": "code.addon",
+    "Task": "data.task_loader",
+    "TrainerProtocol": "engine.protocol",
+}
+MODULES = {**nbtrain.PUBLIC, **RECEIVED}
+THINGS = {name: getattr(import_module(f"nbtrain.{module}"), name) for name, module in MODULES.items()}
+LISTED = {name: kind._internal for name, kind in THINGS.items() if isinstance(kind, type) and issubclass(kind, Listed)}
 # Members that nbtrain's own parts call, and whose names Lightning or many modules share: not for you
 INTERNAL: dict[str, Set[str]] = {
     **LISTED,
@@ -505,19 +532,19 @@ def of_commands() -> set[str]:
 
 @cache
 def entries() -> dict[str, Entry]:
-    """All public names."""
-    return {name: Entry(name, thing) for name, thing in _PUBLIC.items()}
+    """All that has a page."""
+    return {name: Entry(name, thing) for name, thing in THINGS.items()}
 
 
 def everything() -> list[Entry]:
-    """All public names, each with its members."""
+    """All that has a page, each with its members."""
     return [part for entry in entries().values() for part in (entry, *entry.members)]
 
 
 # -- where a thing stands
 def topic_of(name: str) -> str | None:
     """The page that lists a public name; None for the errors, which have docs/errors.md."""
-    package = nbtrain.PUBLIC[name].partition(".")[0]
+    package = MODULES[name].partition(".")[0]
     return MOVED.get(name) or next((topic for topic, (_, _, packages) in TOPICS.items() if package in packages), None)
 
 
@@ -528,7 +555,7 @@ def page_of(name: str) -> str:
         return next((f"trainer_{task}.md" for task, (_, members) in TASKS.items() if member in members), "trainer.md")
     if name == "Trainer":
         return "trainer.md"
-    is_class_too = name.islower() and any(name == other.lower() != other for other in nbtrain.PUBLIC)  # one file on macOS and Windows
+    is_class_too = name.islower() and any(name == other.lower() != other for other in MODULES)  # one file on macOS and Windows
     return f"{name}_function.md" if is_class_too else f"{name}.md"
 
 
@@ -614,7 +641,7 @@ def body(entry: Entry) -> str:
 def page(name: str) -> str:
     """The page of a public name."""
     entry = entries()[name]
-    parts = [f"# {name}", MADE, body(entry)]
+    parts = [f"# {name}", MADE, *([f"`from nbtrain.{RECEIVED[name]} import {name}`"] if name in RECEIVED else []), body(entry)]
     if name == "Trainer":
         lines = [
             f"- [{title}](trainer_{task}.md): {', '.join(f'[`{name}`](trainer_{task}.md#trainer-{_slug(name)})' for name in members)}"
@@ -654,7 +681,7 @@ def _foot(name: str) -> str:
 
 
 def _names(topic: str | None) -> list[str]:
-    return sorted((name for name in nbtrain.PUBLIC if topic_of(name) == topic), key=lambda name: (name != "Trainer", name))
+    return sorted((name for name in MODULES if topic_of(name) == topic), key=lambda name: (name != "Trainer", name))
 
 
 def _list(names: Iterable[str]) -> str:
@@ -663,7 +690,10 @@ def _list(names: Iterable[str]) -> str:
 
 def _index() -> str:
     """The first page: the topics with their names, and what examples begin with."""
-    parts = ["# Reference", MADE, "Every public name, from the code: signature, arguments, errors, and an example that runs."]
+    said = "Each name, from the code: signature, arguments, errors, and an example that runs."
+    said += " What you make, call, subclass or catch is imported from `nbtrain`;"
+    said += " the class of what you are given, such as a Sample or a RunHandle, from the module that its page names."
+    parts = ["# Reference", MADE, said]
     for topic, (title, purpose, _) in TOPICS.items():
         names = ", ".join(f"[`{name}`]({page_of(name)})" for name in _names(topic))
         parts += [f"## {title}", f"{purpose} [With a line for each]({topic}.md).", names]
@@ -717,4 +747,4 @@ def pages() -> dict[Path, str]:
             parts = [f"# {title}", MADE, purpose, _list(_names(topic)), *(make() for make in more.get(topic, ()))]
             made[FOLDER / f"{topic}.md"] = "\n\n".join(parts) + "\n"
     made |= {FOLDER / f"trainer_{task}.md": _task_page(task) for task in TASKS}
-    return made | {FOLDER / page_of(name): page(name) for name in nbtrain.PUBLIC}
+    return made | {FOLDER / page_of(name): page(name) for name in MODULES}

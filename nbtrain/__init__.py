@@ -23,16 +23,12 @@ PUBLIC = {
     "EMAAddon": "addons.ema",
     "EarlyStoppingAddon": "addons.early_stopping",
     "EnvironmentAddon": "addons.performance",
-    "Event": "events",
     "FreezeAddon": "addons.freeze",
-    "Gallery": "tools.gallery",
     "GradientClipAddon": "addons.gradients",
     "GradientStatsAddon": "addons.gradients",
     "History": "history.history",
     "HealAddon": "addons.heal",
-    "HooksAddon": "addons.hooks",
     "LimitsAddon": "addons.limits",
-    "LiveViewAddon": "library.live_view",
     "LoggersAddon": "loggers.addon",
     "MetricsAddon": "addons.metrics",
     "MicroBatchAddon": "addons.accumulation",
@@ -42,50 +38,31 @@ PUBLIC = {
     "NbtrainError": "errors",
     "NeptuneLoggerAddon": "loggers.addon",
     "NonFiniteAddon": "addons.non_finite",
-    "Notification": "tools.notify",
     "OptionError": "errors",
     "OutOfMemory": "errors",
-    "Plan": "events",
     "PrefetchAddon": "addons.performance",
-    "PortCheck": "tools.port_check",
-    "Progress": "events",
     "ProgressChecker": "base.progress_checker",
-    "Profile": "tools.step_profile",
-    "RangeTest": "tools.lr_finder",
     "RayAddon": "cluster.ray",
-    "Replay": "travel.replay",
-    "Rewound": "travel.rewind",
-    "RunHandle": "run.handle",
     "RunPaused": "errors",
     "RunStopped": "errors",
     "SAMAddon": "addons.gradients",
     "RunResult": "history.history",
-    "Sample": "tools.gallery",
     "SchedulerAddon": "addons.scheduler",
     "SchedulerBase": "schedules",
-    "Shown": "events",
-    "SourceAddon": "code.addon",
-    "SchedulerChain": "schedules",
-    "Session": "tools.session",
     "SeededLoader": "data.seeded_loader",
     "StateManagerAddon": "addons.state_manager",
     "StepError": "errors",
     "SystemMonitorAddon": "addons.system_monitor",
-    "Task": "data.task_loader",
     "TaskLoader": "data.task_loader",
     "TensorLoader": "data.tensor_loader",
     "TrainHook": "compat.hook_names",
     "Trainer": "trainer.trainer",
     "TrainerArgs": "jobs.trainer_args",
     "TrainerOptions": "base.addon_options",
-    "TrainerProtocol": "engine.protocol",
     "UpdateRatioAddon": "addons.gradients",
     "WandBLoggerAddon": "loggers.addon",
     "WarmUpScheduler": "schedules",
     "WorkerError": "errors",
-    "Runs": "library.runs",
-    "JobHandle": "cluster.jobs",
-    "KeptStatesAddon": "state.addon",
     "submitted_jobs": "cluster.jobs",
     "check_port": "tools.port_check",
     "compare": "library.compare",
@@ -108,7 +85,6 @@ if TYPE_CHECKING:
     from nbtrain.engine.addon import AddOnBase as AddOnBase
     from nbtrain.addons.performance import EnvironmentAddon as EnvironmentAddon
     from nbtrain.addons.heal import HealAddon as HealAddon
-    from nbtrain.addons.hooks import HooksAddon as HooksAddon
     from nbtrain.loggers.addon import LoggersAddon as LoggersAddon
     from nbtrain.loggers.addon import NeptuneLoggerAddon as NeptuneLoggerAddon
     from nbtrain.loggers.addon import WandBLoggerAddon as WandBLoggerAddon
@@ -123,9 +99,6 @@ if TYPE_CHECKING:
     from nbtrain.addons.performance import PrefetchAddon as PrefetchAddon
     from nbtrain.addons.state_manager import StateManagerAddon as StateManagerAddon
     from nbtrain.addons.early_stopping import EarlyStoppingAddon as EarlyStoppingAddon
-    from nbtrain.library.live_view import LiveViewAddon as LiveViewAddon
-    from nbtrain.code.addon import SourceAddon as SourceAddon
-    from nbtrain.state.addon import KeptStatesAddon as KeptStatesAddon
     from nbtrain.addons.limits import LimitsAddon as LimitsAddon
     from nbtrain.addons.system_monitor import SystemMonitorAddon as SystemMonitorAddon
     from nbtrain.addons.freeze import FreezeAddon as FreezeAddon
@@ -134,7 +107,6 @@ if TYPE_CHECKING:
     from nbtrain.addons.gradients import SAMAddon as SAMAddon
     from nbtrain.addons.gradients import UpdateRatioAddon as UpdateRatioAddon
     from nbtrain.library.compare import compare as compare
-    from nbtrain.tools.port_check import PortCheck as PortCheck
     from nbtrain.tools.port_check import check_port as check_port
     from nbtrain.jobs.trainer_args import TrainerArgs as TrainerArgs
     from nbtrain.data.tensor_loader import TensorLoader as TensorLoader
@@ -148,36 +120,19 @@ if TYPE_CHECKING:
     from nbtrain.errors import RunStopped as RunStopped
     from nbtrain.errors import StepError as StepError
     from nbtrain.errors import WorkerError as WorkerError
-    from nbtrain.tools.lr_finder import RangeTest as RangeTest
     from nbtrain.cluster.ray import RayAddon as RayAddon
-    from nbtrain.tools.step_profile import Profile as Profile
-    from nbtrain.tools.gallery import Gallery as Gallery
-    from nbtrain.tools.gallery import Sample as Sample
     from nbtrain.history.history import History as History
     from nbtrain.history.history import RunResult as RunResult
     from nbtrain.history.run_folder import load_run as load_run
-    from nbtrain.library.runs import Runs as Runs
     from nbtrain.library.runs import runs as runs
     from nbtrain.engine.callback import Callback as Callback
     from nbtrain.compat.hook_names import TrainHook as TrainHook
-    from nbtrain.travel.replay import Replay as Replay
-    from nbtrain.travel.rewind import Rewound as Rewound
-    from nbtrain.run.handle import RunHandle as RunHandle
-    from nbtrain.cluster.jobs import JobHandle as JobHandle
     from nbtrain.cluster.jobs import submitted_jobs as submitted_jobs
-    from nbtrain.tools.session import Session as Session
     from nbtrain.variants.model_trainer import ModelTrainer as ModelTrainer
     from nbtrain.variants.multi_optimizer import MultiOptimizerTrainer as MultiOptimizerTrainer
-    from nbtrain.data.task_loader import Task as Task
     from nbtrain.data.task_loader import TaskLoader as TaskLoader
-    from nbtrain.events import Event as Event
-    from nbtrain.events import Plan as Plan
-    from nbtrain.events import Shown as Shown
-    from nbtrain.tools.notify import Notification as Notification
-    from nbtrain.events import Progress as Progress
     from nbtrain.schedules import CosineAnnealingScheduler as CosineAnnealingScheduler
     from nbtrain.schedules import SchedulerBase as SchedulerBase
-    from nbtrain.schedules import SchedulerChain as SchedulerChain
     from nbtrain.schedules import WarmUpScheduler as WarmUpScheduler
     from nbtrain.schedules import get_combined_lr_scheduler as get_combined_lr_scheduler
     from nbtrain.schedules import get_lr_scheduler as get_lr_scheduler
@@ -187,7 +142,6 @@ if TYPE_CHECKING:
     from nbtrain.schedules import warmup_cosine as warmup_cosine
     from nbtrain.data.seeded_loader import SeededLoader as SeededLoader
     from nbtrain.base.addon_options import TrainerOptions as TrainerOptions
-    from nbtrain.engine.protocol import TrainerProtocol as TrainerProtocol
     from nbtrain.base.progress_checker import ProgressChecker as ProgressChecker
     from nbtrain.trainer.trainer import Trainer as Trainer
 

@@ -54,6 +54,7 @@ class Progress:
     A step is an optimizer update. `processed` also counts the batches of validations: it puts into order what has the same step.
 
     Example:
+        >>> from nbtrain.events import Progress
         >>> Progress(epoch=2, batch=250, n_batches=500).place
         'epoch 3, batch 251'
     """
@@ -283,6 +284,7 @@ class Event:
         data: A dict; which keys it has depends on the kind. Of "epoch", "valid" and "test" it has the `row`.
 
     Example:
+        >>> from nbtrain.events import Event, Progress
         >>> event = Event("note", Progress(epoch=2), data={"text": "hello"})
         >>> Event.from_json(event.to_json()) == event
         True
@@ -466,6 +468,7 @@ class Plan:
     """The length of a run, for a scheduler factory.
 
     Example:
+        >>> from nbtrain.events import Plan
         >>> Plan(n_epochs=3, batches_per_epoch=100, accumulate=4).total_steps
         75
     """

@@ -161,6 +161,7 @@ class SchedulerChain(SchedulerBase):
         ConfigError: the schedules have different optimizers, or there is none
 
     Example:
+        >>> from nbtrain.schedules import SchedulerChain
         >>> optimizer = SGD(net.parameters(), lr=0.8)
         >>> chain = SchedulerChain(WarmUpScheduler(optimizer, 2), CosineAnnealingScheduler(optimizer, 4))
         >>> chain.next_iters, [round(chain.rate(0.8, step), 3) for step in range(7)]

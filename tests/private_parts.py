@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-
-import nbtrain
+from programs import documented
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "docs" / "private_parts.yaml"
@@ -221,7 +220,7 @@ def _foreign(finder: _Finder, own: set[str], members: Collection[str] = ()) -> I
 
 def _members() -> set[str]:
     """The private members of nbtrain's public classes, which its modules use and its users don't."""
-    public = [thing for name in nbtrain.PUBLIC if inspect.isclass(thing := getattr(nbtrain, name))]
+    public = filter(inspect.isclass, documented().values())
     bases = {base for kind in public for base in kind.__mro__ if base.__module__.startswith("nbtrain.")}
     return {name for base in bases for name in vars(base) if is_private(name)}
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
+from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 
 def script(name: str) -> ModuleType:
@@ -15,6 +17,12 @@ def script(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@cache
+def documented() -> dict[str, Any]:
+    """What has a page in the reference: the public names, and the classes of what they return."""
+    return script("make_reference").THINGS
 
 
 def by_commit(n: int) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from programs import script
 
-import nbtrain
 from nbtrain.views.terminal import LogView
 
 MAKE = script("make_reference")
@@ -105,9 +104,9 @@ def _known(kind: type) -> set[str]:
 def test_reference_is_that_of_the_docstrings() -> None:
     made = MAKE.pages()
     assert {path: path.read_text(encoding="utf-8") for path in MAKE.FOLDER.glob("*.md")} == made, "run `make names`"
-    names = [*(f"{topic}.md" for topic in MAKE.TOPICS if topic != "trainer"), *map(MAKE.page_of, nbtrain.PUBLIC)]
+    names = [*(f"{topic}.md" for topic in MAKE.TOPICS if topic != "trainer"), *map(MAKE.page_of, MAKE.MODULES)]
     assert len({name.lower() for name in names}) == len(names), "two pages with one name on macOS and Windows"
-    assert not [name for name in nbtrain.PUBLIC if MAKE.topic_of(name) is None and nbtrain.PUBLIC[name] != "errors"]
+    assert not [name for name, module in MAKE.MODULES.items() if MAKE.topic_of(name) is None and module != "errors"]
 
 
 def test_pages_are_short() -> None:

@@ -42,7 +42,8 @@ from torch import nn
 from typing_extensions import Unpack, reveal_type
 
 from nbtrain import AddOnBase, EarlyStoppingAddon, EMAAddon, GradientClipAddon, MetricsAddon, ModelTrainer, StateManagerAddon
-from nbtrain import Trainer, TrainerOptions, TrainerProtocol
+from nbtrain import Trainer, TrainerOptions
+from nbtrain.engine.protocol import TrainerProtocol
 
 
 class Digits(Trainer):

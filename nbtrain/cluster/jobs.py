@@ -209,6 +209,7 @@ class JobHandle:
         trainer: The trainer that was submitted; None in a handle that was found again.
 
     Example:
+        >>> from nbtrain.cluster.jobs import JobHandle
         >>> try:
         ...     JobHandle("runs/run-001")
         ... except ConfigError as error:

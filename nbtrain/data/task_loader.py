@@ -43,6 +43,7 @@ class Task(NamedTuple):
         batch: What that loader gave.
 
     Example:
+        >>> from nbtrain.data.task_loader import Task
         >>> task = Task("easy", (x, x))
         >>> task.name, len(task.batch)
         ('easy', 2)

@@ -45,6 +45,7 @@ class TrainerProtocol(Protocol):
         seed: The seed; None: random numbers are not seeded.
 
     Example:
+        >>> from nbtrain.engine.protocol import TrainerProtocol
         >>> class Named(AddOnBase):
         ...     def callbacks(self, trainer: TrainerProtocol):
         ...         print("model:", type(trainer.model).__name__, "· mode:", trainer.mode)

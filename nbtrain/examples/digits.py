@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from .. import Plan, RunResult, Trainer
+from .. import RunResult, Trainer
+from ..events import Plan
 
 # %% auto #0
 __all__ = ["digits_loaders", "SmallCNN", "Digits", "one_cycle", "make_trainer", "run_demo", "report"]

@@ -51,6 +51,7 @@ class PortCheck:
         tolerance: The relative difference that counts as equal; 0 means bit for bit.
 
     Example:
+        >>> from nbtrain.tools.port_check import PortCheck
         >>> bool(PortCheck(equal=True, steps=8))
         True
     """

@@ -60,6 +60,7 @@ class Profile:
         idle_share: The share of a step in which a GPU had nothing to do; None where torch's profiler records no kernels, as on a CPU.
 
     Example:
+        >>> from nbtrain.tools.step_profile import Profile
         >>> profile = Profile(20, 0.002, {"data": 0.001, "train_step": 0.0004, "backward": 0.0004, "update": 0.0002})
         >>> profile.share("data")
         0.5

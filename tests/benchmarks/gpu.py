@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from nbtrain import AddOnBase, Event, Trainer
+from nbtrain import AddOnBase, Trainer
 from nbtrain.addons.performance import CompileAddon, CudaGraphAddon, PrefetchAddon
+from nbtrain.events import Event
 from nbtrain.views.terminal import View
 
 BATCH, EPOCHS = 64, 6

@@ -19,7 +19,8 @@ import pytest
 import torch
 from samples import Regress, make_loader, make_trainer, make_valid, same_weights
 
-from nbtrain import ConfigError, JobHandle, WorkerError, submitted_jobs
+from nbtrain import ConfigError, WorkerError, submitted_jobs
+from nbtrain.cluster.jobs import JobHandle
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 CONFIGURATION = """\

@@ -32,7 +32,8 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def test_saved_notebook_keeps_the_record_and_no_widget_where_no_state_can_be_reached(execute: Any) -> None:
-    notebook = execute(SETUP, "import nbtrain\ntrainer[nbtrain.KeptStatesAddon].keep_states = False\nresult = trainer.run(1, loader)")
+    keeps_none = "from nbtrain.addons import KeptStatesAddon\ntrainer[KeptStatesAddon].keep_states = False"
+    notebook = execute(SETUP, f"{keeps_none}\nresult = trainer.run(1, loader)")
     buttons, record = notebook.cells[1].outputs
     html = record.data["text/html"].replace('class="nbtrain-svg"', "")  # the drawing stays
     assert buttons.data == {"text/html": "", "text/plain": ""} and 'class="nbtrain-' not in html
@@ -81,7 +82,7 @@ def test_record_that_is_drawn_again_has_the_slider_of_the_run(execute: Any, tmp_
 sgd = lambda params: torch.optim.SGD(params, lr=0.1)
 trainer = Slow.add_on(StateManagerAddon)(nn.Linear(4, 1), "cpu", optimizer=sgd, save_path={str(tmp_path)!r}, keep_last_n=3)"""
     run = "result = trainer.run(3, loader[:20], resume='auto')"
-    look = "from nbtrain import LiveViewAddon\nslider = trainer.view._live.slider\n"
+    look = "from nbtrain.addons import LiveViewAddon\nslider = trainer.view._live.slider\n"
     look += "print([label for label, _ in slider.slider.options], trainer[LiveViewAddon]._slider_view is trainer.view)"
     go = "slider.slider.value = 0\nslider.press('Rewind here')\nprint(trainer.counts.epoch)"
     cells = execute(SETUP, make, run, make, run, look, go, "trainer.show()").cells
@@ -151,7 +152,7 @@ def test_a_run_at_1_ms_a_step_or_an_epoch_sends_six_messages_a_second_at_most(ru
     try:
         client.execute_interactive(SETUP + SPINNING, timeout=600)
         # else a slider is shown at the end
-        client.execute_interactive("import nbtrain; spinning[nbtrain.KeptStatesAddon].keep_states = False", timeout=600)
+        client.execute_interactive("from nbtrain.addons import KeptStatesAddon; spinning[KeptStatesAddon].keep_states = False", timeout=600)
         client.execute_interactive(run, timeout=600, output_hook=lambda message: sent.append(message["msg_type"]))
         reply = client.execute_interactive("", user_expressions={"seconds": "seconds"}, timeout=600)
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from jedi import Interpreter
-from programs import script
+from programs import documented, script
 from samples import Regress, make_loader, make_trainer
 
 import nbtrain
@@ -83,8 +83,7 @@ def test_error_in_a_property_of_yours_is_its_own() -> None:
 
 def test_no_property_of_a_public_class_hides_the_others() -> None:
     """At some annotations jedi fails, and the object completes to nothing."""
-    names = [name for name in nbtrain.PUBLIC if name != "TrainerProtocol"]
-    for kind in filter(inspect.isclass, (getattr(nbtrain, name) for name in names)):
+    for kind in [thing for name, thing in documented().items() if inspect.isclass(thing) and name != "TrainerProtocol"]:
         properties = {name: value for name, value in inspect.getmembers(kind, lambda value: isinstance(value, property)) if name[0] != "_"}
         assert completed("thing.", thing=type(kind.__name__, (), properties)()) == properties.keys()
 

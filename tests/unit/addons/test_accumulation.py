@@ -13,9 +13,10 @@ from samples import DEVICE, Regress, make_loader, make_trainer, make_valid, same
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from nbtrain import AccumulationAddon, AggregatedOutputs, Event, GradientClipAddon, StateManagerAddon, Trainer
+from nbtrain import AccumulationAddon, AggregatedOutputs, GradientClipAddon, StateManagerAddon, Trainer
 from nbtrain.addons.accumulation import window_of_samples, window_of_tokens
 from nbtrain.errors import ConfigError, StepError
+from nbtrain.events import Event
 
 N_IGNORED = -100
 

@@ -15,14 +15,12 @@ import pytest
 import torch
 from samples import DEVICE, Regress, make_loader, make_model, make_trainer, same_weights, without_times
 
-import nbtrain
 from nbtrain import (
     AddOnBase,
     AddOnError,
     CompileAddon,
     EMAAddon,
     GradientClipAddon,
-    HooksAddon,
     ModelTrainer,
     MultiGPUAddon,
     NonFiniteAddon,
@@ -32,6 +30,7 @@ from nbtrain import (
     WarmUpScheduler,
     addons,
 )
+from nbtrain.addons import HooksAddon
 from nbtrain.code.redefined import with_addons
 from nbtrain.engine.addon import chosen_options, options
 
@@ -210,7 +209,7 @@ def test_resumed_steps_get_the_instances_too() -> None:
     assert with_addons(trainer, Regress) is type(trainer)
 
 
-SHIPPED = [getattr(nbtrain, name) for name in addons.__all__ if isinstance(getattr(nbtrain, name), type)]
+SHIPPED = [kind for name in addons.__all__ if isinstance(kind := getattr(addons, name), type)]
 SHIPPED = [kind for kind in SHIPPED if issubclass(kind, AddOnBase) and kind.__name__ != "RayAddon"]  # it needs Ray: tests/cluster
 
 

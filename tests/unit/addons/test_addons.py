@@ -12,6 +12,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from programs import documented
 from samples import ONE_DEVICE, Regress, make_loader, make_model, make_trainer, make_valid, same_weights
 
 import nbtrain
@@ -28,9 +29,7 @@ from nbtrain import (
     GradientClipAddon,
     GradientStatsAddon,
     HealAddon,
-    HooksAddon,
     LimitsAddon,
-    LiveViewAddon,
     LoggersAddon,
     MetricsAddon,
     MicroBatchAddon,
@@ -41,13 +40,13 @@ from nbtrain import (
     PrefetchAddon,
     SAMAddon,
     SchedulerAddon,
-    SourceAddon,
     StateManagerAddon,
     SystemMonitorAddon,
     Trainer,
     UpdateRatioAddon,
     WandBLoggerAddon,
 )
+from nbtrain.addons import HooksAddon, LiveViewAddon, SourceAddon
 from nbtrain.engine.addon import options
 
 
@@ -208,10 +207,9 @@ ADDONS: dict[type[AddOnBase], Callable[[Path], dict[str, Any]]] = {  # their opt
 
 
 def test_the_contract_is_tested_of_every_addon() -> None:
-    public = [getattr(nbtrain, name) for name in nbtrain.__all__]
-    assert {kind for kind in public if isinstance(kind, type) and issubclass(kind, AddOnBase)} == {
+    assert {kind for kind in documented().values() if isinstance(kind, type) and issubclass(kind, AddOnBase)} == {
         AddOnBase,
-        nbtrain.KeptStatesAddon,  # in whose place StateManagerAddon is
+        nbtrain.addons.KeptStatesAddon,  # in whose place StateManagerAddon is
         nbtrain.RayAddon,  # tests/cluster
         *ADDONS,
     }

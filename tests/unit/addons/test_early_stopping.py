@@ -15,9 +15,10 @@ from samples import Regress, make_loader, make_model, make_trainer, make_valid, 
 from torch.nn.functional import mse_loss
 from torch.optim import SGD
 
-from nbtrain import AccumulationAddon, EarlyStoppingAddon, LimitsAddon, Plan, StateManagerAddon, Trainer
+from nbtrain import AccumulationAddon, EarlyStoppingAddon, LimitsAddon, StateManagerAddon, Trainer
 from nbtrain.best import known_mode
 from nbtrain.errors import ConfigError
+from nbtrain.events import Plan
 
 Early = Regress.add_on(EarlyStoppingAddon)
 Limited = Regress.add_on(LimitsAddon)

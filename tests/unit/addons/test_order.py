@@ -18,20 +18,17 @@ from nbtrain import (
     AddOnError,
     CompileAddon,
     GradientClipAddon,
-    HooksAddon,
-    KeptStatesAddon,
-    LiveViewAddon,
     MultiGPUAddon,
     NeptuneLoggerAddon,
     NonFiniteAddon,
     PrefetchAddon,
-    SourceAddon,
     StateManagerAddon,
     StepError,
     SystemMonitorAddon,
     WandBLoggerAddon,
     addons,
 )
+from nbtrain.addons import HooksAddon, KeptStatesAddon, LiveViewAddon, SourceAddon
 from nbtrain.distributed.worker import loads
 from nbtrain.distributed.worker_pool import pack
 from nbtrain.engine.addon import ordered, precedes

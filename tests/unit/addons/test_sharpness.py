@@ -21,13 +21,13 @@ from nbtrain import (
     CheckpointError,
     ConfigError,
     HealAddon,
-    HooksAddon,
     MicroBatchAddon,
     MultiGPUAddon,
     SAMAddon,
     StateManagerAddon,
     Trainer,
 )
+from nbtrain.addons import HooksAddon
 from nbtrain.engine.addon import ordered
 
 BATCHES = [tuple(torch.randn(16, n, generator=torch.Generator().manual_seed(7 + i)) for n in (8, 1)) for i in range(6)]

@@ -71,7 +71,7 @@ def test_a_value_that_can_not_be_meant_is_refused_by_name(name: str, value: Any,
 
 def _numeric_options() -> dict[str, type[AddOnBase] | None]:
     """The options that are numbers, each with its addon; None for those of a trainer."""
-    kinds = [kind for name in addons.__all__ if isinstance(kind := getattr(nbtrain, name), type) and issubclass(kind, AddOnBase)]
+    kinds = [kind for name in addons.__all__ if isinstance(kind := getattr(addons, name), type) and issubclass(kind, AddOnBase)]
     found = {field.name: kind for kind in kinds if kind is not nbtrain.RayAddon for field in fields(kind) if _is_number(field.type)}
     return {**found, **{p.name: None for p in inspect.signature(nbtrain.Trainer).parameters.values() if _is_number(p.annotation)}}
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, get_origin
 
 import pytest
+from programs import documented
 from samples import make_loader, make_trainer
 
 import nbtrain
@@ -78,8 +79,7 @@ def _functions(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 def _public() -> Iterator[tuple[str, Callable[..., Any]]]:
     seen = set()
-    for public in nbtrain.PUBLIC:
-        item = getattr(nbtrain, public)
+    for public, item in documented().items():
         if inspect.isfunction(item):
             yield public, item
         if not isinstance(item, type) or public in CALLED_BY_NBTRAIN or issubclass(item, BaseException):
@@ -123,7 +123,7 @@ def test_there_are_many_of_them_and_each_exception_is_one() -> None:
     assert EXCEPTIONS.keys() <= {name for name, _ in _public()}
 
 
-ADDONS = [item for name in nbtrain.PUBLIC if isinstance(item := getattr(nbtrain, name), type) and issubclass(item, AddOnBase)]
+ADDONS = [item for item in documented().values() if isinstance(item, type) and issubclass(item, AddOnBase)]
 OPTIONS = [(addon, name) for addon in ADDONS for name in options(addon)]
 OF_ANY_TYPE = {"metrics", "hooks"}  # any object may have hooks
 
@@ -138,7 +138,7 @@ def test_option_of_a_wrong_type_is_refused_by_name(addon: type[AddOnBase], optio
 @pytest.mark.parametrize("option", [name for _, name in OPTIONS if name not in OF_ANY_TYPE])
 def test_option_is_refused_by_the_trainer_too(option: str) -> None:
     addon = next(addon for addon, name in OPTIONS if name == option)
-    kind = nbtrain.Trainer if addon in (nbtrain.HooksAddon, nbtrain.SchedulerAddon) else nbtrain.Trainer.add_on(addon)
+    kind = nbtrain.Trainer if addon in (nbtrain.addons.HooksAddon, nbtrain.SchedulerAddon) else nbtrain.Trainer.add_on(addon)
     with pytest.raises(NbtrainError, match=rf"^{option} must be .*, got a Wrong\."):
         make_trainer(kind, **{option: Wrong()})
 

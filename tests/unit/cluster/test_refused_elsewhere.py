@@ -13,8 +13,8 @@ import pytest
 from samples import make_loader, make_trainer
 
 import nbtrain
-from nbtrain import JobHandle
 from nbtrain.cluster.command_file import make_folder
+from nbtrain.cluster.jobs import JobHandle
 from nbtrain.cluster.ray_cluster import check_node, check_room, looker, own_versions
 from nbtrain.cluster.submit import JobInfo, check_environment, environment
 

@@ -17,9 +17,10 @@ import torch
 from samples import SEED, Regress, make_loader, make_trainer, make_valid, same_weights, without_times
 
 import nbtrain
-from nbtrain import ConfigError, JobHandle, OptionError, StateManagerAddon, WorkerError, submitted_jobs
+from nbtrain import ConfigError, OptionError, StateManagerAddon, WorkerError, submitted_jobs
 from nbtrain.cli import main
 from nbtrain.cluster.command_file import CommandFile, make_folder, send
+from nbtrain.cluster.jobs import JobHandle
 from nbtrain.cluster.submit import JobInfo, SubmittedRun, environment, minutes, new_info
 from nbtrain.rng import keep_random
 from nbtrain.views.text import Board
@@ -93,7 +94,7 @@ def test_run_elsewhere_is_paused_changed_found_again_and_interrupted_and_ends_as
     assert "weight_decay 0 → 0" in [text for _, text in trainer.history.marks]
     board = Board()
     for line in (handle.run_dir / "events.jsonl").read_text().splitlines():
-        board.update(nbtrain.Event.from_json(line))
+        board.update(nbtrain.events.Event.from_json(line))
     assert "Adam has no option 'weight_decai'." in board.notes
     found.show()
     assert "completed" in capsys.readouterr().out

@@ -18,6 +18,7 @@ import lightning as L
 import pytest
 import torch
 import yaml
+from programs import documented
 from samples import Regress, make_loader, make_trainer
 from torch.utils.data import DataLoader
 
@@ -35,7 +36,7 @@ FIXTURE = Path(__file__).parents[2] / "fixtures" / "argument_names.yaml"
 LISTED = {name for names in yaml.safe_load(FIXTURE.read_text()).values() for name in names.split()}
 LIGHTNING = {*inspect.signature(L.Trainer.__init__).parameters, *inspect.signature(L.Trainer.fit).parameters} - {"self"}
 NAMES = sorted((LISTED | LIGHTNING) - keywords(Trainer) - TRANSLATED.keys())
-ADDONS = [item for name in nbtrain.PUBLIC if isinstance(item := getattr(nbtrain, name), type) and issubclass(item, AddOnBase)]
+ADDONS = [item for item in documented().values() if isinstance(item, type) and issubclass(item, AddOnBase)]
 
 
 def said(kind: type[Trainer], name: str) -> str:

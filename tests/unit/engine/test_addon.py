@@ -11,7 +11,8 @@ import pytest
 import torch
 from samples import DEVICE, Regress, make_loader, make_model, make_trainer, make_valid
 
-from nbtrain import AddOnBase, AddOnError, ConfigError, LiveViewAddon, MultiOptimizerTrainer, OptionError, StateManagerAddon, StepError
+from nbtrain import AddOnBase, AddOnError, ConfigError, MultiOptimizerTrainer, OptionError, StateManagerAddon, StepError
+from nbtrain.addons import LiveViewAddon
 from nbtrain.engine.addon import StateService, ViewService
 from nbtrain.events import Event
 from nbtrain.state.addon import KeptStatesAddon

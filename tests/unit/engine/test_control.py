@@ -23,12 +23,13 @@ from lightning.pytorch.callbacks import LambdaCallback
 from samples import Regress, make_loader, make_trainer, make_valid, some
 from torch.utils.data import DataLoader, default_collate
 
-from nbtrain import Callback, ConfigError, OptionError, RunHandle, RunPaused, RunResult, RunStopped, StateManagerAddon, Trainer
+from nbtrain import Callback, ConfigError, OptionError, RunPaused, RunResult, RunStopped, StateManagerAddon, Trainer
 from nbtrain.base.interrupts import signals_stop, workers_ignore_interrupts
 from nbtrain.code.addon import SourceAddon
 from nbtrain.engine.control import Boundary, Control, RunState
 from nbtrain.events import Event
 from nbtrain.run import failed_runs
+from nbtrain.run.handle import RunHandle
 from nbtrain.schedules import WarmUpScheduler
 
 pytestmark = pytest.mark.usefixtures("ranked_locks")

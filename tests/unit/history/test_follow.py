@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from samples import make_loader, make_trainer, make_valid
 
-from nbtrain import ConfigError, Event, compare, load_run
+from nbtrain import ConfigError, compare, load_run
 from nbtrain.cli import main
+from nbtrain.events import Event
 from nbtrain.history.run_lock import SignOfLife
 from nbtrain.library.follow import follow, recorded_events
 

@@ -81,7 +81,7 @@ def test_a_run_that_goes_on_in_its_folder_is_one_of_the_session(tmp_path: Path) 
     entry, other = listed()
     assert entry.folder == trainer.run_dir and [row["epoch"] for row in entry.card.board.epochs] == [1, 2, 3]
     assert entry.best["val_loss"] == trainer.history.best["val_loss"]
-    assert [run.folder for run in nbtrain.runs()][trainer[nbtrain.LiveViewAddon]._run.place] == trainer.run_dir, (
+    assert [run.folder for run in nbtrain.runs()][trainer[nbtrain.addons.LiveViewAddon]._run.place] == trainer.run_dir, (
         "both parts have one number"
     )
     entry.delete()

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from samples import Breaks, Broken, Regress, make_loader, make_trainer, make_valid
 
-from nbtrain import ConfigError, Notification
+from nbtrain import ConfigError
 from nbtrain.tools import notify as notifying
+from nbtrain.tools.notify import Notification
 
 SECRET = "xoxb-1234567890-abcdefghijklmnop"
 

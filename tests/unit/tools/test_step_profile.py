@@ -16,8 +16,9 @@ from samples import Regress, make_loader, make_trainer
 from torch.profiler import DeviceType
 from torch.utils.data import DataLoader, Dataset
 
-from nbtrain import AccumulationAddon, ConfigError, LimitsAddon, Profile, Trainer
+from nbtrain import AccumulationAddon, ConfigError, LimitsAddon, Trainer
 from nbtrain.tools import step_profile
+from nbtrain.tools.step_profile import Profile
 
 
 class Slow(Dataset[Any]):

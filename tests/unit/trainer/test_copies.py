@@ -28,7 +28,6 @@ from nbtrain import (
     FreezeAddon,
     GradientClipAddon,
     GradientStatsAddon,
-    HooksAddon,
     LimitsAddon,
     LoggersAddon,
     MetricsAddon,
@@ -38,6 +37,7 @@ from nbtrain import (
     SystemMonitorAddon,
     Trainer,
 )
+from nbtrain.addons import HooksAddon
 from nbtrain.history.run_folder import read_history
 
 
