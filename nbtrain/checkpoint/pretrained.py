@@ -31,7 +31,7 @@ class PretrainedFile:
     path: str | Path
     model: nn.Module
     found: FoundWeights
-    rename: Mapping[str, str] | None = None
+    rename: Mapping[str, str | None] | None = None
     was_chosen: bool = False  # by key=
 
     @property
@@ -74,7 +74,9 @@ def fitness_of(model: nn.Module) -> Fitness:
     return fitness
 
 
-def open_pretrained(path: str | Path, model: nn.Module, key: str | None = None, rename: Mapping[str, str] | None = None) -> PretrainedFile:
+def open_pretrained(
+    path: str | Path, model: nn.Module, key: str | None = None, rename: Mapping[str, str | None] | None = None
+) -> PretrainedFile:
     """Find the weights for `model` in a file or a folder, by its path or URL. `key`: below which key they are, if there are several.
 
     `rename`: names in the file, or their beginnings, and what they are in the model. Raises CheckpointError as `find_weights` does.

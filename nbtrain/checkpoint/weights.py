@@ -22,11 +22,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..private.compiled_names import bare
-from ..private.torch_parts import buffers_of, loads_itself
+from ..private.torch_parts import BATCH_NORM, buffers_of, loads_itself
 from .atomic import sync, written
 from .weight_files import Weights, find_weights
 from ..compat.weight_names import fit_names
-from ..compat.weight_renames import Shape, hits, propose_rename
+from ..compat.weight_renames import Shape, hits, is_left_out, propose_rename
 from ..errors import CheckpointError, first_line
 from ..base.best_weights import copy_weights
 
@@ -122,24 +122,26 @@ def read_weights(path: str | Path) -> Weights:
 # %% ../../nbs/checkpoint/weights.ipynb #25826310
 @dataclass(frozen=True)
 class Loaded:
-    """What of a model was loaded: `n` of its `n_all` weights; which are `missing` in what was given; which of that were `unused`.
+    """What of a model was loaded: `n` of its `n_all` tensors, which have the `share` of its parameters, from 0 to 1.
 
+    `kept`: those that are as before, each with the reason; `unused`: the names of what was given that the model does not have.
     `removed`, `added`: the prefix that was removed from the names, and the one that was put before them.
     """
 
     n: int
     n_all: int
-    missing: tuple[str, ...] = ()
-    unused: tuple[str, ...] = ()
+    share: float
+    kept: Sequence[str] = ()
+    unused: Sequence[str] = ()
     removed: str = ""
     added: str = ""
 
     @property
     def words(self) -> str:
         """What is not whole; empty if all was loaded, and nothing was left."""
-        parts = [f"loaded {self.n} of {self.n_all} weights"]
-        if self.missing:
-            parts.append(f"not in it: {_named(self.missing)}")
+        parts = [f"{self.n} of {self.n_all} tensors loaded ({_percent(self.share)} of the parameters)"]
+        if self.kept:
+            parts.append(f"as before: {_named(self.kept)}")
         if self.unused:
             parts.append(f"not used: {_named(self.unused)}")
         return f"{'; '.join(parts)}." if len(parts) > 1 else ""
@@ -149,41 +151,71 @@ def _named(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
+def _percent(share: float) -> str:
+    return "under 1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
+
+
+_LEAST = 0.1  # of the parameters: less is in a file of another model
+
+
 def load_weights(
-    model: nn.Module, weights: Mapping[str, Any], strict: bool = True, rename: Mapping[str, str] | None = None, where: str = ""
+    model: nn.Module,
+    weights: Mapping[str, Any],
+    strict: bool = True,
+    rename: Mapping[str, str | None] | None = None,
+    where: str = "",
 ) -> Loaded:
-    """Load `weights` into the model. Raises a CheckpointError that lists what does not fit; with `strict=False`, only for wrong shapes.
+    """Load `weights` into the model. Raises a CheckpointError that lists what does not fit; with `strict=False`, it loads what fits.
 
-    If none of them fits, that is always an error, `where`: from where they are, for its message. `rename`: names in `weights`, or their
-    beginnings, and what they are in the model. Prefixes of wrappers, such as `module.`, are removed or added.
+    If none of them fits, that is always an error, and so are less than a tenth of the parameters if others are left: unless `rename`
+    leaves some out. `where`: from where they are, for its message. `rename`: names in `weights`, or their beginnings, and what they are
+    in the model; None leaves them out. Prefixes of wrappers, such as `module.`, are removed or added.
 
-    As in torch, a module with a custom loading function decides what fits. A buffer gets the saved shape. Extra states that are not
-    tensors may be missing, because a weights file can't have them. A weight that is tied to another one need not be there twice.
+    As in torch, a module with a custom loading function or hook decides what fits. A buffer gets the saved shape, unless another tensor
+    of its module does not fit: then it is not loaded. Extra states that are not tensors may be missing, because a weights file can't
+    have them. A weight that is tied to another one need not be there twice.
     """
     state = model.state_dict()
     ours = _shapes(state)
     fit = fit_names(weights, state, rename)
     given = _with_tied(model, fit.weights)
-    _check_fits(model, given, state, strict, where)
+    unfit = _Unfit.of(model, given, state)
+    if strict:
+        unfit.check(model, given, state, where)
+    given = {name: value for name, value in given.items() if name not in unfit.left_out}
+    share = _share(model, given)
+    if share < _LEAST and None not in (rename or {}).values():
+        unfit.check_is_meant(model, given, state, share, where)
+    before = copy_weights(model) if unfit.is_asked else None
     _fit_buffers(model, given)
     found = OrderedDict(given)
     vars(found).update(vars(state))  # the versions of the modules
     try:
         result = model.load_state_dict(found, strict=False)
-    except RuntimeError as error:
-        raise _other_model(model, [str(error)], where=where) from error
-    left, unused = tuple(n for n in result.missing_keys if n in ours), tuple(result.unexpected_keys)
-    loaded = Loaded(len(ours) - len(left), len(ours), left, unused, fit.removed, fit.added)
-    if (strict and (left or unused)) or (ours and weights and not loaded.n):
-        differences = [*(f"{n} is missing" for n in left), *(f"{n} is unknown" for n in unused)]
+    except RuntimeError as error:  # after the rest was loaded
+        if before is not None:
+            model.load_state_dict(before, strict=False)
+        raise _other_model(model, [str(error).rstrip(".")], where=where) from error
+    kept, unused = [name for name in result.missing_keys if name in ours], result.unexpected_keys
+    if (strict and (kept or unused)) or (ours and weights and len(kept) == len(ours)):
+        differences = [*(f"{n} is missing" for n in kept), *(f"{n} is unknown" for n in unused)]
         raise _other_model(model, differences, where=where, weights=given, state=state)
-    return loaded
+    reasons = unfit.left_out | {name: "left out" for name in kept if is_left_out(name, rename or {})}
+    kept = [f"{name} ({reasons.get(name, 'not in the file')})" for name in kept]
+    return Loaded(len(ours) - len(kept), len(ours), share, kept, unused, fit.removed, fit.added)
 
 
 def check_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
     """Raise the CheckpointError that `load_weights` would raise, before anything is loaded."""
     state = model.state_dict()
-    _check_fits(model, _with_tied(model, fit_names(weights, state).weights), state, strict=True)
+    given = _with_tied(model, fit_names(weights, state).weights)
+    _Unfit.of(model, given, state).check(model, given, state)
+
+
+def _share(model: nn.Module, given: Mapping[str, Any]) -> float:
+    """The share of the model's parameters, each counted by its elements, that are in `given`."""
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters(remove_duplicate=False)}
+    return sum(size for name, size in sizes.items() if name in given) / max(1, sum(sizes.values())) if sizes else 1.0
 
 
 def _with_tied(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,19 +225,62 @@ def _with_tied(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
     return {**weights, **{name: value for name, value in tied.items() if name not in weights}}
 
 
-def _check_fits(model: nn.Module, weights: Mapping[str, Any], state: Mapping[str, Any], strict: bool, where: str = "") -> None:
-    modules = {f"{path}." if path else "": part for path, part in model.named_modules()}
-    free = tuple(path for path, part in modules.items() if loads_itself(part))
-    buffers = {path + name for path, part in modules.items() for name in buffers_of(part)}
-    ours, theirs = _shapes(state), _shapes(weights)
-    shared = [n for n in theirs if n in ours.keys() - buffers]
-    wrong = [f"{n} is {theirs[n]}, not {ours[n]}" for n in shared if theirs[n] != ours[n]]
-    absent = {n: "missing" for n in ours if n not in weights} | {n: "unknown" for n in weights if n not in state}
-    others = [f"{n} is {what}" for n, what in absent.items() if not n.startswith(free)]
-    if wrong:
-        raise _other_model(model, [*wrong, *others], where=where)
-    if strict and others:
-        raise _other_model(model, others, where=where, weights=weights, state=state)
+@dataclass(frozen=True)
+class _Unfit:
+    """Which of some weights don't fit a model, without what its modules decide themselves."""
+
+    shapes: dict[str, str]  # those with another shape in the model: both, in words
+    left_out: dict[str, str]  # these, and the buffers of their modules, each with the reason
+    missing: list[str]  # those of the model that are not given
+    unknown: list[str]  # those that the model does not have
+    is_asked: bool  # whether a module with a loading function or hook has another shape, which it may take
+
+    @classmethod
+    def of(cls, model: nn.Module, weights: Mapping[str, Any], state: Mapping[str, Any]) -> _Unfit:
+        modules = {f"{path}." if path else "": part for path, part in model.named_modules(remove_duplicate=False)}
+        free = tuple(path for path, part in modules.items() if loads_itself(part))
+        grows = {path + name for path, part in modules.items() if not isinstance(part, BATCH_NORM) for name in buffers_of(part)}
+        ours, theirs = _shapes(state), _shapes(weights)
+        others = [name for name in ours if name in theirs and name not in grows and theirs[name] != ours[name]]
+        shapes = {name: f"{_sizes(theirs[name])} in the file; {_sizes(ours[name])} here" for name in others if not name.startswith(free)}
+        left_out: dict[str, str] = {}
+        for name in shapes:
+            path = name[: name.rfind(".") + 1]
+            left_out |= {path + buffer: f"{name} does not fit" for buffer in buffers_of(modules[path])}
+        missing = [name for name in ours if name not in weights and not name.startswith(free)]
+        unknown = [name for name in weights if name not in state and not name.startswith(free)]
+        return cls(shapes, left_out | shapes, missing, unknown, len(others) > len(shapes))
+
+    def check(self, model: nn.Module, weights: Mapping[str, Any], state: Mapping[str, Any], where: str = "") -> None:
+        """Raise CheckpointError if there is one."""
+        others = [*(f"{name} is missing" for name in self.missing), *(f"{name} is unknown" for name in self.unknown)]
+        if self.shapes:
+            differences = [f"{name} ({shapes})" for name, shapes in self.shapes.items()]
+            remedy = "Create the model as it was when they were saved, or load what fits with apply_weights(path, strict=False)."
+            raise _other_model(model, [*differences, *others], where=where, remedy=remedy)
+        if others:
+            raise _other_model(model, others, where=where, weights=weights, state=state)
+
+    def check_is_meant(self, model: nn.Module, weights: Mapping[str, Any], state: Mapping[str, Any], share: float, where: str) -> None:
+        """Raise CheckpointError if the weights without those left out, a small `share` of the parameters, are those of another model."""
+        n, left = len(weights.keys() & state.keys()), [*self.shapes, *self.unknown]
+        if n == 0 or propose_rename(*_unmatched(weights, state)):
+            self.check(model, weights, state, where)
+        if n == 0 or not left:  # a file of a head alone is one that fits
+            return
+        parts = list(dict.fromkeys(name[: name.find(".") + 1] or name for name in left))
+        leave_out = ", ".join(f'"{part}": None' for part in parts[:4]) + (", ..." if len(parts) > 4 else "")
+        differences = [f"{name} ({shapes})" for name, shapes in self.shapes.items()] + [f"{name} is unknown" for name in self.unknown]
+        raise CheckpointError(
+            f"{n} of the {len(state)} tensors of a {type(model).__name__} would be loaded, {_percent(share)} of its parameters: "
+            f"{_named(differences)}.",
+            where=where,
+            remedy=f"Give the file of such a model. If this one is meant, say what of it is left out: rename={{{leave_out}}}.",
+        )
+
+
+def _sizes(shape: tuple[int, ...] | None) -> str:
+    return ", ".join(map(str, shape)) if shape else "a number"
 
 
 def _fit_buffers(model: nn.Module, weights: Mapping[str, Any]) -> None:
@@ -222,19 +297,19 @@ def _other_model(
     differences: Sequence[str],
     *,
     where: str = "",
+    remedy: str = "",
     weights: Mapping[str, Any] | None = None,
     state: Mapping[str, Any] | None = None,
 ) -> CheckpointError:
     """The error for weights that don't fit. With `weights` and the model's `state`, it says what to do about their names."""
-    what, remedy, rename = f"The weights are not those of a {type(model).__name__}: {_named(differences)}", "", None
+    what, rename = f"The weights are not those of a {type(model).__name__}: {_named(differences)}", None
     if weights is not None and state is not None:
         ours, theirs = _shapes(state), _shapes(weights)
         n = len(ours.keys() & theirs.keys())
         what += f"; {n or 'none'} of its {len(ours)} weights {'is' if n < 2 else 'are'} there"
-        unknown = {name: shape for name, shape in theirs.items() if name not in ours}
-        missing = {name: shape for name, shape in ours.items() if name not in theirs}
+        unknown, missing = _unmatched(weights, state)
         rename = propose_rename(unknown, missing)
-        remedy = "Create the model as it was when they were saved, or load what fits with strict=False."
+        remedy = "Create the model as it was when they were saved, or load what fits with apply_weights(path, strict=False)."
         if rename:
             remedy = _proposal(rename, hits(rename, unknown, missing), n, ours)
         elif not n:
@@ -249,10 +324,17 @@ def _shapes(weights: Mapping[str, Any]) -> dict[str, Shape]:
     return {name: tuple(value.shape) for name, value in weights.items() if isinstance(value, Tensor)}
 
 
+def _unmatched(weights: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """The shapes of the `weights` that are not in `state`, and of those in it that are not given."""
+    ours, theirs = _shapes(state), _shapes(weights)
+    unknown = {name: shape for name, shape in theirs.items() if name not in ours}
+    return unknown, {name: shape for name, shape in ours.items() if name not in theirs}
+
+
 def _proposal(rename: Mapping[str, str], fits: Mapping[str, str], n: int, ours: Mapping[str, Shape]) -> str:
     """What to do if `rename` makes more weights fit than the `n` that do."""
     old, new = next(iter(fits.items()))
     shown = json.dumps(dict(list(rename.items())[:4]))
     given = f"rename={shown}" if len(rename) <= 4 else f"rename=error.rename of this error ({shown[:-1]}, ... and {len(rename) - 4} more)"
-    other = " Or load what fits with strict=False." if n else ""
+    other = " Or load what fits with apply_weights(path, strict=False)." if n else ""
     return f"Give {given}: then {n + len(fits)} of {len(ours)} fit, for example {old} {ours[new]} as {new}.{other}"

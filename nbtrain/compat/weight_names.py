@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from .weight_renames import check_rename, renamed
+from .weight_renames import check_rename, is_left_out, renamed
 from ..private.compiled_names import COMPILED_PREFIX, bare, bare_name
 
 # %% auto #0
@@ -59,10 +59,11 @@ class Fit(Generic[Value]):
     n: int = 0
 
 
-def fit_names(weights: Mapping[str, Value], names: Iterable[str], rename: Mapping[str, str] | None = None) -> Fit[Value]:
+def fit_names(weights: Mapping[str, Value], names: Iterable[str], rename: Mapping[str, str | None] | None = None) -> Fit[Value]:
     """`weights` by the `names` of a model, with or without the prefixes of wrappers, whichever matches most names.
 
-    `rename`: as for `renamed`. Raises CheckpointError if one of its names is in no name, or two weights would get one name.
+    `rename`: as for `renamed`; None leaves a weight out. Raises CheckpointError if one of its names is in no name, or two weights would
+    get one name.
     """
     names, rename = list(names), rename or {}
     if not rename and weights.keys() == set(names):
@@ -80,9 +81,10 @@ def fit_names(weights: Mapping[str, Value], names: Iterable[str], rename: Mappin
     return best
 
 
-def _without(weights: Mapping[str, Value], prefix: str, rename: Mapping[str, str]) -> dict[str, Value]:
+def _without(weights: Mapping[str, Value], prefix: str, rename: Mapping[str, str | None]) -> dict[str, Value]:
     """`weights` without the prefix of a wrapper before their names, and renamed. A name that another has without it is that one's."""
     long = {name: value for name, value in weights.items() if prefix and name.startswith(prefix)}
     short = {name: value for name, value in weights.items() if name not in long and not ("module." in prefix and name == _COUNT)}
     named = [(name.removeprefix(prefix), value) for name, value in long.items()] + list(short.items())
-    return {bare_name(renamed(name, rename)): value for name, value in named}
+    new_names = {old: new for old, new in rename.items() if new is not None}
+    return {bare_name(renamed(name, new_names)): value for name, value in named if not is_left_out(name, rename)}

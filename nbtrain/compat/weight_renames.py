@@ -13,10 +13,19 @@ from os.path import commonprefix
 from ..errors import CheckpointError, nearest
 
 # %% auto #0
-__all__ = ["Shape", "Entries", "renamed", "check_rename", "propose_rename", "hits"]
+__all__ = ["Shape", "Entries", "is_left_out", "renamed", "check_rename", "propose_rename", "hits"]
 
 
 # %% ../../nbs/compat/weight_renames.ipynb #e7ccfc85
+def is_left_out(name: str, rename: Mapping[str, str | None]) -> bool:
+    """Whether `name` begins with what the mapping `rename` has None for, or, with a dot before, has it inside."""
+    for old, new in rename.items():
+        is_inside = old.startswith(".") and f".{_whole(old)}" in f"{name}."
+        if new is None and (is_inside or f"{name}.".startswith(_whole(old))):
+            return True
+    return False
+
+
 def renamed(name: str, rename: Mapping[str, str]) -> str:
     """`name` by the mapping `rename` of beginnings of names, of which the longest counts, and, with a dot before, of parts inside."""
     begins = [old for old in rename if not old.startswith(".") and f"{name}.".startswith(_whole(old))]
@@ -35,7 +44,7 @@ def _whole(part: str) -> str:
     return f"{part.strip('.')}." if part.strip(".") else ""
 
 
-def check_rename(rename: Mapping[str, str], names: Sequence[str]) -> None:
+def check_rename(rename: Mapping[str, str | None], names: Sequence[str]) -> None:
     """Raise CheckpointError for an entry that is in none of `names`, and if two of them would be renamed to one."""
     for old in rename:
         if all(renamed(name, {old: "?"}) == name for name in names):
@@ -43,10 +52,11 @@ def check_rename(rename: Mapping[str, str], names: Sequence[str]) -> None:
             remedy = nearest(old.strip("."), parts) if len(parts) <= 20 else "The names are those in the file."
             raise CheckpointError(f"rename has {old!r}, and no name of the weights begins with it.", remedy=remedy)
     found: dict[str, str] = {}
+    new_names = {old: new for old, new in rename.items() if new is not None}
     for name in names if rename else ():
-        other = found.setdefault(renamed(name, rename), name)
-        if other != name:
-            raise CheckpointError(f"rename gives {other} and {name} one name, {renamed(name, rename)}.", remedy="Rename one of them.")
+        other = found.setdefault(renamed(name, new_names), name)
+        if other != name and not is_left_out(name, rename):
+            raise CheckpointError(f"rename gives {other} and {name} one name, {renamed(name, new_names)}.", remedy="Rename one of them.")
 
 
 # %% ../../nbs/compat/weight_renames.ipynb #50842f71

@@ -57,7 +57,7 @@ def apply_weights(
     strict: bool = True,
     *,
     key: str | None = None,
-    rename: Mapping[str, str] | None = None,
+    rename: Mapping[str, str | None] | None = None,
     before: PositiveInt | None = None,
 ) -> None:
     """Load weights into the model, from a file or a URL. The default is the weights of the best epoch.
@@ -69,13 +69,16 @@ def apply_weights(
         filename: A torch or safetensors file, or a folder of shards, of any tool; a path or a URL. Its weights may be below a key such
             as "model": of several it takes those that fit best, and of equals the trained ones before their average. Prefixes such as
             "module." don't matter. None: the weights of the best epoch.
-        strict: Raise if a weight is missing or does not fit. False: load those that fit, and name the others in a note.
+        strict: Raise if a weight is missing or has another shape. False: load those that fit, and say how much of the model they are
+            and which are as before.
         key: The key in the file that has the weights, such as "model_ema". None: the ones that fit best.
-        rename: Names in the file, or their beginnings, and what they are in the model: `{"backbone.": "encoder."}`.
+        rename: Names in the file, or their beginnings, and what they are in the model: `{"backbone.": "encoder."}`. None leaves them
+            out: `{"head.": None}`.
         before: The number of a change of the code, from 1: load the best weights before it.
 
     Raises:
-        CheckpointError: there are no weights, or they don't fit the model; with `strict=False`, if none fits
+        CheckpointError: there are no weights, or they don't fit the model; with `strict=False`, if none fits, or less than a tenth of
+            the model's parameters
         ConfigError: arguments contradict each other
 
     Changes:

@@ -167,7 +167,7 @@ class TrainerCommands(TrainerBase):
         strict: bool = True,
         *,
         key: str | None = None,
-        rename: Mapping[str, str] | None = None,
+        rename: Mapping[str, str | None] | None = None,
         before: PositiveInt | None = None,
     ) -> None:
         """Load weights into the model, from a file or a URL. The default is the weights of the best epoch."""

@@ -145,7 +145,8 @@ def test_key_is_also_the_beginning_of_names(tmp_path: Path) -> None:
     trainer = applied(tmp_path / "a.ckpt", strict=False)
     assert same_weights(trainer.model, make_model(1))
     (note,) = notes(trainer)
-    assert note == "a.ckpt: loaded 4 of 4 weights; not used: teacher.0.weight, teacher.0.bias, teacher.3.weight, teacher.3.bias."
+    left = "teacher.0.weight, teacher.0.bias, teacher.3.weight, teacher.3.bias"
+    assert note == f"a.ckpt: 4 of 4 tensors loaded (100 % of the parameters); not used: {left}."
 
 
 class Net(L.LightningModule):
@@ -190,14 +191,15 @@ def test_note_says_how_many_are_loaded_and_names_the_others(tmp_path: Path, caps
     weights = make_model(1).state_dict()
     torch.save({name: weights[name] for name in list(weights)[:2]} | {f"old.{i}": torch.ones(1) for i in range(7)}, tmp_path / "a.pt")
     trainer = applied(tmp_path / "a.pt", strict=False)
-    assert capsys.readouterr().out.startswith("a.pt: loaded 2 of 4 weights; not in it: 3.weight")  # at once: a run may never come
+    assert capsys.readouterr().out.startswith("a.pt: 2 of 4 tensors loaded")  # at once: a run may never come
     assert notes(trainer) == [
-        "a.pt: loaded 2 of 4 weights; not in it: 3.weight, 3.bias; not used: old.0, old.1, old.2, old.3, old.4 and 2 more."
+        "a.pt: 2 of 4 tensors loaded (89 % of the parameters); as before: 3.weight (not in the file), 3.bias (not in the file); "
+        "not used: old.0, old.1, old.2, old.3, old.4 and 2 more."
     ]
     seen: list[str] = []
     trainer.recorder.add(argparse.Namespace(update=lambda event: seen.append(event.data["text"]) if event.kind == "note" else None))
     trainer.run(1, make_loader(16))
-    assert any(text.startswith("a.pt: loaded 2 of 4 weights") for text in seen)
+    assert any(text.startswith("a.pt: 2 of 4 tensors loaded") for text in seen)
 
 
 def test_weights_are_loaded_by_a_step_during_a_run(tmp_path: Path) -> None:
@@ -214,7 +216,82 @@ def test_weights_are_loaded_by_a_step_during_a_run(tmp_path: Path) -> None:
     trainer = make_trainer(Loads)
     trainer.recorder.add(argparse.Namespace(update=lambda event: seen.append(event.data["text"]) if event.kind == "note" else None))
     trainer.run(1, make_loader(16))
-    assert "a.pt: loaded 1 of 4 weights; not in it: 0.bias, 3.weight, 3.bias." in seen
+    assert any(text.startswith("a.pt: 1 of 4 tensors loaded (80 % of the parameters)") for text in seen)
+
+
+# -- other shapes
+def classifier(classes: int, width: int = 32, inputs: int = 8) -> nn.Sequential:
+    torch.manual_seed(classes)
+    return nn.Sequential(nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.Linear(width, 64), nn.Linear(64, classes))
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors", "a.ckpt"])
+def test_old_weights_are_loaded_into_a_model_with_another_head(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = classifier(10), classifier(5)
+    weights, head = old.state_dict(), new[3].weight.clone()
+    if name == "a.safetensors":
+        save_file(weights, tmp_path / name)
+    else:
+        torch.save({"state_dict": weights} if name == "a.ckpt" else weights, tmp_path / name)
+    model = applied(tmp_path / name, new, strict=False).model.cpu()
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items() if not name.startswith("3."))
+    assert torch.equal(model[3].weight, head)
+    assert capsys.readouterr().out.endswith(
+        "9 of 11 tensors loaded (88 % of the parameters); "
+        "as before: 3.weight (10, 64 in the file; 5, 64 here), 3.bias (10 in the file; 5 here).\n"
+    )
+
+
+def test_a_batch_norm_of_another_width_takes_nothing(tmp_path: Path) -> None:
+    old, new = classifier(5), classifier(5, width=16)
+    old(torch.randn(4, 8))
+    torch.save({**old.state_dict(), "2.weight": torch.zeros(64, 16), "0.weight": torch.zeros(16, 8)}, tmp_path / "a.pt")
+    before = [value.clone() for value in new[1].state_dict().values()]
+    model = applied(tmp_path / "a.pt", new, strict=False).model
+    assert all(torch.equal(value.cpu(), other) for value, other in zip(model[1].state_dict().values(), before, strict=True))
+
+
+def test_a_wrong_file_does_not_pass_for_transfer_learning_unless_that_is_said(tmp_path: Path) -> None:
+    torch.save(classifier(5).state_dict(), tmp_path / "a.pt")
+    model = classifier(5, inputs=3000)
+    assert str(refused(tmp_path / "a.pt", model, strict=False)).splitlines() == [
+        "10 of the 11 tensors of a Sequential would be loaded, 3 % of its parameters: 0.weight (32, 8 in the file; 32, 3000 here).",
+        f"  {tmp_path / 'a.pt'}",
+        '  Give the file of such a model. If this one is meant, say what of it is left out: rename={"0.": None}.',
+    ]
+    assert torch.equal(model[3].weight.cpu(), classifier(5, inputs=3000)[3].weight)
+    trainer = applied(tmp_path / "a.pt", model, strict=False, rename={"0.": None})
+    assert notes(trainer) == ["a.pt: 9 of 11 tensors loaded (3 % of the parameters); as before: 0.weight (left out), 0.bias (left out)."]
+
+
+def test_a_small_file_of_which_all_fits_is_no_wrong_one(tmp_path: Path) -> None:
+    torch.save({"3.bias": torch.ones(5)}, tmp_path / "a.pt")
+    assert torch.equal(applied(tmp_path / "a.pt", classifier(5), strict=False).model[3].bias.cpu(), torch.ones(5))
+
+
+class Splats(nn.Module):
+    """A model whose points come from a file, up to eight."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.points, self.head = nn.Parameter(torch.zeros(n, 3)), nn.Linear(3, 1)
+        self.register_load_state_dict_pre_hook(self.resize)
+
+    @staticmethod
+    def resize(module: Any, weights: dict[str, Any], prefix: str, *_: Any) -> None:
+        n = len(weights[f"{prefix}points"])
+        if n <= 8:
+            module.points = nn.Parameter(torch.zeros(n, 3))
+
+
+def test_a_module_that_resizes_itself_is_asked_first_and_as_before_if_it_does_not(tmp_path: Path) -> None:
+    torch.save(Splats(5).state_dict(), tmp_path / "five.pt")
+    torch.save(Splats(9).state_dict(), tmp_path / "nine.pt")
+    assert applied(tmp_path / "five.pt", Splats(2)).model.points.shape == (5, 3)
+    model = Splats(2)
+    before = model.head.weight.clone()
+    assert "size mismatch for points" in str(refused(tmp_path / "nine.pt", model))
+    assert torch.equal(model.head.weight.cpu(), before)
 
 
 # -- other names
@@ -250,7 +327,7 @@ def test_error_of_some_weights_names_both_ways(tmp_path: Path) -> None:
     one = nn.ModuleDict({"body": nn.Linear(2, 3), "head": nn.Linear(3, 4)})
     torch.save(one.state_dict(), tmp_path / "a.pt")
     error = str(refused(tmp_path / "a.pt", nn.ModuleDict({"body": nn.Linear(2, 3), "fc": nn.Linear(3, 4)})))
-    assert error.splitlines()[-1].endswith("for example head.weight (4, 3) as fc.weight. Or load what fits with strict=False.")
+    assert error.splitlines()[-1].endswith("as fc.weight. Or load what fits with apply_weights(path, strict=False).")
     assert 'Give rename={"head.": "fc."}: then 4 of 4 fit' in error
 
 
