@@ -114,9 +114,11 @@ class Listeners:
                     (late if is_late else found).append((hook, False))
                 elif hook is not None:
                     found.append((labelled(pl_trainer, f"[{type(item).__name__}].{name}", hook), item is module))
-            self.hooks.pop(name, None)
-            if found or late:
-                self.hooks[name] = found + late
+            found += late
+            if found:
+                self.hooks[name] = found
+            else:
+                self.hooks.pop(name, None)
 
     def _read(self) -> list[Any]:
         """What the listeners depend on: the callbacks, their classes, which a cell may define again, and what is set on them."""
@@ -190,6 +192,7 @@ class Ways:
         self._device = None if device.type == "cpu" else device
         own = vars(module)
         has_own_transfer = bool({"on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device"} & own.keys())
+        # A strategy may move batches in its own way
         self._moves_whole = has_own_transfer or getattr(pl_trainer, "datamodule", None) is not None or not self.is_short
         self.step = labelled(pl_trainer, f"[Strategy]{type(self.strategy).__name__}.{name}", self._find_step(name))
 
@@ -214,6 +217,8 @@ class Ways:
         """The batch on the device. A list or dict that is there already is copied: a step may pop from it."""
         if self.converts is not None:
             batch = self.converts(batch)
+        if self._moves_whole:
+            return self._move_whole(batch, loader_index)
         kind = type(batch)
         if kind is tuple or kind is list:
             tensors = batch
@@ -221,8 +226,6 @@ class Ways:
             tensors = batch.values()
         else:
             tensors = (batch,)
-        if self._moves_whole:
-            return self._move_whole(batch, loader_index)
         device = self._device
         for item in tensors:
             # In the middle of a step `tensor.device` costs 4 µs and `tensor.is_cpu` nothing
@@ -237,7 +240,7 @@ class Ways:
 
 # %% ../../nbs/loops/batch_ways.ipynb #batc0013
 class explain_errors:
-    """A context that raises OutOfMemory where a batch was too large for the device; for a BatchSizeFinder, which looks for it, the error.
+    """Raises OutOfMemory where a batch was too large for the device. A BatchSizeFinder gets torch's error, which it looks for.
 
     Raises StepError for a StopIteration of a hook, which Lightning takes for the end of the training.
     """
@@ -256,5 +259,7 @@ class explain_errors:
         if isinstance(error, StopIteration):
             raise StepError("next(...) ran out in a hook or a callback.", remedy="Give next(it, None), or itertools.cycle(...).") from error
         if isinstance(error, RuntimeError) and is_out_of_memory(error) and pl_trainer.callbacks:  # a trial of the finder has none
-            place = f"epoch {pl_trainer.current_epoch + 1}, batch {loop.batch_progress.current.ready}"
+            current = loop.batch_progress.current
+            is_moved = current.ready > current.completed  # else it was on its way to the device
+            place = f"epoch {pl_trainer.current_epoch + 1}, batch {current.ready if is_moved else current.ready + 1}"
             raise out_of_memory(error, batch, pl_trainer.strategy.root_device, place) from error

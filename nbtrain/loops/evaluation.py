@@ -36,7 +36,8 @@ def evaluate(loop: OwnEvaluationLoop) -> list[dict[str, Any]]:
     pl_trainer, module, connector, results = loop.trainer, loop.module, loop.trainer._logger_connector, loop._results
     stage, listeners = loop.stage, loop.listeners
     start, end, is_check = f"on_{stage}_batch_start", f"on_{stage}_batch_end", is_sanity_check(pl_trainer)
-    modes, names, has_several = TrainingModes(module), vars(module), loop.num_dataloaders > 1
+    modes, names = TrainingModes(module), vars(module)
+    has_several = loop._is_sequential and loop.num_dataloaders > 1  # else each batch is one of all sets together
     loop.set_modes(modes)
     listeners.notify(f"on_{stage}_start")
     listeners.notify(f"on_{stage}_epoch_start")
@@ -45,16 +46,18 @@ def evaluate(loop: OwnEvaluationLoop) -> list[dict[str, Any]]:
     progress: Any = loop.batch_progress
     guard: Any = module.guard
     total, current, hooks = progress.total, progress.current, listeners.hooks
-    batches, logged, of_set = open_pass(loop.fetcher, guard, labelled=has_profiler(pl_trainer)), list[dict[str, Any]](), 0
+    batches = open_pass(loop.fetcher, guard, labelled=has_profiler(pl_trainer))
+    logged, newest_set = list[dict[str, Any]](), 0
     while True:
         try:
             batch, index, set_index = next(batches)
         except StopIteration:
             break
-        if set_index != of_set:
+        if set_index != newest_set:
             logged.append(loop.end_set())
-            of_set = set_index
+            newest_set = set_index
         progress.is_last_batch = loop.fetcher.done
+        results.batch = batch  # for an error that it is too large to be moved
         batch = ways.move(batch, set_index)
         args = (batch, index, set_index) if has_several else (batch, index)
         total.ready += 1
@@ -72,7 +75,7 @@ def evaluate(loop: OwnEvaluationLoop) -> list[dict[str, Any]]:
         current.processed += 1
         if end in hooks:
             listeners.call(end, output, *args)
-        logs = bool(results) and any(not metric.has_reset for metric in results.values())
+        logs = bool(results) and any(not metric.has_reset for metric in results.values())  # in this batch
         if logs:
             connector.on_batch_end()
         results.batch = results.batch_size = batch = output = args = None
@@ -85,7 +88,7 @@ def evaluate(loop: OwnEvaluationLoop) -> list[dict[str, Any]]:
             loop._seen_batches_per_dataloader[set_index] += 1
         if pl_trainer.received_sigterm and not progress.is_last_batch:
             raise SIGTERMException
-        if loop.control.run_state.requested and not is_check:  # the first boundary of the training executes them
+        if loop.control.run_state.requested and not is_check:  # a check leaves them to the first boundary of the training
             loop.attend()
         listeners.refresh()
     logged.append(loop.end_set())
@@ -96,7 +99,7 @@ def evaluate(loop: OwnEvaluationLoop) -> list[dict[str, Any]]:
 class OwnEvaluationLoop(EvaluationLoop):
     """What an evaluation on a trainer's own steps is run with, in the place of Lightning's loop: its counters, loaders and requests."""
 
-    ends_pass = True  # so the module need not
+    ends_pass = True  # read by the module, which else ends it in a hook
     control: Control
     fetcher: Any = None  # of this pass
     listeners: Listeners
@@ -117,6 +120,7 @@ class OwnEvaluationLoop(EvaluationLoop):
             self._expect(self._combined_loader)
         self.setup_data()
         if not any(self._max_batches):
+            module.restore_training()  # what was borrowed for a validation
             return []
         self.reset()
         infers = self.inference_mode and self.trainer.world_size == 1  # not every backend of several ranks can
@@ -128,7 +132,7 @@ class OwnEvaluationLoop(EvaluationLoop):
         if self._trainer_fn is TrainerFn.FITTING:
             every: int = self.trainer.reload_dataloaders_every_n_epochs  # pyright: ignore[reportAttributeAccessIssue]
             is_read = self._combined_loader is not None and not every
-            # In a training a BatchSizeFinder calls it without validation, too; an evaluation of nothing is an error
+            # A BatchSizeFinder calls it in a training without a validation, too; in `validate` and `test` Lightning raises an error
             if is_read or not self._data_source.is_defined():
                 return
         super().setup_data()
@@ -193,9 +197,9 @@ class OwnEvaluationLoop(EvaluationLoop):
         names["_current_fx_name"] = f"on_{stage}_epoch_end"
         module.end_evaluation_pass()
         names["_current_fx_name"] = None
-        publish(pl_trainer, results)
+        publish(pl_trainer, results)  # for the hooks
         self.listeners.notify(f"on_{stage}_epoch_end")
-        of_pass = publish(pl_trainer, results)
+        of_pass = publish(pl_trainer, results)  # with what they have logged
         connector._current_fx = None
         for of_set in logged:
             of_set.update(of_pass)
@@ -203,7 +207,7 @@ class OwnEvaluationLoop(EvaluationLoop):
             connector.log_eval_end_metrics(dict(ChainMap(*logged)))
         self.listeners.notify(f"on_{stage}_end")
         results.reset()
-        connector._first_loop_iter = connector._current_fx = None
+        connector._current_fx = None
         if f"on_{stage}_model_train" in names:
             getattr(module, f"on_{stage}_model_train")()
         else:

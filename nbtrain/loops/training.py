@@ -47,24 +47,30 @@ __all__ = [
 ]
 
 # %% ../../nbs/loops/training.ipynb #trai0004
-_HOOKS = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
-_HOOKS += ("on_train_batch_end",)
+_HOOKS = (
+    "on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step",
+    "on_train_batch_end",
+)  # fmt: skip
 
 
 def train_epoch(loop: OwnEpochLoop, fetcher: Any) -> None:
     """One epoch, or the rest of one: get a batch, move it to the device, train on it, and do what comes after it, such as a validation.
 
-    Counters, results and hooks are at each point what they are in Lightning's loop. A change that a callback makes counts from the next
-    batch on. The step counts a batch in the trainer's meter; RecorderCallback, a listener of `on_train_batch_end`, records it.
+    Counters, results and hooks are at each point what they are in Lightning's loop. A callback, a hook or an optimizer that is replaced
+    counts from the next batch on. The module's `training_step` adds a row to the trainer's meter; RecorderCallback, a listener of
+    `on_train_batch_end`, notes its update, and now and then hands the rows to the history.
     """
-    pl_trainer, module, connector, results = loop.trainer, loop.module, loop.trainer._logger_connector, loop._results
+    pl_trainer, module = loop.trainer, loop.module
+    connector, results = pl_trainer._logger_connector, loop._results  # Lightning's, of what is logged
     progress: Any = loop.batch_progress
     guard: Any = module.guard
-    total, current = progress.total, progress.current
+    total, current = progress.total, progress.current  # Lightning's counts of batches: of all epochs, and of this one
     window, listeners, hooks = loop.window, loop.listeners, loop.listeners.hooks
     listeners.find(*_HOOKS)
-    train, ways = labelled(pl_trainer, "run_training_batch", train_batch), TrainingWays(loop)
-    wait, batches = module.owner.recorder.wait, open_pass(fetcher, guard, labelled=has_profiler(pl_trainer))
+    train = labelled(pl_trainer, "run_training_batch", train_batch)
+    ways = TrainingWays(loop)  # how a batch moves, steps and updates
+    wait = module.owner.recorder.wait
+    batches = open_pass(fetcher, guard, labelled=has_profiler(pl_trainer))
     is_over = loop.is_over()
     try:
         while not is_over:
@@ -77,15 +83,18 @@ def train_epoch(loop: OwnEpochLoop, fetcher: Any) -> None:
             progress.is_last_batch = fetcher.done
             if not ways.are_newest():
                 ways = TrainingWays(loop)
+            results.batch = batch  # for an error that it is too large to be moved
             batch = ways.move(batch)
             total.ready += 1
             current.ready += 1
             index = current.ready - 1
-            connector._first_loop_iter = connector._first_loop_iter is None  # True in the first batch; None: before it
+            connector._first_loop_iter = connector._first_loop_iter is None  # None before the first batch, True in it, then False
             results.batch, results.batch_size, results.dataloader_idx = batch, None, None
 
-            # Where another rank has a batch, this one takes part in what its callbacks exchange
+            # As in Lightning, no start of a batch that is None; but with several ranks callbacks may exchange something there
             has_start = "on_train_batch_start" in hooks and (batch is not None or pl_trainer.world_size > 1)
+            if batch is None and 0 < index == loop.window_start:
+                loop.begin_rest()
             if has_start and listeners.call("on_train_batch_start", batch, index) == -1:
                 loop.skip_rest()
                 break
@@ -105,9 +114,9 @@ def train_epoch(loop: OwnEpochLoop, fetcher: Any) -> None:
             is_over = after_batch(loop)
             listeners.refresh()
     except BaseException as error:
-        if pl_trainer.training and connector._first_loop_iter is not None:  # a batch of this epoch has begun: who looks sees what it logged
+        if pl_trainer.training and connector._first_loop_iter is not None:  # what was logged in this batch can be read after the error
             publish(pl_trainer, results, on_step=True)
-        if isinstance(error, LeaveAfterError) and current.ready > current.completed and pl_trainer.training:
+        if isinstance(error, LeaveAfterError) and current.ready > current.processed and pl_trainer.training:
             batches.unread()  # a guard's fetcher: a resumed run reads the batch again
         if batches is not fetcher or isinstance(batches, LiveFetcher):  # Lightning's own has nothing to release
             batches.release()
@@ -122,12 +131,12 @@ def train_epoch(loop: OwnEpochLoop, fetcher: Any) -> None:
 def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) -> None:
     """Compute the gradients of a batch; where its window of accumulated gradients ends, update the weights. Sets `loop.window`.
 
-    Read it from `try` on. The usual way is update_weights, the optimizer, then `closure`, `compute_in_round`, `compute` and `ways.step`:
-    there your `train_step` runs, and its output becomes a row of the trainer's meter, before the backward pass.
+    The usual way, from `try` on, is update_weights, the optimizer, then `closure`, `compute_in_round`, `compute` and `ways.step`: there
+    your `train_step` runs, and its output becomes a row of the trainer's meter, before the backward pass.
     """
     pl_trainer, module, window = loop.trainer, loop.module, loop.window
-    own, n_batches = vars(module), pl_trainer.accumulate_grad_batches
-    # Whether the window continues after this batch; so does one without backward passes, in which SWA adapts the batch norm
+    own, n_batches = vars(module), pl_trainer.accumulate_grad_batches  # nn.Module's own way to set an attribute takes 1 µs
+    # Whether the window continues after this batch; that of SWA's last pass, for the batch norm, is never closed
     is_open = (n_batches > 1 or loop.skips_backward) and loop._should_accumulate()
     window.n_calls, window.is_left_out, window.has_stepped = 0, False, False
 
@@ -135,25 +144,27 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
         """The step, its loss and its gradients."""
         window.n_calls += 1
         window.loss = None
-        own["_current_fx_name"] = "training_step"
+        own["_current_fx_name"] = "training_step"  # for `self.log`
         window.output = output = ways.step(batch, index)
-        window.is_left_out = output is None or type(output) is LeftOut
+        window.is_left_out = output is None or type(output) is LeftOut  # that has a loss of zeros, for the ranks that wait for this one
         if window.is_left_out and module.round is None:
             return
         if not window.n_accumulated and not loop.skips_backward:  # after the forward pass, as in Lightning
             ways.zero_gradients()
         loss = None if output is None else output.get("loss")
-        if loss is None or loop.skips_backward:
+        if loss is None:
             return
         if n_batches > 1:
             loss = loss / n_batches
-        ways.backward(loss)
+        if not loop.skips_backward:
+            ways.backward(loss)
         window.loss = window.newest_loss = loss.detach()
 
     def compute_in_round() -> None:
         """The gradients, and what several ranks agree on: which part of this round of batches, one of each rank, is not left out.
 
-        DDP divides gradients by the number of ranks; a mean over that part alone is larger. A window of several batches has its own.
+        DDP divides gradients by the number of ranks; a mean over that part alone is larger. In a window of several batches
+        AccumulationAddon scales them.
         """
         if module.guard is None:
             compute()
@@ -174,9 +185,12 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
                 remedy="Train without accumulated gradients, on larger batches.",
             )
         compute_in_round()
-        if window.is_left_out and not (window.n_accumulated and loop._num_ready_batches_reached()):
+        ends_window = window.n_accumulated and loop._num_ready_batches_reached()
+        if window.is_left_out and not ends_window:
             raise NoUpdate
-        return ways.before_step(window)
+        loss = ways.before_step(window)
+        window.is_updating = True
+        return loss
 
     try:
         if ways.is_manual:
@@ -186,7 +200,8 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
         elif is_open and not loop.strategy.handles_gradient_accumulation:
             with block_parallel_sync_behavior(loop.strategy):
                 compute_in_round()
-            window.n_accumulated += not window.is_left_out
+            if not window.is_left_out:
+                window.n_accumulated += 1
         else:
             update_weights(loop, ways, closure, batch, is_open=is_open)
         own["_current_fx_name"] = None
@@ -202,31 +217,34 @@ def update_weights(loop: OwnEpochLoop, ways: TrainingWays, closure: Callable[[],
 
     `batch`: None after the last one, if gradients are left. `is_open`: the window continues, in a strategy that accumulates by itself.
     """
-    window, counted = loop.window, () if is_open else ways.stepped
-    for counts in counted:
+    window, step_counts = loop.window, () if is_open else ways.step_counts
+    for counts in step_counts:
         counts.ready += 1
-    whole = None
+    output = None
     try:
         if loop.whole_step is None or loop.trainer.accumulate_grad_batches > 1:
             ways.step_optimizer(closure)
         else:  # a CUDA graph, which replays step, backward and update at once, and records its row
-            whole = loop.whole_step(batch, lambda: ways.step_optimizer(closure))
+            output = loop.whole_step(batch, lambda: ways.step_optimizer(closure))
     except NoUpdate:
-        for counts in counted:
+        for counts in step_counts:
             counts.ready -= 1
         return
-    if whole is not None:
-        window.output, window.loss = whole, whole["loss"].detach()
-        for counts in ways.zeroed:
+    if output is not None:
+        window.output, window.loss = output, output["loss"].detach()
+        for counts in ways.zero_counts:
             counts.increment_by(1)
     elif batch is not None and not window.n_calls:
         raise ConfigError(
             f"{type(ways.optimizer).__name__}.step has not called its closure, which computes the loss and the gradients.",
             remedy="Begin its step(self, closure) with: loss = closure().",
         )
-    window.has_stepped = not is_open
-    window.n_accumulated = (window.n_accumulated + (not window.is_left_out)) if is_open else 0
-    for counts in counted:
+    window.is_updating, window.has_stepped = False, not is_open
+    if not is_open:
+        window.n_accumulated = 0
+    elif not window.is_left_out:
+        window.n_accumulated += 1
+    for counts in step_counts:
         counts.completed += 1
 
 
@@ -236,7 +254,7 @@ def compute_guarded(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, compute:
     window = loop.window
     guard: Any = loop.module.guard
     meter = loop.module.owner.train_state.meters["train"]
-    n_recorded, n_zeroed = meter.n_batches, ways.zeroed[0].ready
+    n_recorded, n_zeroed = meter.n_batches, ways.zero_counts[0].ready
     while True:
         try:
             compute()
@@ -244,18 +262,24 @@ def compute_guarded(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, compute:
         except Exception as error:
             if guard.is_final(error):
                 raise
-            has_row = meter.n_batches > n_recorded  # not in a further call of the closure
+            has_row = meter.n_batches > n_recorded  # that of a further call of the closure is from the first one
             if has_row:
                 meter.drop_newest()
                 loop.module.forget_newest()
-            n_again = ways.zeroed[0].ready - n_zeroed
-            for counts in ways.zeroed:
+            n_again = ways.zero_counts[0].ready - n_zeroed
+            for counts in ways.zero_counts:  # as if these calls had not set the gradients to None
                 counts.ready -= n_again
                 counts.started = counts.completed = counts.ready
             n_lost, window.n_accumulated = window.n_accumulated, 0
             ways.set_to_none()
             lost = f"the gradients of the {n_lost} batches before it in this window are lost" if n_lost else ""
             if not guard.repaired(error, "the backward pass", batch, lost=lost):
+                if window.n_calls > 1:
+                    raise ConfigError(
+                        f"{type(ways.optimizer).__name__} calls its closure several times an update, and has moved the weights: this batch "
+                        "can't be left out.",
+                        remedy="Resume without skip, which computes it again.",
+                    ) from error
                 window.output, window.loss, window.is_left_out = None, None, True
                 if has_row:
                     loop.module.leave_out("train", batch)
@@ -284,14 +308,14 @@ def after_batch(loop: OwnEpochLoop, *, is_late: bool = False) -> bool:
         loop._update_learning_rates("step", update_plateau_schedulers=True)
     loop._batches_that_stepped += window.has_stepped
     loop.n_updates_before = window.updates.completed
-    loop.validate_next = loop.validate_last = False
+    loop.validate_next = loop.validate_last = False  # they were set for this batch
     if pl_trainer.should_stop:
         for logger in pl_trainer.loggers:
             logger.save()
     if loop.boundary_due or pl_trainer.should_stop:
         loop.notify_boundary()
     if validates_after_state:
-        loop._batches_that_stepped -= window.has_stepped  # what is logged has the step of the last batch
+        loop._batches_that_stepped -= window.has_stepped  # loggers log it under the step of the batch that has just ended
         loop.run_validation()
         loop._batches_that_stepped += window.has_stepped
     if pl_trainer.received_sigterm and not is_last:
@@ -305,9 +329,8 @@ def end_unannounced(loop: OwnEpochLoop, ways: TrainingWays) -> None:
     """The loader has ended where its length did not say so: do now what comes with a last batch."""
     pl_trainer, module, window, current = loop.trainer, loop.module, loop.window, loop.batch_progress.current
     if 0 < loop.window_start == current.ready:  # it was resumed after its last batch
-        for callback in callbacks_of(pl_trainer, BoundaryCallback):
-            callback.on_no_rest(pl_trainer, module)
-    has_gradients = current.ready > 0 and not loop.skips_backward and loop._should_accumulate()  # before the batch is the last
+        loop.begin_rest()
+    has_gradients = window.n_accumulated > 0 and not loop.skips_backward
     loop.batch_progress.is_last_batch, window.has_stepped = True, False
     if has_gradients:  # a window ends with its epoch
         update_weights(loop, ways, lambda: ways.before_step(window), None)  # the gradients are there
@@ -315,7 +338,7 @@ def end_unannounced(loop: OwnEpochLoop, ways: TrainingWays) -> None:
     if loop.strategy.lr_scheduler_configs:
         for recorder in callbacks_of(pl_trainer, RecorderCallback):
             recorder.read_rates()  # behind these schedules, as where the end is known
-    vars(module)["_current_fx_name"] = "on_train_batch_end"  # in which the pass ends otherwise
+    vars(module)["_current_fx_name"] = "on_train_batch_end"  # the hook in which a pass ends whose end is known
     module.end_train_pass()
     vars(module)["_current_fx_name"] = None
     after_batch(loop, is_late=True)
@@ -337,16 +360,21 @@ class Window:
     n_calls = 0  # of its step: LBFGS and SAM compute it several times
     is_left_out = False  # it has no part in the window, on any rank
     has_stepped = True  # with it the weights were updated
+    is_updating = False  # its gradients are there, and the optimizer has begun to update the weights
     output: Any = None  # of its step
     loss: Tensor | None = None  # without its graph, divided by the batches of a window
 
     def output_for_hooks(self, batch: Any, *, is_manual: bool) -> dict[str, Any] | None:
-        """What `on_train_batch_end` gets."""
+        """What `on_train_batch_end` gets, as in Lightning: {} where there was no loss, None where the loader gave None."""
         if is_manual:
             return dict(self.output or {})
         if self.loss is None or type(self.output) is LeftOut:
             return None if batch is None else {}
         return {**self.output, "loss": self.loss}
+
+
+def _nothing() -> None:
+    """In place of what an optimizer does, where there is none."""
 
 
 class TrainingWays(Ways):
@@ -359,9 +387,9 @@ class TrainingWays(Ways):
         optimizer: Any = optimizers[0] if optimizers else None
         self.optimizer = optimizer
         progress: Any = loop.automatic_optimization.optim_progress.optimizer
-        self.zeroed = progress.zero_grad.total, progress.zero_grad.current  # Lightning's counts
-        self.stepped = progress.step.total, progress.step.current
-        self.set_to_none = find_zero_grad(optimizer) if optimizer is not None else bool  # which does nothing
+        self.zero_counts = progress.zero_grad.total, progress.zero_grad.current  # Lightning's
+        self.step_counts = progress.step.total, progress.step.current
+        self.set_to_none = find_zero_grad(optimizer) if optimizer is not None else _nothing
         self._compute_gradients = find_backward()
         self.is_manual = loop.is_manual
         self.step_optimizer: Callable[[Callable[[], Any]], Any] = self._step_by_strategy
@@ -375,14 +403,14 @@ class TrainingWays(Ways):
 
     def zero_gradients(self) -> None:
         """Set the gradients to None, with Lightning's hook and counters."""
-        for counts in self.zeroed:
+        for counts in self.zero_counts:
             counts.ready += 1
         if "on_before_zero_grad" in self.listeners.hooks:
             self.listeners.call("on_before_zero_grad", self.optimizer)
-        for counts in self.zeroed:
+        for counts in self.zero_counts:
             counts.started += 1
         self.set_to_none()
-        for counts in self.zeroed:
+        for counts in self.zero_counts:
             counts.completed += 1
 
     def backward(self, loss: Tensor) -> None:
@@ -398,10 +426,10 @@ class TrainingWays(Ways):
             self.listeners.call("on_after_backward")
 
     def before_step(self, window: Window) -> Tensor | None:
-        """Call `on_before_optimizer_step`, where the precision plugin does not. Returns a loss: a scaler steps only with one."""
+        """Call `on_before_optimizer_step`, where the precision plugin does not. Returns a loss: without, Lightning's scaler skips."""
         if self.is_short and "on_before_optimizer_step" in self.listeners.hooks:
             self.listeners.call("on_before_optimizer_step", self.optimizer)
-        return window.loss if window.loss is not None else window.newest_loss
+        return window.newest_loss
 
     def _step_by_strategy(self, closure: Callable[[], Any]) -> None:
         closure = torch.enable_grad()(closure)  # the whole step of an optimizer may be under no_grad
@@ -455,7 +483,7 @@ class OwnEpochLoop(TrainingEpochLoop):
                 data_fetcher.finish()
 
     def reset(self) -> None:
-        self.on_iteration_done()  # for Lightning, counters that were loaded for `max_steps` are a restart
+        self.on_iteration_done()  # Lightning takes counters that were set before the run, for `max_steps`, for a restart: this is none
         super().reset()
         self.window, self.window_start = Window(), self.start_at
         if self.start_at:
@@ -465,7 +493,7 @@ class OwnEpochLoop(TrainingEpochLoop):
     def on_run_start(self, data_fetcher: DataFetcher) -> None:
         super().on_run_start(data_fetcher)
         pl_trainer, fit_loop = self.trainer, self.trainer.fit_loop
-        self.strategy, self.window.updates = pl_trainer.strategy, updates_of(pl_trainer)  # Lightning's take 1 µs
+        self.strategy, self.window.updates = pl_trainer.strategy, updates_of(pl_trainer)  # Lightning looks them up, in 1 µs
         self.n_updates_before, self.validates = self.window.updates.completed, pl_trainer.enable_validation
         self.skips_backward = fit_loop._skip_backward  # SWA's pass for batch norm
         self.is_manual = not pl_trainer.lightning_module.automatic_optimization
@@ -494,7 +522,7 @@ class OwnEpochLoop(TrainingEpochLoop):
         return super().done and (self.skips_backward or not self._should_accumulate())
 
     def _should_accumulate(self) -> bool:
-        """Lightning's, but without an update in the pass for batch norm that weight averaging adds: Lightning's has old gradients."""
+        """Lightning's, but not in SWA's last pass, for the batch norm: there Lightning updates once, with old gradients."""
         return self.skips_backward or super()._should_accumulate()
 
     def _accumulated_batches_reached(self) -> bool:
@@ -524,7 +552,7 @@ class OwnEpochLoop(TrainingEpochLoop):
         if not (self.validate_last or ends_within):
             return False, False
         takes_state = bool(callbacks_of(pl_trainer, BoundaryCallback))
-        return not takes_state, takes_state
+        return not takes_state, takes_state  # the state comes first, so that a resumed run validates as one that was not stopped
 
     def _is_interval_over(self, is_late: bool) -> bool:
         """Whether an interval between validations ends here: `validate_steps`, `validate_epochs`, or Lightning's, of batches or of time.
@@ -544,7 +572,7 @@ class OwnEpochLoop(TrainingEpochLoop):
             return False
         if every is None:
             return time.monotonic() - pl_trainer._last_val_time >= pl_trainer._val_check_time_interval
-        if every == math.inf:
+        if every == math.inf:  # at the end of the epoch
             return batches.is_last_batch
         n_batches = batches.total.ready if every_n_epochs is None else batches.current.ready
         return not is_late and n_batches % every == 0
@@ -564,7 +592,7 @@ class OwnEpochLoop(TrainingEpochLoop):
     # -- what comes with a batch
     def skip_rest(self) -> None:
         """`on_train_batch_start` returned -1: the epoch ends here, and with it a window."""
-        self.batch_progress.increment_by(0, is_last_batch=True)
+        self.batch_progress.is_last_batch = True
         self.window.has_stepped = True
         self.batch_progress.increment_processed()
         self.step_schedules(is_last=True)
@@ -577,6 +605,11 @@ class OwnEpochLoop(TrainingEpochLoop):
                 self._update_learning_rates("step", update_plateau_schedulers=False)
             if is_last:
                 self._update_learning_rates("epoch", update_plateau_schedulers=False)
+
+    def begin_rest(self) -> None:
+        """The epoch was resumed, and its rest begins without a batch to train on."""
+        for callback in callbacks_of(self.trainer, BoundaryCallback):
+            callback.on_no_rest(self.trainer, self.module)
 
     def notify_boundary(self) -> None:
         """A batch is over, with the validation and the schedules that follow it: let callbacks take a state."""

@@ -24,7 +24,7 @@ NEEDED: dict[str, str] = {
     f"{_LOOPS}.training_epoch_loop._TrainingEpochLoop": "_accumulated_batches_reached _batches_that_stepped "
     "_num_ready_batches_reached _results _should_accumulate _should_check_val_epoch _should_check_val_fx "
     "_start_profiler _stop_profiler _update_learning_rates _val_check_time_interval",
-    f"{_LOOPS}.evaluation_loop._EvaluationLoop": "_combined_loader _data_fetcher _data_source _has_run "
+    f"{_LOOPS}.evaluation_loop._EvaluationLoop": "_combined_loader _data_fetcher _data_source _has_run _is_sequential "
     "_max_batches _on_after_fetch _on_before_fetch _results _seen_batches_per_dataloader _stage _trainer_fn",
     f"{_LOOPS}.fit_loop._FitLoop": "_combined_loader _data_fetcher",
     f"{_LOOPS}.optimization.automatic._AutomaticOptimization": "_skip_backward",

@@ -297,9 +297,14 @@ class Disk:
         Resuming from it is not exact, because the failed batch drew random numbers; only a run that the error paused (`was_paused`) has
         restored them. Errors of the save are noted, because another error is about to be raised.
         """
-        trainer, progress = self.trainer, pl_trainer.fit_loop.epoch_loop.batch_progress
-        finished = progress.current.completed
-        is_whole = progress.is_last_batch and finished == progress.current.ready
+        trainer = self.trainer
+        progress: Any = pl_trainer.fit_loop.epoch_loop.batch_progress
+        finished = progress.current.processed
+        has_failed = progress.current.ready > finished  # else a hook behind a batch
+        meter = trainer.train_state.meters["train"]
+        if has_failed and meter.n_batches + meter.n_left_out > finished:  # behind its step
+            meter.drop_newest()
+        is_whole = progress.is_last_batch and not has_failed
         path = trainer.open_run_dir() / f"after-error{'.ckpt' if self.options.save_format == 'ckpt' else ''}"
         try:
             capture = Capture(trainer, pl_trainer, finished, in_shards=self.in_shards)
@@ -311,9 +316,9 @@ class Disk:
         except Exception as error:
             trainer.recorder.note(f"the state after the error was not saved: {first_line(error)}")
             return
-        how = "apply_weights takes its weights" if is_whole else "resume from it repeats the failed batch"
-        if not (is_whole or was_paused):
-            how += ", with other random numbers"
+        how = "apply_weights takes its weights" if is_whole else "resume from it goes on with the next batch"
+        if has_failed:
+            how = "resume from it repeats the failed batch" + ("" if was_paused else ", with other random numbers")
         trainer.recorder.note(f"The state after the error is in {path.name}: {how}.")
 
     def save_outside(self) -> Path:

@@ -18,7 +18,7 @@ from ..engine.control import LeaveAfterError
 from ..engine.step_module import in_validation_of_run, is_whole_epoch
 from ..history.history import Row
 from ..loops.own_loops import loops_of
-from ..loops.training import is_window_closed
+from ..loops.training import OwnEpochLoop, is_window_closed
 from ..loops.stock_loops import StockLoops
 from ..rng import set_random_state
 from .capture import Capture, n_finished
@@ -44,13 +44,16 @@ def _ends(pl_trainer: L.Trainer) -> bool:
 
 def _is_at_batch(trainer: StatefulTrainer, pl_trainer: L.Trainer) -> bool:
     """Whether the trainer is in the state after a finished batch, outside of an accumulation window. False with several ranks."""
-    loop, counts = pl_trainer.fit_loop.epoch_loop, trainer.train_state.counts
+    loop: Any = pl_trainer.fit_loop.epoch_loop
+    counts = trainer.train_state.counts
     if pl_trainer.world_size > 1 or pl_trainer.sanity_checking or not is_whole_epoch(pl_trainer.lightning_module):
         return False
     batches, updates = loop.batch_progress.current, updates_of(pl_trainer).completed
-    finished = batches.completed
+    finished = batches.processed  # an error behind the update, such as one of a hook, leaves it there
     if batches.ready > finished and not pl_trainer.lightning_module.automatic_optimization:
         return False  # a step by hand may have changed the weights before it failed
+    if batches.ready > finished and isinstance(loop, OwnEpochLoop) and loop.window.is_updating:
+        return False  # so may an optimizer, before a hook of its step has failed
     is_closed = finished > 0 and is_window_closed(pl_trainer, finished)
     return is_closed and updates == counts.step and pl_trainer.current_epoch == counts.epoch
 

@@ -77,7 +77,7 @@ def check_state(state: Mapping[str, Any], path: Path) -> None:
         raise CheckpointError(f"{path.name} is a state of version {own.get('version')}, and this nbtrain reads {VERSION}.", where=str(path))
     if own.get("awaits_validation"):
         raise CheckpointError(
-            f"{path.name} was saved after an error in the validation of a finished epoch, and can't be resumed.",
+            f"{path.name} was saved after an error at the end of an epoch or in its validation, and can't be resumed.",
             where=str(path),
             remedy="Load its weights with apply_weights(path), or resume from the newest checkpoint.",
         )

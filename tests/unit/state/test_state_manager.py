@@ -789,7 +789,7 @@ def test_after_an_error_in_a_validation_the_weights_are_there(tmp_path: Path) ->
     failed = fail(tmp_path, 2, "test")  # the first batch is tried before the training
     path = failed.run_dir / "after-error.ckpt"
     trainer = make_trainer(Saving, save_path=tmp_path)
-    with pytest.raises(CheckpointError, match="after an error in the validation of a finished epoch, and can't be resumed"):
+    with pytest.raises(CheckpointError, match="after an error at the end of an epoch or in its validation, and can't be resumed"):
         trainer.load_state(path)
     trainer.apply_weights(path)
     assert same_weights(trainer.model, failed.model)
