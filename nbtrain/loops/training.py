@@ -373,10 +373,6 @@ class Window:
         return {**self.output, "loss": self.loss}
 
 
-def _nothing() -> None:
-    """In place of what an optimizer does, where there is none."""
-
-
 class TrainingWays(Ways):
     """`Ways`, and how gradients are computed and the weights updated."""
 
@@ -389,7 +385,7 @@ class TrainingWays(Ways):
         progress: Any = loop.automatic_optimization.optim_progress.optimizer
         self.zero_counts = progress.zero_grad.total, progress.zero_grad.current  # Lightning's
         self.step_counts = progress.step.total, progress.step.current
-        self.set_to_none = find_zero_grad(optimizer) if optimizer is not None else _nothing
+        self.set_to_none = find_zero_grad(optimizer) if optimizer is not None else lambda: None
         self._compute_gradients = find_backward()
         self.is_manual = loop.is_manual
         self.step_optimizer: Callable[[Callable[[], Any]], Any] = self._step_by_strategy

@@ -27,6 +27,7 @@ from ..private.lightning_parts import stand_at, trainer_of, use_quick_signals
 from ..private.torch_parts import end_workers
 from ..base.trainer_base import TrainerBase
 from ..engine.control import uninterrupted
+from ..engine.logged import lend_log
 from ..engine.pass_module import TrainingModes
 from ..engine.step_module import StepModule
 from ..engine.train_state import Counts
@@ -197,6 +198,8 @@ def driving(trainer: TrainerBase, module: StepModule, *, trains: bool = True) ->
         module.close()
         _forget(module)
         trainer.module = outer
+        if outer is not None and trainer_of(outer) is not None:  # a run, whose modules in the model were this one's
+            lend_log(outer, trainer.model)
         training.restore()  # an error in validation leaves the model in eval mode
         _bring_back(trainer)
 

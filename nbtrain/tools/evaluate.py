@@ -35,6 +35,7 @@ from ..base.devices import device_args
 from ..engine.addon import AddOnBase
 from ..engine.control import refuse_while_on
 from ..loops.own_loops import use_loops
+from ..private.lightning_parts import trainer_of
 from ..engine.pass_module import joined_metrics
 from ..engine.precision import precision_args, precision_plugin
 from ..engine.step_module import StepModule
@@ -162,7 +163,10 @@ _LIMITS += ("overfit_batches", "fast_dev_run", "val_check_interval", "check_val_
 
 def _unlogged(arguments: dict[str, Any]) -> dict[str, Any]:
     """Arguments for a use of Lightning that is not a run: nothing is logged, but callbacks that need a logger find a dummy."""
-    return _without(arguments, _SHOWN) | {"enable_progress_bar": False} | {"logger": DummyLogger() if arguments["logger"] else False}
+    made = _without(arguments, _SHOWN)
+    made["enable_progress_bar"] = False
+    made["logger"] = DummyLogger() if arguments["logger"] else False
+    return made
 
 
 def _unlimited(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -182,14 +186,23 @@ def collect(trainer: TrainerBase, name: str, loader: Any, call: Callable[[Any], 
 
     A batch of None has no result, nor has one for which `call` returns None: it is left out.
 
-    During a run this happens between two of its batches.
+    During a run this happens between two of its batches, and the callbacks of the run are not called.
     """
+    _check_source(trainer, loader)
     return operate(trainer, name, lambda operation: look_at(trainer, loader, call))
+
+
+def _check_source(trainer: TrainerBase, loader: Any) -> None:
+    """Raise ConfigError for a data module beside a run, which may be reading it."""
+    if trainer.control.state != "idle" and is_data_source(loader):
+        raise ConfigError("A data module can't be set up while a run is on.", remedy="Give a loader.")
 
 
 def look_at(trainer: TrainerBase, loader: Any, call: Callable[[Any], Any], n_all: int | None = None) -> list[Any]:
     """What `collect` does, within an operation. `n_all`: the number of batches, if `loader` has no length."""
-    module, n_all = StepModule(trainer), n_all or sized_len(loader)
+    module = StepModule(trainer)
+    if n_all is None:
+        n_all = sized_len(loader)
 
     def predict(batch: Any) -> Any:  # a function, because a model would be registered as a submodule
         found = call(batch) if batch is not None else None
@@ -197,7 +210,7 @@ def look_at(trainer: TrainerBase, loader: Any, call: Callable[[Any], Any], n_all
         return _LEFT_OUT if found is None else found  # Lightning warns about None
 
     module.predict = predict
-    return _results(_predict(trainer, module, loader) or [])
+    return _results(_predict(trainer, module, loader) or [])  # None without a batch
 
 
 _LEFT_OUT = "left out"  # in place of what a call returns
@@ -210,14 +223,19 @@ def _results(outputs: list[Any]) -> list[Any]:
 
 
 def _predict(trainer: TrainerBase, module: StepModule, loader: Any) -> Any:
-    module.cpu = lambda: module  # Lightning would move the model to the CPU during a run
+    module.cpu = lambda: module  # Lightning moves the module to the CPU afterwards, and a run may be using the model
+    arguments = _unlogged(_alone(trainer))
+    if trainer.module is not None and (running := trainer_of(trainer.module)) is not None:
+        own = set(map(id, running.callbacks))  # pyright: ignore[reportAttributeAccessIssue]
+        # Those that take part in the run would be set up again
+        arguments["callbacks"] = [callback for callback in arguments["callbacks"] if id(callback) not in own]
     with driving(trainer, module, trains=False), workers_ignore_interrupts(loader):
         if isinstance(loader, L.LightningDataModule):
             with read_source(trainer, module, loader) as given:
-                return make_pl_trainer(**_unlogged(_alone(trainer))).predict(module, **given)
+                return make_pl_trainer(**arguments).predict(module, **given)
         set_epoch(loader, trainer.train_state.counts.epoch)
         # In a BatchList, because Lightning would turn off drop_last in a DataLoader
-        return make_pl_trainer(**_unlogged(_alone(trainer))).predict(module, BatchList(loader))
+        return make_pl_trainer(**arguments).predict(module, BatchList(loader))
 
 
 def _alone(trainer: TrainerBase) -> dict[str, Any]:
@@ -244,11 +262,15 @@ def _acts(callback: Any) -> bool:
     """Whether a Lightning callback does something in a prediction."""
     if vars(type(callback)).get("idle_in_predictions"):
         return False
-    return any(getattr(getattr(callback, hook), "__func__", None) is not getattr(L.Callback, hook) for hook in _HOOKS)
+    for hook in _HOOKS:
+        own = getattr(callback, hook)
+        if getattr(own, "__func__", None) is not getattr(L.Callback, hook):
+            return True
+    return False
 
 
 def _is_simple(addon: AddOnBase) -> bool:
-    """Whether it is an addon of nbtrain that adds no logger and does not change the model, so that its callbacks may be made again."""
+    """Whether it is an addon of nbtrain that adds no logger and does not change the model: its callbacks may be made to be looked at."""
     kind = type(addon)
     own = kind.configure_model is AddOnBase.configure_model and kind.lightning_loggers is AddOnBase.lightning_loggers
     return own and kind.__module__.startswith("nbtrain.")
@@ -303,7 +325,9 @@ Predicted = Annotated[
     Any,
     Must(
         "a tensor, an array, a batch, a loader or a dataset",
-        lambda x: hasattr(type(x), "__iter__") or hasattr(type(x), "__getitem__") or is_dataclass(x) or is_data_source(x),
+        lambda x: (
+            hasattr(type(x), "__iter__") or hasattr(type(x), "__getitem__") or is_dataclass(x) or isinstance(x, L.LightningDataModule)
+        ),
     ),
 ]
 
@@ -349,9 +373,12 @@ def predict(trainer: TrainerBase, x: Predicted, batch_size: PositiveInt | None =
     if isinstance(x, Tensor):
         directly = operate(trainer, "predict", lambda operation: predict_directly(trainer, x), shows=False)
         return collect(trainer, "predict", [x], trainer.model)[0] if directly is None else directly[0]
-    if isinstance(x, (tuple, list, Mapping)) or is_dataclass(x):
+    if isinstance(x, (tuple, list, Mapping)) or (is_dataclass(x) and not isinstance(x, Dataset)):
         return next(iter(collect(trainer, "predict", [x], of_step)), None)
-    of_batch = lambda batch: trainer.model(batch) if isinstance(batch, Tensor) else of_step(batch)  # noqa: E731
+
+    def of_batch(batch: Any) -> Any:
+        return trainer.model(batch) if isinstance(batch, Tensor) else of_step(batch)
+
     outputs = collect(trainer, "predict", trainer._batches(x, batch_size), of_batch)
     return torch.cat(outputs) if outputs and all(isinstance(output, Tensor) for output in outputs) else outputs
 
@@ -404,24 +431,24 @@ def _measure(trainer: TrainerBase, loader: Any, gathered: Gathered | None) -> di
     module, index, n_all = StepModule(trainer), itertools.count(), n_batches(loader, "sequential")
     named = named_loaders(loader)
     module.loader_names = () if named is None else tuple(named)
-    part = 0
 
-    def step(batch: Any) -> int:
+    def step(part: int, batch: Any) -> int:
         output = module.validation_step(batch, number := next(index), part)
         if gathered is not None and output is not None:
             gathered.add(*label_and_output("test", output))
         advance(trainer, n_all)
         return number  # because Lightning warns about None
 
-    module.predict = step
     trainer.train_state = trainer.train_state.scratch()
     meter = trainer.train_state.meters["test"]
     meter.reset(keep_tensors=trainer._reads_tensors)
-    for part, one in enumerate([loader] if named is None else named.values()):  # noqa: B007  # `step` reads it
+    for part, one in enumerate([loader] if named is None else named.values()):
+        module.predict = partial(step, part)
         _predict(trainer, module, one)
     meter.close()
-    requested = gathered.compute() if gathered is not None else {}
-    whole = {key: value for name, values in requested.items() for key, value in ({name: math.nan} if values is None else values).items()}
+    whole: dict[str, Any] = {}
+    for name, values in (gathered.compute() if gathered is not None else {}).items():
+        whole.update({name: math.nan} if values is None else values)  # None: it could not be computed
     means, own = meter.means(), module.own_metrics()
     return means | joined_metrics(means, own, whole, "evaluate(metrics=...)")
 
@@ -469,9 +496,8 @@ def test_once(trainer: TrainerBase, loader: Any, metrics: Any = None) -> dict[st
 
     `metrics`: those of all samples, as for MetricsAddon, which are computed beside them.
     """
+    _check_source(trainer, loader)
     if trainer.control.state != "idle":
-        if is_data_source(loader):
-            raise ConfigError("A data module can't be set up while a run is on.", remedy="Give a loader.")
         use_newest(trainer)
         return measure(trainer, loader, metrics)
     with trainer._with_addon(_Requested(metrics=metrics)) if metrics is not None else nullcontext():
