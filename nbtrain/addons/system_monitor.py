@@ -9,6 +9,7 @@ import importlib.util
 import math
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import lightning as L
@@ -34,12 +35,22 @@ __all__ = ["TokenCount", "memory", "SystemMonitorAddon"]
 
 
 # %% ../../nbs/addons/system_monitor.ipynb #397f8a69
+@cache
+def _tells_load(device: torch.device) -> bool:
+    """Whether the load of the device can be measured: it takes pynvml, and is not known of a part of a GPU (MIG)."""
+    try:
+        torch.cuda.utilization(device)
+    except Exception:  # pynvml has errors of its own
+        return False
+    return True
+
+
 def memory(device: torch.device) -> dict[str, float]:
-    """Memory in GB (1e9 bytes): of this process and of `gpu_memory`; on CUDA with pynvml also the load of the device in [0, 1]."""
+    """Memory in GB (1e9 bytes): of this process and of `gpu_memory`; on CUDA, where pynvml tells it, the load of the device in [0, 1]."""
     import psutil
 
     found = {"ram_gb": psutil.Process().memory_info().rss / 1e9} | gpu_memory(device)
-    if device.type == "cuda" and importlib.util.find_spec("pynvml") is not None:
+    if device.type == "cuda" and _tells_load(device):
         found["gpu_load"] = torch.cuda.utilization(device) / 100
     return found
 

@@ -87,7 +87,7 @@ class ProgressChecker:
         """Reset to step 1 of epoch 1.
 
         Changes:
-            Both counts.
+            All counts.
 
         Example:
             >>> progress = ProgressChecker()
@@ -96,7 +96,7 @@ class ProgressChecker:
             >>> progress.get_step()
             1
         """
-        self._counts.processed = self._counts.epoch = 0
+        vars(self._counts).update(vars(Counts()))
 
     def __repr__(self) -> str:
         return f"ProgressChecker(step={self.get_step()}, epoch={self.get_epoch()})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -322,20 +322,18 @@ def resolve_parallelism(
     `tensor_plan`: the styles of modules by name, "colwise", "rowwise" or a torch `ParallelStyle`.
     `parallelize(model, mesh)` shards the model in place instead; the mesh has the dimensions "data_parallel" and "tensor_parallel".
     """
+    options = {"shard_size": shard_size, "tensor_parallel_size": tensor_size, "tensor_plan": tensor_plan, "parallelize": parallelize}
     if not isinstance(strategy, str):
-        return _from_strategy(strategy, n_devices, device_type, tensor_plan, parallelize)
+        return _from_strategy(strategy, n_devices, device_type, options)
     starts_processes = re.search("spawn|fork|notebook", strategy) is not None
     if strategy not in (*_STRATEGIES, "auto") and strategy in StrategyRegistry.available_strategies() and not starts_processes:
         if strategy.startswith("deepspeed"):
             _check_devices("deepspeed", device_type)
-        return _from_strategy(partial(StrategyRegistry.get, strategy), n_devices, device_type, tensor_plan, parallelize)
+        return _from_strategy(partial(StrategyRegistry.get, strategy), n_devices, device_type, options)
     if strategy not in (*_STRATEGIES, "auto"):
         raise ConfigError(f"strategy={strategy!r} is unknown.", remedy=nearest(strategy, (*_STRATEGIES, "auto")))
     _check_devices(strategy, device_type)
-    options = {"shard_size": shard_size, "tensor_parallel_size": tensor_size, "tensor_plan": tensor_plan, "parallelize": parallelize}
-    for name in [name for name, value in options.items() if value is not None and name not in _TAKES.get(strategy, ())]:
-        where = " or ".join(f"strategy={kind!r}" for kind, names in _TAKES.items() if name in names)
-        raise ConfigError(f"strategy={strategy!r} takes no {name}.", remedy=f"It goes with {where}.")
+    _check_options(repr(strategy), options, _TAKES.get(strategy, ()))
     if strategy == "tp":
         _check_plan(tensor_plan, parallelize)
         n = _checked_size("tensor_parallel_size", tensor_size, n_devices)
@@ -344,7 +342,15 @@ def resolve_parallelism(
     return Parallelism(strategy, n_devices, n, parallelize=parallelize, returns=strategy not in ("fsdp", "deepspeed"))
 
 
-def _from_strategy(strategy: Any, n_devices: int, device_type: str, plan: Any, parallelize: Parallelize | None) -> Parallelism:
+def _check_options(strategy: str, options: Mapping[str, Any], takes: Collection[str]) -> None:
+    """Raise ConfigError for an option that is given, and that `strategy` does not take."""
+    for name, value in options.items():
+        if value is not None and name not in takes:
+            where = " or ".join(f"strategy={kind!r}" for kind, names in _TAKES.items() if name in names)
+            raise ConfigError(f"strategy={strategy} takes no {name}.", remedy=f"It goes with {where}.")
+
+
+def _from_strategy(strategy: Any, n_devices: int, device_type: str, options: Mapping[str, Any]) -> Parallelism:
     """Take a Lightning strategy, or a function that makes one. Lightning's for sharded models is replaced by ours with the same sizes."""
     make: Any = strategy if not isinstance(strategy, Strategy) else lambda: strategy
     made: Any = make() if callable(make) else None
@@ -352,6 +358,9 @@ def _from_strategy(strategy: Any, n_devices: int, device_type: str, plan: Any, p
         raise ConfigError(
             f"strategy={type(strategy).__name__} is invalid.", remedy="Give a name, a Lightning strategy, or a function that makes one."
         )
+    takes = ("tensor_plan", "parallelize") if isinstance(made, ModelParallelStrategy) else ()
+    _check_options(type(made).__name__, options, takes)
+    plan, parallelize = options["tensor_plan"], options["parallelize"]
     for name, kind in (("fsdp", FSDPStrategy), ("deepspeed", DeepSpeedStrategy)):
         if isinstance(made, kind):
             _check_devices(name, device_type)

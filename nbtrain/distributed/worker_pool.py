@@ -37,7 +37,7 @@ from ..resources import n_cores
 from ..redaction import environment_variables
 from ..source.source_code import reach
 from ..source.source_file import cell_texts
-from ..objects.walk import Walk, held, path_to
+from ..objects.walk import Walk, held, name_of, path_to
 from ..remote_errors import RemoteTraceback
 
 # %% auto #0
@@ -94,7 +94,7 @@ class _Unpicklable(Walk):
         layers = dict(item.named_children()) if isinstance(item, torch.nn.Module) else {}
         for name, value in (layers | held(item)).items():
             if id(value) not in self.seen and not _can_pickle(value):
-                self.add(value, path_to(item).format(path, name))
+                self.add(value, path_to(item).format(path, name_of(name)))
                 return
 
 

@@ -24,7 +24,7 @@ from ..errors import listed
 from ..objects.search import generator_state, holds_data, kind_of, plain_values, set_generator_state, set_values
 from ..rng import device_generator, host_states, set_host_states
 from ..objects.user_code import is_kind, is_user, module_of, state
-from ..objects.walk import MOST_OBJECTS, Walk, attributes_of, base_of, held, path_to, slots_of
+from ..objects.walk import MOST_OBJECTS, Walk, attributes_of, base_of, held, name_of, path_to, slots_of
 
 # %% auto #0
 __all__ = ["RandomSnapshot", "restore_attributes", "copy_back", "Contents", "Snapshot", "modules_beside", "StepSnapshot"]
@@ -151,7 +151,7 @@ class Contents(Walk):
         beside = path_to(item)
         for name, value in self.keep(item).items():
             if type(value) not in _QUICK:
-                self.add(value, beside.format(path, name))
+                self.add(value, beside.format(path, name_of(name)))
 
     def keep(self, item: Any) -> Mapping[Any, Any]:
         """Copy what `item` holds. Returns the objects in it."""

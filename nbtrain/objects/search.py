@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from ..private.torch_parts import ITERATOR, buffers_of, transient_of
 from .user_code import closure, is_kind, is_user, module_of, mro, nested, own
-from .walk import MANY, MOST_ITEMS, Walk, base_of, function_of, held, method_of, path_to, slots_of
+from .walk import MANY, MOST_ITEMS, Walk, base_of, function_of, held, method_of, name_of, path_to, slots_of
 
 # %% auto #0
 __all__ = [
@@ -279,7 +279,7 @@ def children(item: Any) -> Iterator[tuple[str, Any]]:
     found = used_by(item) if is_kind(item, FunctionType) else items_of(item)
     if base_of(item) is None or not holds_data(found.values()):
         beside = path_to(item)
-        yield from ((beside.format("", name), value) for name, value in found.items())
+        yield from ((beside.format("", name_of(name)), value) for name, value in found.items())
     if kind_of(item).is_module:
         yield from ((f".{name}", part) for name, part in item.named_children())
 

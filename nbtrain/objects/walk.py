@@ -27,6 +27,7 @@ __all__ = [
     "base_of",
     "held",
     "path_to",
+    "name_of",
     "children_name",
     "parts",
     "function_of",
@@ -75,12 +76,14 @@ def base_of(item: Any) -> Any:
 
 
 def held(item: Any) -> dict[Any, Any]:
-    """What an object holds: the items of a container by key or index, none of a very long one; the functions in a wrapper; attributes."""
+    """What an object holds: a container its items, by key or index, if there are at most MOST_ITEMS; a wrapper what it wraps; any other
+    object its attributes.
+    """
     base = base_of(item)
     if base is not None:
         if base.__len__(item) > MOST_ITEMS:
             return {}
-        return dict(dict.items(item)) if base is dict else dict(enumerate(base.__iter__(item)))
+        return dict.copy(item) if base is dict else dict(enumerate(base.__iter__(item)))
     for kind, names in WRAPPERS.items() if is_kind(item, _WRAPPERS) else ():
         if is_kind(item, kind):
             return {name: object.__getattribute__(item, name) for name in names}
@@ -88,8 +91,13 @@ def held(item: Any) -> dict[Any, Any]:
 
 
 def path_to(item: Any) -> str:
-    """How what `item` holds is named, for `str.format` with the path of `item` and the name: `a[0]` of a container, `a.b` else."""
+    """The format of the path of what `item` holds, of its own path and a `name_of`: "a[0]" in a container, "a.b" else."""
     return "{}.{}" if base_of(item) is None else "{}[{!r}]"
+
+
+def name_of(key: Any) -> Any:
+    """What stands for a key in a path: a plain value for itself, an object for its class, because its `repr` may be long, or fail."""
+    return key if type(key) in PLAIN else type(key)
 
 
 def children_name() -> str:
@@ -122,7 +130,7 @@ def function_of(item: Any) -> Any:
 
 
 def method_of(item: Any, name: str) -> Any:
-    """The method `name` of an object; None if it has none, or answers any name, as a mock does."""
+    """The method `name` of an object; None if it has none, or answers any name, as a mock does. It runs the object's `__getattr__`."""
     try:
         found = getattr(item, name, None)
         return found if callable(found) and not hasattr(item, "nbtrain_asks_for_any_name") else None
@@ -140,25 +148,27 @@ class Walk:
     leaves: tuple[type, ...] = PLAIN
 
     def __init__(self, known: Iterable[int] = ()) -> None:
-        self.seen: dict[int, Any] = dict.fromkeys(known)  # each path and object; an object that is held keeps its id
+        self.seen: dict[int, Any] = dict.fromkeys(known)  # each path and object, which is held here so that its id is not used again
         self.queue: deque[tuple[str, Any]] = deque()
         self.unread: list[Any] = []
-        self.is_whole, self._most = True, len(self.seen) + MOST_OBJECTS
+        self.is_whole = True
+        self._most = len(self.seen) + MOST_OBJECTS  # the known ones don't count
 
     def add(self, item: Any, path: str = "") -> None:
         """Walk to `item` too, once."""
         if id(item) in self.seen or issubclass(type(item), self.leaves):
             return
-        self.is_whole = self.is_whole and len(self.seen) < self._most
-        if self.is_whole:
-            found = self.seen[id(item)] = path, item
-            self.queue.append(found)
+        if len(self.seen) >= self._most:
+            self.is_whole = False
+            return
+        found = self.seen[id(item)] = path, item
+        self.queue.append(found)
 
     def visit(self, item: Any, path: str) -> None:
         """Add what `item` holds."""
         beside = path_to(item)
         for name, value in held(item).items():
-            self.add(value, beside.format(path, name))
+            self.add(value, beside.format(path, name_of(name)))
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         while self.queue:

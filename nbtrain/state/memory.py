@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning as L
+import torch
 from torch import Tensor
 
 from ..checkpoint.weights import Weights
@@ -73,11 +74,11 @@ class CopyTimes:
 
 # %% ../../nbs/state/memory.ipynb #40634b68
 def n_state_bytes(trainer: TrainerProtocol) -> int:
-    """The size of the tensors of the model and the optimizer in bytes."""
+    """The size of the tensors of the model and the optimizer in bytes, without sparse ones."""
     kept = trainer.optimizer.state.values() if trainer.optimizer is not None else ()
     tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
     tensors += [value for state in kept for value in state.values() if isinstance(value, Tensor)]
-    return sum(tensor.nbytes for tensor in tensors)
+    return sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
 
 
 def _shared_best(trainer: StatefulTrainer) -> Weights | None:

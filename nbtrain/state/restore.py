@@ -256,6 +256,8 @@ def restore(
     at = Moment(trainer, state=state, name=checkpoint, without=without)
     _put_back(at)
     states.note_unsaved(trainer, *at.missing)
+    is_same_run = run_dir is not None and run_dir == trainer.run_dir
+    states.memory.drop_after(trainer.train_state.counts.processed if is_same_run else -1)  # those of another run lead elsewhere
     parent = None if run_dir is not None else url_of(checkpoint) or str(path.resolve())
     trainer.origin.restore(run_dir, continues=continues, parent=parent)
     history = trainer.train_state.history
