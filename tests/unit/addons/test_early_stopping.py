@@ -63,19 +63,12 @@ def test_reason_is_told() -> None:
     assert (result.status, result.reason) == ("stopped", "val_r2 has not improved 2 times in a row")
 
 
-@pytest.mark.parametrize("name", ["r2", "pearson", "spearman", "f1", "accuracy"])
-def test_more_of_these_is_better(name: str) -> None:
-    assert known_mode(f"val_{name}") == "max"
-
-
-@pytest.mark.parametrize("name", ["loss", "mse", "brier", "brier_score_loss", "perplexity"])
-def test_less_of_these_is_better(name: str) -> None:
-    assert known_mode(f"val_{name}") == "min"
-
-
-def test_direction_of_an_unknown_metric_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match="monitor='val_r2_of_mine': is higher or lower better"):
-        make_trainer(Early, monitor="val_r2_of_mine")
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("pearson", "max"), ("spearman", "max"), ("accuracy", "max"), ("brier", "min"), ("brier_score_loss", "min"), ("perplexity", "min")],
+)
+def test_direction_of_a_known_metric_is_known(name: str, mode: str) -> None:
+    assert known_mode(f"val_{name}") == mode
 
 
 def test_each_validation_within_an_epoch_counts() -> None:
@@ -118,12 +111,6 @@ def test_resumed_run_goes_on_waiting(tmp_path: Path) -> None:
     assert len(go([0.2, 0.9], 5, resume="auto").history) == 4
 
 
-@pytest.mark.parametrize("options", [{"patience": 0}, {"patience": 1.5}, {"delta": -1}, {"delta": float("nan")}])
-def test_impossible_patience_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        make_trainer(Early, **options)
-
-
 # -- limits
 def test_limit_of_steps_counts_updates_over_all_runs() -> None:
     trainer = make_trainer(Limited, max_steps=12)
@@ -144,12 +131,6 @@ def test_limit_of_time_stops_at_the_next_batch() -> None:
     assert (result.status, result.reason, trainer.counts.step) == ("stopped", "max_time is over", 1)
 
 
-def test_validation_comes_every_so_many_updates_over_the_epochs() -> None:
-    trainer = make_trainer(Limited, val_every_n_steps=7)  # more than the five batches of an epoch
-    trainer.run(3, make_loader(), make_valid())
-    assert ["val_loss" in row for row in trainer.history.epochs] == [False, True, True]  # after 7 and 14 of 15
-
-
 Windowed = Limited.add_on(AccumulationAddon)
 
 
@@ -167,13 +148,21 @@ def test_validations_by_steps_count_updates(options: Any, accumulate: Any, sized
     assert seen.updates == sorted({*range(0, ends[-1] + 1, options["val_every_n_steps"])} - {0} | by_epoch)
 
 
-def test_under_your_own_lightning_trainer_validations_by_steps_count_updates_too() -> None:
+@pytest.mark.parametrize(
+    ("options", "n_epochs", "due"),
+    [
+        ({"accumulate": 2, "val_every_n_steps": 2}, 3, [2, 4, 6, 8]),  # of nine: each epoch of five batches ends with a window of one
+        ({"val_every_n_steps": 2, "val_every_n_epochs": 1}, 2, [2, 4, 5, 6, 8, 10]),
+    ],
+    ids=["windows", "both intervals"],
+)
+def test_under_your_own_lightning_trainer_validations_by_steps_count_updates_too(options: Any, n_epochs: int, due: list[int]) -> None:
     seen = Validations()
-    trainer = make_trainer(Windowed, accumulate=2, val_every_n_steps=2)
-    own = L.Trainer(max_epochs=3, **trainer.lightning_args())
+    trainer = make_trainer(Windowed, **options)
+    own = L.Trainer(max_epochs=n_epochs, **trainer.lightning_args())
     own.callbacks.append(seen)
     own.fit(trainer.as_lightning_module(), make_loader(), make_valid())
-    assert seen.updates == [2, 4, 6, 8]  # of nine: each epoch of five batches ends with a window of one
+    assert seen.updates == due
 
 
 class Counts(L.LightningModule):
@@ -231,21 +220,6 @@ class Unsized:
         return iter(list(make_loader()))
 
 
-def test_both_intervals_work_under_your_own_lightning_trainer() -> None:
-    seen = Validations()
-    trainer = make_trainer(Limited, val_every_n_steps=2, val_every_n_epochs=1)
-    own = L.Trainer(max_epochs=2, **trainer.lightning_args())
-    own.callbacks.append(seen)
-    own.fit(trainer.as_lightning_module(), make_loader(), make_valid())
-    assert seen.updates == [2, 4, 5, 6, 8, 10]
-
-
-def test_epoch_without_a_validation_has_no_number_of_an_earlier_one() -> None:
-    trainer = make_trainer(Limited, val_every_n_epochs=2)
-    trainer.run(4, make_loader(), make_valid())
-    assert ["val_loss" in row for row in trainer.history.epochs] == [False, True, False, True]
-
-
 def test_validation_before_training_is_the_baseline_and_changes_nothing() -> None:
     trainer = make_trainer(Limited, val_first=True)
     trainer.run(2, make_loader(), make_valid())
@@ -271,10 +245,16 @@ def test_schedule_knows_the_limit_of_steps() -> None:
     assert Plan(3, None, max_steps=9).total_steps == 9
 
 
-@pytest.mark.parametrize("options", [{"max_steps": 0}, {"max_val_steps": 0.5}, {"val_every_n_steps": 0, "val_every_n_epochs": 1}])
-def test_impossible_limits_are_refused(options: dict[str, Any]) -> None:
+IMPOSSIBLE: list[dict[str, Any]] = [
+    *({"patience": 0}, {"patience": 1.5}, {"delta": -1}, {"delta": float("nan")}),
+    *({"max_steps": 0}, {"max_val_steps": 0.5}, {"val_every_n_steps": 0, "val_every_n_epochs": 1}),
+]
+
+
+@pytest.mark.parametrize("options", IMPOSSIBLE, ids=str)
+def test_impossible_patience_and_limits_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        make_trainer(Limited, **options)
+        make_trainer(Limited.add_on(EarlyStoppingAddon), **options)
 
 
 # -- a validation on its own
