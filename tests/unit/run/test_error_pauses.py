@@ -118,6 +118,16 @@ class Fit(Trainer):
         return {"mean": float(self.mean.compute()), "n": float(len(self.losses))}
 
 
+def make_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 1))
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
 class Watch(L.Callback):
     """Calls the fault in each of its hooks."""
 
@@ -146,10 +156,8 @@ def run(seed: int, tmp_path: Path, kind: str = "", at: int = 0) -> tuple[Fit, in
     tmp_path.mkdir(exist_ok=True)
     broken = tmp_path / "broken"
     fault = Fault(kind, at)
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
-    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 1))
+    seed_all(seed)
+    model = make_net()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     addons = [AccumulationAddon] + ([StateManagerAddon] if saves else [])
@@ -260,7 +268,7 @@ def test_skipped_batch_is_left_out() -> None:
     without = make()
     without.run(1, [whole[0], whole[1], whole[3]])
     assert result.status == "completed"
-    assert [p.tolist() for p in trainer.model.parameters()] == [p.tolist() for p in without.model.parameters()]
+    assert same_weights(trainer.model, without.model)
     assert result.last["train_loss"] == without.result.last["train_loss"]
 
 
@@ -308,7 +316,7 @@ def test_an_error_in_the_batch_of_the_check_pauses_the_run_in_the_validation_tha
     broken = tmp_path / "broken"
     broken.write_text("3")
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 1))
+    model = make_net()
     trainer: Any = Fit(model, DEVICE, optimizer=torch.optim.SGD(model.parameters(), 0.01), log_bar=False, on_error="pause")
     error = fail(trainer, 1, DataLoader(Points(tmp_path / "whole"), 4), DataLoader(Points(broken), 8))
     assert isinstance(error, FileNotFoundError) and trainer.counts.processed == 7
@@ -346,7 +354,7 @@ def test_an_epoch_that_a_broken_stream_ends_is_ended_with_all_that_comes_then() 
     fail(trainer, 2, Stream(breaks=True), batches(1))
     assert trainer.resume().status == "completed"
     whole.run(2, Stream(breaks=False), batches(1))
-    assert [p.tolist() for p in trainer.model.parameters()] == [p.tolist() for p in whole.model.parameters()]
+    assert same_weights(trainer.model, whole.model)
     assert without_times(trainer.history.epochs) == without_times(whole.history.epochs)
 
 
@@ -425,10 +433,8 @@ def test_stopped_after_an_error_it_is_saved_and_resumed_exactly(tmp_path: Path) 
     kind = Fit.add_on(StateManagerAddon)
 
     def begin(folder: str, fault: Fault) -> Any:
-        torch.manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)
-        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 1))
+        seed_all(0)
+        model = make_net()
         optimizer = torch.optim.Adam(model.parameters())
         trainer: Any = kind(model, DEVICE, optimizer=optimizer, log_bar=False, on_error="pause", save_path=tmp_path / folder)
         trainer.fault = fault
@@ -444,7 +450,7 @@ def test_stopped_after_an_error_it_is_saved_and_resumed_exactly(tmp_path: Path) 
     assert (result.status, result.reason) == ("stopped", "epoch 2, batch 3, after ZeroDivisionError: after forward")
     resumed = begin("c", Fault())
     resumed.run(2, loader, resume=failed.run_dir / "after-error.ckpt")
-    assert [value.tolist() for value in resumed.model.state_dict().values()] == [v.tolist() for v in unbroken.model.state_dict().values()]
+    assert same_weights(resumed.model, unbroken.model)
 
 
 def test_error_of_a_validation_that_was_requested_goes_to_its_caller() -> None:
@@ -469,15 +475,7 @@ def test_paused_by_an_error_it_is_evaluated_changed_and_continues() -> None:
     trainer.fixed = other.fixed = True
     assert trainer.resume().status == "completed"
     other.run(1, batches(1, -1, 1))
-    assert [p.tolist() for p in trainer.model.parameters()] == [p.tolist() for p in other.model.parameters()]
-
-
-def test_new_run_drops_the_failed_one() -> None:
-    trainer = make()
-    fail(trainer, 1, batches(1, -1))
-    trainer.fixed = True
-    assert trainer.run(1, batches(1)).status == "completed"
-    assert trainer.failure is None
+    assert same_weights(trainer.model, other.model)
 
 
 def test_hook_of_the_user_that_fails_is_called_again() -> None:
@@ -493,23 +491,6 @@ def test_hook_of_the_user_that_fails_is_called_again() -> None:
     assert "after_optimizer_step" in trainer.failure.what
     assert trainer.resume().status == "completed"
     assert len(calls) == 4
-
-
-def test_steps_that_fail_too_can_be_fixed_again() -> None:
-    class Worse(Mean):
-        def train_step(self, batch: Any) -> dict[str, Any]:
-            return {"los": batch.sum()}
-
-    class Better(Mean):
-        fixed = True
-
-    trainer = make()
-    fail(trainer, 1, batches(1, -1))
-    with pytest.raises(StepError, match="without 'loss'"):
-        trainer.resume(Worse)
-    assert type(trainer) is Worse and trainer.control.state == "paused"
-    assert trainer.resume(Better).status == "completed"
-    assert type(trainer) is Better
 
 
 def test_without_a_run_the_steps_are_those_of_the_next(capsys: pytest.CaptureFixture[str]) -> None:

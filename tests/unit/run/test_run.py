@@ -221,14 +221,6 @@ def test_scheduler_instance_steps_per_batch_on_request() -> None:
     assert rates == [0.5**i for i in range(5)]
 
 
-def test_function_of_the_step_counts_updates_over_all_runs() -> None:
-    trainer = make_trainer(scheduler=lambda step: 1e-3 * (step + 1), lightning={"accumulate_grad_batches": 2})
-    rates = _rates(trainer)
-    trainer.run(1, make_loader())
-    trainer.run(1, make_loader())
-    assert rates == pytest.approx([1e-3, 1e-3, 2e-3, 2e-3, 3e-3, 4e-3, 4e-3, 5e-3, 5e-3, 6e-3])
-
-
 def test_factory_is_asked_again_for_each_run_and_told_its_length() -> None:
     plans = []
 
