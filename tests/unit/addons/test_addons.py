@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,12 +74,6 @@ def test_options_show_in_the_signature() -> None:
     assert "addon_options" not in parameters and list(parameters)[:3] == ["model", "device", "mode"]
 
 
-def test_order_does_not_matter_and_classes_are_memoised() -> None:
-    kinds = {Regress.add_on(*order) for order in itertools.permutations([One, Two, GradientClipAddon])}
-    kinds |= {Regress.add_on(Two).add_on(One, GradientClipAddon)}
-    assert len(kinds) == 1 and next(iter(kinds)).addons == (GradientClipAddon, One, Two)
-
-
 def test_options_reach_the_addon_and_the_addon_is_reached() -> None:
     trainer = make_trainer(Regress.add_on(One, Two), level=7, folder="here")
     assert (trainer[One].level, trainer[One].folder, trainer[Two].folder, trainer[Two].depth) == (7, "here", "here", 2)
@@ -113,12 +105,6 @@ def test_composed_class_is_subclassed_again() -> None:
     trainer = make_trainer(Mine.add_on(Two), level=5)
     assert trainer[One].level == 5 and trainer[Two].depth == 2 and trainer.title == "Mine"
     assert trainer.run(1, make_loader()).status == "completed" and isinstance(trainer, Mine)
-
-
-def test_trainer_of_a_composed_class_is_pickled() -> None:
-    trainer = make_trainer(Regress.add_on(One), level=4)
-    trainer.optimizer = None
-    assert type(pickle.loads(pickle.dumps(trainer))) is Regress.add_on(One)
 
 
 class Counter(AddOnBase):
@@ -246,12 +232,3 @@ def test_users_own_log_lands_in_the_history() -> None:
     trainer = make_trainer(lightning={"callbacks": [Logs()]})
     trainer.run(1, make_loader())
     assert trainer.history.last["mine"] == 2.0
-
-
-def test_lightnings_checkpoints_and_loggers_work(tmp_path: Any) -> None:
-    checkpoint = L.pytorch.callbacks.ModelCheckpoint(tmp_path / "checkpoints", monitor="val_loss", save_weights_only=True)
-    logger = L.pytorch.loggers.CSVLogger(tmp_path)
-    trainer = make_trainer(lightning={"callbacks": [checkpoint], "logger": logger, "log_every_n_steps": 1})
-    trainer.run(2, make_loader(), make_valid())
-    assert float(checkpoint.best_model_score) == pytest.approx(trainer.history.best["val_loss"])
-    assert "val_loss" in (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text()
