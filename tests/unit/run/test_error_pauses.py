@@ -358,33 +358,21 @@ def test_an_epoch_that_a_broken_stream_ends_is_ended_with_all_that_comes_then() 
     assert without_times(trainer.history.epochs) == without_times(whole.history.epochs)
 
 
-class _Refuses(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, trainer: Any) -> torch.Tensor:
-        ctx.trainer, ctx.sum = trainer, float(x.sum())
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        if not ctx.trainer.fixed and ctx.trainer.n == 2:
-            raise RuntimeError("no gradient")
-        return grads[0], None
-
-
 class Refused(Trainer):
-    fixed, n = False, 0
+    """Its second backward pass fails, once, where it is given the fault."""
+
+    fault = Fault()
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        self.n += 1
-        return {"loss": _Refuses.apply(self.model(batch), self).square().mean()}
+        return {"loss": _Broken.apply(self.model(batch), self.fault).square().mean()}
 
 
 def test_error_of_the_backward_pass_in_an_open_window_says_what_is_lost() -> None:
     trainer = make(Refused.add_on(AccumulationAddon), accumulate=4)
+    trainer.fault = Fault("backward", 1)
     error = fail(trainer, 1, batches(1, 1, 1, 1))
     assert trainer.failure.lost == "the gradients of the 1 batches before it in this window are lost"
     assert trainer.failure.lost in error.__notes__[-1]
-    trainer.fixed = True
     assert trainer.resume().status == "completed"
     assert len(trainer.history.epochs) == 1
 
@@ -418,11 +406,10 @@ def test_steps_are_recorded_as_if_a_callback_had_not_failed() -> None:
 
 def test_batch_that_is_skipped_after_an_error_of_the_backward_pass_makes_no_update() -> None:
     trainer, whole = make(Refused), batches(1, 1, 1)
+    trainer.fault = Fault("backward", 1)
     fail(trainer, 1, whole)
-    trainer.fixed = True
     trainer.resume(skip=True)
     without = make(Refused, on_error="raise")
-    without.fixed = True
     without.run(1, [whole[0], whole[2]])
     assert trainer.counts.step == without.counts.step == 2
     assert same_weights(trainer.model, without.model)
