@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -314,18 +315,14 @@ def graphed(kind: type[Trainer] = Regress, *others: type[AddOnBase], **options: 
     options = {"optimizer": capturable()} | options
     trainer = make_trainer(kind.add_on(Graphed, *others), **options)
     trainer[Graphed].used.trainer = trainer
+    return trainer, trainer[Graphed].used.calls, notes_of(trainer)
+
+
+def notes_of(trainer: Any) -> list[str]:
+    """A list to which its runs will add what they note."""
     notes: list[str] = []
-    trainer.recorder.add(Notes(notes))
-    return trainer, trainer[Graphed].used.calls, notes
-
-
-class Notes:
-    def __init__(self, notes: list[str]) -> None:
-        self.notes = notes
-
-    def update(self, event: Any) -> None:
-        if event.kind == "note":
-            self.notes.append(event.data["text"])
+    trainer.recorder.add(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
+    return notes
 
 
 def plain(kind: type[Trainer] = Regress, **options: Any) -> Any:
@@ -538,8 +535,7 @@ def test_accumulation_that_begins_in_mid_run_is_not_replayed() -> None:
 
 def test_without_cuda_it_says_so() -> None:
     trainer = make_trainer(Regress.add_on(CudaGraphAddon), device="cpu")
-    notes: list[str] = []
-    trainer.recorder.add(Notes(notes))
+    notes = notes_of(trainer)
     trainer.run(1, make_loader())
     trainer.run_batch(next(iter(make_loader())))
     assert notes == ["No CUDA graph: the device is cpu. The steps run eagerly."]
