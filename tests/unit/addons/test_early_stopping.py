@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -133,18 +132,28 @@ def test_limit_of_time_stops_at_the_next_batch() -> None:
 Windowed = Limited.add_on(AccumulationAddon)
 
 
+ALONE = [(2, 1), (3, 2), (5, 1), (7, 2), (20, 3), (1, 1), (4, 5)]  # by how many steps, and by how many epochs
+IN_WINDOWS = [(2, None), (3, 2)]
+INTERVALS = [(*interval, None) for interval in ALONE]
+INTERVALS += [(*interval, accumulate) for interval in IN_WINDOWS for accumulate in (2, 3, {0: 1, 1: 4})]
+
+
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("sized", [True, False])
-@pytest.mark.parametrize("accumulate", [2, 3, {0: 1, 1: 4}])
-@pytest.mark.parametrize("options", [{"val_every_n_steps": 2}, {"val_every_n_steps": 3, "val_every_n_epochs": 2}])
-def test_validations_by_steps_count_updates(options: Any, accumulate: Any, sized: bool, lean: bool) -> None:
+@pytest.mark.parametrize(("steps", "epochs", "accumulate"), INTERVALS)
+def test_validations_by_steps_count_updates_and_go_with_those_by_epochs(
+    steps: int, epochs: int | None, accumulate: Any, sized: bool, lean: bool
+) -> None:
     seen = Validations()
-    trainer = make_trainer(Windowed, accumulate=accumulate, lightning={"callbacks": [seen]}, **options)
+    kind, options = (Limited, {}) if accumulate is None else (Windowed, {"accumulate": accumulate})
+    trainer = make_trainer(kind, val_every_n_steps=steps, val_every_n_epochs=epochs, lightning={"callbacks": [seen]}, **options)
     trainer.short_way = lean
     trainer.run(4, make_loader() if sized else Unsized(), make_valid())  # five batches an epoch
     ends = [row["step"] for row in trainer.history.epochs]
-    by_epoch = set(ends[1::2]) if "val_every_n_epochs" in options else set()
-    assert seen.updates == sorted({*range(0, ends[-1] + 1, options["val_every_n_steps"])} - {0} | by_epoch)
+    due = {*range(steps, ends[-1] + 1, steps)} | set(ends[epochs - 1 :: epochs] if epochs else [])
+    assert seen.updates == sorted(due)
+    validated = {next(row["epoch"] for row in trainer.history.epochs if row["step"] >= step) for step in due}
+    assert [row["epoch"] for row in trainer.history.epochs if "val_loss" in row] == sorted(validated)
 
 
 @pytest.mark.parametrize(
@@ -188,20 +197,6 @@ class Validations(L.Callback):
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not pl_trainer.sanity_checking:
             self.updates.append(pl_trainer.global_step)
-
-
-@pytest.mark.parametrize("lean", [True, False])
-@pytest.mark.parametrize("sized", [True, False])
-@pytest.mark.parametrize(("steps", "epochs"), [(2, 1), (3, 2), (5, 1), (7, 2), (20, 3), (1, 1), (4, 5)])
-def test_validations_by_steps_and_by_epochs_work_together(lean: bool, sized: bool, steps: int, epochs: int) -> None:
-    seen = Validations()
-    trainer = make_trainer(Limited, val_every_n_steps=steps, val_every_n_epochs=epochs, lightning={"callbacks": [seen]})
-    trainer.short_way = lean
-    loader = make_loader() if sized else Unsized()
-    trainer.run(4, loader, make_valid())  # five batches an epoch
-    due = {step for step in range(1, 21) if step % steps == 0 or step % (5 * epochs) == 0}
-    assert seen.updates == sorted(due)
-    assert [row["epoch"] for row in trainer.history.epochs if "val_loss" in row] == sorted({math.ceil(step / 5) for step in due})
 
 
 class Unsized:
