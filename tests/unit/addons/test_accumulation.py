@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
-from samples import DEVICE, Regress, make_loader, make_trainer, make_valid, same_weights
+from samples import DEVICE, Breaks, Broken, Regress, make_loader, make_trainer, make_valid, same_weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -228,14 +228,8 @@ def test_run_that_is_to_end_within_a_window_finishes_it_first() -> None:
 
 
 def test_run_that_an_error_ends_within_a_window_leaves_nothing_for_the_next() -> None:
-    class Breaks(Square):
-        def train_step(self, batch: Any) -> dict[str, Any]:
-            if self.train_state.run == 1 and self.counts.processed == 2:
-                raise RuntimeError("boom")
-            return super().train_step(batch)
-
-    trainer, batches = make(Breaks, accumulate=4), make_batches(4, 4, 4, 4)
-    with pytest.raises(RuntimeError, match="boom"):
+    trainer, batches = make(Square, accumulate=4, lightning={"callbacks": [Breaks(2)]}), make_batches(4, 4, 4, 4)
+    with pytest.raises(Broken):
         trainer.run(1, batches)
     assert trainer.counts.step == 0
     trainer.run(1, batches)

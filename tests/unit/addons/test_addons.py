@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning as L
 import pytest
+from lightning.pytorch.callbacks import LambdaCallback
 from programs import documented
 from samples import ONE_DEVICE, Regress, make_loader, make_model, make_trainer, make_valid, same_weights
 
@@ -184,10 +185,8 @@ def test_addon_has_documentation_and_stands_alone(addon: type[AddOnBase], tmp_pa
 
 
 def test_users_own_log_lands_in_the_history() -> None:
-    class Logs(L.Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-            pl_module.log("mine", 2.0, on_epoch=True, on_step=False, batch_size=1)
-
-    trainer = make_trainer(lightning={"callbacks": [Logs()]})
+    own = {"on_epoch": True, "on_step": False, "batch_size": 1}
+    logs = LambdaCallback(on_train_batch_end=lambda trainer, module, *args: module.log("mine", 2.0, **own))
+    trainer = make_trainer(lightning={"callbacks": [logs]})
     trainer.run(1, make_loader())
     assert trainer.history.last["mine"] == 2.0

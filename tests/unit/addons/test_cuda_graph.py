@@ -429,11 +429,8 @@ def test_tensors_in_lists_and_dicts_of_an_output_are_copied_too() -> None:
 
 
 def test_layers_that_are_frozen_in_mid_run_make_a_new_graph() -> None:
-    class Freeze(Callback):
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            pl_module.model[0].requires_grad_(trainer.current_epoch != 1)
-
-    options = {"lightning": {"callbacks": [Freeze()]}}
+    freeze = LambdaCallback(on_train_epoch_end=lambda trainer, module: module.model[0].requires_grad_(trainer.current_epoch != 1))
+    options = {"lightning": {"callbacks": [freeze]}}
     (ours, calls, _), theirs = graphed(**options), plain(**options)
     train(ours, theirs, n_epochs=3)
     assert calls.count("capture") == 2 and calls.count("warm up") == 6 and same_weights(ours.model, theirs.model)

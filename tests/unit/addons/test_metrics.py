@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from samples import DEVICE, Regress, make_data, make_loader, make_model, make_trainer, make_valid
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -336,15 +336,10 @@ def test_one_evaluation_computes_the_metrics_it_is_asked_for(kind: Any) -> None:
     assert found.keys() - {"own"} == {"loss", "mae", "worst", "mse"} and trainer.history.tests[-1]["test_worst"] == found["worst"]
     assert trainer.evaluate(loader).keys() - {"own"} == {"loss", "mae"}
 
-    class Asks(L.Callback):
-        found: Any = None
-
-        def on_train_start(self, *args: Any) -> None:
-            Asks.found = trainer.evaluate(loader, metrics=asked)
-
-    trainer.lightning["callbacks"] = [Asks()]
+    in_run: list[Any] = []
+    trainer.lightning["callbacks"] = [LambdaCallback(on_train_start=lambda *args: in_run.append(trainer.evaluate(loader, metrics=asked)))]
     trainer.run(1, make_loader())
-    assert Asks.found["worst"] == found["worst"] and Asks.found["mse"] == pytest.approx(found["mse"])
+    assert in_run[0]["worst"] == found["worst"] and in_run[0]["mse"] == pytest.approx(found["mse"])
     with pytest.raises(ConfigError, match=r"metrics='f1' is not a metric"):
         trainer.evaluate(loader, metrics="f1")
 

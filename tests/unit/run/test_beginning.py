@@ -13,7 +13,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback
 from samples import (
     DEVICE,
     Regress,
@@ -247,12 +247,9 @@ def test_folder_with_anything_else_in_it_and_that_of_a_run_that_is_on_are_not_ta
     (tmp_path / "run-001" / "mine.txt").write_text("of a hook")
     assert open_run_folder(tmp_path).name == "run-002"
 
-    class Looks(L.Callback):
-        def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            names.append(open_run_folder(tmp_path).name)
-
     names: list[str] = []
-    make_trainer(save_path=tmp_path, lightning={"callbacks": [Looks()]}).run(1, make_loader())
+    looks = LambdaCallback(on_train_start=lambda *given: names.append(open_run_folder(tmp_path).name))
+    make_trainer(save_path=tmp_path, lightning={"callbacks": [looks]}).run(1, make_loader())
     assert names == ["run-004"] and (tmp_path / "run-003" / "events.jsonl").exists()
 
 
@@ -278,16 +275,11 @@ TRACKERS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
 def test_tracker_is_connected_when_the_first_batch_is_finished(name: str, tmp_path: Path) -> None:
     addon, options, files = TRACKERS[name]
     trainer = make_trainer(type("Tracked", (Fails.add_on(addon),), {}), save_path=tmp_path / "runs", **options)
-    connected: list[int] = []
-
-    class Watches(L.Callback):
-        def on_train_batch_end(self, pl_trainer: L.Trainer, *given: Any) -> None:
-            connected.append(sum((tmp_path / "runs" / "run-001" / file).exists() for file in files))
-
+    folder, connected = tmp_path / "runs" / "run-001", list[int]()
     _fail(trainer)
-    folder = tmp_path / "runs" / "run-001"
     assert not [file for file in files if (folder / file).exists()]
-    trainer.lightning["callbacks"] = [Watches()]
+    watches = LambdaCallback(on_train_batch_end=lambda *given: connected.append(sum((folder / file).exists() for file in files)))
+    trainer.lightning["callbacks"] = [watches]
     trainer.run(1, make_loader())
     assert trainer.run_dir == folder and all((folder / file).exists() for file in files) and connected[1:] == [len(files)] * 4
 
@@ -804,16 +796,6 @@ def test_training_is_bit_for_bit_the_one_without_the_check(precision: Any, own_g
     assert same_content(trained({}), trained({"num_sanity_val_steps": 0}))
 
 
-class Epoch1(L.Callback):
-    """Calls `look` when the check is over."""
-
-    def __init__(self, look: Callable[[], None]) -> None:
-        self.look = look
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.look()
-
-
 def test_step_that_changes_all_it_can_reach_leaves_nothing() -> None:
     pictures: list[Any] = []
     for lightning in ({}, {"num_sanity_val_steps": 0}):
@@ -822,7 +804,7 @@ def test_step_that_changes_all_it_can_reach_leaves_nothing() -> None:
         random.seed(1)
         np.random.seed(1)
         trainer = _greedy()
-        look = Epoch1(lambda trainer=trainer: pictures.append([_picture(trainer), random_numbers()]))
+        look = LambdaCallback(on_train_start=lambda *given, trainer=trainer: pictures.append([_picture(trainer), random_numbers()]))
         trainer.lightning |= lightning | {"callbacks": [look]}
         trainer.run(1, make_loader(), make_valid())
     assert same_content(*pictures)
@@ -835,16 +817,9 @@ def test_step_may_change_the_batch_of_a_list() -> None:
             return super().test_step(batch)
 
     batches, seen = [(torch.ones(4, 8), torch.ones(4, 1))], []
-    callback = Epoch1(lambda: seen.append(batches[0][0].clone()))
+    callback = LambdaCallback(on_train_start=lambda *given: seen.append(batches[0][0].clone()))
     make_trainer(Halving, lightning={"callbacks": [callback]}).run(1, make_loader(), batches)
     assert torch.equal(seen[0], torch.ones(4, 8))
-
-
-class Preparing(L.Callback):
-    """Sets what the step needs."""
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        pl_module.owner.scale = 2.0
 
 
 class Scaled(Regress):
@@ -853,7 +828,8 @@ class Scaled(Regress):
 
 
 def test_step_may_need_what_a_callback_prepares() -> None:
-    trainer = make_trainer(Scaled, lightning={"callbacks": [Preparing()]})
+    prepares = LambdaCallback(on_fit_start=lambda pl_trainer, pl_module: setattr(pl_module.owner, "scale", 2.0))
+    trainer = make_trainer(Scaled, lightning={"callbacks": [prepares]})
     assert trainer.run(1, make_loader(), make_valid()).status == "completed"
 
 
