@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
-from samples import DEVICE, Regress, make_loader, make_trainer, make_valid, same_weights
+from samples import DEVICE, Breaks, Broken, Regress, make_loader, make_trainer, make_valid, same_weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from nbtrain import AccumulationAddon, AggregatedOutputs, GradientClipAddon, StateManagerAddon, Trainer
 from nbtrain.addons.accumulation import window_of_samples, window_of_tokens
 from nbtrain.errors import ConfigError, StepError
-from nbtrain.events import Event
 
 N_IGNORED = -100
 
@@ -228,36 +228,17 @@ def test_run_that_is_to_end_within_a_window_finishes_it_first() -> None:
 
 
 def test_run_that_an_error_ends_within_a_window_leaves_nothing_for_the_next() -> None:
-    class Breaks(Square):
-        def train_step(self, batch: Any) -> dict[str, Any]:
-            if self.train_state.run == 1 and self.counts.processed == 2:
-                raise RuntimeError("boom")
-            return super().train_step(batch)
-
-    trainer, batches = make(Breaks, accumulate=4), make_batches(4, 4, 4, 4)
-    with pytest.raises(RuntimeError, match="boom"):
+    trainer, batches = make(Square, accumulate=4, lightning={"callbacks": [Breaks(2)]}), make_batches(4, 4, 4, 4)
+    with pytest.raises(Broken):
         trainer.run(1, batches)
     assert trainer.counts.step == 0
     trainer.run(1, batches)
     assert_equal(trainer.model, by_hand(Square, [batches]))
 
 
-def test_resumed_run_has_the_windows_of_an_unbroken_one(tmp_path: Path) -> None:
-    def go(n_epoch: int, **run: Any) -> Any:
-        trainer = make_trainer(Regress.add_on(AccumulationAddon, StateManagerAddon), accumulate=2, save_path=tmp_path, every_n_steps=1)
-        torch.manual_seed(3)
-        trainer.run(n_epoch, make_loader(), make_valid(), **run)
-        return trainer
-
-    whole = go(3)
-    middle = next((whole.run_dir / "checkpoints").glob("epoch=1-step=5*"))
-    assert same_weights(go(3, resume=middle).model, whole.model)
-
-
 # -- how many
 def test_window_follows_from_the_samples_and_the_loader() -> None:
-    x, y = make_data(16)
-    loader = DataLoader(TensorDataset(x, y), 4)
+    loader = DataLoader(TensorDataset(*make_data(16)), 4)
     trainer = make(Square, global_batch_size=8)
     trainer.run(1, loader)
     assert trainer.counts.step == 2
@@ -298,21 +279,15 @@ def test_tokens_are_rounded_down_with_the_exact_figure() -> None:
 
 def test_rounding_is_noted_in_the_record() -> None:
     notes: list[str] = []
-
-    class Notes:
-        def update(self, event: Event) -> None:
-            notes.extend([event.data["text"]] if event.kind == "note" else [])
-
     trainer = make(Square, total_batch_size=25, tokens_per_batch=12)
-    trainer.recorder.add(Notes())
+    trainer.recorder.add(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
     trainer.run(1, make_batches(4, 4, 4))
     assert trainer.counts.step == 2
     assert notes == ["total_batch_size=25 tokens is 2.08 batches of 12: an update takes 2 of them, 24 tokens."]
 
 
 def test_tokens_of_a_batch_are_the_loaders_or_asked_for() -> None:
-    x, y = make_data(16)
-    loader: Any = DataLoader(TensorDataset(x, y), 4)
+    loader: Any = DataLoader(TensorDataset(*make_data(16)), 4)
     with pytest.raises(ConfigError, match="the loader has no seq_len"):
         make(Square, total_batch_size=24).run(1, loader)
     loader.seq_len = 3

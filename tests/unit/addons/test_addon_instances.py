@@ -109,14 +109,6 @@ def test_option_of_an_instance_by_keyword_says_where_it_was_given() -> None:
     assert "level" not in inspect.signature(Regress.add_on(Tilt(level=3))).parameters
 
 
-def test_option_of_an_addon_that_is_missing_names_the_addon() -> None:
-    with pytest.raises(OptionError) as error:
-        make_trainer(Regress, every_n_steps=20)
-    assert str(error.value) == (
-        "Regress takes no argument 'every_n_steps'.\n  It is an option of StateManagerAddon: Regress.add_on(StateManagerAddon)."
-    )
-
-
 def test_one_addon_with_two_sets_of_options_is_refused() -> None:
     with pytest.raises(AddOnError, match="Regress was given Tilt twice, with different options"):
         Regress.add_on(Tilt(level=3)).add_on(Tilt(level=4))

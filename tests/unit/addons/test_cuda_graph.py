@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -34,6 +35,14 @@ from nbtrain.addons.performance import (
 from nbtrain.data.batch import tensors
 from nbtrain.data.prefetch import Prefetcher
 
+
+def train(*trainers: Any, n_epochs: int = 2, valid: Any = None) -> None:
+    """Each with the same batches and random numbers."""
+    for trainer in trainers:
+        torch.manual_seed(5)
+        trainer.run(n_epochs, make_loader(own_generator=True), valid)
+
+
 # -- compilation
 EAGER = {"backend": "eager"}
 
@@ -41,9 +50,7 @@ EAGER = {"backend": "eager"}
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_run_has_the_weights_of_the_plain_one(backend: str) -> None:
     plain, compiled = make_trainer(), make_trainer(compile={"backend": backend})
-    for trainer in (plain, compiled):
-        torch.manual_seed(5)
-        trainer.run(2, make_loader(own_generator=True), make_valid())
+    train(plain, compiled, valid=make_valid())
     assert compiled.model._compiled_call_impl is not None and plain.model._compiled_call_impl is None
     assert same_weights(plain.model, compiled.model)
     assert without_times(plain.history.epochs) == without_times(compiled.history.epochs)
@@ -194,10 +201,8 @@ def test_both_loaders_are_read_ahead_and_the_weights_stay_the_same(monkeypatch: 
     copies = Copies()
     monkeypatch.setattr("nbtrain.addons.performance.prefetch", lambda loader, device: Prefetcher(loader, copies))
     plain, ahead = make_trainer(), make_trainer(Regress.add_on(PrefetchAddon))
-    for trainer in (plain, ahead):
-        torch.manual_seed(5)
-        trainer.run(2, make_loader(own_generator=True), make_valid())
-        trainer.evaluate(make_valid())
+    train(plain, ahead, valid=make_valid())
+    ahead.evaluate(make_valid())
     assert copies.started == 2 * (5 + 3) + 3 and same_weights(plain.model, ahead.model)
     assert without_times(plain.history.epochs) == without_times(ahead.history.epochs)
 
@@ -310,18 +315,14 @@ def graphed(kind: type[Trainer] = Regress, *others: type[AddOnBase], **options: 
     options = {"optimizer": capturable()} | options
     trainer = make_trainer(kind.add_on(Graphed, *others), **options)
     trainer[Graphed].used.trainer = trainer
+    return trainer, trainer[Graphed].used.calls, notes_of(trainer)
+
+
+def notes_of(trainer: Any) -> list[str]:
+    """A list to which its runs will add what they note."""
     notes: list[str] = []
-    trainer.recorder.add(Notes(notes))
-    return trainer, trainer[Graphed].used.calls, notes
-
-
-class Notes:
-    def __init__(self, notes: list[str]) -> None:
-        self.notes = notes
-
-    def update(self, event: Any) -> None:
-        if event.kind == "note":
-            self.notes.append(event.data["text"])
+    trainer.recorder.add(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
+    return notes
 
 
 def plain(kind: type[Trainer] = Regress, **options: Any) -> Any:
@@ -340,9 +341,7 @@ class Reads(Regress):
 def test_replayed_run_equals_the_plain_one_bit_for_bit(kind: type[Trainer]) -> None:
     ours, calls, notes = graphed(kind)
     theirs = plain(kind)
-    for trainer in (theirs, ours):
-        torch.manual_seed(5)
-        trainer.run(3, make_loader(own_generator=True), make_valid())
+    train(ours, theirs, n_epochs=3, valid=make_valid())
     assert calls == ["warm up"] * 3 + ["capture"] + ["replay"] * 9 and notes == []  # 4 of 5 batches an epoch are of the captured form
     assert same_weights(ours.model, theirs.model)
     assert without_times(ours.history.epochs) == without_times(theirs.history.epochs)
@@ -369,30 +368,34 @@ def test_hooks_counters_and_gradients_are_those_of_the_plain_run() -> None:
     watches = Watch(), Watch()
     ours, calls, _ = graphed(lightning={"callbacks": [watches[0]]})
     theirs = plain(lightning={"callbacks": [watches[1]]})
-    for trainer in (ours, theirs):
-        torch.manual_seed(5)
-        trainer.run(2, make_loader(own_generator=True))
+    train(ours, theirs)
     assert calls.count("replay") == 5 and str(watches[0].seen) == str(watches[1].seen)
     for mine, other in zip(watches[0].outputs, watches[1].outputs):  # also what was kept from batch to batch
         assert mine.keys() == other.keys() and all(torch.equal(mine[name], other[name]) for name in mine)
 
 
-def test_a_schedule_reaches_the_graph_through_a_rate_in_a_tensor() -> None:
-    options = {"scheduler": lambda step: 1e-2 / (step + 1)}
-    ours, calls, notes = graphed(optimizer=capturable(torch.tensor(1e-2, device=DEVICE)), **options)
-    theirs = plain(optimizer=capturable(torch.tensor(1e-2, device=DEVICE)), **options)
-    for trainer in (ours, theirs):
-        torch.manual_seed(5)
-        trainer.run(2, make_loader(own_generator=True))
+REPLAYED: dict[str, tuple[list[type[AddOnBase]], Callable[[], dict[str, Any]]]] = {  # addons beside the graph; options of both trainers
+    "a schedule through a rate in a tensor": (
+        [],
+        lambda: {"optimizer": capturable(torch.tensor(1e-2, device=DEVICE)), "scheduler": lambda step: 1e-2 / (step + 1)},
+    ),
+    "mixed precision": ([], lambda: {"precision": "bf16"}),
+    "compilation and prefetching": ([CompileAddon, PrefetchAddon], lambda: {"compile": EAGER}),
+}
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+def test_what_goes_through_the_graph_is_as_through_the_loop(name: str) -> None:
+    addons, options = REPLAYED[name]
+    (ours, calls, notes), theirs = graphed(Regress, *addons, **options()), plain(**options())
+    train(ours, theirs, valid=make_valid())
     assert calls.count("replay") == 5 and notes == [] and same_weights(ours.model, theirs.model)
 
 
 def test_a_rate_that_changes_as_a_number_ends_the_replays() -> None:
     options = {"scheduler": lambda step: 1e-2 if step < 6 else 1e-3}
     (ours, calls, notes), theirs = graphed(**options), plain(**options)
-    for trainer in (ours, theirs):
-        torch.manual_seed(5)
-        trainer.run(2, make_loader(own_generator=True))
+    train(ours, theirs)
     assert calls.count("replay") == 2 and calls.count("capture") == 1 and same_weights(ours.model, theirs.model)
     reason = "an option of the optimizer has changed (a rate that changes must be a tensor on the device)"
     assert notes == [f"No CUDA graph: {reason}. The steps run eagerly."]
@@ -420,23 +423,16 @@ def test_tensors_in_lists_and_dicts_of_an_output_are_copied_too() -> None:
             return {}
 
     (ours, calls, _), theirs = graphed(Rich), plain(Rich)
-    for trainer in (ours, theirs):
-        torch.manual_seed(5)
-        trainer.run(2, make_loader(own_generator=True))
+    train(ours, theirs)
     assert calls.count("replay") == 5
     assert all(torch.equal(a["x"][0], b["x"][0]) and a["n"] == b["n"] == 3 for a, b in zip(ours.kept, theirs.kept))
 
 
 def test_layers_that_are_frozen_in_mid_run_make_a_new_graph() -> None:
-    class Freeze(Callback):
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            pl_module.model[0].requires_grad_(trainer.current_epoch != 1)
-
-    options = {"lightning": {"callbacks": [Freeze()]}}
+    freeze = LambdaCallback(on_train_epoch_end=lambda trainer, module: module.model[0].requires_grad_(trainer.current_epoch != 1))
+    options = {"lightning": {"callbacks": [freeze]}}
     (ours, calls, _), theirs = graphed(**options), plain(**options)
-    for trainer in (ours, theirs):
-        torch.manual_seed(5)
-        trainer.run(3, make_loader(own_generator=True))
+    train(ours, theirs, n_epochs=3)
     assert calls.count("capture") == 2 and calls.count("warm up") == 6 and same_weights(ours.model, theirs.model)
 
 
@@ -505,12 +501,9 @@ REASONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("reason", REASONS)
 def test_what_a_graph_can_not_do_is_said_once_and_runs_eagerly(reason: str, tmp_path: Path) -> None:
     options = copy.copy(REASONS[reason])
-    ours, calls, notes = graphed(**options)
-    theirs = plain(**options)
-    for trainer in (ours, theirs):
-        torch.manual_seed(5)
-        trainer.run(2, make_loader(own_generator=True))
-        trainer.run(1, make_loader(own_generator=True))
+    (ours, calls, notes), theirs = graphed(**options), plain(**options)
+    train(ours, theirs)
+    train(ours, theirs, n_epochs=1)
     assert calls == [] and notes == [f"No CUDA graph: {reason}. The steps run eagerly."]
     assert same_weights(ours.model, theirs.model)
 
@@ -525,26 +518,21 @@ def test_the_whole_way_is_a_reason_too() -> None:
 
 
 def test_accumulation_that_begins_in_mid_run_is_not_replayed() -> None:
-    def trained(trainer: Any) -> Any:
-        torch.manual_seed(5)
-        trainer.run(4, make_loader(own_generator=True))
-        return trainer
-
     def options() -> dict[str, Any]:
         return {"lightning": {"callbacks": [LambdaCallback(on_train_epoch_start=begin)]}}
 
     def begin(pl_trainer: Any, module: Any) -> None:
         pl_trainer.accumulate_grad_batches = 2 if pl_trainer.current_epoch >= 2 else 1
 
-    ours, calls, notes = graphed(**options())
-    assert same_weights(trained(ours).model, trained(plain(**options())).model)
+    (ours, calls, notes), theirs = graphed(**options()), plain(**options())
+    train(ours, theirs, n_epochs=4)
+    assert same_weights(ours.model, theirs.model)
     assert calls.count("replay") == 5 and notes == ["No CUDA graph: gradients of 2 batches are accumulated. The steps run eagerly."]
 
 
 def test_without_cuda_it_says_so() -> None:
     trainer = make_trainer(Regress.add_on(CudaGraphAddon), device="cpu")
-    notes: list[str] = []
-    trainer.recorder.add(Notes(notes))
+    notes = notes_of(trainer)
     trainer.run(1, make_loader())
     trainer.run_batch(next(iter(make_loader())))
     assert notes == ["No CUDA graph: the device is cpu. The steps run eagerly."]
@@ -569,23 +557,6 @@ def test_a_step_that_can_not_be_captured_is_named() -> None:
 def test_too_few_warm_up_steps_are_refused() -> None:
     with pytest.raises(ConfigError, match="graph_warmup=0 must be a positive integer.\n  Give at least 1"):
         CudaGraphAddon(graph_warmup=0)
-
-
-def test_mixed_precision_goes_through_the_graph_as_through_the_loop() -> None:
-    (ours, calls, _), theirs = graphed(precision="bf16"), plain(precision="bf16")
-    for trainer in (ours, theirs):
-        torch.manual_seed(5)
-        trainer.run(2, make_loader(own_generator=True))
-    assert calls.count("replay") == 5 and same_weights(ours.model, theirs.model)
-
-
-def test_all_three_go_together() -> None:
-    options: dict[str, Any] = {"compile": EAGER}
-    (ours, calls, notes), theirs = graphed(Regress, CompileAddon, PrefetchAddon, **options), plain(**options)
-    for trainer in (ours, theirs):
-        torch.manual_seed(5)
-        trainer.run(2, make_loader(own_generator=True), make_valid())
-    assert calls.count("replay") == 5 and notes == [] and same_weights(ours.model, theirs.model)
 
 
 def test_cuda_is_called_in_the_order_that_pytorch_prescribes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning_modules import Lit
 from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights
-from torch.nn.functional import mse_loss
-from torch.optim import SGD
 
 from nbtrain import AccumulationAddon, EarlyStoppingAddon, LimitsAddon, StateManagerAddon, Trainer
 from nbtrain.best import known_mode
@@ -63,19 +61,12 @@ def test_reason_is_told() -> None:
     assert (result.status, result.reason) == ("stopped", "val_r2 has not improved 2 times in a row")
 
 
-@pytest.mark.parametrize("name", ["r2", "pearson", "spearman", "f1", "accuracy"])
-def test_more_of_these_is_better(name: str) -> None:
-    assert known_mode(f"val_{name}") == "max"
-
-
-@pytest.mark.parametrize("name", ["loss", "mse", "brier", "brier_score_loss", "perplexity"])
-def test_less_of_these_is_better(name: str) -> None:
-    assert known_mode(f"val_{name}") == "min"
-
-
-def test_direction_of_an_unknown_metric_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match="monitor='val_r2_of_mine': is higher or lower better"):
-        make_trainer(Early, monitor="val_r2_of_mine")
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("pearson", "max"), ("spearman", "max"), ("accuracy", "max"), ("brier", "min"), ("brier_score_loss", "min"), ("perplexity", "min")],
+)
+def test_direction_of_a_known_metric_is_known(name: str, mode: str) -> None:
+    assert known_mode(f"val_{name}") == mode
 
 
 def test_each_validation_within_an_epoch_counts() -> None:
@@ -118,12 +109,6 @@ def test_resumed_run_goes_on_waiting(tmp_path: Path) -> None:
     assert len(go([0.2, 0.9], 5, resume="auto").history) == 4
 
 
-@pytest.mark.parametrize("options", [{"patience": 0}, {"patience": 1.5}, {"delta": -1}, {"delta": float("nan")}])
-def test_impossible_patience_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        make_trainer(Early, **options)
-
-
 # -- limits
 def test_limit_of_steps_counts_updates_over_all_runs() -> None:
     trainer = make_trainer(Limited, max_steps=12)
@@ -144,51 +129,53 @@ def test_limit_of_time_stops_at_the_next_batch() -> None:
     assert (result.status, result.reason, trainer.counts.step) == ("stopped", "max_time is over", 1)
 
 
-def test_validation_comes_every_so_many_updates_over_the_epochs() -> None:
-    trainer = make_trainer(Limited, val_every_n_steps=7)  # more than the five batches of an epoch
-    trainer.run(3, make_loader(), make_valid())
-    assert ["val_loss" in row for row in trainer.history.epochs] == [False, True, True]  # after 7 and 14 of 15
-
-
 Windowed = Limited.add_on(AccumulationAddon)
+
+
+ALONE = [(2, 1), (3, 2), (5, 1), (7, 2), (20, 3), (1, 1), (4, 5)]  # by how many steps, and by how many epochs
+IN_WINDOWS = [(2, None), (3, 2)]
+INTERVALS = [(*interval, None) for interval in ALONE]
+INTERVALS += [(*interval, accumulate) for interval in IN_WINDOWS for accumulate in (2, 3, {0: 1, 1: 4})]
 
 
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("sized", [True, False])
-@pytest.mark.parametrize("accumulate", [2, 3, {0: 1, 1: 4}])
-@pytest.mark.parametrize("options", [{"val_every_n_steps": 2}, {"val_every_n_steps": 3, "val_every_n_epochs": 2}])
-def test_validations_by_steps_count_updates(options: Any, accumulate: Any, sized: bool, lean: bool) -> None:
+@pytest.mark.parametrize(("steps", "epochs", "accumulate"), INTERVALS)
+def test_validations_by_steps_count_updates_and_go_with_those_by_epochs(
+    steps: int, epochs: int | None, accumulate: Any, sized: bool, lean: bool
+) -> None:
     seen = Validations()
-    trainer = make_trainer(Windowed, accumulate=accumulate, lightning={"callbacks": [seen]}, **options)
+    kind, options = (Limited, {}) if accumulate is None else (Windowed, {"accumulate": accumulate})
+    trainer = make_trainer(kind, val_every_n_steps=steps, val_every_n_epochs=epochs, lightning={"callbacks": [seen]}, **options)
     trainer.short_way = lean
     trainer.run(4, make_loader() if sized else Unsized(), make_valid())  # five batches an epoch
     ends = [row["step"] for row in trainer.history.epochs]
-    by_epoch = set(ends[1::2]) if "val_every_n_epochs" in options else set()
-    assert seen.updates == sorted({*range(0, ends[-1] + 1, options["val_every_n_steps"])} - {0} | by_epoch)
+    due = {*range(steps, ends[-1] + 1, steps)} | set(ends[epochs - 1 :: epochs] if epochs else [])
+    assert seen.updates == sorted(due)
+    validated = {next(row["epoch"] for row in trainer.history.epochs if row["step"] >= step) for step in due}
+    assert [row["epoch"] for row in trainer.history.epochs if "val_loss" in row] == sorted(validated)
 
 
-def test_under_your_own_lightning_trainer_validations_by_steps_count_updates_too() -> None:
+@pytest.mark.parametrize(
+    ("options", "n_epochs", "due"),
+    [
+        ({"accumulate": 2, "val_every_n_steps": 2}, 3, [2, 4, 6, 8]),  # of nine: each epoch of five batches ends with a window of one
+        ({"val_every_n_steps": 2, "val_every_n_epochs": 1}, 2, [2, 4, 5, 6, 8, 10]),
+    ],
+    ids=["windows", "both intervals"],
+)
+def test_under_your_own_lightning_trainer_validations_by_steps_count_updates_too(options: Any, n_epochs: int, due: list[int]) -> None:
     seen = Validations()
-    trainer = make_trainer(Windowed, accumulate=2, val_every_n_steps=2)
-    own = L.Trainer(max_epochs=3, **trainer.lightning_args())
+    trainer = make_trainer(Windowed, **options)
+    own = L.Trainer(max_epochs=n_epochs, **trainer.lightning_args())
     own.callbacks.append(seen)
     own.fit(trainer.as_lightning_module(), make_loader(), make_valid())
-    assert seen.updates == [2, 4, 6, 8]  # of nine: each epoch of five batches ends with a window of one
+    assert seen.updates == due
 
 
-class Counts(L.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = make_model()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return mse_loss(self.net(batch[0]), batch[1])
-
+class Validates(Lit):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", mse_loss(self.net(batch[0]), batch[1]))
-
-    def configure_optimizers(self) -> Any:
-        return SGD(self.parameters(), lr=1e-2)
+        self.log("val_loss", self.loss(batch))
 
 
 @pytest.mark.parametrize("sized", [True, False])
@@ -196,7 +183,7 @@ class Counts(L.LightningModule):
 def test_validations_of_a_lightning_module_by_steps_count_updates(steps: int, epochs: Any, due: list[int], sized: bool) -> None:
     seen = Validations()
     lightning, options = {"callbacks": [seen], "accumulate_grad_batches": 2}, {"val_every_n_steps": steps, "val_every_n_epochs": epochs}
-    trainer: Any = Trainer.add_on(LimitsAddon).from_lightning(Counts(), device="cpu", log_bar=False, lightning=lightning, **options)
+    trainer: Any = Trainer.add_on(LimitsAddon).from_lightning(Validates(), device="cpu", log_bar=False, lightning=lightning, **options)
     trainer.run(4, make_loader() if sized else Unsized(), make_valid())  # three updates an epoch
     assert seen.updates == due
 
@@ -212,38 +199,9 @@ class Validations(L.Callback):
             self.updates.append(pl_trainer.global_step)
 
 
-@pytest.mark.parametrize("lean", [True, False])
-@pytest.mark.parametrize("sized", [True, False])
-@pytest.mark.parametrize(("steps", "epochs"), [(2, 1), (3, 2), (5, 1), (7, 2), (20, 3), (1, 1), (4, 5)])
-def test_validations_by_steps_and_by_epochs_work_together(lean: bool, sized: bool, steps: int, epochs: int) -> None:
-    seen = Validations()
-    trainer = make_trainer(Limited, val_every_n_steps=steps, val_every_n_epochs=epochs, lightning={"callbacks": [seen]})
-    trainer.short_way = lean
-    loader = make_loader() if sized else Unsized()
-    trainer.run(4, loader, make_valid())  # five batches an epoch
-    due = {step for step in range(1, 21) if step % steps == 0 or step % (5 * epochs) == 0}
-    assert seen.updates == sorted(due)
-    assert [row["epoch"] for row in trainer.history.epochs if "val_loss" in row] == sorted({math.ceil(step / 5) for step in due})
-
-
 class Unsized:
     def __iter__(self) -> Any:
         return iter(list(make_loader()))
-
-
-def test_both_intervals_work_under_your_own_lightning_trainer() -> None:
-    seen = Validations()
-    trainer = make_trainer(Limited, val_every_n_steps=2, val_every_n_epochs=1)
-    own = L.Trainer(max_epochs=2, **trainer.lightning_args())
-    own.callbacks.append(seen)
-    own.fit(trainer.as_lightning_module(), make_loader(), make_valid())
-    assert seen.updates == [2, 4, 5, 6, 8, 10]
-
-
-def test_epoch_without_a_validation_has_no_number_of_an_earlier_one() -> None:
-    trainer = make_trainer(Limited, val_every_n_epochs=2)
-    trainer.run(4, make_loader(), make_valid())
-    assert ["val_loss" in row for row in trainer.history.epochs] == [False, True, False, True]
 
 
 def test_validation_before_training_is_the_baseline_and_changes_nothing() -> None:
@@ -271,22 +229,21 @@ def test_schedule_knows_the_limit_of_steps() -> None:
     assert Plan(3, None, max_steps=9).total_steps == 9
 
 
-@pytest.mark.parametrize("options", [{"max_steps": 0}, {"max_val_steps": 0.5}, {"val_every_n_steps": 0, "val_every_n_epochs": 1}])
-def test_impossible_limits_are_refused(options: dict[str, Any]) -> None:
+IMPOSSIBLE: list[dict[str, Any]] = [
+    *({"patience": 0}, {"patience": 1.5}, {"delta": -1}, {"delta": float("nan")}),
+    *({"max_steps": 0}, {"max_val_steps": 0.5}, {"val_every_n_steps": 0, "val_every_n_epochs": 1}),
+]
+
+
+@pytest.mark.parametrize("options", IMPOSSIBLE, ids=str)
+def test_impossible_patience_and_limits_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        make_trainer(Limited, **options)
+        make_trainer(Limited.add_on(EarlyStoppingAddon), **options)
 
 
 # -- a validation on its own
-def test_validation_on_its_own_counts_no_epoch_and_changes_nothing() -> None:
-    def go(validate: bool) -> Any:
-        trainer = make_trainer()
-        torch.manual_seed(3)
-        trainer.run(1, make_loader(), make_valid())
-        if validate:
-            assert trainer.validate(make_valid())["loss"] == trainer.history.last["val_loss"] == trainer.history.tests[-1]["val_loss"]
-            assert (trainer.mode, trainer.model.training, len(trainer.history), trainer.counts.epoch) == ("train", True, 1, 1)
-        trainer.run(1, make_loader(), make_valid())
-        return trainer
-
-    assert same_weights(go(True).model, go(False).model)
+def test_validation_on_its_own_counts_no_epoch() -> None:
+    trainer = make_trainer()
+    trainer.run(1, make_loader(), make_valid())
+    assert trainer.validate(make_valid())["loss"] == trainer.history.last["val_loss"] == trainer.history.tests[-1]["val_loss"]
+    assert (trainer.mode, trainer.model.training, len(trainer.history), trainer.counts.epoch) == ("train", True, 1, 1)

@@ -7,24 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from samples import Regress, make_data, make_loader, make_model, make_trainer, without_times
-from torch.utils.data import DataLoader, Dataset
+from samples import Augmented, Regress, make_loader, make_model, make_trainer, without_times
+from torch.utils.data import DataLoader
 
 from nbtrain import EnvironmentAddon
-
-
-class Noisy(Dataset[Any]):
-    """Draws torch's and NumPy's random numbers, in workers."""
-
-    def __init__(self) -> None:
-        self.data = make_data(64)
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, i: int) -> Any:
-        x, y = self.data[i]
-        return x + 0.1 * torch.randn(8) + 0.1 * np.float32(np.random.rand()), y
 
 
 def test_two_runs_with_workers_are_equal_bit_for_bit() -> None:
@@ -33,7 +19,7 @@ def test_two_runs_with_workers_are_equal_bit_for_bit() -> None:
         model = make_model()
         torch.manual_seed(before), np.random.seed(before)
         trainer = make_trainer(Regress.add_on(EnvironmentAddon), model=model, seed=9, deterministic=True)
-        trainer.run(2, DataLoader(Noisy(), 16, shuffle=True, num_workers=2))
+        trainer.run(2, DataLoader(Augmented(), 16, shuffle=True, num_workers=2))
         weights = {name: value.tolist() for name, value in model.state_dict().items()}
         outcomes.append((weights, without_times(trainer.history.epochs)))
     assert outcomes[0] == outcomes[1]

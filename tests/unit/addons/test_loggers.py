@@ -87,12 +87,6 @@ def expected(name: str, trainer: Any, every: int) -> dict[tuple[str, int], float
     return {at: value for at, value in found.items() if name != "csv" or at[0] in IN_CSV}
 
 
-PATIENT = """
-import nbtrain.loggers.wandb
-nbtrain.loggers.wandb._INIT_S = nbtrain.loggers.wandb._FINISH_S = WandBLoggerAddon.wait_s = 600.0
-"""
-
-
 def threads() -> set[str]:
     return {thread.name for thread in threading.enumerate()}
 
@@ -314,14 +308,27 @@ def test_a_run_that_is_stopped_after_a_pause_is_closed_and_has_not_failed(tmp_pa
     assert metric_values("neptune", trainer.run_dir) == metric_values("wandb", trainer.run_dir) != set()
 
 
-@pytest.mark.long
-def test_a_process_that_ends_while_a_run_is_on_closes_it(tmp_path: Path) -> None:
-    code = f"""
-import sys, threading
+SCRIPT = f"""
+import sys, threading, time
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from samples import Regress, make_loader, make_trainer
-from nbtrain import WandBLoggerAddon
-{PATIENT}
+from nbtrain import LoggersAddon, WandBLoggerAddon
+import nbtrain.loggers.addon, nbtrain.loggers.background, nbtrain.loggers.wandb
+nbtrain.loggers.wandb._INIT_S = nbtrain.loggers.wandb._FINISH_S = WandBLoggerAddon.wait_s = 600.0
+trained = threading.Event()  # a client that has started only after the run
+"""
+
+
+def ends(code: str) -> str:
+    """What a script writes to stderr; it must succeed."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT + code], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.long
+def test_a_process_that_ends_while_a_run_is_on_closes_it(tmp_path: Path) -> None:
+    ends("""
 reached, never = threading.Event(), threading.Event()
 class Waits(Regress):
     def train_step(self, batch):
@@ -329,31 +336,11 @@ class Waits(Regress):
             reached.set()
             never.wait()
         return super().train_step(batch)
-trainer = make_trainer(Waits.add_on(WandBLoggerAddon), save_path="runs", web_logger={{"wandb": {{"mode": "offline"}}}})
+trainer = make_trainer(Waits.add_on(WandBLoggerAddon), save_path="runs", web_logger={"wandb": {"mode": "offline"}})
 threading.Thread(target=trainer.run, args=(1, make_loader()), daemon=True).start()
 reached.wait()
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+""")
     assert read_wandb(tmp_path / "runs")[2] == [1]
-
-
-SLOW = f"""
-import sys, threading, time
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from samples import Regress, make_loader, make_trainer
-from nbtrain import LoggersAddon, WandBLoggerAddon
-import nbtrain.loggers.addon, nbtrain.loggers.background
-{PATIENT}
-trained = threading.Event()  # a client that has started only after the run
-"""
-
-
-def ends(code: str) -> str:
-    """What a script writes to stderr; it must succeed."""
-    done = subprocess.run([sys.executable, "-c", SLOW + code], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
 
 
 WAITS = "nbtrain: waiting for {}, which has not received all of a run: 120 s at most.\n"
@@ -431,17 +418,12 @@ def test_a_service_that_is_given_up_at_the_end_of_the_script_is_said() -> None:
 def test_a_kernel_that_is_shut_down_while_a_run_is_on_closes_it(tmp_path: Path) -> None:
     from jupyter_client.manager import start_new_kernel
 
-    code = f"""
-import sys, time
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from samples import Regress, make_loader, make_trainer
-from nbtrain import WandBLoggerAddon
-{PATIENT}
+    code = """
 class Slow(Regress):
     def train_step(self, batch):
         time.sleep(0.05)
         return super().train_step(batch)
-trainer = make_trainer(Slow.add_on(WandBLoggerAddon), save_path="runs", web_logger={{"wandb": {{"mode": "offline"}}}})
+trainer = make_trainer(Slow.add_on(WandBLoggerAddon), save_path="runs", web_logger={"wandb": {"mode": "offline"}})
 trainer.run(1000, make_loader(), background=True)
 while trainer.current_step < 1:  # the client connects after the first batch
     time.sleep(0.01)
@@ -450,7 +432,7 @@ trainer.pause()
     manager, client = start_new_kernel(600, "python3", cwd=str(tmp_path), extra_arguments=["--log-level=ERROR"])
     manager.shutdown_wait_time = 100.0  # before it is killed
     try:
-        reply = client.execute_interactive(code, timeout=600, output_hook=lambda message: None)
+        reply = client.execute_interactive(SCRIPT + code, timeout=600, output_hook=lambda message: None)
         assert reply["content"]["status"] == "ok", reply
     finally:
         client.stop_channels()
@@ -675,22 +657,20 @@ def deliver(logger: Any, n: int = 6, **options: Any) -> list[str]:
 FAILED = "service failed (ConnectionError: gone); what it misses is kept and tried again."
 
 
-def test_what_fails_is_kept_in_order_and_delivered_later_with_one_warning() -> None:
-    logger = Unsteady(lambda self: self.n_calls in (2, 3))
-    assert deliver(logger) == [FAILED, "service has all entries now."]
-    assert (logger.got, logger.closed) == ([1, 2, 3, 4, 5, 6], ["success"])
+DELIVERIES: dict[str, tuple[Callable[[Unsteady], bool], str, list[int]]] = {  # when it fails; the last note; the steps it has in the end
+    "two calls": (lambda logger: logger.n_calls in (2, 3), "service has all entries now.", [1, 2, 3, 4, 5, 6]),
+    "one entry": (lambda logger: logger.step == 2, "service refused 1 entries; the run's own history has all.", [1, 3, 4, 5, 6]),
+    "all after two": (lambda logger: logger.n_calls > 2, "service refused 4 entries; the run's own history has all.", [1, 2]),
+}
 
 
-def test_one_call_that_a_service_refuses_does_not_hold_up_the_rest() -> None:
-    logger = Unsteady(lambda self: self.step == 2)
-    assert deliver(logger) == [FAILED, "service refused 1 entries; the run's own history has all."]
-    assert (logger.got, logger.closed) == ([1, 3, 4, 5, 6], ["success"])
-
-
-def test_what_never_arrives_is_reported_at_the_end() -> None:
-    logger = Unsteady(lambda self: self.n_calls > 2)
-    assert deliver(logger) == [FAILED, "service refused 4 entries; the run's own history has all."]
-    assert logger.closed == ["success"]
+@pytest.mark.parametrize(("fails", "note", "steps"), DELIVERIES.values(), ids=DELIVERIES)
+def test_what_fails_is_kept_in_order_and_tried_again_with_one_warning(
+    fails: Callable[[Unsteady], bool], note: str, steps: list[int]
+) -> None:
+    logger = Unsteady(fails)
+    assert deliver(logger) == [FAILED, note]
+    assert (logger.got, logger.closed) == (steps, ["success"])
 
 
 def test_a_service_that_does_not_close_is_reported() -> None:
@@ -773,21 +753,27 @@ def test_a_logger_that_raises_never_ends_a_run(tmp_path: Path) -> None:
     assert logger.closed == ["success"]
 
 
-class Bare(Logger):
-    """Has what Lightning demands, and no client's object."""
-
-    name, version = "bare", "0"
+class Points:
+    """Keeps what it got."""
 
     def __init__(self) -> None:
         super().__init__()
         self.points: list[tuple[int | None, dict[str, float]]] = []
-        self.params: list[Any] = []
 
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         self.points.append((step, dict(metrics)))
 
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        self.params.append(params)
+
+class Bare(Points, Logger):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Has what Lightning demands, and no client's object."""
+
+    name, version = "bare", "0"
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None: ...
+
+
+class Listed(Points, DummyLogger):  # pyright: ignore[reportIncompatibleMethodOverride]
+    pass
 
 
 def test_a_logger_without_an_experiment_has_the_values_of_one_with_it(tmp_path: Path) -> None:
@@ -798,15 +784,6 @@ def test_a_logger_without_an_experiment_has_the_values_of_one_with_it(tmp_path: 
 
 
 # -- points
-class Listed(DummyLogger):
-    def __init__(self) -> None:
-        super().__init__()
-        self.points: list[tuple[int | None, dict[str, float]]] = []
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self.points.append((step, dict(metrics)))
-
-
 @pytest.mark.parametrize("lean", [True, False])
 def test_points_follow_updates_where_gradients_are_accumulated(lean: bool, tmp_path: Path) -> None:
     logger = Listed()
@@ -830,17 +807,6 @@ def test_a_loss_that_is_nan_shows() -> None:
     logger = Listed()
     make_trainer(Diverges.add_on(LoggersAddon), loggers=[logger], nonfinite="ignore").run(1, make_loader())
     assert [str(point["train_loss_step"]) for _, point in logger.points if "lr" in point] == ["nan"]
-
-
-@pytest.mark.parametrize("name", ["wandb", "neptune"])
-def test_a_web_logger_gets_each_step_if_it_is_asked_for(name: str, tmp_path: Path) -> None:
-    kind, options = LOGGERS[name]
-    pytest.importorskip(name)
-    trainer = make_trainer(kind, save_path=tmp_path / "runs", lightning={"log_every_n_steps": 1}, **options)
-    trainer.run(2, make_loader())
-    steps = sorted((step, value) for found, step, value in metric_values(name, trainer.run_dir) if found == "train/loss_step")
-    assert [step for step, _ in steps] == list(range(1, 11))
-    assert [value for _, value in steps] == pytest.approx(trainer.history.steps["train"]["train_loss"], rel=1e-5)
 
 
 def test_the_memory_of_a_gpu_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:

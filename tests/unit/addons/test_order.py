@@ -18,7 +18,6 @@ from nbtrain import (
     AddOnError,
     CompileAddon,
     GradientClipAddon,
-    MultiGPUAddon,
     NeptuneLoggerAddon,
     NonFiniteAddon,
     PrefetchAddon,
@@ -186,14 +185,6 @@ def test_two_siblings_are_told_apart() -> None:
     assert type(trainer[Other]) is Other
 
 
-def test_two_launchers_are_refused_also_as_subclasses() -> None:
-    class Mine(MultiGPUAddon):
-        pass
-
-    with pytest.raises(AddOnError, match="Mine is a MultiGPUAddon"):
-        Regress.add_on(Mine, MultiGPUAddon)
-
-
 # -- what addons contribute
 class Scaled(AddOnBase):
     """Multiplies the loss, and sees what is inside of it."""
@@ -273,16 +264,7 @@ def test_addon_is_asked_once_a_run_and_once_a_pass() -> None:
     for _ in range(2):
         trainer.run(2, make_loader(), make_valid())
     listens = trainer[Listens]
-    assert (
-        listens.asked == ["sink", "model", "train", "valid", "train", "valid"] * 2
-        or listens.asked
-        == [
-            "model",
-            "sink",
-            *("train", "valid") * 2,
-        ]
-        * 2
-    )
+    assert listens.asked == ["sink", "model", "train", "valid", "train", "valid"] * 2
     assert listens.kinds.count("epoch") == 4 and "steps" in listens.kinds and trainer.recorder.sinks == [trainer.history]
     assert {"train_asked", "val_asked"} <= set(trainer.history.last)
 
@@ -307,13 +289,6 @@ def test_option_that_hides_a_method_is_refused() -> None:
 
         class Hides(AddOnBase):
             sink: int = 1
-
-
-def test_monitor_and_throughput_are_one_addon() -> None:
-    assert not any(name.startswith("Throughput") for name in dir(__import__("nbtrain")))
-    trainer = make_trainer(Regress.add_on(SystemMonitorAddon), throughput=True)
-    trainer.run(1, make_loader())
-    assert {"wait_share", "train_wait_share", "samples_per_s", "train_samples_per_s"} <= set(trainer.history.last)
 
 
 def test_what_is_named_in_after_is_an_addon_and_so_is_what_that_comes_after() -> None:

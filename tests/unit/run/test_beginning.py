@@ -13,7 +13,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback
 from samples import (
     DEVICE,
     Regress,
@@ -36,7 +36,6 @@ import nbtrain
 from nbtrain import (
     AddOnBase,
     ConfigError,
-    EarlyStoppingAddon,
     LoggersAddon,
     MetricsAddon,
     ModelTrainer,
@@ -170,11 +169,11 @@ def _model() -> nn.Module:
     return nn.Sequential(*make_model(), nn.BatchNorm1d(1))
 
 
-def _fail(trainer: Any, *loaders: Any, n: int = 2) -> RuntimeError:
+def _fail(trainer: Any, *loaders: Any, **options: Any) -> RuntimeError:
     type(trainer).fails = True
     try:
         with pytest.raises(RuntimeError, match="boom") as caught:
-            trainer.run(n, *(loaders or (make_loader(), make_valid())))
+            trainer.run(2, *(loaders or (make_loader(), make_valid())), **options)
     finally:
         type(trainer).fails = False
     return caught.value
@@ -248,12 +247,9 @@ def test_folder_with_anything_else_in_it_and_that_of_a_run_that_is_on_are_not_ta
     (tmp_path / "run-001" / "mine.txt").write_text("of a hook")
     assert open_run_folder(tmp_path).name == "run-002"
 
-    class Looks(L.Callback):
-        def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            names.append(open_run_folder(tmp_path).name)
-
     names: list[str] = []
-    make_trainer(save_path=tmp_path, lightning={"callbacks": [Looks()]}).run(1, make_loader())
+    looks = LambdaCallback(on_train_start=lambda *given: names.append(open_run_folder(tmp_path).name))
+    make_trainer(save_path=tmp_path, lightning={"callbacks": [looks]}).run(1, make_loader())
     assert names == ["run-004"] and (tmp_path / "run-003" / "events.jsonl").exists()
 
 
@@ -279,28 +275,20 @@ TRACKERS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
 def test_tracker_is_connected_when_the_first_batch_is_finished(name: str, tmp_path: Path) -> None:
     addon, options, files = TRACKERS[name]
     trainer = make_trainer(type("Tracked", (Fails.add_on(addon),), {}), save_path=tmp_path / "runs", **options)
-    connected: list[int] = []
-
-    class Watches(L.Callback):
-        def on_train_batch_end(self, pl_trainer: L.Trainer, *given: Any) -> None:
-            connected.append(sum((tmp_path / "runs" / "run-001" / file).exists() for file in files))
-
+    folder, connected = tmp_path / "runs" / "run-001", list[int]()
     _fail(trainer)
-    folder = tmp_path / "runs" / "run-001"
     assert not [file for file in files if (folder / file).exists()]
-    trainer.lightning["callbacks"] = [Watches()]
+    watches = LambdaCallback(on_train_batch_end=lambda *given: connected.append(sum((folder / file).exists() for file in files)))
+    trainer.lightning["callbacks"] = [watches]
     trainer.run(1, make_loader())
     assert trainer.run_dir == folder and all((folder / file).exists() for file in files) and connected[1:] == [len(files)] * 4
 
 
 def test_on_error_pause_pauses_in_the_first_batch() -> None:
     trainer = make_trainer(Fails, on_error="pause")
-    Fails.fails = True
-    with pytest.raises(RuntimeError, match="boom"):
-        trainer.run(1, make_loader())
-    Fails.fails = False
+    _fail(trainer, make_loader())
     assert (trainer.control.state, trainer.failure.place) == ("paused", "epoch 1, batch 1")
-    assert trainer.resume().status == "completed" and trainer.n_seen == 5
+    assert trainer.resume().status == "completed" and trainer.n_seen == 10
 
 
 def test_run_that_continues_fails_as_in_any_other_batch(tmp_path: Path) -> None:
@@ -316,9 +304,7 @@ def test_run_that_is_resumed_fails_as_in_any_other_batch(tmp_path: Path) -> None
     kind = type("Saved", (Fails.add_on(StateManagerAddon),), {"fails": False})
     make_trainer(kind, save_path=tmp_path).run(1, make_loader(), resume="auto")
     trainer = make_trainer(kind, save_path=tmp_path)
-    kind.fails = True
-    with pytest.raises(RuntimeError, match="boom"):
-        trainer.run(2, make_loader(), resume="auto")
+    _fail(trainer, make_loader(), resume="auto")
     assert trainer.result.status == "failed" and trainer.counts.epoch == 1
 
 
@@ -545,10 +531,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: make_trainer(Regress, monitor="train_mse"),
         "monitor='train_mse' is not returned by any step.\n  Regress, epoch 1, batch 1\n  Did you mean 'train_mae'?",
     ),
-    "with EarlyStoppingAddon": (
-        lambda: make_trainer(Scored.add_on(EarlyStoppingAddon), monitor="val_accuracy", patience=2),
-        f"monitor='val_accuracy' is not returned by any step.\n  Scored, {EPOCH_1}\n  Did you mean 'val_acc'?",
-    ),
     "of Lightning's EarlyStopping": (
         lambda: make_trainer(Scored, lightning={"callbacks": [EarlyStopping("val_accuracy")]}),
         f"monitor='val_accuracy' of EarlyStopping is not returned by any step.\n  Scored, {EPOCH_1}\n  Did you mean 'val_acc'?",
@@ -594,6 +576,7 @@ POSSIBLE: dict[str, Callable[[], Any]] = {
     "a hook": lambda: make_trainer(
         Scored, monitor="val_f1", monitor_mode="max", hooks={"before_log_val_metrics": lambda trainer, metrics: metrics.update(val_f1=0.5)}
     ),
+    "self.log": lambda: make_trainer(Logging, monitor="val_f1", monitor_mode="max"),
     "perplexity": lambda: make_trainer(ModelTrainer, monitor="val_perplexity", monitor_mode="min", loss_fn=mse_loss, perplexity=True),
 }
 
@@ -601,11 +584,6 @@ POSSIBLE: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("make", POSSIBLE.values(), ids=POSSIBLE)
 def test_monitor_that_may_come_is_not_refused(make: Callable[[], Any]) -> None:
     trainer = make()
-    assert trainer.run(1, make_loader(), make_valid()).status == "completed"
-
-
-def test_what_self_log_gives_is_not_refused_before_epoch_1() -> None:
-    trainer = make_trainer(Logging, monitor="val_f1", monitor_mode="max")
     assert trainer.run(1, make_loader(), make_valid()).status == "completed"
 
 
@@ -619,42 +597,27 @@ def test_monitor_that_no_training_step_gives_is_refused_without_a_valid_loader()
         make_trainer(monitor="train_maee", monitor_mode="min").run(1, make_loader())
 
 
-class Meter:
-    def __init__(self) -> None:
-        self.total, self.rows = 0, [1]
-
-
 SEEN: list[int] = []
 
 
 class Greedy(Regress):
-    """Changes whatever it can reach."""
+    """Changes what it can reach; test_objects.py does it with objects of every kind."""
 
     shared: list[int] = []
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.n_seen, self.outputs, self.by_name, self.names = 0, list[int](), dict[str, int](), {1}
-        self.total, self.array = torch.zeros(2, device=DEVICE), np.zeros(2)
-        self.mean, self.cat, self.meter = MeanMetric(), CatMetric(), Meter()
-        self.generator, self.random = torch.Generator().manual_seed(1), random.Random(1)
+        self.n_seen, self.cat = 0, CatMetric()
 
     def test_step(self, batch: Any) -> dict[str, Any]:
         x, _ = batch
         self.n_seen += 1
         self.new = 1
-        for items in (self.outputs, self.meter.rows, self.shared, SEEN):
+        for items in (self.shared, SEEN):
             items.append(1)
-        self.by_name["a"] = 1
-        self.names.add(2)
-        self.total += x.sum()
-        self.array += 1
-        self.meter.total += 1
-        self.mean.update(x)
         self.cat.update(x)
         self.model[4].update(x)
-        torch.randn(3, generator=self.generator)
-        _ = self.random.random(), random.random(), np.random.rand(), torch.rand(1)
+        _ = random.random(), np.random.rand(), torch.rand(1)
         self.model.train()
         for norm in (part for part in self.model if isinstance(part, nn.BatchNorm1d)):
             norm(self.model[0](x))
@@ -677,23 +640,15 @@ def _greedy() -> Any:
 
 def _picture(trainer: Any) -> dict[str, Any]:
     """All that a step may have changed."""
-    own = {name: value for name, value in vars(trainer).items() if name not in trainer.own_names}
-    plain = {name: own.get(name) for name in ("n_seen", "outputs", "by_name", "new")}
-    metrics = {name: metric.update_count for name, metric in {"mean": own["mean"], "cat": own["cat"], "inner": trainer.model[4]}.items()}
     return deepcopy(
         {
-            **plain,
-            "array": own["array"].tolist(),
-            "names": sorted(own["names"]),
-            "total": own["total"].tolist(),
-            "meter": [own["meter"].total, own["meter"].rows],
+            "n_seen": trainer.n_seen,
             "lists": [Greedy.shared, SEEN],
-            "metrics": metrics,
-            "cat": len(own["cat"].value),
+            "metrics": [metric.update_count for metric in (trainer.cat, trainer.model[4])],
+            "cat": len(trainer.cat.value),
             "weights": {name: value.tolist() for name, value in trainer.model.state_dict().items()},
             "modes": [part.training for part in trainer.model.modules()],
             "grads": [parameter.grad is None for parameter in trainer.model.parameters()],
-            "generators": [own["generator"].get_state().tolist(), own["random"].getstate()],
             "counts": vars(trainer.counts),
             "state": [trainer.mode, trainer.module is None, trainer.result, trainer.train_state.run, trainer.train_state.metrics],
             "n_batches": [meter.n_batches for meter in trainer.train_state.meters.values()],
@@ -791,8 +746,6 @@ def test_named_loaders_are_tried_each() -> None:
     kind, calls = _counting()
     make_trainer(kind, monitor="val_mae/b").run(1, make_loader(), {"a": make_valid(), "b": make_valid(20)})
     assert [call[4] for call in calls if call[3]] == [16, 16]
-    with pytest.raises(ConfigError, match="Did you mean 'val_mae/b'"):
-        make_trainer(monitor="val_mae/c").run(1, make_loader(), {"a": make_valid(), "b": make_valid()})
 
 
 class Once(IterableDataset[Any]):
@@ -843,16 +796,6 @@ def test_training_is_bit_for_bit_the_one_without_the_check(precision: Any, own_g
     assert same_content(trained({}), trained({"num_sanity_val_steps": 0}))
 
 
-class Epoch1(L.Callback):
-    """Calls `look` when the check is over."""
-
-    def __init__(self, look: Callable[[], None]) -> None:
-        self.look = look
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.look()
-
-
 def test_step_that_changes_all_it_can_reach_leaves_nothing() -> None:
     pictures: list[Any] = []
     for lightning in ({}, {"num_sanity_val_steps": 0}):
@@ -861,7 +804,7 @@ def test_step_that_changes_all_it_can_reach_leaves_nothing() -> None:
         random.seed(1)
         np.random.seed(1)
         trainer = _greedy()
-        look = Epoch1(lambda trainer=trainer: pictures.append([_picture(trainer), random_numbers()]))
+        look = LambdaCallback(on_train_start=lambda *given, trainer=trainer: pictures.append([_picture(trainer), random_numbers()]))
         trainer.lightning |= lightning | {"callbacks": [look]}
         trainer.run(1, make_loader(), make_valid())
     assert same_content(*pictures)
@@ -874,19 +817,9 @@ def test_step_may_change_the_batch_of_a_list() -> None:
             return super().test_step(batch)
 
     batches, seen = [(torch.ones(4, 8), torch.ones(4, 1))], []
-    callback = Epoch1(lambda: seen.append(batches[0][0].clone()))
+    callback = LambdaCallback(on_train_start=lambda *given: seen.append(batches[0][0].clone()))
     make_trainer(Halving, lightning={"callbacks": [callback]}).run(1, make_loader(), batches)
     assert torch.equal(seen[0], torch.ones(4, 8))
-
-
-class Preparing(L.Callback):
-    """Sets what the step needs."""
-
-    def __init__(self, made: list[Any]) -> None:
-        self.made = made
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.made[0].scale = 2.0
 
 
 class Scaled(Regress):
@@ -895,9 +828,9 @@ class Scaled(Regress):
 
 
 def test_step_may_need_what_a_callback_prepares() -> None:
-    made: list[Any] = []
-    made.append(make_trainer(Scaled, lightning={"callbacks": [Preparing(made)]}))
-    assert made[0].run(1, make_loader(), make_valid()).status == "completed"
+    prepares = LambdaCallback(on_fit_start=lambda pl_trainer, pl_module: setattr(pl_module.owner, "scale", 2.0))
+    trainer = make_trainer(Scaled, lightning={"callbacks": [prepares]})
+    assert trainer.run(1, make_loader(), make_valid()).status == "completed"
 
 
 class Mapped(AddOnBase):

@@ -93,12 +93,12 @@ QUIET: dict[str, list[tuple[Callable[[], Any], int]]] = {
 }
 
 
-def said(trainer: Any, n: int) -> str:
+def said(trainer: Any, loader: Any) -> str:
     notes: list[str] = []
     note = trainer.recorder.note
     trainer.recorder.note = lambda text: (notes.append(text), note(text))[1]
     try:
-        trainer.run(1, make_loader(n), make_valid())
+        trainer.run(1, loader, make_valid())
     except ConfigError as error:
         return str(error)
     except ValueError:  # of BatchNorm, as said
@@ -114,12 +114,12 @@ def test_each_entry_of_the_table_has_its_tests() -> None:
 def test_a_contradiction_is_said_before_the_first_step(make: Callable[[], Any], n: int, text: str) -> None:
     trainer = make()
     trainer.train_step = lambda batch, step=trainer.train_step: step(batch)
-    assert text in said(trainer, n)
+    assert text in said(trainer, make_loader(n))
 
 
 @pytest.mark.parametrize(("make", "n"), [case for cases in QUIET.values() for case in cases])
 def test_settings_that_go_together_are_not_told(make: Callable[[], Any], n: int) -> None:
-    assert said(make(), n) == ""
+    assert said(make(), make_loader(n)) == ""
 
 
 def test_the_error_of_a_batch_of_one_names_drop_last() -> None:
@@ -131,16 +131,7 @@ def test_the_error_of_a_batch_of_one_names_drop_last() -> None:
         with pytest.raises(ValueError, match="Expected more than 1 value") as caught:
             with_norm().run(1, loader)
         assert any("drop_last=True" in note for note in caught.value.__notes__)
-    kept = make_loader(17, drop_last=True)
-    assert said_of(with_norm(), kept) == []
-
-
-def said_of(trainer: Any, loader: Any) -> list[str]:
-    notes: list[str] = []
-    note = trainer.recorder.note
-    trainer.recorder.note = lambda text: (notes.append(text), note(text))[1]
-    trainer.run(1, loader)
-    return notes
+    assert said(with_norm(), make_loader(17, drop_last=True)) == ""
 
 
 def test_a_metric_object_of_the_trainer_can_not_be_logged_and_the_line_that_works_is_named() -> None:

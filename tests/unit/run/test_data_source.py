@@ -7,10 +7,9 @@ from typing import Any
 
 import lightning as L
 import pytest
-import torch
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from lightning_modules import Lit, by_lightning, by_nbtrain
-from samples import DEVICE, Regress, make_data, make_loader, make_trainer, make_valid, same_weights
+from samples import DEVICE, Regress, make_data, make_loader, make_trainer, make_valid, same_weights, without_times
 from torch.utils.data import DataLoader
 
 from nbtrain import PrefetchAddon, StateManagerAddon, Trainer
@@ -57,16 +56,12 @@ class Data(L.LightningDataModule):
         self.n_epochs_seen = state_dict["n"]
 
 
-def weights(trainer: Any) -> torch.Tensor:
-    return torch.cat([p.flatten() for p in trainer.model.parameters()])
-
-
 def test_a_run_with_a_data_module_is_that_with_its_loaders() -> None:
     trainers, source = [make_trainer(seed=1), make_trainer(seed=1)], Data()
     trainers[0].run(2, make_loader(), make_valid())
     trainers[1].run(2, source)
-    assert torch.equal(weights(trainers[0]), weights(trainers[1]))
-    rows = [[{n: v for n, v in row.items() if n != "time_s"} for row in trainer.history.epochs] for trainer in trainers]
+    assert same_weights(trainers[0].model, trainers[1].model)
+    rows = [without_times(trainer.history.epochs) for trainer in trainers]
     assert rows[0] == rows[1] and "val_loss" in rows[0][0]
     assert source.called == ["prepare_data", "setup fit", "train_dataloader", "val_dataloader", "teardown fit"]
     assert not {"train_dataloader", "val_dataloader", "test_dataloader"} & set(vars(source))
@@ -105,7 +100,7 @@ def test_hooks_of_a_data_module_are_called() -> None:
     by_hand, by_hook = make_trainer(Doubles, seed=1), make_trainer(seed=1)
     by_hand.run(2, Data())
     by_hook.run(2, Moves())
-    assert torch.equal(weights(by_hand), weights(by_hook))
+    assert same_weights(by_hand.model, by_hook.model)
 
 
 def test_evaluate_validate_and_inference_read_a_data_module() -> None:
@@ -142,7 +137,7 @@ def test_a_run_with_a_data_module_resumes_exactly_and_restores_its_state(tmp_pat
         make(lightning={"callbacks": [Dies()]}).run(3, Data(), resume="auto")
     again, source = make(), Data()
     again.run(3, source, resume="auto")
-    assert torch.equal(weights(whole), weights(again)) and source.n_epochs_seen == 1
+    assert same_weights(whole.model, again.model) and source.n_epochs_seen == 1
 
 
 def test_addons_wrap_the_loaders_of_a_data_module() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
-import lightning as L
 import plain_loop as judge
 import pytest
 import torch
+from lightning_modules import Lit, by_lightning, by_nbtrain
 from samples import DEVICE, make_model, make_trainer, on_device, same_weights
 from torch import nn
 from torch.nn.functional import mse_loss
@@ -94,12 +93,13 @@ def test_batches_that_are_left_out_have_no_part_in_an_evaluation(lean: bool, how
     assert found == pytest.approx(sum(losses) / (7 - len(places)), rel=1e-12) and trainer.counts.left_out == len(places)
 
 
+class Outputs(Picky):
+    def test_step(self, batch: Any) -> Any:
+        return None if batch[0].isnan().any() else {"output": self.model(batch[0]), **(self.train_step(batch) or {})}
+
+
 @HOW
 def test_inference_leaves_batches_out(how: str) -> None:
-    class Outputs(Picky):
-        def test_step(self, batch: Any) -> Any:
-            return None if batch[0].isnan().any() else {"output": self.model(batch[0])}
-
     trainer = make(kind=Outputs)
     found, made = trainer.inference(without(how, 0, 3)), batches()
     expected = trainer.inference([made[i] for i in (1, 2, 4, 5, 6)])
@@ -132,41 +132,27 @@ def test_a_step_that_forgets_its_return_is_refused_and_so_is_a_pass_without_a_ba
         )
 
 
-class Plain(L.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = make_model()
-
+class Plain(Lit):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return loss_of(self.net, batch)
+        return loss_of(self, batch)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val", mse_loss(self.net(batch[0]), batch[1]))
+        self.log("val", self.loss(batch))
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.parameters(), lr=1e-2)
         return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9), "interval": "step"}]
 
 
+@pytest.mark.filterwarnings("ignore")  # Lightning's, of a batch that is left out
 @HOW
 def test_a_lightning_module_leaves_batches_out_as_under_lightning(how: str) -> None:
-    module, alone = Plain(), Plain()
     loader, valid = without(how, 1, 3), batches(3, seed=2)
-    trainer = Trainer.from_lightning(module, device=DEVICE, log_bar=False)
-    torch.manual_seed(0)
-    assert trainer.run(2, trainer_loader(loader), trainer_loader([*valid, None])).status == "completed"
-    pl_trainer = L.Trainer(
-        max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, accelerator=DEVICE,
-        devices=1, num_sanity_val_steps=0,
-    )  # fmt: skip
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.manual_seed(0)
-        pl_trainer.fit(alone, trainer_loader(loader), trainer_loader(valid))
-    assert same_weights(module, alone) and trainer.counts.left_out == 6
+    alone = by_lightning(Plain(), 2, trainer_loader(loader), trainer_loader(valid))
+    trainer = by_nbtrain(Plain(), 2, trainer_loader(loader), trainer_loader([*valid, None]))
+    assert same_weights(trainer.model, alone) and trainer.counts.left_out == 6 and trainer.result.status == "completed"
     assert all(math.isfinite(row["train_loss"]) for row in trainer.history.epochs)
-    last = trainer.history.last
-    assert last is not None and last["val"] == float(pl_trainer.callback_metrics["val"])
+    assert trainer.history.last["val"] == float(alone.trainer.callback_metrics["val"])
 
 
 def trainer_loader(made: Any) -> Any:
@@ -247,10 +233,6 @@ def test_a_skipped_batch_is_left_out_of_the_mean_and_of_the_best(lean: bool, eve
 
 @HOW
 def test_what_looks_at_single_batches_leaves_them_out(how: str, capsys: pytest.CaptureFixture[str]) -> None:
-    class Outputs(Picky):
-        def test_step(self, batch: Any) -> Any:
-            return None if batch[0].isnan().any() else {"output": self.model(batch[0]), **(self.train_step(batch) or {})}
-
     trainer, loader = make(kind=Outputs), without(how, 0, 3)
     kept = [batch for i, batch in enumerate(batches()) if i not in (0, 3)]
     for show in (trainer.show_worst, trainer.show_results):

@@ -17,7 +17,6 @@ from nbtrain import EarlyStoppingAddon, StateManagerAddon, Trainer
 from nbtrain.code.redefined import read_code
 from nbtrain.errors import CheckpointError
 from nbtrain.history.run_folder import load_run, read_events
-from nbtrain.source.step_changes import StepCode
 from nbtrain.views.html import record_html
 from nbtrain.views.text import Board, record_text
 
@@ -61,16 +60,9 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], dict[s
     yield run
 
 
-def code_of(kind: type[Trainer]) -> StepCode:
-    return read_code(make_trainer(kind))
-
-
-def changes_steps(before: type[Trainer], after: type[Trainer]) -> bool:
-    return bool(code_of(after).changes(code_of(before)))
-
-
 def steps_diff(before: type[Trainer], after: type[Trainer]) -> str:
-    return code_of(after).diff(code_of(before))
+    old, new = (read_code(make_trainer(kind)) for kind in (before, after))
+    return new.diff(old)
 
 
 def marks_of(trainer: Any) -> list[str]:
@@ -82,16 +74,6 @@ def board_of(folder: Path) -> Board:
     for event in read_events(folder):
         board.update(event)
     return board
-
-
-def test_comments_docstrings_and_spaces_change_no_step() -> None:
-    assert not changes_steps(written(STEPS), written(COMMENTED))
-    assert not changes_steps(written(STEPS), written(STEPS + "\n    def draw(self):\n        pass\n"))
-
-
-@pytest.mark.parametrize("text", [TIMES_TEN, STEPS.replace('"loss"', '"los"'), STEPS.replace("square", "abs")])
-def test_other_code_of_a_step_or_of_what_it_calls_is_a_change(text: str) -> None:
-    assert changes_steps(written(STEPS), written(text)) and changes_steps(written(text), written(STEPS))
 
 
 def test_best_starts_again_where_the_steps_compute_anything_else(tmp_path: Path) -> None:
@@ -159,20 +141,13 @@ class Uses(torch.nn.Module):
         return self.inner(x)
 
 
-def test_epoch_with_both_losses_is_not_the_best() -> None:
-    model = Uses(at=8)
+@pytest.mark.parametrize(("validates", "epochs"), [(False, [3]), (True, [2, 3])])
+def test_epoch_with_both_losses_is_not_the_best_and_a_validation_after_the_change_counts(validates: bool, epochs: list[int]) -> None:
+    model = Uses(at=8)  # in the second epoch
     trainer = make_trainer(written(STEPS), model=model)
     model.action = lambda: trainer.use(written(TIMES_TEN))
-    trainer.run(3, make_loader())
-    assert [row["epoch"] for row in trainer.history._candidates] == [3] and trainer.history.best["epoch"] == 3
-
-
-def test_validation_after_the_change_counts_within_its_epoch() -> None:
-    model = Uses(at=8)
-    trainer = make_trainer(written(STEPS), model=model)
-    model.action = lambda: trainer.use(written(TIMES_TEN))
-    trainer.run(3, make_loader(), make_valid())
-    assert [row["epoch"] for row in trainer.history._candidates] == [2, 3]
+    trainer.run(3, make_loader(), make_valid() if validates else None)
+    assert [row["epoch"] for row in trainer.history._candidates] == epochs and trainer.history.best["epoch"] in epochs
 
 
 def test_old_best_returns_if_the_fix_of_a_fix_computes_the_same_again() -> None:
@@ -301,14 +276,6 @@ def test_run_and_evaluate_use_the_class_whose_cell_was_run_again(notebook: Any) 
     assert type(trainer) is kind and marks_of(trainer)[1:] == ["train_step changed"]  # there is no best to start again
 
 
-def test_cell_that_is_run_again_unchanged_changes_nothing_and_says_nothing(notebook: Any) -> None:
-    trainer = make_trainer(notebook(NOTEBOOK)["Noisy"])
-    trainer.run(1, make_loader(), make_valid())
-    kind = notebook(NOTEBOOK)["Noisy"]
-    trainer.run(1, make_loader(), make_valid())
-    assert type(trainer) is kind and trainer.history.marks == [] and trainer.history.restarts.places == []
-
-
 def test_class_that_derives_from_its_predecessor_is_the_newest(notebook: Any) -> None:
     trainer = make_trainer(notebook(NOTEBOOK)["Noisy"].add_on(EarlyStoppingAddon))
     trainer.run(1, make_loader(), make_valid())
@@ -404,18 +371,6 @@ def test_whatever_the_steps_call_is_compared_and_best_goes_on_where_the_monitore
     assert [text.partition(", apply")[0] for text in marks_of(trainer)] == [mark] * bool(mark)
     assert bool(trainer.history.restarts.places) == restarts
     assert isinstance(trainer.model, names["Net"])
-
-
-def test_code_that_changes_in_place_is_found_when_a_paused_run_goes_on(notebook: Any) -> None:
-    kind = notebook(NOTEBOOK)["Noisy"]
-    trainer = make_trainer(kind, on_error="pause")
-    trainer.run(1, make_loader(), make_valid())
-    trainer.run(3, make_loader(), make_valid(), background=True)
-    trainer.pause()
-    kind.train_step.__code__ = notebook(NOTEBOOK.replace(".mean()", ".mean() * 10"))["Noisy"].train_step.__code__  # as autoreload does
-    notebook("Noisy = None")
-    trainer.resume()
-    assert len(marks_of(trainer)) == 1 and marks_of(trainer)[0].startswith("train_step changed; best starts again")
 
 
 def test_repaired_run_shows_one_line_for_the_repair(notebook: Any, tmp_path: Path) -> None:

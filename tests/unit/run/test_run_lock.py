@@ -89,18 +89,14 @@ def paused(tmp_path: Path) -> tuple[Any, Any]:
     return trainer, handle
 
 
-def test_a_run_that_was_paused_goes_on_in_its_folder(tmp_path: Path) -> None:
-    trainer, handle = paused(tmp_path)
+@pytest.mark.parametrize("is_emptied", [False, True])
+def test_a_run_that_was_paused_goes_on_in_its_folder(is_emptied: bool, tmp_path: Path) -> None:
+    """Also where the locked file was emptied, as filelock did before 4.2.11 when it took the lock."""
+    _, handle = paused(tmp_path)
+    if is_emptied:
+        (tmp_path / "run-001" / ".lock").write_text("")
     handle.resume()
     assert handle.wait(20).run_dir.name == "run-001" and len(load_run(tmp_path).epochs) == 3
-
-
-def test_a_paused_run_goes_on_where_the_locked_file_was_emptied(tmp_path: Path) -> None:
-    """As filelock did before 4.2.11 when it took the lock."""
-    _, handle = paused(tmp_path)
-    (tmp_path / "run-001" / ".lock").write_text("")
-    handle.resume()
-    assert handle.wait(20).run_dir.name == "run-001"
 
 
 @pytest.mark.parametrize("is_over", [True, False])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import subprocess
 import sys
 import threading
@@ -15,9 +14,7 @@ from samples import Regress, make_loader, make_trainer
 
 from nbtrain import RunStopped, Trainer
 from nbtrain.code.addon import SourceAddon
-from nbtrain.engine.control import Control
 from nbtrain.run import failed_runs
-from nbtrain.run.handle import RunHandle, RunThread
 
 pytestmark = pytest.mark.usefixtures("ranked_locks")
 TESTS = Path(__file__).parents[2]
@@ -64,7 +61,6 @@ def test_ctrl_c_finishes_the_batch_saves_and_exits_with_130(tmp_path: Path) -> N
     assert '"status":"interrupted","reason":"epoch 2, batch 4"' in (tmp_path / "runs" / "run-001" / "events.jsonl").read_text()
 
 
-@pytest.mark.long
 @pytest.mark.long
 def test_tests_press_ctrl_c_also_where_a_shell_has_started_them_in_the_background() -> None:
     tests = [
@@ -117,7 +113,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def press_twice(trainer: Trainer) -> None:
     assert trainer.handle is not None
-    thread: RunThread = trainer.handle._thread
+    thread = trainer.handle._thread
     presses = [threading.Thread(target=thread._interrupt) for _ in range(2)]
     for press in presses:
         press.start()
@@ -134,29 +130,11 @@ def test_two_interrupts_end_the_waiting_cell_once(trainer: Any) -> None:
     assert trainer.run(1, make_loader()).status == "completed"
 
 
-def test_a_second_interrupt_is_shown_while_the_batch_is_running(trainer: Any) -> None:
-    states: list[str] = []
-
-    def press() -> None:
-        trainer.recorder.add(type("Sink", (), {"update": lambda self, event: states.append(event.data.get("state", ""))})())
-        press_twice(trainer)
-        assert states == ["pausing", "stopping"]
-
-    trainer.press = press
-    with pytest.raises(RunStopped):
-        trainer.run(3, make_loader())
-
-
 def test_two_interrupts_in_the_last_batch_end_the_cell_of_a_completed_run(trainer: Any) -> None:
     trainer.at, trainer.press = 10, lambda: press_twice(trainer)
     with pytest.raises(RunStopped, match="^the run was completed before it stopped · trainer.result has what it reached$"):
         trainer.run(2, make_loader())
     assert trainer.result.status == "completed"
-
-
-def test_stop_in_a_callback_lets_run_return(trainer: Any) -> None:
-    trainer.press = trainer.stop
-    assert (trainer.run(3, make_loader()).status, trainer.result.reason) == ("stopped", "epoch 2, batch 4")
 
 
 def test_a_run_that_can_not_be_shown_leaves_a_trainer_that_can_be_stopped(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,25 +146,3 @@ def test_a_run_that_can_not_be_shown_leaves_a_trainer_that_can_be_stopped(traine
         with pytest.raises(OSError, match="no disk"):
             trainer.run(1, make_loader())
     assert trainer.stop() is None and trainer.run(1, make_loader()).status == "completed"
-
-
-def test_the_button_is_counted_only_while_a_cell_waits() -> None:
-    control = Control()
-    handle = RunHandle(control, lambda: "epoch 1")
-    assert not handle.is_waited_for
-    with handle._listening():
-        assert handle.is_waited_for
-        handle.stop_by_hand()
-        assert not handle._thread.is_ended_by_hand  # no run is on
-        control.begin(lambda state: None)
-        handle.stop_by_hand()
-        assert handle._thread.is_ended_by_hand and control.is_stopping and control.signum is None
-    assert not handle.is_waited_for
-    control.end()
-
-
-def test_an_interrupted_process_at_its_end_is_no_sigterm() -> None:
-    from nbtrain.engine.control import AT_EXIT, cause_of_end
-
-    causes = [cause_of_end(signum) for signum in (AT_EXIT, signal.SIGTERM, signal.SIGINT, None)]
-    assert causes == ["the interpreter ended at ", "SIGTERM at ", "", ""]
