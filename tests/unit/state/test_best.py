@@ -193,7 +193,7 @@ def test_views_and_the_read_run_have_the_same_best(way: str, tmp_path: Path) -> 
         board.update(event)
     best = trainer.history.best
     assert str(dict(read.best or {})) == str(dict(best)) == str(dict(board.best or {}))
-    assert [str(row) for row in read.validations] == [str(row) for row in trainer.history.validations]
+    assert str(read.epochs) == str(trainer.history.epochs) and str(read.validations) == str(trainer.history.validations)
     starred = [line for line in record_text(board).splitlines() if line.endswith("★")]
     assert len(starred) == 1 and f"{best['val_score']:.4g}" in starred[0]
 
