@@ -177,9 +177,13 @@ def test_to_load_nothing_is_an_error_also_if_not_strict(tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.parametrize(
-    "content", [{"epoch": 3}, {}, [torch.ones(1)], {"optimizer": {"state": {0: {"exp_avg": torch.ones(1)}}}}], ids=repr
-)
+NO_WEIGHTS = [
+    {"epoch": 3}, {}, [torch.ones(1)], {"optimizer": {"state": {0: {"exp_avg": torch.ones(1)}}}},
+    {"state_dict": 3}, {"state_dict": {1: 2}, "nbtrain": 1}, {"state_dict": [1]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", NO_WEIGHTS, ids=repr)
 def test_file_without_weights_is_an_error(content: Any, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "a.pt")
     error = str(refused(tmp_path / "a.pt", strict=False))

@@ -14,14 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tracker_files import tensorboard_log, wandb_series
 
-from nbtrain import (
-    AccumulationAddon,
-    LoggersAddon,
-    MultiOptimizerTrainer,
-    StateManagerAddon,
-    WandBLoggerAddon,
-    load_run,
-)
+from nbtrain import AccumulationAddon, LoggersAddon, MultiOptimizerTrainer, StateManagerAddon, WandBLoggerAddon, load_run
 from nbtrain.views.curve import step_axis
 
 
@@ -120,11 +113,6 @@ def test_files_trackers_and_checkpoints_have_the_numbers_of_the_history(accumula
     read = load_run(folder)
     assert read.epochs == trainer.history.epochs
     assert all(list(read.steps[phase].steps) == list(trainer.history.steps[phase].steps) for phase in ("train", "valid"))
-
-
-def test_data_frame_has_the_step_and_no_count_of_batches() -> None:
-    frame = run(valid=long_validation()).history.df
-    assert list(frame["step"]) == [5, 10] and "processed" not in frame
 
 
 def test_an_event_of_an_older_run_is_read_in_updates(tmp_path: Path) -> None:
