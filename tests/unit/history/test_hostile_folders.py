@@ -133,7 +133,7 @@ def renamed(name: str) -> Change:
 
 
 NOTE = {"kind": "note", "progress": {}, "time_s": 0, "data": {"text": f"{ESCAPES}{MARKUP}"}}
-MARK = {"kind": "mark", "progress": {}, "time_s": 0, "data": {"text": f"{ESCAPES}{MARKUP}"}}
+MARK = NOTE | {"kind": "mark"}
 SOURCES = {"source": {"values": {}, "definitions": [], "no_source": []}}
 TRIES: dict[str, Change] = {
     "a note and a mark with escapes": add(NOTE, MARK),

@@ -37,13 +37,6 @@ def weights(trainer: Any) -> list[Any]:
     return [value.tolist() for value in trainer.model.state_dict().values()] + [trainer.history.epochs[-1]["train_loss"]]
 
 
-@pytest.fixture
-def uninterrupted(tmp_path: Path) -> list[Any]:
-    trainer = make_trainer(Noisy, save_path=tmp_path / "whole", seed=0)
-    trainer.run(3, make_loader())
-    return weights(trainer)
-
-
 # -- interrupted again between a resume and its first batch, whatever trains
 class Two(MultiOptimizerTrainer):
     """A net for each optimizer."""
@@ -158,9 +151,10 @@ def test_run_that_ends_again_between_its_resume_and_its_first_batch_is_resumed(c
 
 
 @pytest.mark.parametrize("keep_states", [True, False], ids=["in memory", "on disk"])
-def test_state_after_a_rewind_into_an_epoch_is_saved(tmp_path: Path, uninterrupted: list[Any], keep_states: bool) -> None:
+def test_state_after_a_rewind_into_an_epoch_is_saved(tmp_path: Path, keep_states: bool) -> None:
     trainer = make_trainer(Noisy, save_path=tmp_path, every_n_steps=7, seed=0, keep_states=keep_states)
     trainer.run(3, make_loader())
+    uninterrupted = weights(trainer)
     trainer.rewind(step=7)
     trainer.save_state()
     again = make_trainer(Noisy, save_path=tmp_path, every_n_steps=7)
