@@ -224,11 +224,8 @@ def test_run_folder_holds_the_run(tmp_path: Path) -> None:
     names = {p.name for p in folder.iterdir()} - {"git.diff"}  # there is one where the working folder is a changed repository
     kept = {"best.safetensors", "curves.png", "events.jsonl", "history.csv", "last.safetensors"}
     assert names == kept | {".lock", ".writer", "provenance.json", "source"}
-    last = load_file(folder / "last.safetensors")
-    assert same_weights(model, last)
-    best = load_file(result.best.path)
-    assert result.best.path.name == "best.safetensors"
-    assert all(torch.equal(best[name], value) for name, value in trainer.best_weights.items())
+    assert same_weights(model, load_file(folder / "last.safetensors"))
+    assert result.best.path == folder / "best.safetensors" and same_weights(trainer.best_weights, load_file(result.best.path))
 
 
 def test_every_trainer_opens_a_folder_of_its_own_and_keeps_to_it(tmp_path: Path) -> None:
@@ -249,9 +246,7 @@ def test_newest_run_is_found_by_number(tmp_path: Path) -> None:
     for number in (2, 999, 1000):
         folder = tmp_path / f"run-{number}"
         folder.mkdir()
-        (folder / "events.jsonl").write_text(
-            json.dumps({"kind": "epoch", "progress": {}, "time_s": 0, "data": {"row": {"epoch": number}}}) + "\n"
-        )
+        (folder / "events.jsonl").write_text(Event("epoch", Progress(), data={"row": {"epoch": number}}).to_json() + "\n")
     assert load_run(tmp_path).epochs == [{"epoch": 1000}]
     assert open_run_folder(tmp_path).name == "run-1001"
 
