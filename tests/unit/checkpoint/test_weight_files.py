@@ -183,11 +183,11 @@ NO_WEIGHTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("content", NO_WEIGHTS, ids=repr)
-def test_file_without_weights_is_an_error(content: Any, tmp_path: Path) -> None:
-    torch.save(content, tmp_path / "a.pt")
-    error = str(refused(tmp_path / "a.pt", strict=False))
-    assert error.startswith("a.pt holds no weights") and "and not tensors by their names." in error
+def test_file_without_weights_is_an_error(tmp_path: Path) -> None:
+    for content in NO_WEIGHTS:
+        torch.save(content, tmp_path / "a.pt")
+        error = str(refused(tmp_path / "a.pt", strict=False))
+        assert error.startswith("a.pt holds no weights") and "and not tensors by their names." in error, content
 
 
 def test_note_says_how_many_are_loaded_and_names_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

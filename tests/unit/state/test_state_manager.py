@@ -377,27 +377,32 @@ def test_the_end_is_saved_even_where_no_save_was_due(tmp_path: Path) -> None:
     assert saved(trainer) == ["epoch=2-step=10.ckpt"]
 
 
+def test_keep_last_n_keeps_what_best_points_to(tmp_path: Path) -> None:
+    trainer = make_trainer(Saving, save_path=tmp_path, keep_last_n=1, monitor="train_mae", monitor_mode="max")
+    trainer.run(4, make_loader())
+    best = trainer.history.best["epoch"]
+    names = {f"epoch={best}-step={5 * best}.ckpt", "epoch=4-step=20.ckpt", "best.ckpt", "last.ckpt"}
+    assert set(saved(trainer)) == names and best < 4
+    assert [row["epoch"] for row in trainer.history.epochs if row.path] == [best, 4]
+
+
 @pytest.mark.parametrize("save_format", ["ckpt", "safetensor"])
-@pytest.mark.parametrize("links", ["possible", "impossible", "not wanted"])
-def test_best_and_last_are_links_or_else_copies_and_no_more_is_kept(
-    save_format: str, links: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("wanted", [True, False])
+def test_where_links_can_not_be_or_are_not_wanted_best_and_last_are_copies_and_no_more_is_kept(
+    save_format: str, wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any, **options: Any) -> None:
         raise OSError("no links here")
 
-    if links == "impossible":
+    if wanted:
         monkeypatch.setattr(Path, "symlink_to", refuse)
-    options = {"keep_last_n": 1, "monitor": "train_mae", "monitor_mode": "max", "save_format": save_format}
-    options["symlink_best_and_last"] = links != "not wanted"
+    options = {"keep_last_n": 1, "monitor": "train_mae", "monitor_mode": "max", "save_format": save_format, "symlink_best_and_last": wanted}
     trainer = make_trainer(Saving, save_path=tmp_path, **options)
     trainer.run(4, make_loader())
     best, suffix = trainer.history.best["epoch"], ".ckpt" if save_format == "ckpt" else ""
     folder = trainer.run_dir / "checkpoints"
     names = {f"epoch={best}-step={5 * best}{suffix}", f"epoch=4-step=20{suffix}", f"best{suffix}", f"last{suffix}"}
-    assert set(saved(trainer)) == names and best < 4
-    linked = {path.name for path in folder.iterdir() if path.is_symlink()}
-    assert linked == ({f"best{suffix}", f"last{suffix}"} if links == "possible" else set())
-    assert [row["epoch"] for row in trainer.history.epochs if row.path] == [best, 4]
+    assert set(saved(trainer)) == names and best < 4 and not any(path.is_symlink() for path in folder.iterdir())
     for link, name in (("best", f"epoch={best}-step={5 * best}"), ("last", "epoch=4-step=20")):
         copied, original = read_checkpoint(folder / f"{link}{suffix}"), read_checkpoint(folder / f"{name}{suffix}")
         assert numbers(copied["state_dict"]) == numbers(original["state_dict"])
