@@ -11,7 +11,6 @@ import math
 import os
 import pickle
 import random
-import shutil
 import struct
 import sys
 import tarfile
@@ -243,45 +242,32 @@ def test_class_that_is_not_loaded_is_neither_imported_nor_called(save_format: Sa
 
 
 # -- hyper-parameters
-
-
 @dataclass
 class Options:
     path: Path
     level: Level = Level.LOW
 
 
+PLAIN: dict[str, tuple[Any, Any]] = {  # what is given, and what becomes of it
+    "dataclass": (Options(Path("a/b")), {"path": "a/b", "level": 1}),
+    "enum": (Colour.RED, "red"),
+    "function": (nn.functional.relu, "torch.nn.functional.relu"),
+    "class": (nn.ReLU, "torch.nn.modules.activation.ReLU"),
+    "module": (Odd(), "test_files.Odd"),
+    "partial": (functools.partial(max, 1), "functools.partial"),
+    "array": (np.array([0.1, 0.2]), [0.1, 0.2]),
+    "numpy scalar": (np.float32(0.5), 0.5),
+    "set": (frozenset({"b", "a"}), ["a", "b"]),
+    "keys": ({Colour.RED: 1, 2: "two"}, {"red": 1, 2: "two"}),
+    "named tuple": (Point(1), (1,)),
+    "dtype": (torch.float32, torch.float32),
+    "ordered": (OrderedDict(a=1), {"a": 1}),
+}
+
+
 def test_hyper_parameters_become_plain_data() -> None:
-    given = {
-        "options": Options(Path("a/b")),
-        "colour": Colour.RED,
-        "act": nn.functional.relu,
-        "kind": nn.ReLU,
-        "net": Odd(),
-        "partial": functools.partial(max, 1),
-        "rates": np.array([0.1, 0.2]),
-        "rate": np.float32(0.5),
-        "tags": frozenset({"b", "a"}),
-        "by": {Colour.RED: 1, 2: "two"},
-        "pair": Point(1),
-        "dtype": torch.float32,
-        "words": OrderedDict(a=1),
-    }
-    assert plain(given) == {
-        "options": {"path": "a/b", "level": 1},
-        "colour": "red",
-        "act": "torch.nn.functional.relu",
-        "kind": "torch.nn.modules.activation.ReLU",
-        "net": "test_files.Odd",
-        "partial": "functools.partial",
-        "rates": [0.1, 0.2],
-        "rate": 0.5,
-        "tags": ["a", "b"],
-        "by": {"red": 1, 2: "two"},
-        "pair": (1,),
-        "dtype": torch.float32,
-        "words": {"a": 1},
-    }
+    given = {name: pair[0] for name, pair in PLAIN.items()}
+    assert plain(given) == {name: pair[1] for name, pair in PLAIN.items()}
 
 
 @both_formats
@@ -296,8 +282,6 @@ def test_hyper_parameters_of_any_kind_load_again(save_format: SaveFormat, tmp_pa
 
 
 # -- weights for other tools
-
-
 class Tied(nn.Module):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -383,7 +367,6 @@ def test_a_file_of_lightning_is_read(tmp_path: Path) -> None:
 
 
 # -- damaged and malicious
-
 STATE = {
     "state_dict": {"model.weight": torch.arange(6.0).reshape(2, 3), "model.bias": torch.ones(2)},
     "optimizer_states": [{"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.full((2, 3), 0.5)}}}],
@@ -494,59 +477,45 @@ def _text(path: Path) -> None:
 HEADER = struct.pack("<Q", 2**60) + b"{}"
 BAD_SHAPE = save({"weight": torch.ones(6), "bias": torch.ones(2)}).replace(b"[6]", b"[7]")
 PKL = b"\x80\x02c"
+NOT_WHOLE = "NAME is cut off or damaged: its SIZE bytes are not a whole zip archive."
+NO_CONTENT = "NAME does not have the content of a checkpoint."
+OBJECTS = "c.ckpt holds Python objects ({}), which are not unpickled."
 FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "empty": (_cut("", 0), "c.ckpt is empty."),
-    "cut early": (_cut("", 0.01), "c.ckpt is cut off or damaged: its SIZE bytes are not a whole zip archive."),
-    "cut in the middle": (_cut("", 0.5), "c.ckpt is cut off or damaged: its SIZE bytes are not a whole zip archive."),
-    "cut at the end": (_cut("", 0.999), "c.ckpt is cut off or damaged: its SIZE bytes are not a whole zip archive."),
+    "cut early": (_cut("", 0.01), NOT_WHOLE),
+    "cut in the middle": (_cut("", 0.5), NOT_WHOLE),
+    "cut at the end": (_cut("", 0.999), NOT_WHOLE),
     "a bit in a tensor": (
         _flip("", struct.pack("<f", 0.5) * 6),
         "c.ckpt is damaged: the checksum of its record 'archive/data/3' does not match.",
     ),
     "a bit in the values": (_flip("", b"state_dict"), "c.ckpt is damaged: the checksum of its record 'archive/data.pkl' does not match."),
-    "a bit in the directory": (_flip("", b"PK\x01\x02"), "c.ckpt is cut off or damaged: its SIZE bytes are not a whole zip archive."),
-    "text": (_text, "c.ckpt is cut off or damaged: its SIZE bytes are not a whole zip archive."),
+    "a bit in the directory": (_flip("", b"PK\x01\x02"), NOT_WHOLE),
+    "text": (_text, NOT_WHOLE),
     "an empty folder": (_to_folder, "c.ckpt holds no state.json: it is not a checkpoint, or an incomplete one."),
-    "another zip": (_zip_of(b""), "c.ckpt does not have the content of a checkpoint."),
+    "another zip": (_zip_of(b""), NO_CONTENT),
     "a list": (_saved([1, 2]), "c.ckpt holds a list, not the dict of a checkpoint."),
     "a tensor": (_saved(torch.ones(2)), "c.ckpt holds a Tensor, not the dict of a checkpoint."),
-    "os.system": (_saved(Bomb(os.system, f"touch {RAN}")), "c.ckpt holds Python objects (posix.system), which are not unpickled."),
-    "eval": (_saved(Bomb(eval, f"open('{RAN}', 'w')")), "c.ckpt holds Python objects (eval), which are not unpickled."),
-    "nested": (
-        _saved({"state_dict": {"a": [Bomb(exec, f"open('{RAN}', 'w')")]}}),
-        "c.ckpt holds Python objects (exec), which are not unpickled.",
-    ),
-    "as a key": (
-        _saved({"epoch": 1, (Bomb(os.mkdir, str(RAN)),): 2}),
-        "c.ckpt holds Python objects (posix.mkdir), which are not unpickled.",
-    ),
-    "getattr": (_saved({"a": Bomb(getattr, "", "join")}), "c.ckpt holds Python objects (getattr), which are not unpickled."),
-    "legacy pickle": (
-        _saved({"a": Bomb(os.system, f"touch {RAN}")}, _use_new_zipfile_serialization=False),
-        "c.ckpt is cut off or damaged: its SIZE bytes are not a whole zip archive.",
-    ),
-    "tar": (_tar, "c.ckpt is cut off or damaged: its SIZE bytes are not a whole zip archive."),
-    "bare pickle": (
-        lambda path: path.write_bytes(pickle.dumps(Bomb(os.system, f"touch {RAN}"))),
-        "c.ckpt is cut off or damaged: its SIZE bytes are not a whole zip archive.",
-    ),
-    "a class in the pickle": (
-        _zip_of(PKL + b"subprocess\nPopen\n."),
-        "c.ckpt holds Python objects (subprocess.Popen), which are not unpickled.",
-    ),
-    "a cut pickle": (_zip_of(b"\x80\x02}q"), "c.ckpt does not have the content of a checkpoint."),
+    "os.system": (_saved(Bomb(os.system, f"touch {RAN}")), OBJECTS.format("posix.system")),
+    "eval": (_saved(Bomb(eval, f"open('{RAN}', 'w')")), OBJECTS.format("eval")),
+    "nested": (_saved({"state_dict": {"a": [Bomb(exec, f"open('{RAN}', 'w')")]}}), OBJECTS.format("exec")),
+    "as a key": (_saved({"epoch": 1, (Bomb(os.mkdir, str(RAN)),): 2}), OBJECTS.format("posix.mkdir")),
+    "getattr": (_saved({"a": Bomb(getattr, "", "join")}), OBJECTS.format("getattr")),
+    "legacy pickle": (_saved({"a": Bomb(os.system, f"touch {RAN}")}, _use_new_zipfile_serialization=False), NOT_WHOLE),
+    "tar": (_tar, NOT_WHOLE),
+    "bare pickle": (lambda path: path.write_bytes(pickle.dumps(Bomb(os.system, f"touch {RAN}"))), NOT_WHOLE),
+    "a class in the pickle": (_zip_of(PKL + b"subprocess\nPopen\n."), OBJECTS.format("subprocess.Popen")),
+    "a cut pickle": (_zip_of(b"\x80\x02}q"), NO_CONTENT),
     "a newer version": (
         _saved({"epoch": 1, "nbtrain_checkpoint": {"version": 2, "views": []}}),
         "c.ckpt is of version 2; this nbtrain reads version 1.",
     ),
-    "a header of another kind": (_saved({"epoch": 1, "nbtrain_checkpoint": [1]}), "c.ckpt does not have the content of a checkpoint."),
-    "a view of no tensor": (
-        _saved({"epoch": 1, "nbtrain_checkpoint": {"version": 1, "views": [(("epoch",), "array")]}}),
-        "c.ckpt does not have the content of a checkpoint.",
-    ),
+    "a header of another kind": (_saved({"epoch": 1, "nbtrain_checkpoint": [1]}), NO_CONTENT),
+    "a view of no tensor": (_saved({"epoch": 1, "nbtrain_checkpoint": {"version": 1, "views": [(("epoch",), "array")]}}), NO_CONTENT),
 }
 WEIGHTS, TENSORS, JSON = "model.safetensors", "tensors.safetensors", "state.json"
 SEAL = "state.json is cut off or damaged: its checksum does not match."
+LISTED = "state.json lists invalid files, or not all: "
 FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no state.json": (lambda p: (p / JSON).unlink(), "c holds no state.json: it is not a checkpoint, or an incomplete one."),
     "no weights": (lambda p: (p / WEIGHTS).unlink(), "model.safetensors is missing."),
@@ -573,47 +542,35 @@ FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a newer version": (_reseal(lambda c: c.update(version=2)), "state.json is of version 2; this nbtrain reads version 1."),
     "no version": (_reseal(lambda c: c.pop("version")), "state.json is of version None; this nbtrain reads version 1."),
-    "no list of files": (_reseal(lambda c: c.pop("files")), "c does not have the content of a checkpoint."),
-    "no state": (_reseal(lambda c: c.pop("state")), "c does not have the content of a checkpoint."),
+    "no list of files": (_reseal(lambda c: c.pop("files")), NO_CONTENT),
+    "no state": (_reseal(lambda c: c.pop("state")), NO_CONTENT),
     "a state that is a list": (_reseal(lambda c: c.update(state=[])), "c holds a list, not the dict of a checkpoint."),
-    "no JSON": (_reseal(lambda c: b"{"), "c does not have the content of a checkpoint."),
-    "a JSON list": (_reseal(lambda c: b"[]"), "c does not have the content of a checkpoint."),
-    "deep nesting": (_reseal(lambda c: b"[" * 100_000 + b"]" * 100_000), "c does not have the content of a checkpoint."),
+    "no JSON": (_reseal(lambda c: b"{"), NO_CONTENT),
+    "a JSON list": (_reseal(lambda c: b"[]"), NO_CONTENT),
+    "deep nesting": (_reseal(lambda c: b"[" * 100_000 + b"]" * 100_000), NO_CONTENT),
     "a key twice": (_reseal(lambda c: b'{"version": 1, "version": 1}'), "state.json has a key twice."),
     "a path that leads out": (
         _reseal(lambda c: c["files"].update({"../outside": {"size": 1, "crc32": "00000000"}})),
-        "state.json lists invalid files, or not all: '../outside', 'config.json', 'model.safetensors', 'tensors.safetensors'.",
+        LISTED + "'../outside', 'config.json', 'model.safetensors', 'tensors.safetensors'.",
     ),
     "an absolute path": (
         _reseal(lambda c: c["files"].update({"/etc/passwd": c["files"].pop(WEIGHTS)})),
-        "state.json lists invalid files, or not all: '/etc/passwd', 'config.json', 'tensors.safetensors'.",
+        LISTED + "'/etc/passwd', 'config.json', 'tensors.safetensors'.",
     ),
-    "a file that is not listed": (
-        _reseal(lambda c: c["files"].pop(TENSORS)),
-        "state.json lists invalid files, or not all: 'config.json', 'model.safetensors'.",
-    ),
+    "a file that is not listed": (_reseal(lambda c: c["files"].pop(TENSORS)), LISTED + "'config.json', 'model.safetensors'."),
     "a tensor that is not there": (_put("x", {"$tensor": "y"}), "state.json names the tensor 'y', which is in no file."),
     "a path for a tensor": (_put("x", {"$weight": "../y"}), "state.json names the tensor '../y', which is in no file."),
-    "an unknown tag": (_put("x", {"$pickle": "gASV"}), "c does not have the content of a checkpoint."),
-    "two tags": (_put("x", {"$tuple": [], "$dict": []}), "c does not have the content of a checkpoint."),
-    "a function for a dtype": (_put("x", {"$dtype": "load"}), "c does not have the content of a checkpoint."),
-    "a dtype that is none": (_put("x", {"$dtype": "__dict__"}), "c does not have the content of a checkpoint."),
-    "a device that is none": (_put("x", {"$device": "toaster"}), "c does not have the content of a checkpoint."),
-    "a key that can't be one": (_put("x", {"$dict": [[[], 1]]}), "c does not have the content of a checkpoint."),
-    "a float that is none": (_put("x", {"$float": "zz"}), "c does not have the content of a checkpoint."),
-    "an order that is none": (_put("x", {"$permuted": [{"$weight": "bias"}, [7]]}), "c does not have the content of a checkpoint."),
-    "a huge header": (
-        _replace(WEIGHTS, HEADER),
-        "model.safetensors is not a complete safetensors file.",
-    ),
-    "an empty file of tensors": (
-        _replace(TENSORS, b""),
-        "tensors.safetensors is not a complete safetensors file.",
-    ),
-    "wrong shapes": (
-        _replace(WEIGHTS, BAD_SHAPE),
-        "model.safetensors is not a complete safetensors file.",
-    ),
+    "an unknown tag": (_put("x", {"$pickle": "gASV"}), NO_CONTENT),
+    "two tags": (_put("x", {"$tuple": [], "$dict": []}), NO_CONTENT),
+    "a function for a dtype": (_put("x", {"$dtype": "load"}), NO_CONTENT),
+    "a dtype that is none": (_put("x", {"$dtype": "__dict__"}), NO_CONTENT),
+    "a device that is none": (_put("x", {"$device": "toaster"}), NO_CONTENT),
+    "a key that can't be one": (_put("x", {"$dict": [[[], 1]]}), NO_CONTENT),
+    "a float that is none": (_put("x", {"$float": "zz"}), NO_CONTENT),
+    "an order that is none": (_put("x", {"$permuted": [{"$weight": "bias"}, [7]]}), NO_CONTENT),
+    "a huge header": (_replace(WEIGHTS, HEADER), "model.safetensors is not a complete safetensors file."),
+    "an empty file of tensors": (_replace(TENSORS, b""), "tensors.safetensors is not a complete safetensors file."),
+    "wrong shapes": (_replace(WEIGHTS, BAD_SHAPE), "model.safetensors is not a complete safetensors file."),
 }
 REMEDY = "Use an older checkpoint: newest_valid(folder) finds the newest valid one."
 
@@ -632,14 +589,14 @@ def refused(path: Path) -> str:
 def test_bad_file_is_refused(damage: Callable[[Path], None], text: str, tmp_path: Path) -> None:
     path = store(STATE, tmp_path / "c.ckpt", "ckpt")
     damage(path)
-    assert refused(path) == text.replace("SIZE", str(path.stat().st_size))
+    assert refused(path) == text.replace("NAME", "c.ckpt").replace("SIZE", str(path.stat().st_size))
 
 
 @pytest.mark.parametrize(("damage", "text"), FOLDERS.values(), ids=FOLDERS)
 def test_bad_folder_is_refused(damage: Callable[[Path], None], text: str, tmp_path: Path) -> None:
     path = store(STATE, tmp_path / "c", "safetensor", config={"hidden": 3})
     damage(path)
-    assert refused(path) == text
+    assert refused(path) == text.replace("NAME", "c")
 
 
 @both_formats
@@ -700,13 +657,6 @@ def test_torch_files_without_checksums_are_read(tmp_path: Path) -> None:
         assert read_weights(tmp_path / name)["weight"].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("value", [{"state_dict": 3}, {"state_dict": {1: 2}, "nbtrain": 1}, {"state_dict": [1]}], ids=repr)
-def test_weights_of_a_wrong_type_are_refused(value: Any, tmp_path: Path) -> None:
-    torch.save(value, tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match="holds no weights"):
-        read_weights(tmp_path / "a.pt")
-
-
 def test_link_within_a_folder_to_a_device_is_not_read(tmp_path: Path) -> None:
     path = store(STATE, tmp_path / "c", "safetensor")
     (path / WEIGHTS).unlink()
@@ -715,8 +665,6 @@ def test_link_within_a_folder_to_a_device_is_not_read(tmp_path: Path) -> None:
 
 
 # -- files
-
-
 @both_formats
 def test_checkpoint_is_replaced_whole(save_format: SaveFormat, tmp_path: Path) -> None:
     for epoch in range(3):
@@ -816,22 +764,7 @@ def test_pointer_is_a_link_that_moves_with_its_folder(save_format: SaveFormat, t
     assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["best", "c0", "c1"]
 
 
-@both_formats
-def test_pointer_is_a_copy_where_there_are_no_links(save_format: SaveFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Path, *_: Any, **__: Any) -> None:
-        raise OSError(1, "Operation not permitted")
-
-    monkeypatch.setattr(Path, "symlink_to", fail)
-    for epoch in range(2):
-        point_to(tmp_path / "best", store({"epoch": epoch}, tmp_path / f"c{epoch}", save_format))
-        assert read_checkpoint(tmp_path / "best") == {"epoch": epoch}
-    assert not (tmp_path / "best").is_symlink()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "c0", "c1"]
-
-
 # -- leftovers
-
-
 def leftover(target: Path, kind: str, *, host: str | None = None, pid: int | None = None, token: str | None = None) -> Path:
     """What a process leaves; without arguments this one's own."""
     with written(target) as temp:
@@ -872,8 +805,6 @@ def test_folder_that_was_moved_aside_comes_back_where_nothing_replaced_it(tmp_pa
 
 
 # -- snapshots and the writer
-
-
 def test_snapshot_follows_no_change_and_uses_its_memory_again() -> None:
     weight, log = torch.ones(3), [1]
     first = snapshot({"w": weight, "log": log, "requires": weight.clone().requires_grad_()})
@@ -952,14 +883,6 @@ def test_failed_save_is_told_when_asked_and_the_next_one_works(tmp_path: Path) -
     ]
     assert writer.take_errors() == []
     assert read_checkpoint(tmp_path / "d.ckpt") == {"epoch": 3} and read_checkpoint(tmp_path / "c.ckpt") == {"epoch": 2}
-
-
-@both_formats
-def test_verify_is_content_with_a_whole_one(save_format: SaveFormat, tmp_path: Path) -> None:
-    path = store(STATE, tmp_path / "c", save_format)
-    verify_checkpoint(path)
-    shutil.copytree(path, tmp_path / "d") if path.is_dir() else shutil.copy(path, tmp_path / "d")
-    verify_checkpoint(tmp_path / "d")
 
 
 def test_a_zip_bomb_is_refused_before_anything_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,27 +169,15 @@ def test_damaged_part_is_skipped_for_the_newest_that_is_whole(tmp_path: Path) ->
     assert found.path == older and "rank-1-of-2.safetensors is damaged" in str(found.skipped[0])
 
 
-def forge(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Another `state.json` with a checksum that fits."""
-    content = json.loads((path / "state.json").read_text())["content"]
-    change(content)
-    (path / "state.json").write_bytes(_seal(json.dumps(content).encode()))
-
-
 def _pieces(content: dict[str, Any], name: str = "model.0.weight") -> list[Any]:
     return next(entry for entry in content["parts"] if entry["where"]["$tuple"][-1] == name)["pieces"]
 
 
+NO_TENSOR = "The shards of state_dict.model.0.weight do not make a tensor of {}."
 FORGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "a part less": (lambda c: _pieces(c).pop(), "The shards of state_dict.model.0.weight do not make a tensor of (5, 3)."),
-    "another shape": (
-        lambda c: c["parts"][0].update(shape={"$tuple": [10**9, 10**9]}),
-        "The shards of state_dict.model.0.weight do not make a tensor of (1000000000, 1000000000).",
-    ),
-    "a part elsewhere": (
-        lambda c: _pieces(c)[1]["$tuple"][2]["$tuple"].__setitem__(0, 1),
-        "The shards of state_dict.model.0.weight do not make a tensor of (5, 3).",
-    ),
+    "a part less": (lambda c: _pieces(c).pop(), NO_TENSOR.format((5, 3))),
+    "another shape": (lambda c: c["parts"][0].update(shape={"$tuple": [10**9, 10**9]}), NO_TENSOR.format((10**9, 10**9))),
+    "a part elsewhere": (lambda c: _pieces(c)[1]["$tuple"][2]["$tuple"].__setitem__(0, 1), NO_TENSOR.format((5, 3))),
     "a name that is in no file": (
         lambda c: _pieces(c)[0]["$tuple"].__setitem__(1, "other"),
         "A shard of parts is not a complete safetensors file, or lacks a tensor.",
@@ -207,7 +195,9 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 @pytest.mark.parametrize("name", FORGED)
 def test_index_that_does_not_fit_is_refused(tmp_path: Path, name: str) -> None:
     path, (change, expected) = save(tmp_path / "parts"), FORGED[name]
-    forge(path, change)
+    content = json.loads((path / "state.json").read_text())["content"]
+    change(content)
+    (path / "state.json").write_bytes(_seal(json.dumps(content).encode()))  # with a checksum that fits
     assert refusal(path, tmp_path / "whole.ckpt") == expected
 
 
@@ -232,7 +222,7 @@ def test_what_one_rank_can_not_write_is_an_error_in_all_and_nothing_is_left(tmp_
         if rank == 1:
             taken.state["state_dict"]["model.in"] = taken.state["state_dict"]["model.in"].to(torch.complex128)
 
-    what = "The shards of state_dict.model.0.weight do not make a tensor of (5, 3)."
+    what = NO_TENSOR.format((5, 3))
     assert errors_of(tmp_path, both_have_the_first_rows) == {what, f"Rank 0 could not write its shard: {what}"}
     what = "state_dict.model.in is a tensor of complex128, which safetensors does not support."
     assert errors_of(tmp_path, unknown_type) == {what, f"Rank 1 could not write its shard: {what}"}

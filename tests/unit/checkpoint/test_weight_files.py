@@ -178,13 +178,17 @@ def test_to_load_nothing_is_an_error_also_if_not_strict(tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.parametrize(
-    "content", [{"epoch": 3}, {}, [torch.ones(1)], {"optimizer": {"state": {0: {"exp_avg": torch.ones(1)}}}}], ids=repr
-)
-def test_file_without_weights_is_an_error(content: Any, tmp_path: Path) -> None:
-    torch.save(content, tmp_path / "a.pt")
-    error = str(refused(tmp_path / "a.pt", strict=False))
-    assert error.startswith("a.pt holds no weights") and "and not tensors by their names." in error
+NO_WEIGHTS = [
+    {"epoch": 3}, {}, [torch.ones(1)], {"optimizer": {"state": {0: {"exp_avg": torch.ones(1)}}}},
+    {"state_dict": 3}, {"state_dict": {1: 2}, "nbtrain": 1}, {"state_dict": [1]},
+]  # fmt: skip
+
+
+def test_file_without_weights_is_an_error(tmp_path: Path) -> None:
+    for content in NO_WEIGHTS:
+        torch.save(content, tmp_path / "a.pt")
+        error = str(refused(tmp_path / "a.pt", strict=False))
+        assert error.startswith("a.pt holds no weights") and "and not tensors by their names." in error, content
 
 
 def test_note_says_how_many_are_loaded_and_names_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -431,23 +435,28 @@ def test_objects_in_the_index_of_a_distributed_checkpoint_are_not_unpickled(dist
     assert capsys.readouterr().out == ""
 
 
-def test_damaged_distributed_checkpoint_is_refused(distributed: Path) -> None:
-    metadata = pickle.loads((distributed / ".metadata").read_bytes())
-    entry = metadata.state_dict_metadata["model.module.0.weight"]
-    entry.chunks.clear()  # torch would return memory with whatever was in it
-    (distributed / ".metadata").write_bytes(pickle.dumps(metadata))
-    assert "model.module.0.weight is not stored as a whole" in str(refused(distributed))
+def without_a_chunk(folder: Path) -> None:
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    metadata.state_dict_metadata["model.module.0.weight"].chunks.clear()  # torch would return memory with whatever was in it
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
 
 
-def test_distributed_checkpoint_without_a_file_of_a_rank_is_refused(distributed: Path) -> None:
-    next(distributed.glob("*.distcp")).unlink()
-    assert "__0_0.distcp is missing, in which model.module." in str(refused(distributed))
-
-
-def test_distributed_checkpoint_with_a_damaged_file_is_refused(distributed: Path) -> None:
-    file = next(distributed.glob("*.distcp"))
+def overwritten(folder: Path) -> None:
+    (file,) = folder.glob("*.distcp")
     file.write_bytes(b"0" * file.stat().st_size)
-    assert "step-5 holds no weights" in str(refused(distributed))
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a chunk that is missing": (without_a_chunk, "model.module.0.weight is not stored as a whole"),
+    "no file of a rank": (lambda folder: (folder / "__0_0.distcp").unlink(), "__0_0.distcp is missing, in which model.module."),
+    "a file of other bytes": (overwritten, "step-5 holds no weights"),
+}
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGE.values(), ids=DAMAGE)
+def test_damaged_distributed_checkpoint_is_refused(damage: Callable[[Path], Any], said: str, distributed: Path) -> None:
+    damage(distributed)
+    assert said in str(refused(distributed))
 
 
 # -- every way to bring weights in

@@ -16,11 +16,6 @@ from nbtrain.events import Event, Progress
 from nbtrain.history.differences import differences, kept, settings
 from nbtrain.library.compare import compare
 from nbtrain.library.ghost import loss_curve
-from nbtrain.views.text import Board
-
-
-def sgd(lr: float, **options: Any) -> Any:
-    return lambda params: torch.optim.SGD(params, lr=lr, **options)
 
 
 def run(folder: Path, kind: type[Any] = Regress, *, batch_size: int = 16, n_epoch: int = 2, **options: Any) -> Any:
@@ -99,14 +94,10 @@ def test_comparison_names_runs_by_what_differs(tmp_path: Path) -> None:
     assert labels == ["run-001", "batch_size 16 → 32"]
 
 
-def board_of(trainer: Any) -> Board:
-    return trainer.view.board
-
-
 def test_view_has_the_newest_other_run_of_the_class_behind_it(tmp_path: Path) -> None:
-    assert board_of(run(tmp_path)).find_ghost() is None
+    assert run(tmp_path).view.board.find_ghost() is None
     run(tmp_path, Other)
-    ghost = board_of(run(tmp_path, batch_size=8, n_epoch=3)).find_ghost()
+    ghost = run(tmp_path, batch_size=8, n_epoch=3).view.board.find_ghost()
     assert ghost is not None and ghost[0] == "batch_size 16 → 8, n_epoch 2 → 3"
     assert ghost[1] == loss_curve(tmp_path / "run-001") and ghost[1][-1][0] == 10  # five updates an epoch
 
@@ -115,7 +106,7 @@ def test_compare_with_names_the_run(tmp_path: Path) -> None:
     run(tmp_path / "a", Other)
     trainer = make_trainer(compare_with=tmp_path / "a", log_bar=True)
     trainer.run(1, make_loader())
-    ghost = board_of(trainer).find_ghost()
+    ghost = trainer.view.board.find_ghost()
     assert ghost is not None and ghost[0] == "run-001"  # this run keeps nothing of which the label could be made
     with pytest.raises(ConfigError, match="No run was recorded in"):
         make_trainer(compare_with=tmp_path / "b")

@@ -130,7 +130,7 @@ def test_run_folder_holds_a_beginning_of_the_history_at_any_moment(tmp_path: Pat
     assert seen == sorted(seen) and len(seen) == 10
     recorded = load_run(tmp_path)
     assert recorded.epochs == trainer.history.epochs and recorded.validations == trainer.history.validations
-    assert recorded.steps["train"].state_dict() == trainer.history.steps["train"].state_dict()
+    assert all(recorded.steps[phase].state_dict() == trainer.history.steps[phase].state_dict() for phase in ("train", "valid"))
     shown: list[Event] = []
 
     class Shown:

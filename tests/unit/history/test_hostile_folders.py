@@ -133,7 +133,7 @@ def renamed(name: str) -> Change:
 
 
 NOTE = {"kind": "note", "progress": {}, "time_s": 0, "data": {"text": f"{ESCAPES}{MARKUP}"}}
-MARK = {"kind": "mark", "progress": {}, "time_s": 0, "data": {"text": f"{ESCAPES}{MARKUP}"}}
+MARK = NOTE | {"kind": "mark"}
 SOURCES = {"source": {"values": {}, "definitions": [], "no_source": []}}
 TRIES: dict[str, Change] = {
     "a note and a mark with escapes": add(NOTE, MARK),
@@ -400,11 +400,19 @@ def test_errors_of_the_command_line_show_escapes_as_codes(tmp_path: Path, capsys
     assert "events.jsonl is not read: it leads out of the run folder." in shown and "a\\x1b[2J" in shown and "\x1b" not in shown
 
 
-@pytest.mark.parametrize("path", ["x" * 300, "a\x00b", "nowhere", ""], ids=["too long", "with a zero", "missing", "empty"])
-def test_a_path_that_is_none_is_refused(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+NO_RUN = {
+    "too long": ("x" * 300, "can't be read: File name too long"),
+    "with a zero": ("a\x00b", r"'a\\x00b'"),
+    "missing": ("nowhere", "No run was recorded in 'nowhere'"),
+    "empty": ("", "No run was recorded in"),
+}
+
+
+@pytest.mark.parametrize(("path", "said"), NO_RUN.values(), ids=NO_RUN)
+def test_a_path_that_is_none_is_refused(path: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for read in (show, compare, load_run):
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError, match=said):
             read(path)
 
 

@@ -150,18 +150,9 @@ def test_links_out_of_the_run_folder_are_neither_read_nor_written(tmp_path: Path
 
 
 WRONG = [
-    None,
-    1,
-    "x",
-    [],
-    {},
-    [0, 10, "x"],
-    [-5, 50, 1],
-    [0, 2**70, 1],
-    [[], [], []],
-    {"file": FILE},
-    {"file": "../../secret", "place": [0, 1, 2]},
-]
+    None, 1, "x", [], {}, [0, 10, "x"], [-5, 50, 1], [0, 2**70, 1], [[], [], []],
+    {"file": FILE}, {"file": "../../secret", "place": [0, 1, 2]},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)

@@ -122,9 +122,8 @@ def test_runs_of_this_session_need_no_folder_and_an_evaluation_is_a_column() -> 
     trainers = [train(None, lr, kind=Session) for lr in (0.1, 0.01)]
     trainers[0].evaluate(make_valid())
     found = trainers[0].runs
-    assert [run.settings["lr"] for run in found] == ["0.1", "0.01"] and found[0].card.tests["test_loss"] == trainers[0].history.tests[-1][
-        "test_loss"
-    ]
+    assert [run.settings["lr"] for run in found] == ["0.1", "0.01"]
+    assert found[0].card.tests["test_loss"] == trainers[0].history.tests[-1]["test_loss"]
     assert [run.best["val_loss"] for run in found] == [trainer.history.best["val_loss"] for trainer in trainers]
     assert [run.name for run in nbtrain.runs()][-2:] == ["Session 0", "Session 1"]
     with pytest.raises(ConfigError, match="no run folder"):
@@ -181,9 +180,8 @@ def test_the_page_needs_no_other_host_and_equal_runs_give_equal_pages(
     assert main(["report", str(folder), "--output", str(tmp_path / "a.html")]) == 0
     runs(folder).save(tmp_path / "b.html")
     page = (tmp_path / "a.html").read_text()
-    assert (
-        page == (tmp_path / "b.html").read_text() and "what differs from run-001" in page and "0.1 → 0.01" in page and "<script" not in page
-    )
+    assert page == (tmp_path / "b.html").read_text() and "<script" not in page
+    assert "what differs from run-001" in page and "0.1 → 0.01" in page
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
     assert str(tmp_path / "a.html") in capsys.readouterr().out
 

@@ -14,14 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tracker_files import tensorboard_log, wandb_series
 
-from nbtrain import (
-    AccumulationAddon,
-    LoggersAddon,
-    MultiOptimizerTrainer,
-    StateManagerAddon,
-    WandBLoggerAddon,
-    load_run,
-)
+from nbtrain import AccumulationAddon, LoggersAddon, MultiOptimizerTrainer, StateManagerAddon, WandBLoggerAddon, load_run
 from nbtrain.views.curve import step_axis
 
 
@@ -51,22 +44,17 @@ def test_all_of_the_axis_is_training_and_a_validation_stands_at_the_step_before_
     assert [row["step"] for row in trainer.history.validations] == [5, 10]
 
 
-def test_batches_of_a_window_share_its_step_and_are_one_point() -> None:
-    trainer = run(Regress.add_on(AccumulationAddon), accumulate=3, valid=long_validation())
+@pytest.mark.parametrize("every_s", [0.2, 0.0], ids=["events of several batches", "an event for each batch"])
+def test_batches_of_a_window_share_its_step_and_are_one_point(every_s: float) -> None:
+    trainer = make_trainer(Regress.add_on(AccumulationAddon), accumulate=3, log_bar=True)
+    trainer.recorder.every_s = every_s
+    trainer.run(2, make_loader(), long_validation())
     table, curve = trainer.history.steps["train"], trainer.view.board.curve
     assert list(table.steps) == [1, 1, 1, 2, 2, 3, 3, 3, 4, 4] and of_rows(trainer) == [(1, 2), (2, 4)]
     losses = table["train_loss"]
     means = [sum(part) / len(part) for part in (losses[:3], losses[3:5], losses[5:8], losses[8:])]
     assert [point.step for point in curve.points] == [1, 2, 3, 4] and [p.mean for p in curve.points] == pytest.approx(means)
     assert [step for step, _ in curve.validations] == [2, 4] and trainer.current_step == 4
-
-
-def test_windows_have_their_steps_however_the_recorder_is_flushed() -> None:
-    trainer = make_trainer(Regress.add_on(AccumulationAddon), accumulate=3, log_bar=True)
-    trainer.recorder.every_s = 0.0  # an event for each batch, also within a window
-    trainer.run(2, make_loader(), long_validation())
-    assert list(trainer.history.steps["train"].steps) == [1, 1, 1, 2, 2, 3, 3, 3, 4, 4]
-    assert [point.step for point in trainer.view.board.curve.points] == [1, 2, 3, 4]
 
 
 def test_validations_within_a_window_stand_at_the_newest_update() -> None:
@@ -120,11 +108,6 @@ def test_files_trackers_and_checkpoints_have_the_numbers_of_the_history(accumula
     read = load_run(folder)
     assert read.epochs == trainer.history.epochs
     assert all(list(read.steps[phase].steps) == list(trainer.history.steps[phase].steps) for phase in ("train", "valid"))
-
-
-def test_data_frame_has_the_step_and_no_count_of_batches() -> None:
-    frame = run(valid=long_validation()).history.df
-    assert list(frame["step"]) == [5, 10] and "processed" not in frame
 
 
 def test_an_event_of_an_older_run_is_read_in_updates(tmp_path: Path) -> None:

@@ -238,14 +238,9 @@ def test_secrets_and_the_environment_are_never_kept(module: Write, tmp_path: Pat
         assert secret not in written
 
 
-@pytest.mark.parametrize(("name", "secret"), [("WANDB_API_KEY", True), ("authToken", True), ("--password", True), ("key", True)])
-def test_secret_names(name: str, secret: bool) -> None:
-    assert is_secret(name) is secret
-
-
-@pytest.mark.parametrize("name", ["tokenizer", "n_tokens", "monkey", "keyword", "keys"])
-def test_names_that_only_look_like_secrets(name: str) -> None:
-    assert not is_secret(name)
+@pytest.mark.parametrize("name", ["WANDB_API_KEY", "authToken", "--password", "key"])
+def test_secret_names(name: str) -> None:
+    assert is_secret(name)
 
 
 # -- texts
@@ -385,15 +380,8 @@ def test_another_word_for_keep_source_is_refused(tmp_path: Path) -> None:
 
 def test_keep_source_false_keeps_nothing(tmp_path: Path) -> None:
     make_trainer(save_path=tmp_path, keep_source=False).run(1, make_loader())
-    assert sorted(file.name for file in (tmp_path / "run-001").iterdir()) == [
-        ".lock",
-        ".writer",
-        "best.safetensors",
-        "curves.png",
-        "events.jsonl",
-        "history.csv",
-        "last.safetensors",
-    ]
+    kept = [".lock", ".writer", "best.safetensors", "curves.png", "events.jsonl", "history.csv", "last.safetensors"]
+    assert sorted(file.name for file in (tmp_path / "run-001").iterdir()) == kept
     assert show(tmp_path).endswith("\nnote: Its source was not kept.")
 
 
@@ -557,8 +545,6 @@ def test_a_record_of_another_version_is_shown_compared_and_continued(module: Wri
 
 
 def test_folder_without_a_run_is_an_error_of_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match="No run was recorded in"):
-        show(tmp_path)
     text = "nbtrain: No run was recorded in 'nowhere'.\n  Give a run folder: it holds events.jsonl.\n"
     assert main(["show", "nowhere"]) == 2 and capsys.readouterr() == ("", text)
     assert main(["diff", "nowhere", str(tmp_path)]) == 2 and capsys.readouterr() == ("", text)

@@ -19,7 +19,7 @@ from torch.nn.functional import mse_loss
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 
-from nbtrain import CheckpointError, FreezeAddon, StateManagerAddon, Trainer
+from nbtrain import FreezeAddon, StateManagerAddon, Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -162,20 +162,3 @@ def test_what_was_changed_comes_back_in_a_resume_a_second_run_and_a_rewind(name:
     twice.run(2, make_loader())
     twice.run(1, make_loader())
     assert differing(twice, expected) == []
-
-
-def test_parts_that_are_frozen_by_hand_before_a_resume_are_another_setting(tmp_path: Path) -> None:
-    def run(frozen: bool, **options: Any) -> Any:
-        trainer = make_trainer(Regress.add_on(StateManagerAddon), save_path=tmp_path, every_n_steps=1)
-        trainer.model[0].requires_grad_(not frozen)
-        notes: list[str] = []
-        trainer.recorder.note = lambda text, **more: notes.append(text)
-        trainer.run(2, make_loader(), **options)
-        return trainer, notes
-
-    first, _ = run(False)
-    folder = first.run_dir / "checkpoints"
-    with pytest.raises(CheckpointError, match=r"mid-epoch with another model: 0.weight was trained and is frozen"):
-        run(True, resume=folder / "epoch=1-step=7.ckpt")
-    trainer, notes = run(True, resume=folder / "epoch=1-step=5.ckpt")
-    assert any("0.weight was trained and is frozen" in text for text in notes) and not trainer.model[0].weight.requires_grad

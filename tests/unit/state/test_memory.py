@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,48 +50,37 @@ def test_of_a_thousand_epochs_of_one_batch_the_start_and_the_last_three_are_held
     assert trainer.counts.epoch == 0
 
 
-def test_states_that_are_slowly_copied_stay_within_their_share_at_the_end_too(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
-    take_s(monkeypatch, clock, 0.5)
-    trainer = keeping()
-    trainer.run(4, make_loader())
-    assert [state.epoch for state in trainer.states.memory.states] == [0]
+def timed(clock: list[float], step_s: float, score: Callable[[int], float] = float) -> type[Regress]:
+    """Steps that take so long, and have a score by their epoch."""
 
-
-def test_a_state_is_taken_after_each_two_hundred_times_what_states_took(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
-    take_s(monkeypatch, clock, 0.5)
-
-    class Slow(Regress):
+    class Timed(Regress):
         def train_step(self, batch: Any) -> dict[str, Any]:
-            clock[0] += 4.0
-            return super().train_step(batch)
+            clock[0] += step_s
+            return super().train_step(batch) | {"score": torch.tensor(float(score(self.counts.epoch)))}
 
-    trainer = keeping(Slow)
-    trainer.run(20, make_loader())  # 20 s each: the second state is due after 100 s, the third after 200 s, …
-    assert [state.epoch for state in trainer.states.memory.states] == [0, 5, 10, 15, 18, 19, 20]  # the last three have their own share
+    return Timed
 
 
-def test_all_epochs_are_held_that_take_as_long_as_two_hundred_copies(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("step_s", "held"),
+    [
+        (0.0, [0]),  # no state is due, also at the end
+        (4.0, [0, 5, 10, 15, 18, 19, 20]),  # 20 s an epoch: one is due after 100 s, 200 s, …; the last three have their own share
+        (20.0, [*range(21)]),
+    ],
+)
+def test_a_state_is_taken_after_each_two_hundred_times_what_states_took(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float], step_s: float, held: list[int]
+) -> None:
     take_s(monkeypatch, clock, 0.5)
-
-    class Slow(Regress):
-        def train_step(self, batch: Any) -> dict[str, Any]:
-            clock[0] += 20.0
-            return super().train_step(batch)
-
-    trainer = keeping(Slow)
-    trainer.run(6, make_loader())
-    assert [state.epoch for state in trainer.states.memory.states] == [0, 1, 2, 3, 4, 5, 6]
+    trainer = keeping(timed(clock, step_s))
+    trainer.run(20, make_loader())
+    assert [state.epoch for state in trainer.states.memory.states] == held
 
 
 def test_the_best_epoch_is_held_where_better_ones_are_rare(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     take_s(monkeypatch, clock, 0.5)
-
-    class Scored(Regress):
-        def train_step(self, batch: Any) -> dict[str, Any]:
-            clock[0] += 4.0
-            return super().train_step(batch) | {"score": torch.tensor(float(self.counts.epoch == 42))}
-
-    trainer = keeping(Scored, monitor="train_score", monitor_mode="max")
+    trainer = keeping(timed(clock, 4.0, lambda epoch: epoch == 42), monitor="train_score", monitor_mode="max")
     trainer.run(50, make_loader())
     assert trainer.history.best["epoch"] == 43
     assert [state.epoch for state in trainer.states.memory.states] == [0, 5, 10, 15, 20, 25, 30, 35, 40, 43, 45, 48, 49, 50]
@@ -99,13 +89,7 @@ def test_the_best_epoch_is_held_where_better_ones_are_rare(monkeypatch: pytest.M
 
 def test_copies_take_one_percent_of_a_run_whose_epochs_all_are_better(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     take_s(monkeypatch, clock, 0.5)
-
-    class Better(Regress):
-        def train_step(self, batch: Any) -> dict[str, Any]:
-            clock[0] += 4.0
-            return super().train_step(batch) | {"score": torch.tensor(float(self.counts.epoch))}
-
-    trainer = keeping(Better, monitor="train_score", monitor_mode="max")
+    trainer = keeping(timed(clock, 4.0), monitor="train_score", monitor_mode="max")
     trainer.run(200, make_loader())
     now_s = clock[0]
     taken = trainer.states.memory.states
@@ -212,12 +196,8 @@ def test_states_of_many_epochs_stay_within_the_budget_with_their_best_weights(mo
             tensors = sum(_n_bytes([state.taken.state, state.best_weights], seen) for state in kept.states)
             sizes.append((kept.n_bytes, tensors))
 
-    class Better(Regress):
-        def train_step(self, batch: Any) -> dict[str, Any]:
-            return super().train_step(batch) | {"score": torch.tensor(float(self.counts.epoch))}
-
     model, options = nn.Sequential(nn.Linear(8, 2000), nn.Linear(2000, 1)), {"monitor": "train_score", "monitor_mode": "max"}
-    trainer = keeping(Better, model=model, lightning={"callbacks": [Counting()]}, **options)
+    trainer = keeping(timed([0.0], 0.0), model=model, lightning={"callbacks": [Counting()]}, **options)
     trainer.states.memory.budget = budget = 5_000_000
     trainer.run(100, [next(iter(make_loader()))])
     assert all(tensors < n_bytes <= budget for n_bytes, tensors in sizes) and sizes[-1][0] > 0.9 * budget
@@ -252,7 +232,7 @@ def test_weights_of_the_best_epoch_of_another_course_are_not_taken_for_those_of_
     expected = {name: value.clone() for name, value in trainer.best_weights.items()}
     trainer.run(1, loader)
     trainer.rewind(epoch=1)
-    assert all(torch.equal(value, expected[name]) for name, value in trainer.best_weights.items())
+    assert same_weights(trainer.best_weights, expected)
 
 
 def test_states_are_given_up_before_the_memory_is_short(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:

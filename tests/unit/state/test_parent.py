@@ -189,7 +189,7 @@ def test_validations_before_and_inside_epochs_and_tests_are_inherited(tmp_path: 
     first.run(3, make_loader(), make_valid())
     second = make_trainer(kind, save_path=tmp_path / "second", **options)
     second.load_state(first.run_dir / "checkpoints" / "last.ckpt")
-    second.run(0 + 1, make_loader(), make_valid())
+    second.run(1, make_loader(), make_valid())
     read = load_run(second.run_dir)
     for name in ("epochs", "validations", "tests"):
         assert without_times(getattr(read, name)) == without_times(getattr(second.history, name)), name

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,24 @@ class NoiseAddon(AddOnBase):
 Saving = Regress.add_on(StateManagerAddon, AccumulationAddon, NoiseAddon)
 
 
-def grouped(model: nn.Module, sizes: tuple[int, ...]) -> list[dict[str, Any]]:
-    left = iter(model.parameters())
-    return [{"params": [next(left) for _ in range(n)]} for n in sizes]
+def in_groups(*sizes: int, kind: Any = Adam) -> Callable[[nn.Module], Any]:
+    """Makes an optimizer whose groups have so many parameters."""
+
+    def make(model: nn.Module) -> Any:
+        left = iter(model.parameters())
+        return kind([{"params": [next(left) for _ in range(n)]} for n in sizes])
+
+    return make
 
 
 def backwards(model: nn.Module) -> list[Any]:
     """Two vectors of the same length would be swapped without a sign of it."""
     weight, bias, *rest = model.parameters()
     return [bias, weight, *rest]
+
+
+def normed(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Linear(width, 1))
 
 
 def frozen() -> nn.Module:
@@ -86,33 +96,32 @@ def by_batches() -> DataLoader[Any]:
 
 # What can never be continued: what was saved, what is given, and what the error says
 ALWAYS: dict[str, tuple[Run, Run, str]] = {
-    "another model": (Run(), Run(model=lambda: nn.Sequential(nn.Linear(8, 1))), "weights are not those of a Sequential"),
+    "another model": (Run(), Run(model=lambda: nn.Linear(8, 1)), "weights are not those of a Linear: weight is missing, bias is missing"),
     "another width of the model": (
-        Run(),
-        Run(model=lambda: nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 1))),
-        "not",
+        Run(model=lambda: normed(4)),
+        Run(model=lambda: normed(3)),
+        r"weights are not those of a Sequential: 0.weight is \(4, 8\), not \(3, 8\)",
     ),
     "SGD for Adam": (Run(), Run(optimizer=lambda m: SGD(m.parameters(), 0.1)), "optimizer: class was Adam and is SGD"),
     "Adam for SGD": (Run(optimizer=lambda m: SGD(m.parameters(), 0.1)), Run(), "optimizer: class was SGD and is Adam"),
     "AdamW for Adam": (Run(), Run(optimizer=lambda m: AdamW(m.parameters())), "optimizer: class was Adam and is AdamW"),
-    "more parameter groups": (Run(), Run(optimizer=lambda m: Adam(grouped(m, (2, 2)))), r"by group was \[4\] and is \[2, 2\]"),
-    "other parameter groups": (
-        Run(optimizer=lambda m: Adam(grouped(m, (1, 3)))),
-        Run(optimizer=lambda m: Adam(grouped(m, (2, 2)))),
-        r"by group was \[1, 3\] and is \[2, 2\]",
-    ),
-    "fewer parameters": (Run(), Run(optimizer=lambda m: Adam(grouped(m, (3,)))), r"by group was \[4\] and is \[3\]"),
-    "another order of parameters": (
+    "SGD for Adam, in groups": (
         Run(),
-        Run(optimizer=lambda m: Adam(backwards(m))),
-        "parameter 1 was 0.weight and is 0.bias",
+        Run(optimizer=in_groups(2, 2, kind=partial(SGD, lr=0.1))),
+        r"another optimizer: class was Adam and is SGD, parameters by group was \[4\] and is \[2, 2\]",
     ),
+    "more parameter groups": (Run(), Run(optimizer=in_groups(2, 2)), r"by group was \[4\] and is \[2, 2\]"),
+    "other parameter groups": (Run(optimizer=in_groups(1, 3)), Run(optimizer=in_groups(2, 2)), r"by group was \[1, 3\] and is \[2, 2\]"),
+    "fewer parameters": (Run(), Run(optimizer=in_groups(3)), r"by group was \[4\] and is \[3\]"),
+    "another order of parameters": (Run(), Run(optimizer=lambda m: Adam(backwards(m))), "parameter 1 was 0.weight and is 0.bias"),
 }
+STEPPED = Run(scheduler=lambda o: StepLR(o, 1))
 # What can't be continued in mid-epoch
 WITHIN: dict[str, tuple[Run, Run, str]] = {
     "another batch size": (Run(), Run(loader=lambda: make_loader(batch_size=14)), "batch_size was 16 and is 14"),
     "another batch size of a batch sampler": (Run(loader=by_batches), Run(), "batch_size was 10 and is 16"),
     "more data": (Run(), Run(loader=lambda: make_loader(72)), "samples was 70 and is 72"),
+    "less data": (Run(), Run(loader=lambda: make_loader(40)), "another loader: batches was 5 and is 3, samples was 70 and is 40"),
     "no shuffling": (Run(), Run(loader=lambda: make_loader(shuffle=False)), "sampler was RandomSampler and is SequentialSampler"),
     "another sampler": (Run(), Run(loader=weighted), "sampler was RandomSampler and is WeightedRandomSampler"),
     "without the last batch": (Run(), Run(loader=lambda: make_loader(drop_last=True)), "drop_last was False and is True"),
@@ -121,15 +130,11 @@ WITHIN: dict[str, tuple[Run, Run, str]] = {
     "a shorter list": (Run(loader=lambda: list(make_loader())), Run(loader=lambda: list(make_loader())[:4]), "batches was 5 and is 4"),
     "TensorLoader in order": (Run(loader=tensor_loader), Run(loader=lambda: tensor_loader(shuffle=False)), "shuffle was True and is False"),
     "another seed": (Run(loader=seeded_loader), Run(loader=lambda: seeded_loader(seed=3)), "seed was 0 and is 3"),
-    "a schedule": (Run(), Run(scheduler=lambda o: StepLR(o, 1)), "schedule was None and is StepLR"),
-    "another schedule": (
-        Run(scheduler=lambda o: StepLR(o, 1)),
-        Run(scheduler=lambda o: ExponentialLR(o, 0.5)),
-        "schedule was StepLR and is ExponentialLR",
-    ),
+    "a schedule": (Run(), STEPPED, "schedule was None and is StepLR"),
+    "another schedule": (STEPPED, Run(scheduler=lambda o: ExponentialLR(o, 0.5)), "schedule was StepLR and is ExponentialLR"),
     "a schedule by batch": (
-        Run(scheduler=lambda o: StepLR(o, 1)),
-        Run(scheduler=lambda o: StepLR(o, 1), options={"scheduler_step_on_batch": True}),
+        STEPPED,
+        Run(scheduler=STEPPED.scheduler, options={"scheduler_step_on_batch": True}),
         "scheduler_step_on_batch was False and is True",
     ),
     "another schedule by a factory": (
@@ -182,15 +187,16 @@ def everything(trainer: Any, folder: Path) -> dict[str, Any]:
     }
 
 
-def refused(saved: Run, given: Run, said: str, folder: Path, at: int, loads: bool = False) -> None:
+def refused(saved: Run, given: Run, said: str, folder: Path, at: int, loads: bool = False) -> str:
     path = saved_run(saved, folder / "saved", at)
     trainer = given.make(folder / "saved")
     loader = given.loader()
     before = everything(trainer, folder)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=said) as error:
         trainer.load_state(path) if loads else trainer.run(2, loader, resume=random.Random(said).choice(["auto", "last", path]))
     after = everything(trainer, folder)
     assert [name for name in before if before[name] != after[name]] == []
+    return str(error.value)
 
 
 @pytest.mark.parametrize("at", [IN_MID_EPOCH, AT_THE_END])
@@ -201,7 +207,7 @@ def test_another_model_or_optimizer_is_refused_before_anything_has_changed(name:
 
 @pytest.mark.parametrize("name", WITHIN)
 def test_another_loader_or_schedule_in_mid_epoch_is_refused_before_anything_has_changed(name: str, tmp_path: Path) -> None:
-    refused(*WITHIN[name], tmp_path, IN_MID_EPOCH)
+    assert refused(*WITHIN[name], tmp_path, IN_MID_EPOCH).startswith("epoch=0-step=2.ckpt was saved in mid-epoch with another ")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -242,7 +248,9 @@ def test_without_strict_the_run_continues_and_the_record_names_what_differs(name
     result = trainer.run(2, given.loader(), resume="auto")
     (note,) = notes(trainer)
     assert said in note and result.status == "completed" and trainer.counts.epoch == 2
-    assert type(trainer.optimizer) is type(given.optimizer(make_model()))
+    model = given.model()
+    assert type(trainer.optimizer) is type(given.optimizer(model))
+    assert [p.requires_grad for p in trainer.model.parameters()] == [p.requires_grad for p in model.parameters()]
 
 
 def test_what_fits_is_not_named(tmp_path: Path) -> None:
@@ -255,9 +263,9 @@ def test_what_fits_is_not_named(tmp_path: Path) -> None:
 ROWS = {  # of the table in docs/resume.md, with what shows them here
     "names or shapes of the weights": ["another model", "another width of the model"],
     "class of the optimizer, its groups, the order of its parameters": [*ALWAYS][2:],
-    "training loader: class, batch size, samples, sampler, `drop_last`, seed": [*WITHIN][:11],
+    "training loader: class, batch size, samples, sampler, `drop_last`, seed": [*WITHIN][:12],
     "class of the schedule, or when it steps": ["a schedule", "another schedule", "a schedule by batch", "another schedule by a factory"],
-    "accumulation, gradient clipping, precision": [*WITHIN][15:-2],
+    "accumulation, gradient clipping, precision": [*WITHIN][16:-2],
     "which parameters are trained": [*WITHIN][-2:],
 }
 

@@ -146,22 +146,7 @@ def test_what_can_not_be_saved_is_said_in_one_line_when_the_run_begins(tmp_path:
         "Resume is not exact here: Opaque.source is a range_iterator; Opaque.sparse is a Tensor, and is not saved. "
         "Give it state_dict and load_state_dict."
     )
-
-
-def test_nothing_is_said_of_a_plain_model(tmp_path: Path) -> None:
-    trainer = make_trainer(Saving, save_path=tmp_path, keep_source=False)
-    trainer.run(1, make_loader())
-    assert notes(trainer) == []
-
-
-def test_a_generator_of_the_system_is_left_out_and_said(tmp_path: Path) -> None:
-    model = make_model()
-    model.noise = random.SystemRandom()  # type: ignore[assignment]
-    trainer = make_trainer(Saving, save_path=tmp_path, model=model, keep_source=False)
-    trainer.run(1, make_loader())
-    (note,) = notes(trainer)
-    assert note.startswith("Resume is not exact here: Sequential.noise is a SystemRandom, and is not saved.")
-    assert list(trainer.run_dir.glob("checkpoints/epoch=1*"))
+    assert list(trainer.run_dir.glob("checkpoints/epoch=2*"))
 
 
 class Phase(Enum):
@@ -266,14 +251,6 @@ def test_a_setting_that_was_changed_by_hand_is_not_changed_back(tmp_path: Path) 
 
 
 # -- weights that fit, and that do not
-def test_a_parameter_of_another_shape_is_refused_and_nothing_is_changed() -> None:
-    model, other = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4))
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(CheckpointError, match=r"weights are not those of a Sequential: 0.weight is \(4, 2\), not \(3, 2\)"):
-        load_weights(model, dict(other.state_dict()))
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
 class Versioned(nn.Linear):
     """Refuses weights without the version of its format, as some models of torchvision do."""
 
@@ -360,23 +337,6 @@ def test_a_line_after_a_run_without_resume_is_not_trained_once_more(tmp_path: Pa
 
 
 # -- early stopping
-@pytest.mark.parametrize("restore_best", [True, False])
-def test_a_run_that_early_stopping_has_ended_is_finished(restore_best: bool, tmp_path: Path) -> None:
-    options = {"kind": Regress.add_on(StateManagerAddon, EarlyStoppingAddon), "patience": 1, "delta": 0.5, "restore_best": restore_best}
-    first = notebook(tmp_path, (20,), **options)
-    expected = outcome(first)
-    again = notebook(tmp_path, (20,), **options)
-    assert first.result.status == "stopped" and again.result.reason == "finished before" and outcome(again) == expected
-
-
-def test_a_run_that_lightnings_early_stopping_has_ended_is_finished(tmp_path: Path) -> None:
-    def made() -> Any:
-        return notebook(tmp_path, (20,), lightning={"callbacks": [EarlyStopping("val_loss", patience=1, min_delta=0.5)]})
-
-    first, again = made(), made()
-    assert again.result.reason == "finished before" and again.counts == first.counts
-
-
 def test_more_patience_continues_a_run_that_was_ended(tmp_path: Path) -> None:
     options = {"kind": Regress.add_on(StateManagerAddon, EarlyStoppingAddon), "delta": 0.5}
     first = notebook(tmp_path, (20,), patience=1, **options)
@@ -427,7 +387,8 @@ def test_the_same_line_again_leaves_everything_as_the_run_that_has_ended_left_it
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"}
     for seed in (1, 2):
         again = stopped(tmp_path, EARLY[name], seed)
-        assert again.result.reason == "finished before" and again.result.best == first.result.best
+        assert (again.result.status, again.result.reason, again.result.elapsed_s) == ("completed", "finished before", 0.0)
+        assert again.result.best == first.result.best
         assert outcome(again) == expected and without_times(again.history.epochs) == rows
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"} == before
 
@@ -454,8 +415,7 @@ def test_a_kill_after_the_last_save_or_the_one_before_loses_neither_the_end_nor_
         assert outcome(again) == expected and without_times(again.history.epochs) == rows, n
 
 
-@pytest.mark.parametrize("monitor", ["val_loss"])
-def test_a_request_to_stop_before_min_epochs_is_kept_where_the_run_is_broken_off(monitor: str, tmp_path: Path) -> None:
+def test_a_request_to_stop_before_min_epochs_is_kept_where_the_run_is_broken_off(tmp_path: Path) -> None:
     class Once(EarlyStopping):  # is content again before min_epochs
         def _evaluate_stopping_criteria(self, current: torch.Tensor) -> tuple[bool, str | None]:
             self.n = getattr(self, "n", 0) + 1
@@ -463,8 +423,7 @@ def test_a_request_to_stop_before_min_epochs_is_kept_where_the_run_is_broken_off
             return self.n == 2, None
 
     def line(folder: Path, *callbacks: Any) -> Any:
-        lightning = {"min_epochs": 4, "callbacks": [Once(monitor), *callbacks]}
-        return notebook(folder, (9,), lightning=lightning)
+        return notebook(folder, (9,), lightning={"min_epochs": 4, "callbacks": [Once("val_loss"), *callbacks]})
 
     expected = outcome(whole := line(tmp_path / "whole"))
     assert whole.counts.epoch == 4
@@ -475,9 +434,7 @@ def test_a_request_to_stop_before_min_epochs_is_kept_where_the_run_is_broken_off
 
 def test_a_phase_after_one_that_has_ended_inside_an_epoch_begins_where_that_one_ended(tmp_path: Path) -> None:
     def lines(folder: Path, n: int) -> Any:
-        kind = Regress.add_on(StateManagerAddon, EarlyStoppingAddon, LimitsAddon)
-        options: dict[str, Any] = {"patience": 2, "delta": 9.0, "val_every_n_steps": 2}
-        return notebook(folder, (6, 2)[:n], kind=kind, **options)
+        return notebook(folder, (6, 2)[:n], kind=Stopping, patience=2, delta=9.0, val_every_n_steps=2)
 
     expected = outcome(lines(tmp_path / "whole", 2))
     assert lines(tmp_path / "parts", 1).counts.step % 5 != 0

@@ -31,14 +31,6 @@ class Adapted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + self.up(self.down(x))
 
-    def merged(self) -> nn.Linear:
-        """One layer that computes the same."""
-        layer = nn.Linear(self.base.in_features, self.base.out_features)
-        with torch.no_grad():
-            layer.weight.copy_(self.base.weight + self.up.weight @ self.down.weight)
-            layer.bias.copy_(self.base.bias)
-        return layer
-
 
 WIDTH = 256
 
@@ -99,9 +91,7 @@ def test_resumed_run_matches_an_unbroken_one(save_format: str, addons: tuple[Any
     again = make(tmp_path / "broken", *addons, seed=9, save_format=save_format)
     again.run(3, make_loader(), make_valid(), resume="auto")
     assert same_weights(whole.model, again.model)
-    assert {name: value.tolist() for name, value in whole.best_weights.items()} == {
-        name: value.tolist() for name, value in again.best_weights.items()
-    }
+    assert same_weights(whole.best_weights, again.best_weights)
 
 
 def test_a_finished_run_gives_its_best_weights_to_a_new_trainer(tmp_path: Path) -> None:
@@ -127,17 +117,13 @@ def test_another_base_is_refused_before_anything_is_loaded(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("save_format", ["ckpt", "safetensor"])
-def test_weights_of_a_state_are_applied_merged_and_exported(save_format: str, tmp_path: Path) -> None:
+def test_weights_of_a_state_are_applied_and_exported(save_format: str, tmp_path: Path) -> None:
     trainer = make(tmp_path, save_format=save_format)
     trainer.run(1, make_loader())
     path = (checkpoints(trainer) / ("last.ckpt" if save_format == "ckpt" else "last")).resolve()
     other = make(tmp_path / "other", seed=9)
     other.apply_weights(path)
     assert same_weights(trainer.model, other.model)
-    x = torch.randn(3, 8, device=DEVICE)
-    other.model.eval()
-    merged = nn.Sequential(*(part.merged() if isinstance(part, Adapted) else part for part in other.model)).eval().to(DEVICE)
-    assert torch.allclose(merged(x), other.model(x), atol=1e-6)
     other.save_model(tmp_path / "whole.safetensors")
     third = make(tmp_path / "third", save_weights="all")
     third.apply_weights(tmp_path / "whole.safetensors")
