@@ -317,18 +317,12 @@ def test_only_our_trainers_are_made_with_what_was_found(monkeypatch: pytest.Monk
     seen = list[Any]()
     search = type(ENTRY_POINTS).find
     monkeypatch.setattr(EntryPoints, "find", lambda self, group: seen.append(vars(registry)["entry_points"]) or search(self, group))
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "accelerator": DEVICE,
-    }
-    pl_trainer = make_pl_trainer(**quiet)
+    off: dict[str, Any] = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    pl_trainer = make_pl_trainer(**off, accelerator=DEVICE)
     assert isinstance(pl_trainer, L.Trainer) and len(seen) == 1 and vars(registry)["entry_points"] is importlib.metadata.entry_points
     with pytest.raises(TypeError, match="unexpected keyword argument 'unknown'"):
         make_pl_trainer(unknown=1)
-    L.Trainer(**quiet)
+    L.Trainer(**off, accelerator=DEVICE)
     assert len(seen) == 1 and vars(registry)["entry_points"] is importlib.metadata.entry_points
 
 
