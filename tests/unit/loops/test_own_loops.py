@@ -1,11 +1,9 @@
-"""nbtrain's loop, where a drawn configuration does not look: what is due when, what is held, what runs out, where an epoch begins."""
+"""nbtrain's loop, where a drawn configuration does not look: what is due when, what runs out, where an epoch begins."""
 
 from __future__ import annotations
 
-import gc
 import math
 import random
-import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, LambdaCallback, StochasticWeightAveraging
+from lightning.pytorch.callbacks import LambdaCallback, StochasticWeightAveraging
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from samples import Regress, make_loader, make_trainer, make_valid, same_weights
@@ -106,21 +104,6 @@ def test_a_stop_iteration_of_the_user_is_an_error_and_no_end_of_an_epoch(where: 
     trainer = make_trainer(type("RunsOutThere", (RunsOut,), {"where": where}), lightning={"callbacks": callbacks})
     with pytest.raises(StepError, match="ran out in " + ("a hook" if callbacks else where)):
         trainer.run(3, make_loader(), make_valid(48))
-
-
-# -- what is held
-def test_nothing_of_a_batch_is_held_between_batches() -> None:
-    alive: list[int] = []
-    refs: list[weakref.ref[torch.Tensor]] = []
-
-    class Watch(Callback):
-        def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-            gc.collect()
-            alive.append(sum(ref() is not None for ref in refs))
-            refs.append(weakref.ref(batch[0]))
-
-    make_trainer(lightning={"callbacks": [Watch()]}).run(1, make_loader())
-    assert alive == [0, 0, 0, 0, 0]
 
 
 # -- updates

@@ -113,23 +113,6 @@ def test_error_in_a_loader_names_the_place() -> None:
     assert any("epoch 1, batch" in note for note in error.value.__notes__)
 
 
-def test_after_a_failure_the_trainer_goes_on() -> None:
-    class Fails(Regress):
-        broken = True
-
-        def test_step(self, batch: Any) -> dict[str, Any]:
-            if self.broken:
-                raise RuntimeError("in validation")
-            return super().test_step(batch)
-
-    trainer = make_trainer(Fails)
-    with pytest.raises(RuntimeError, match="in validation"):
-        trainer.run(1, make_loader(), make_valid())
-    assert trainer.mode == "train" and trainer.model.training and trainer.counts.epoch == 0
-    trainer.broken = False
-    assert trainer.run(1, make_loader(), make_valid()).status == "completed"
-
-
 SAMPLES = {
     "a tensor": (torch.zeros(4, 2), "Tensor (4, 2) float32"),
     "an array": (np.zeros((4, 2)), "ndarray"),

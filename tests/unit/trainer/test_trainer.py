@@ -367,12 +367,6 @@ def test_tensors_that_fill_the_memory_are_hinted_at_once(monkeypatch: pytest.Mon
 
 
 # -- Lightning's own callbacks under ours
-def test_early_stopping_and_timer() -> None:
-    stop = C.EarlyStopping("train_loss", patience=1, min_delta=1e9)
-    result = make_trainer(lightning={"callbacks": [stop, C.Timer()]}).run(9, make_loader())
-    assert (result.status, result.reason) == ("stopped", "EarlyStopping") and result.last["epoch"] == 2
-
-
 def test_learning_rate_monitor_with_a_csv_logger(tmp_path: Path) -> None:
     logger = L.pytorch.loggers.CSVLogger(tmp_path)
     lightning = {"callbacks": [C.LearningRateMonitor("step")], "logger": logger, "log_every_n_steps": 1}
