@@ -12,7 +12,6 @@ from lightning.pytorch.loggers import CSVLogger
 from samples import Regress, make_data, make_loader, make_trainer, make_valid
 from torch.utils.data import DataLoader
 
-from nbtrain import StateManagerAddon, TensorLoader
 from nbtrain.errors import ConfigError
 from nbtrain.history.run_folder import read_events
 
@@ -119,13 +118,6 @@ def test_a_named_metric_is_monitored() -> None:
     assert trainer.history.best["val_loss/hard"] == min(row["val_loss/hard"] for row in rows)
 
 
-def test_a_misspelt_loader_in_monitor_is_refused_before_the_run() -> None:
-    trainer = make_trainer(monitor="val_loss/herd")
-    with pytest.raises(ConfigError, match="Did you mean 'val_loss/hard'"):
-        trainer.run(1, make_loader(), {"easy": make_valid(), "hard": make_hard()})
-    assert not trainer.history.epochs
-
-
 def test_named_metrics_reach_loggers_and_the_run_folder(tmp_path: Any) -> None:
     logger = CSVLogger(tmp_path / "csv")
     trainer = make_trainer(save_path=tmp_path / "runs", lightning={"logger": logger})
@@ -135,23 +127,6 @@ def test_named_metrics_reach_loggers_and_the_run_folder(tmp_path: Any) -> None:
     assert {"val_loss", "val_loss/easy", "val_loss/hard"} <= set(head.split(","))
     rows = [event.data["row"] for event in read_events(trainer.run_dir) if event.kind == "epoch"]
     assert rows[0]["val_loss/hard"] == trainer.history.epochs[0]["val_loss/hard"]
-
-
-def test_a_run_with_several_loaders_resumes_exactly(tmp_path: Any) -> None:
-    def loaders() -> dict[str, Any]:
-        x, y = make_data(20, seed=4).tensors
-        return {"stream": TensorLoader(x, y, batch_size=8, shuffle=True), "hard": make_hard()}
-
-    def make() -> Any:
-        return make_trainer(Regress.add_on(StateManagerAddon), save_path=tmp_path, seed=0)
-
-    whole = make_trainer(seed=0)
-    whole.run(3, make_loader(), loaders())
-    make().run(2, make_loader(), loaders(), resume="auto")
-    again = make()
-    again.run(3, make_loader(), loaders(), resume="auto")
-    assert again.history.epochs[-1]["val_loss/stream"] == whole.history.epochs[-1]["val_loss/stream"]
-    assert again.history.epochs[-1]["val_loss/hard"] == whole.history.epochs[-1]["val_loss/hard"]
 
 
 BY_NAME = "valid_loader must be a dict of loaders by name, but"

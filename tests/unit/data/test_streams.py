@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from itertools import count, islice
 from pathlib import Path
@@ -21,6 +20,7 @@ from nbtrain.data.continued_loader import ContinuedLoader
 from nbtrain.data.epoch import keeps_epoch
 from nbtrain.data.loader import BatchList, LoaderWrapper, as_loader
 from nbtrain.data.resumable_loader import why_read_again
+from nbtrain.history.run_folder import read_events
 
 N, BATCH_SIZE = 64, 4
 
@@ -236,8 +236,7 @@ def make(folder: Path, seed: int, n: int = 0, **options: Any) -> Any:
 
 
 def notes(trainer: Any) -> list[str]:
-    events = [json.loads(line) for line in (trainer.run_dir / "events.jsonl").read_text().splitlines()]
-    return [event["data"]["text"] for event in events if event["kind"] == "note"]
+    return [event.data["text"] for event in read_events(trainer.run_dir) if event.kind == "note"]
 
 
 def resumed(folder: Path, loader: Callable[[], Any], n_epoch: int, at: int, **options: Any) -> tuple[Any, Any, Any]:
