@@ -18,6 +18,7 @@ from traced import Memory, Trace
 
 from nbtrain.engine import pass_module
 from nbtrain.engine.logged import Results
+from nbtrain.rng import random_state, set_random_state
 
 
 class LogsToo(L.Callback):
@@ -184,6 +185,22 @@ def test_history_is_that_of_the_epoch_in_each_callback() -> None:
     trainer = make_trainer(lightning={"callbacks": [Looks()]})
     trainer.run(20, make_loader(16), make_valid(16))
     assert seen == [(i, i, trainer.history.epochs[i - 1]["val_loss"]) for i in range(1, 20)]
+
+
+def test_numpys_numbers_are_restored_also_where_one_of_a_pair_is_left() -> None:
+    numpy.random.seed(0)
+    for n_before in (0, 1, 2, 3):
+        for _ in range(n_before):
+            numpy.random.randn()
+        for n_inside in (0, 1, 2):
+            state = random_state()
+            expected = numpy.random.RandomState()
+            expected.set_state(numpy.random.get_state())
+            for _ in range(n_inside):
+                numpy.random.randn()
+            set_random_state(state)
+            ours, theirs = numpy.random.get_state(), expected.get_state()
+            assert all(numpy.array_equal(a, b) for a, b in zip(ours, theirs)), (n_before, n_inside)
 
 
 def test_short_epochs_of_an_ordinary_loader_reshuffle_as_a_loop_does(tmp_path: Path) -> None:
