@@ -105,21 +105,16 @@ class Doubled(TensorDataset):
         return tuple(2 * tensor for tensor in super().__getitem__(index))
 
 
+GIVE = "Give tensors with a row for each sample, a dict of them, or a TensorDataset."
+
+
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
-        ((), {}, "TensorLoader was given nothing.\n  Give tensors with a row for each sample, a dict of them, or a TensorDataset."),
-        (({},), {}, "TensorLoader was given nothing.\n  Give tensors with a row for each sample, a dict of them, or a TensorDataset."),
-        (
-            (torch.tensor(1),),
-            {},
-            "TensorLoader was given a Tensor without rows.\n  Give tensors with a row for each sample, a dict of them, or a TensorDataset.",
-        ),
-        (
-            (Doubled(torch.zeros(2)),),
-            {},
-            "TensorLoader was given a Doubled.\n  Give tensors with a row for each sample, a dict of them, or a TensorDataset.",
-        ),
+        ((), {}, f"TensorLoader was given nothing.\n  {GIVE}"),
+        (({},), {}, f"TensorLoader was given nothing.\n  {GIVE}"),
+        ((torch.tensor(1),), {}, f"TensorLoader was given a Tensor without rows.\n  {GIVE}"),
+        ((Doubled(torch.zeros(2)),), {}, f"TensorLoader was given a Doubled.\n  {GIVE}"),
         ((torch.zeros(2), torch.zeros(3)), {}, "The tensors have different lengths: 2, 3.\n  Make them equal."),
         ((torch.zeros(2), torch.zeros(2, device="meta")), {}, "The tensors have different devices: cpu, meta.\n  Make them equal."),
         ((torch.zeros(2),), {"batch_size": 0}, "batch_size must be a positive integer, got 0.\n  Give the number of samples in a batch."),
@@ -279,13 +274,8 @@ def test_run_ends_with_the_weights_of_a_dataloader(own: bool) -> None:
 # -- suggestions
 def test_a_loader_over_tensors_gets_a_suggestion() -> None:
     loader = DataLoader(make_data(), 16, shuffle=True, drop_last=True, generator=Generator())
-    assert (
-        suggest_loader(loader)
-        == suggest_loader(DataLoader(make_data(), 16))
-        == (
-            "TensorLoader(dataset, ...) with the same options gives the same batches as this DataLoader over a TensorDataset, in less time."
-        )
-    )
+    text = "TensorLoader(dataset, ...) with the same options gives the same batches as this DataLoader over a TensorDataset, in less time."
+    assert suggest_loader(loader) == suggest_loader(DataLoader(make_data(), 16)) == text
 
 
 DATA = make_data()
@@ -563,12 +553,5 @@ def test_a_copy_waits_for_the_current_stream_and_the_current_stream_for_the_copy
     monkeypatch.setattr(Recorded, "diary", diary, raising=False)
     copies = CudaCopies(torch.device("cpu"), Stream("side"))  # type: ignore[arg-type]
     batch = copies.finish(copies.start({"x": torch.zeros(2).as_subclass(Recorded), "name": "a"}))
-    assert batch["name"] == "a" and diary == [
-        "side waits for main",
-        "on side",
-        "pin",
-        "copy {}",
-        "back",
-        "main waits for side",
-        "record on main",
-    ]
+    expected = "side waits for main, on side, pin, copy {}, back, main waits for side, record on main"
+    assert batch["name"] == "a" and ", ".join(diary) == expected

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import warnings
 from collections import deque
@@ -28,6 +27,7 @@ from nbtrain import StateManagerAddon
 from nbtrain.addons import state_manager
 from nbtrain.data.resumable_loader import ResumableLoader
 from nbtrain.data.task_loader import Task
+from nbtrain.history.run_folder import read_events
 from nbtrain.rng import random_state
 
 NOTE = "Resume is not exact here"
@@ -52,8 +52,7 @@ def make(folder: Path, seed: int, n: int = 0, **options: Any) -> Any:
 
 
 def notes(trainer: Any) -> list[str]:
-    events = [json.loads(line) for line in (trainer.run_dir / "events.jsonl").read_text().splitlines()]
-    return list(dict.fromkeys(event["data"]["text"] for event in events if event["kind"] == "note"))
+    return list(dict.fromkeys(event.data["text"] for event in read_events(trainer.run_dir) if event.kind == "note"))
 
 
 def check(

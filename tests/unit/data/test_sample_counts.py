@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from nbtrain.engine.meter import Meter
 from nbtrain.errors import OutOfMemory
 
 NOTHING = "it holds nothing with a row or an item for each sample"
+UNEVEN = "its tensors may be parts or samples of different lengths"
 Pair = namedtuple("Pair", "image label")
 
 
@@ -99,22 +101,10 @@ GUESSED = {
     "nothing": ("no tensor", 1, NOTHING),
     "an object": (Opaque([1.0, 2.0]), 1, NOTHING),
     "a scalar": ({"loss": torch.tensor(1.0)}, 1, NOTHING),
-    "a graph in a dict": (
-        {"x": torch.zeros(70, 9), "edges": torch.zeros(2, 30), "y": torch.zeros(8)},
-        70,
-        "its tensors have 70, 2, 8 rows",
-    ),
+    "a graph in a dict": (dict(x=torch.zeros(70, 9), edges=torch.zeros(2, 30), y=torch.zeros(8)), 70, "its tensors have 70, 2, 8 rows"),
     "images alone": (images(4), 3, "its tensors may be parts or samples"),
-    "sequences of different lengths": (
-        [torch.zeros(n, 3) for n in (1, 4, 2)],
-        3,
-        "its tensors may be parts or samples of different lengths",
-    ),
-    "sequences of one length and one step": (
-        [torch.zeros(4, 3), torch.zeros(1, 3)],
-        4,
-        "its tensors may be parts or samples of different lengths",
-    ),
+    "sequences of different lengths": ([torch.zeros(n, 3) for n in (1, 4, 2)], 3, UNEVEN),
+    "sequences of one length and one step": ([torch.zeros(4, 3), torch.zeros(1, 3)], 4, UNEVEN),
     "two encodings": (({"ids": torch.zeros(5, 2)}, {"ids": torch.zeros(5, 3)}), 5, "its dicts may be parts or samples"),
     "images and masks": ((images(4), [torch.zeros(1, 8, 9)] * 4), 4, "its lists may be parts or samples"),
 }
@@ -198,22 +188,6 @@ class Notes:
 VALUES = [[10.0, 20.0, 30.0, 40.0], [0.0]]  # mean 20; of two batches that count alike 12.5
 
 
-def test_means_over_graph_batches_are_means_over_graphs() -> None:
-    trainer = make()
-    notes, batches = Notes(trainer), [GraphBatch(values) for values in VALUES]
-    row = run(trainer, batches, batches)
-    assert (row["train_loss"], row["val_loss"], notes.texts) == (20.0, 20.0, [])
-    assert trainer.evaluate(batches) == {"loss": 20.0}
-
-
-def test_means_over_images_with_targets_are_means_over_images() -> None:
-    trainer = make()
-    notes = Notes(trainer)
-    batches = [([torch.full((3, 4 + i, 5), value) for i, value in enumerate(values)], targets(len(values))) for values in VALUES]
-    row = run(trainer, batches, batches)
-    assert (row["train_loss"], row["val_loss"], notes.texts) == (20.0, 20.0, [])
-
-
 def test_a_guess_is_noted_once_with_the_remedy() -> None:
     trainer = make()
     notes, batches = Notes(trainer), [Opaque(values) for values in VALUES]
@@ -235,13 +209,6 @@ def test_a_guess_for_the_only_batch_of_a_pass_changes_no_mean_and_is_not_noted()
     assert [text[:40] for text in notes.texts] == ["The means count a Opaque as one sample, "]
 
 
-def test_the_trainers_function_counts_the_samples() -> None:
-    trainer = make(count_samples=lambda batch: len(batch.x))
-    notes, batches = Notes(trainer), [Opaque(values) for values in VALUES]
-    row = run(trainer, batches, batches)
-    assert (row["train_loss"], row["val_loss"], notes.texts) == (20.0, 20.0, [])
-
-
 class Stated(Means):
     """States its tokens, as a tensor."""
 
@@ -249,12 +216,27 @@ class Stated(Means):
         return super().train_step(batch) | {"n_samples": torch.tensor(len(batch.x))}
 
 
-def test_the_step_states_over_how_many_samples_its_values_are_means() -> None:
-    trainer = make(Stated)
-    notes, batches = Notes(trainer), [Opaque(values) for values in VALUES]
+def images_with_targets(values: list[float]) -> Any:
+    return [torch.full((3, 4 + i, 5), value) for i, value in enumerate(values)], targets(len(values))
+
+
+EXACT: dict[str, tuple[Callable[[], Any], Callable[[list[float]], Any]]] = {  # a trainer, and its batch of these values
+    "over graphs": (make, GraphBatch),
+    "over images with targets": (make, images_with_targets),
+    "counted by a function of the trainer": (lambda: make(count_samples=lambda batch: len(batch.x)), Opaque),
+    "stated by the step": (lambda: make(Stated), Opaque),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_means_are_over_samples_and_no_guess_is_noted(name: str) -> None:
+    make_it, batch_of = EXACT[name]
+    trainer = make_it()
+    notes, batches = Notes(trainer), [batch_of(values) for values in VALUES]
     row = run(trainer, batches, batches)
     assert (row["train_loss"], row["val_loss"], notes.texts) == (20.0, 20.0, [])
-    assert [name for name in row if "n_samples" in name] == []
+    assert trainer.evaluate(batches) == {"loss": 20.0}
+    assert [column for column in row if "n_samples" in column] == []
 
 
 def test_what_a_step_logs_counts_samples_as_what_it_returns() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from itertools import count, islice
 from pathlib import Path
@@ -21,6 +20,7 @@ from nbtrain.data.continued_loader import ContinuedLoader
 from nbtrain.data.epoch import keeps_epoch
 from nbtrain.data.loader import BatchList, LoaderWrapper, as_loader
 from nbtrain.data.resumable_loader import why_read_again
+from nbtrain.history.run_folder import read_events
 
 N, BATCH_SIZE = 64, 4
 
@@ -236,8 +236,7 @@ def make(folder: Path, seed: int, n: int = 0, **options: Any) -> Any:
 
 
 def notes(trainer: Any) -> list[str]:
-    events = [json.loads(line) for line in (trainer.run_dir / "events.jsonl").read_text().splitlines()]
-    return [event["data"]["text"] for event in events if event["kind"] == "note"]
+    return [event.data["text"] for event in read_events(trainer.run_dir) if event.kind == "note"]
 
 
 def resumed(folder: Path, loader: Callable[[], Any], n_epoch: int, at: int, **options: Any) -> tuple[Any, Any, Any]:
@@ -340,17 +339,12 @@ def test_a_loader_with_a_length_begins_anew_in_each_epoch() -> None:
     assert loader.dataset.indices == 2 * list(range(8))
 
 
-def test_an_epoch_ends_with_its_stream_and_the_next_one_begins_it_again() -> None:
+@pytest.mark.parametrize(("n_steps", "ends"), [(10, [10, 16, 26, 32]), (8, [8, 16, 24, 32])], ids=["within an epoch", "with an epoch"])
+def test_an_epoch_ends_with_its_stream_and_the_next_one_begins_it_again(n_steps: int, ends: list[int]) -> None:
     loader = stock(Stream())
-    trainer = make_trainer(Regress.add_on(LimitsAddon), steps_per_epoch=10)
+    trainer = make_trainer(Regress.add_on(LimitsAddon), steps_per_epoch=n_steps)
     trainer.run(4, loader)
-    assert [row["step"] for row in trainer.history.epochs] == [10, 16, 26, 32]
-    assert loader.dataset.indices == Stream().order(0) + Stream().order(1)
-
-
-def test_a_stream_that_ends_with_an_epoch_begins_again_in_the_next_one() -> None:
-    loader = stock(Stream())
-    make_trainer(Regress.add_on(LimitsAddon), steps_per_epoch=8).run(4, loader)
+    assert [row["step"] for row in trainer.history.epochs] == ends
     assert loader.dataset.indices == Stream().order(0) + Stream().order(1)
 
 
@@ -383,14 +377,3 @@ def test_persistent_workers_miss_set_epoch(workers: int, persistent: bool, expec
     assert keeps_epoch(DataLoader(Stream(), BATCH_SIZE, **options)) is expected
     assert keeps_epoch(LoaderWrapper(DataLoader(Stream(), BATCH_SIZE, **options))) is expected
     assert not keeps_epoch(DataLoader(TensorDataset(torch.zeros(4)), **options)) and not keeps_epoch([1])
-
-
-def test_an_indexed_dataset_with_set_epoch_gets_the_epoch() -> None:
-    class Curriculum(Indexed):
-        epochs: list[int] = []
-
-        def set_epoch(self, epoch: int) -> None:
-            self.epochs.append(epoch)
-
-    make_trainer(Regress).run(2, stock(Curriculum()))
-    assert sorted(set(Curriculum.epochs)) == [0, 1]

@@ -10,7 +10,7 @@ import torch
 from samples import make_loader, make_model, make_trainer, same_weights
 from torch.nn.functional import mse_loss
 
-from nbtrain import ConfigError, SeededLoader, StateManagerAddon, StepError, TaskLoader, Trainer
+from nbtrain import ConfigError, StateManagerAddon, StepError, TaskLoader, Trainer
 
 
 class Both(Trainer):
@@ -48,11 +48,8 @@ def test_what_cannot_work_is_refused() -> None:
         list(TaskLoader({"a": iter([])}, {"a": 1}, 2))
 
 
-@pytest.mark.parametrize("seeded", [False, True])
-def test_resumed_run_matches_the_unbroken_one(seeded: bool, tmp_path: Path) -> None:
+def test_resumed_run_matches_the_unbroken_one(tmp_path: Path) -> None:
     def loader() -> TaskLoader:
-        if seeded:
-            return TaskLoader({name: SeededLoader(make_loader().dataset, 16, seed=n) for n, name in enumerate("ab")})
         return TaskLoader({"a": make_loader(), "b": make_loader(40)}, {"a": 2, "b": 1}, 9)
 
     def make(folder: str) -> Any:

@@ -192,22 +192,13 @@ def test_an_unknown_torch_goes_its_own_way(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # -- the optimizer
+PLAIN = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD", "Adafactor")
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    **{name: functools.partial(getattr(torch.optim, name), lr=0.1) for name in PLAIN},
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    "Adam": lambda p: torch.optim.Adam(p, lr=0.1),
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.1),
     "Adam, foreach": lambda p: torch.optim.Adam(p, lr=0.1, foreach=True),
     "Adam, fused": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
     "Adam, amsgrad": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
-    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.1),
-    "RAdam": lambda p: torch.optim.RAdam(p, lr=0.1),
-    "Adamax": lambda p: torch.optim.Adamax(p, lr=0.1),
-    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
-    "Adadelta": lambda p: torch.optim.Adadelta(p, lr=0.1),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.1),
-    "Rprop": lambda p: torch.optim.Rprop(p, lr=0.1),
-    "ASGD": lambda p: torch.optim.ASGD(p, lr=0.1),
-    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
 }
 
 

@@ -163,56 +163,43 @@ class Stops(L.Callback):
             pl_trainer.should_stop = True
 
 
+def run_or_resume(folder: Path, seed: int, lightning: dict[str, Any], **options: Any) -> Any:
+    """A trainer after three epochs, of which those that the folder has are not trained again."""
+    trainer = make(Validates(seed), StateManagerAddon, save_path=folder, lightning=lightning, **options)
+    torch.manual_seed(seed)
+    trainer.run(3, make_loader(), make_valid(), resume="auto")
+    return trainer
+
+
 ENDS: dict[str, dict[str, Any]] = {"should_stop": {"callbacks": [Stops()]}, "max_steps": {"max_steps": 7}}
 
 
 @pytest.mark.parametrize("options", [{}, *({"every_n_steps": n} | more for n in (1, 2) for more in ({}, {"validate_on_save": True}))])
 @pytest.mark.parametrize("end", ENDS)
 def test_a_run_that_ended_within_an_epoch_goes_on_as_if_it_had_not(end: str, options: dict[str, Any], tmp_path: Path) -> None:
-    def run(folder: str, seed: int, **lightning: Any) -> Any:
-        trainer = make(Validates(seed), StateManagerAddon, save_path=tmp_path / folder, lightning=lightning, **options)
-        torch.manual_seed(seed)
-        trainer.run(3, make_loader(), make_valid(), resume="auto")
-        return trainer
-
-    whole, cut = run("whole", 1), run("cut", 1, **ENDS[end])
+    whole = run_or_resume(tmp_path / "whole", 1, {}, **options)
+    cut = run_or_resume(tmp_path / "cut", 1, ENDS[end], **options)
     assert cut.current_step == 7
-    again = run("cut", 2)
+    again = run_or_resume(tmp_path / "cut", 2, {}, **options)
     assert same_weights(whole.model, again.model) and again.model.n_ended == whole.model.n_ended == 15
     assert without_times(again.history.epochs) == without_times(whole.history.epochs)
     assert without_times(again.history.validations) == without_times(whole.history.validations)
 
 
 def test_a_stop_in_the_last_batch_of_an_epoch_adds_no_validation(tmp_path: Path) -> None:
-    def run(folder: str, seed: int, *callbacks: L.Callback) -> Any:
-        lightning = {"callbacks": list(callbacks), "val_check_interval": 2}
-        trainer = make(Validates(seed), StateManagerAddon, save_path=tmp_path / folder, lightning=lightning)
-        torch.manual_seed(seed)
-        trainer.run(3, make_loader(), make_valid(), resume="auto")
-        return trainer
-
-    whole, cut = run("whole", 1), run("cut", 1, Stops(4))
+    often: dict[str, Any] = {"val_check_interval": 2}
+    whole, cut = run_or_resume(tmp_path / "whole", 1, often), run_or_resume(tmp_path / "cut", 1, often | {"callbacks": [Stops(4)]})
     assert cut.current_step == 10 and len(cut.history.validations) == 4
-    again = run("cut", 2)
+    again = run_or_resume(tmp_path / "cut", 2, often)
     assert same_weights(whole.model, again.model) and again.counts == whole.counts
     assert without_times(again.history.validations) == without_times(whole.history.validations)
 
 
 def test_a_window_that_a_stop_drops_is_trained_again(tmp_path: Path) -> None:
-    class StopsInWindow(L.Callback):
-        def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-            pl_trainer.should_stop = pl_trainer.current_epoch == 1 and batch_idx == 2
-
-    def run(folder: str, *callbacks: L.Callback) -> Any:
-        lightning = {"callbacks": list(callbacks), "accumulate_grad_batches": 2}
-        trainer = make(Validates(1), StateManagerAddon, save_path=tmp_path / folder, lightning=lightning)
-        torch.manual_seed(1)
-        trainer.run(3, make_loader(), make_valid(), resume="auto")
-        return trainer
-
-    whole, cut = run("whole"), run("cut", StopsInWindow())
+    windows: dict[str, Any] = {"accumulate_grad_batches": 2}
+    whole, cut = run_or_resume(tmp_path / "whole", 1, windows), run_or_resume(tmp_path / "cut", 1, windows | {"callbacks": [Stops(2)]})
     assert cut.result.status == "stopped" and cut.counts.step == 4
-    again = run("cut")
+    again = run_or_resume(tmp_path / "cut", 1, windows)
     assert same_weights(whole.model, again.model) and without_times(again.history.epochs) == without_times(whole.history.epochs)
 
 

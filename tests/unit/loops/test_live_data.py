@@ -12,6 +12,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.utilities import CombinedLoader
+from lightning_modules import Lit
 from plain_loop import train
 from samples import DEVICE, Regress, make_model, make_trainer, same_weights, some
 from torch.nn.functional import mse_loss
@@ -231,13 +232,19 @@ class Together:
         return (batch for batch, _, _ in iter(self.loaders))
 
 
+def notes_of(trainer: Any) -> list[str]:
+    """The notes of its runs, as they come."""
+    notes: list[str] = []
+    trainer.recorder.add(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
+    return notes
+
+
 def ours(case: Case, n_epoch: int, *, lean: bool, lightning: dict[str, Any] | None = None, **options: Any) -> tuple[Any, list[int]]:
     kind, tells = TwoAtATime, Tells(case)
     if case.options.get("accumulate"):
         kind, options = kind.add_on(AccumulationAddon), {"accumulate": case.options["accumulate"], **options}
     trainer = make_trainer(kind, lightning={"callbacks": [tells]} | (lightning or {}), **options)
-    trainer.short_way, trainer.notes = lean, []
-    trainer.recorder.add(SimpleNamespace(update=lambda event: trainer.notes.append(event.data["text"]) if event.kind == "note" else None))
+    trainer.short_way, trainer.notes = lean, notes_of(trainer)
     torch.manual_seed(5)
     random.seed(5)
     trainer.run(n_epoch, case.loader, case.valid)
@@ -480,15 +487,8 @@ def test_a_validation_within_an_epoch_counts_batches(options: dict[str, Any], ex
     assert seen == expected
 
 
-class Halves(L.LightningModule):
+class Halves(Lit):
     """Halves its rate after each epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = make_model()
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return mse_loss(self.model(batch[0]), batch[1])
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
@@ -509,8 +509,7 @@ def test_the_row_of_an_epoch_has_the_same_rate_where_its_end_is_known_late(lean:
 
 def test_what_lightning_leaves_out_after_a_loader_that_ends_before_its_length_is_noted() -> None:
     trainer: Any = Trainer.from_lightning(Halves(), device="cpu", log_bar=False)
-    notes: list[str] = []
-    trainer.recorder.add(SimpleNamespace(update=lambda event: notes.append(event.data["text"]) if event.kind == "note" else None))
+    notes = notes_of(trainer)
     trainer.run(3, DataLoader(Stream(9, 3), batch_size=None))
     assert [row["lr"] for row in trainer.history.epochs] == [0.01] * 3
     assert notes == [

@@ -9,9 +9,9 @@ import lightning as L
 import pytest
 import torch
 from changes import CHANGES, Sets
+from lightning_modules import Lit
 from random_configurations import USUAL, difference, make
-from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights
-from torch.nn.functional import mse_loss
+from samples import Regress, make_loader, make_trainer, make_valid, same_weights
 from traced import Trace
 
 from nbtrain import Trainer
@@ -60,9 +60,12 @@ class Adds(L.Callback):
             trainer.callbacks.append(Added(self.seen))
 
 
+OF_A_BATCH = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_train_batch_end")
+
+
 class Added(L.Callback):
     def __init__(self, seen: list[tuple[str, int]]) -> None:
-        for name in ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_train_batch_end"):
+        for name in OF_A_BATCH:
             setattr(self, name, lambda trainer, *args, name=name: seen.append((name, trainer.fit_loop.epoch_loop.batch_idx)))
 
 
@@ -77,19 +80,15 @@ def test_a_callback_that_is_added_in_a_batch_is_called_from_the_next_one_on(hook
             return super().train_step(batch)
 
     make_trainer(Steps, lightning={"callbacks": [adds]}).run(1, make_loader(48), make_valid(16))
-    names = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_train_batch_end")
-    assert adds.seen == [(name, 2) for name in names]
+    assert adds.seen == [(name, 2) for name in OF_A_BATCH]
 
 
-class SetsOnItself(L.LightningModule):
+class SetsOnItself(Lit):
     """Sets a method on itself at the end of its second batch, and another in its place at that of the fourth."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.net, self.name, self.n, self.seen = make_model(), name, 0, []
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return mse_loss(self.net(batch[0]), batch[1])
+        self.name, self.n = name, 0
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.n += 1
@@ -101,9 +100,6 @@ class SetsOnItself(L.LightningModule):
                 return own(self, *args, **options)
 
             setattr(self, self.name, noted)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.net.parameters(), 0.01)
 
 
 @pytest.mark.parametrize("name", ["training_step", "optimizer_step", "on_before_backward", "optimizer_zero_grad", "on_train_batch_start"])

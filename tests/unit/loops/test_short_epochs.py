@@ -150,10 +150,7 @@ def _read(results: _ResultCollection) -> list[Any]:
 @pytest.mark.parametrize("logs_after", [(), ("on_train_epoch_end", "b"), ("on_train_epoch_end", "a"), ("on_train_batch_end", "a")], ids=str)
 @pytest.mark.parametrize("logger", [True, False])
 def test_means_of_a_pass_are_read_and_reset_as_in_lightnings_table(logs_before: Any, logs_after: Any, logger: bool) -> None:
-    hook, options = (
-        "on_train_batch_end",
-        {"logger": logger, "on_step": False, "on_epoch": True, "batch_size": 1},
-    )
+    hook, options = "on_train_batch_end", {"logger": logger, "on_step": False, "on_epoch": True, "batch_size": 1}
     ours, lightnings = Results(training=True), _ResultCollection(training=True)
     for fx in (None, "on_train_epoch_end", hook):
         for results in (ours, lightnings):
@@ -204,15 +201,6 @@ def test_numpys_numbers_are_restored_also_where_one_of_a_pair_is_left() -> None:
             set_random_state(state)
             ours, theirs = numpy.random.get_state(), expected.get_state()
             assert all(numpy.array_equal(a, b) for a, b in zip(ours, theirs)), (n_before, n_inside)
-
-
-def test_a_state_restored_after_another_run_of_numbers_is_the_old_one() -> None:
-    numpy.random.seed(1)
-    early = random_state()
-    numpy.random.rand()
-    random_state()
-    set_random_state(early)
-    assert numpy.random.rand() == numpy.random.RandomState(1).rand()
 
 
 def test_short_epochs_of_an_ordinary_loader_reshuffle_as_a_loop_does(tmp_path: Path) -> None:

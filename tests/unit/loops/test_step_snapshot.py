@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ import torch
 from samples import Regress, make_loader, make_model, make_trainer
 from torch import nn
 
-from nbtrain.loops.step_snapshot import StepSnapshot
+from nbtrain.loops.step_snapshot import Snapshot, StepSnapshot
 from nbtrain.rng import random_state
 
 
@@ -119,11 +120,6 @@ def count_nested(item: Any) -> None:
     item["a"]["n"][1]["b"].update("xy")
 
 
-def shared() -> dict[str, Any]:
-    one = Counter()
-    return {"one": one, "two": [one]}
-
-
 def state_of(item: Any) -> str:
     """What is in an object, for a comparison."""
     if isinstance(item, nn.Module):
@@ -222,7 +218,8 @@ def snapshot_of(**held: Any) -> tuple[Any, StepSnapshot]:
 
 
 def test_an_object_that_two_names_share_stays_one() -> None:
-    held = shared()
+    one: Counter[str] = Counter()
+    held: dict[str, Any] = {"one": one, "two": [one]}
     _, snapshot = snapshot_of(held=held)
     held["one"]["n"] += 1
     held["two"][0] = Counter()
@@ -255,8 +252,6 @@ def test_what_is_too_large_to_copy_is_named_if_it_has_changed() -> None:
 
 
 def test_the_objects_of_earlier_batches_are_not_kept() -> None:
-    import weakref
-
     trainer, snapshot = snapshot_of(newest=torch.zeros(3))
     first = weakref.ref(trainer.newest)
     for _ in range(2):
@@ -266,8 +261,6 @@ def test_the_objects_of_earlier_batches_are_not_kept() -> None:
 
 
 def test_a_callback_that_fails_is_restored_with_what_it_holds() -> None:
-    from nbtrain.loops.step_snapshot import Snapshot
-
     held = SimpleNamespace(counts={"a": Counter()}, seen=[0] * 20_000)
     snapshot = Snapshot(torch.device("cpu"), [("SimpleNamespace", vars(held), frozenset())], [held])
     snapshot.take()

@@ -15,7 +15,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.fabric.utilities import registry
-from samples import DEVICE, Regress, make_data, make_model, make_trainer
+from samples import DEVICE, Regress, make_data, make_model, make_trainer, same_content
 from torch import Tensor, nn
 
 from nbtrain import CompileAddon, EMAAddon, StateManagerAddon
@@ -121,16 +121,6 @@ def _played(calls: list[tuple[str, int]]) -> list[Any]:
     return [seen, [part.seen for part in tracers]]
 
 
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor):
-        return isinstance(b, Tensor) and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(_same, a, b))
-    return a == b or (a != a and b != b)
-
-
 def _search_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lightning's own trainer for each call, and each prediction by Lightning."""
     for module in (evaluate, execution, lr_finder):
@@ -144,7 +134,7 @@ def test_drawn_calls_are_the_same_with_lightnings_own_trainer(seed: int, monkeyp
     ours = _played(calls)
     _search_each_time(monkeypatch)
     for i, (own, lightnings) in enumerate(zip(ours[0], _played(calls)[0])):
-        assert _same(own, lightnings), (i, calls[: i + 1])
+        assert same_content(own, lightnings), (i, calls[: i + 1])
 
 
 @pytest.mark.parametrize("hooks", [TRAINING + TESTING, TRAINING + TESTING + PREDICTING])
@@ -317,18 +307,12 @@ def test_only_our_trainers_are_made_with_what_was_found(monkeypatch: pytest.Monk
     seen = list[Any]()
     search = type(ENTRY_POINTS).find
     monkeypatch.setattr(EntryPoints, "find", lambda self, group: seen.append(vars(registry)["entry_points"]) or search(self, group))
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "accelerator": DEVICE,
-    }
-    pl_trainer = make_pl_trainer(**quiet)
+    off: dict[str, Any] = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    pl_trainer = make_pl_trainer(**off, accelerator=DEVICE)
     assert isinstance(pl_trainer, L.Trainer) and len(seen) == 1 and vars(registry)["entry_points"] is importlib.metadata.entry_points
     with pytest.raises(TypeError, match="unexpected keyword argument 'unknown'"):
         make_pl_trainer(unknown=1)
-    L.Trainer(**quiet)
+    L.Trainer(**off, accelerator=DEVICE)
     assert len(seen) == 1 and vars(registry)["entry_points"] is importlib.metadata.entry_points
 
 

@@ -16,9 +16,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from nbtrain import ConfigError, StepError, Trainer
-from nbtrain.rng import random_state
 from nbtrain.tools.gallery import Gallery, Sample, draw_sample, masks_of, rgb
-from tests.samples import Regress, make_data, make_loader, make_trainer, make_valid
+from tests.samples import Regress, make_data, make_loader, make_trainer
 
 
 class Classify(Trainer):
@@ -101,38 +100,6 @@ def test_a_loss_that_is_no_number_is_the_worst() -> None:
 
     worst = make_classifier(Nan).show_worst(DataLoader(make_points(4), batch_size=4), 3)
     assert [sample.index for sample in worst.samples] == [1, 2, 0]
-
-
-@pytest.mark.parametrize("show", ["show_results", "show_worst"])
-def test_looking_between_two_runs_changes_nothing_of_them(show: str) -> None:
-    runs = []
-    for look in (False, True):
-        trainer = make_trainer()
-        torch.manual_seed(5)
-        loader = make_loader(own_generator=True)
-        trainer.run(1, loader, make_valid())
-        if look:
-            before = random_state()["torch"]
-            getattr(trainer, show)(loader, 3)
-            assert torch.equal(before, random_state()["torch"]) and trainer.mode == "train" and trainer.model.training
-        trainer.run(1, loader, make_valid())
-        runs.append(trainer)
-    plain, looked = runs
-    assert plain.loss_history_train == looked.loss_history_train
-    assert plain.counts == looked.counts
-
-
-def test_an_error_while_looking_leaves_mode_and_random_numbers() -> None:
-    class Failing(Regress):
-        def test_step(self, batch: Any) -> dict[str, Any]:
-            torch.rand(3)
-            raise ValueError("in a step")
-
-    trainer = make_trainer(Failing)
-    before = random_state()["torch"]
-    with pytest.raises(ValueError, match="in a step"):
-        trainer.show_results(make_loader(), 3)
-    assert torch.equal(before, random_state()["torch"]) and trainer.mode == "train" and trainer.model.training
 
 
 def test_steps_see_mode_test_while_samples_are_looked_at() -> None:

@@ -113,131 +113,91 @@ Accumulates = Regress.add_on(AccumulationAddon)
 SGD = lambda **options: lambda ps: torch.optim.SGD(ps, **{"lr": LR, **options})  # noqa: E731
 ADAMW = lambda **options: lambda ps: torch.optim.AdamW(ps, **{"lr": LR, **options})  # noqa: E731
 DECAY = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)  # noqa: E731
-BARE = {"dropout": False}
+OTHER_BATCH = "other samples, another order, perhaps without set_epoch, or another preprocessing"
+DROPOUT, NORM = {"dropout": True}, {"norm": True}  # options of the net, which else has neither
 
-FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, str, str, str]]] = {
+FAULTS: dict[
+    str, tuple[dict[str, Any], tuple[int, str, str], str]
+] = {  # arguments of `plain`; the step that differs, in what and where; why
     "validates without restoring": (
-        {},
-        {"valid": True, "restore": False},
-        (
-            5,
-            "random numbers",
-            "",
-            "the batches differ, because your loop validates before step 5 without restoring the random numbers (torch's)",
-        ),
+        {"net": DROPOUT, "valid": True, "restore": False},
+        (5, "random numbers", ""),
+        "the batches differ, because your loop validates before step 5 without restoring the random numbers (torch's)",
     ),
     "draws between two steps": (
-        {},
-        {"change": other_seed},
-        (
-            6,
-            "random numbers",
-            "1 (Dropout)",
-            f"your loop and the trainer have drawn other random numbers ({BOTH}) before step 6",
-        ),
+        {"net": DROPOUT, "change": other_seed},
+        (6, "random numbers", "1 (Dropout)"),
+        f"your loop and the trainer have drawn other random numbers ({BOTH}) before step 6",
     ),
     "draws within a step": (
-        {},
-        {"loss_of": draws_twice},
-        (2, "random numbers", "1 (Dropout)", f"your loop and the trainer have drawn other random numbers ({TORCHS}) before step 2"),
+        {"net": DROPOUT, "loss_of": draws_twice},
+        (2, "random numbers", "1 (Dropout)"),
+        f"your loop and the trainer have drawn other random numbers ({TORCHS}) before step 2",
     ),
     "does not call eval": (
-        {"norm": True},
-        {"valid": True, "evals": False},
-        (5, "mode", "1 (BatchNorm1d)", "your loop evaluates in training mode"),
+        {"net": NORM, "valid": True, "evals": False},
+        (5, "mode", "1 (BatchNorm1d)"),
+        "your loop evaluates in training mode",
     ),
     "does not call train": (
-        {},
-        {"valid": True, "trains": False},
-        (
-            5,
-            "mode",
-            "1 (Dropout)",
-            "it is in eval mode in your loop, in training mode in the trainer: call model.train() after a validation",
-        ),
+        {"net": DROPOUT, "valid": True, "trains": False},
+        (5, "mode", "1 (Dropout)"),
+        "it is in eval mode in your loop, in training mode in the trainer: call model.train() after a validation",
     ),
     "other first weights": (
-        BARE,
         {"make": lambda ps: [ps := list(ps), nn.init.zeros_(ps[1]), SGD()(ps)][-1]},
-        (1, "weights", "0 (Linear)", "0.bias is not the same when the step begins: the loop gets a copy"),
+        (1, "weights", "0 (Linear)"),
+        "0.bias is not the same when the step begins: the loop gets a copy",
     ),
-    "changes weights between": (BARE, {"change": scaled}, (3, "weights", "2 (Linear)", "they are changed between two steps")),
-    "other preprocessing": (
-        BARE,
-        {"preprocess": lambda x: x / 255},
-        (1, "batch", "", "other samples, another order, perhaps without set_epoch, or another preprocessing"),
-    ),
-    "accumulates": (BARE, {"every": 2}, (1, "batch", "", "an update has 2 in your loop and 1 in the trainer")),
-    "autocast": (BARE, {"amp": True}, (1, "precision", "0 (Linear)", "its output is bfloat16 in your loop, float32 in the trainer")),
+    "changes weights between": ({"change": scaled}, (3, "weights", "2 (Linear)"), "they are changed between two steps"),
+    "other preprocessing": ({"preprocess": lambda x: x / 255}, (1, "batch", ""), OTHER_BATCH),
+    "accumulates": ({"every": 2}, (1, "batch", ""), "an update has 2 in your loop and 1 in the trainer"),
+    "autocast": ({"amp": True}, (1, "precision", "0 (Linear)"), "its output is bfloat16 in your loop, float32 in the trainer"),
     "sums the loss": (
-        BARE,
         {"loss_of": lambda output, y: mse_loss(output, y, reduction="sum")},
-        (1, "loss", "", "of equal outputs: another loss function, reduction or label"),
+        (1, "loss", ""),
+        "of equal outputs: another loss function, reduction or label",
     ),
-    "averages what it records": (BARE, {"record_of": lambda loss: loss / 2}, (1, "loss", "", "though the gradients are equal: an average")),
+    "averages what it records": ({"record_of": lambda loss: loss / 2}, (1, "loss", ""), "though the gradients are equal: an average"),
     "adds up in another order": (
-        BARE,
         {"loss_of": lambda output, y: mse_loss(output * 3, y * 3) / 9},
-        (1, "gradient", "", "in the last digits alone"),
+        (1, "gradient", ""),
+        "in the last digits alone",
     ),
     "does not divide": (
-        BARE,
         {"kind": Accumulates, "accumulate": 2, "every": 2},
-        (
-            1,
-            "gradient",
-            "",
-            "clipping, a factor or the reduction of the loss, its division by the batches of an update",
-        ),
+        (1, "gradient", ""),
+        "clipping, a factor or the reduction of the loss, its division by the batches of an update",
     ),
-    "clips": (BARE, {"clip": 0.125}, (1, "gradient", "", "their norm is 0.125 in your loop, ")),
-    "does not clip": (
-        BARE,
-        {"gradient_clip": 0.125},
-        (1, "gradient", "", " in your loop, 0.125 in the trainer"),
-    ),
-    "scales the loss": (
-        BARE,
-        {"divide": 0.4},
-        (1, "gradient", "", "their norm is "),
-    ),
-    "no zero_grad": (
-        BARE,
-        {"zero": False},
-        (2, "gradient", "", "or optimizer.zero_grad()"),
-    ),
-    "freezes": (BARE, {"change": freeze}, (2, "gradient", "2 (Linear)", "2.bias has none in your loop: it is frozen")),
+    "clips": ({"clip": 0.125}, (1, "gradient", ""), "their norm is 0.125 in your loop, "),
+    "does not clip": ({"gradient_clip": 0.125}, (1, "gradient", ""), " in your loop, 0.125 in the trainer"),
+    "scales the loss": ({"divide": 0.4}, (1, "gradient", ""), "their norm is "),
+    "no zero_grad": ({"zero": False}, (2, "gradient", ""), "or optimizer.zero_grad()"),
+    "freezes": ({"change": freeze}, (2, "gradient", "2 (Linear)"), "2.bias has none in your loop: it is frozen"),
     "weight decay": (
-        BARE,
         {"optimizer": ADAMW(weight_decay=0.1), "make": ADAMW(betas=(0.8, 0.999))},
-        (1, "optimizer", "", "betas is (0.8, 0.999) in your loop, (0.9, 0.999) in the trainer; weight_decay is 0.01 in your loop, 0.1"),
+        (1, "optimizer", ""),
+        "betas is (0.8, 0.999) in your loop, (0.9, 0.999) in the trainer; weight_decay is 0.01 in your loop, 0.1",
     ),
-    "other class": (BARE, {"make": SGD()}, (1, "optimizer", "", "SGD in your loop, Adam in the trainer")),
-    "other rate": (
-        BARE,
-        {"make": lambda ps: torch.optim.Adam(ps, lr=0.02)},
-        (1, "rate", "", "lr is 0.02 in your loop, 0.01 in the trainer"),
-    ),
-    "other schedule": (
-        BARE,
-        {"schedule": DECAY},
-        (2, "rate", "", "lr is 0.009000000000000001 in your loop, 0.01 in the trainer"),
-    ),
-    "new optimizer": (BARE, {"each_epoch": True}, (5, "optimizer", "", "it has made 0 steps before in your loop, 4 in the trainer")),
+    "other class": ({"make": SGD()}, (1, "optimizer", ""), "SGD in your loop, Adam in the trainer"),
+    "other rate": ({"make": lambda ps: torch.optim.Adam(ps, lr=0.02)}, (1, "rate", ""), "lr is 0.02 in your loop, 0.01 in the trainer"),
+    "other schedule": ({"schedule": DECAY}, (2, "rate", ""), "lr is 0.009000000000000001 in your loop, 0.01 in the trainer"),
+    "new optimizer": ({"each_epoch": True}, (5, "optimizer", ""), "it has made 0 steps before in your loop, 4 in the trainer"),
     "fewer parameters": (
-        BARE,
         {"make": lambda ps: SGD()(list(ps)[:3]), "optimizer": SGD()},
-        (1, "gradient", "2 (Linear)", "2.bias has none in your loop: it is frozen, not in the optimizer, or not in the loss"),
+        (1, "gradient", "2 (Linear)"),
+        "2.bias has none in your loop: it is frozen, not in the optimizer, or not in the loss",
     ),
-    "ends early": (BARE, {"epochs": 2}, (9, "number of steps", "", "your loop ends after 8 steps, the trainer makes more")),
-    "trains longer": (BARE, {"epochs": 4}, (13, "number of steps", "", "your loop makes more than the 12 steps of the trainer")),
+    "ends early": ({"epochs": 2}, (9, "number of steps", ""), "your loop ends after 8 steps, the trainer makes more"),
+    "trains longer": ({"epochs": 4}, (13, "number of steps", ""), "your loop makes more than the 12 steps of the trainer"),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_of_a_loop_is_found(name: str) -> None:
-    net, faults, (step, what, layer, reason) = FAULTS[name]
-    found = check(make_net(**net), **faults)
+    faults, (step, what, layer), reason = FAULTS[name]
+    faults = {"net": {"dropout": False}, **faults}
+    found = check(make_net(**faults.pop("net")), **faults)
     assert not found and (found.step, found.steps, found.what, found.layer) == (step, step - 1, what, layer)
     assert reason in found.reason
 
@@ -269,17 +229,14 @@ def trainer_of(**options: Any) -> Any:
 def test_loop_that_forgets_set_epoch_differs_in_the_batch() -> None:
     loader = ordered_loader()
     found = check_port(trainer_of(), plain, 3, loader)
-    assert repr(found) == (
-        "PortCheck(equal for 4 steps; step 5 differs in the batch: "
-        "other samples, another order, perhaps without set_epoch, or another preprocessing)"
-    )
+    assert repr(found) == f"PortCheck(equal for 4 steps; step 5 differs in the batch: {OTHER_BATCH})"
     assert loader.sampler.epoch == 0  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
     ("read", "reason"),
     [
-        (lambda loader: list(loader)[::-1], "other samples, another order, perhaps without set_epoch, or another preprocessing"),
+        (lambda loader: list(loader)[::-1], OTHER_BATCH),
         (lambda loader: make_loader(64, batch_size=8, shuffle=False), "float32[8, 8] in your loop, float32[16, 8] in the trainer"),
     ],
 )
@@ -308,9 +265,8 @@ def fit(model: nn.Module, loader: Any, record: Any, lr: float = LR, **options: A
 @pytest.mark.filterwarnings("ignore:.*num_workers", "ignore:.*log_every_n_steps")
 def test_loop_of_a_lightning_trainer() -> None:
     trainer = make_trainer(Accumulates, device=DEVICE, model=make_net(), accumulate=2)
-    assert (
-        repr(check_port(trainer, partial(fit, accumulate_grad_batches=2), 3, make_loader(64))) == "PortCheck(equal, bit for bit, 6 steps)"
-    )
+    found = check_port(trainer, partial(fit, accumulate_grad_batches=2), 3, make_loader(64))
+    assert repr(found) == "PortCheck(equal, bit for bit, 6 steps)"
     found = check_port(trainer_of(), partial(fit, lr=0.5), 3, make_loader(64))
     assert (found.step, found.what, found.reason) == (1, "rate", "lr is 0.5 in your loop, 0.01 in the trainer")
 
@@ -364,9 +320,8 @@ def test_check_stops_after_so_many_steps_and_leaves_everything_as_it_was(tmp_pat
     before, random_before, order = deepcopy(trainer.model), random_state(), loader.generator.get_state()  # type: ignore[union-attr]
     found = check_port(trainer, plain, 1000, loader, steps=7)
     assert repr(found) == "PortCheck(equal, bit for bit, 7 steps)"
-    assert (
-        same_weights(trainer.model, before) and not trainer.optimizer.state and modes == [part.training for part in trainer.model.modules()]
-    )
+    assert same_weights(trainer.model, before) and not trainer.optimizer.state
+    assert modes == [part.training for part in trainer.model.modules()]
     assert same_random(random_before, random_state()) and torch.equal(order, loader.generator.get_state())  # type: ignore[union-attr]
     assert (trainer.counts.step, trainer.history.epochs, trainer.result) == (0, [], None) and not list(tmp_path.iterdir())
     assert not trainer.model[0]._forward_hooks

@@ -18,6 +18,7 @@ from samples import DEVICE, Regress, make_loader, make_model, make_trainer, make
 from saved_kinds import Pair
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.optim import LBFGS, SGD, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from torchmetrics import MeanSquaredError
 
@@ -97,6 +98,41 @@ def finds_batch_size(**options: Any) -> Any:
     return make_trainer(**options)
 
 
+class Lookahead(Optimizer):
+    """Wraps another optimizer, and every second time goes half of the way back."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.inner, self.every = SGD(self.param_groups, lr=0.1, momentum=0.9), 2
+        self.param_groups = self.inner.param_groups
+        self.slow = [p.detach().clone() for p in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = self.inner.step(closure)
+        for p, slow in zip(self.param_groups[0]["params"], self.slow):
+            p.lerp_(slow, 1 / self.every)
+            slow.copy_(p)
+        return loss
+
+
+def halve(optimizer: Optimizer, args: Any, options: Any) -> None:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad *= 0.5
+
+
+def hooked(params: Any) -> Optimizer:
+    optimizer = SGD(params, lr=0.1)
+    optimizer.register_step_pre_hook(halve)
+    return optimizer
+
+
+def several(params: Any) -> list[Optimizer]:
+    first, *others = params
+    return [hooked([first]), Lookahead(others)]
+
+
 MAKERS: dict[str, Callable[..., Any]] = {
     "a trainer": make_trainer,
     "in a folder, with addons": in_folder,
@@ -108,6 +144,10 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "in a folder, with more addons": with_more_addons,
     "with a BatchSizeFinder": finds_batch_size,
     "with two optimizers": with_two_optimizers,
+    "with an optimizer that has a hook": lambda **options: make_trainer(optimizer=hooked, **options),
+    "with an optimizer around another": lambda **options: make_trainer(optimizer=Lookahead, **options),
+    "with LBFGS": lambda **options: make_trainer(optimizer=lambda params: LBFGS(params, lr=0.1, max_iter=3), **options),
+    "with several optimizers on one loss": lambda **options: make_trainer(optimizer=several, **options),
 }
 
 

@@ -98,35 +98,26 @@ def dense(kind: type[Trainer] = Fit, **options: Any) -> Any:
     return kind(model, DEVICE, log_bar=False, optimizer={"matrices": Muon(matrices), "rest": AdamW(vectors)}, **options)
 
 
-def test_gradients_are_clipped_over_all_of_them() -> None:
-    data = [(x.float(), y) for x, y in BATCHES]
-    trainer, plain = dense(gradient_clip=0.1), dense()
-    trainer.run(1, data)
-    for x, y in ([item.to(DEVICE) for item in batch] for batch in data):
-        plain.optimizer.zero_grad()
-        mse_loss(plain.model(x), y).backward()
-        clip_grad_norm_(plain.model.parameters(), 0.1)
-        for optimizer in plain.optimizer.optimizers.values():
-            optimizer.step()
-    assert same_weights(trainer.model, plain.model)
-
-
+@pytest.mark.parametrize("clip", [0.1, {"rest": 0.1}], ids=["over all of them", "of one of them"])
 @pytest.mark.parametrize("lean", [True, False])
-def test_gradients_of_each_are_clipped_by_its_own_bound(lean: bool) -> None:
+def test_gradients_are_clipped_over_all_of_them_or_by_the_bound_of_each(lean: bool, clip: Any) -> None:
     data = [(x.float(), y) for x, y in BATCHES]
-    trainer, plain = dense(gradient_clip={"rest": 0.1}), dense()
+    trainer, plain = dense(gradient_clip=clip), dense()
     trainer.short_way = lean
     trainer.run(1, data)
-    norms = list[float]()
+    clipped, norms = [p for p in plain.model.parameters() if p.ndim == 1 or clip == 0.1], list[float]()
     for x, y in ([item.to(DEVICE) for item in batch] for batch in data):
         plain.optimizer.zero_grad()
         mse_loss(plain.model(x), y).backward()
         norms.append(float(clip_grad_norm_(plain.model.parameters(), 1e9)))
-        clip_grad_norm_([p for p in plain.model.parameters() if p.ndim == 1], 0.1)
+        clip_grad_norm_(clipped, 0.1)
         for optimizer in plain.optimizer.optimizers.values():
             optimizer.step()
     assert same_weights(trainer.model, plain.model)
     assert list(trainer.history.steps["train"]["train_grad_norm"]) == pytest.approx(norms)
+
+
+def test_a_bound_of_an_optimizer_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no optimizer 'rst'[^$]*rest"):
         dense(gradient_clip={"rst": 0.1})
     with pytest.raises(ConfigError, match="for several optimizers, and there is one"):

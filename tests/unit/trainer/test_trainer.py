@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import callbacks as C
+from lightning_modules import Lit
 from samples import (
     DEVICE,
     ONE_DEVICE,
@@ -40,10 +41,6 @@ from nbtrain.engine.step_module import StepModule
 from nbtrain.loops.own_loops import use_own_loops
 
 
-def rng() -> list[Any]:
-    return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]
-
-
 def snapshot(trainer: Trainer) -> Any:
     """All that a look at the model must leave as it was."""
     return (
@@ -53,15 +50,15 @@ def snapshot(trainer: Trainer) -> Any:
         (trainer.mode, trainer.counts.epoch, trainer.counts.processed, trainer.counts.step),
         (dict(trainer.log_train), dict(trainer.log_test), dict(trainer.train_metrics), dict(trainer.test_metrics)),
         (len(trainer.history.epochs), len(trainer.history.tests), len(trainer.history.steps["test"])),
-        rng(),
+        [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()],
     )
 
 
 # -- less than a run
 def test_run_epoch_is_a_run_of_one_epoch() -> None:
-    one, two = make_trainer(model=make_model()), None
+    one = make_trainer()
     one.run_epoch(make_loader())
-    two = make_trainer(model=make_model())
+    two = make_trainer()  # seeded as the first one
     two.run(1, make_loader())
     assert same_weights(one.model, two.model) and one.counts.epoch == 1
 
@@ -370,26 +367,12 @@ def test_tensors_that_fill_the_memory_are_hinted_at_once(monkeypatch: pytest.Mon
 
 
 # -- Lightning's own callbacks under ours
-def test_early_stopping_and_timer() -> None:
-    stop = C.EarlyStopping("train_loss", patience=1, min_delta=1e9)
-    result = make_trainer(lightning={"callbacks": [stop, C.Timer()]}).run(9, make_loader())
-    assert (result.status, result.reason) == ("stopped", "EarlyStopping") and result.last["epoch"] == 2
-
-
 def test_learning_rate_monitor_with_a_csv_logger(tmp_path: Path) -> None:
     logger = L.pytorch.loggers.CSVLogger(tmp_path)
     lightning = {"callbacks": [C.LearningRateMonitor("step")], "logger": logger, "log_every_n_steps": 1}
     make_trainer(scheduler=lambda step: 1e-3 * (step + 1), lightning=lightning).run(1, make_loader())
     text = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text()
     assert "lr-Adam" in text.splitlines()[0] and "0.005" in text
-
-
-def test_stochastic_weight_averaging() -> None:
-    swa = C.StochasticWeightAveraging(swa_lrs=1e-3, swa_epoch_start=1)
-    trainer, plain = make_trainer(model=make_model(), lightning={"callbacks": [swa]}), make_trainer(model=make_model())
-    trainer.run(4, make_loader())
-    plain.run(4, make_loader())
-    assert not same_weights(trainer.model, plain.model) and trainer.history.last["lr"] < 1e-2
 
 
 class Watch(L.Callback):
@@ -430,14 +413,7 @@ def test_weight_averaging_with_batch_norm_ends_with_the_averages(lean: bool, n_a
 @pytest.mark.filterwarnings("ignore")  # Lightning's own run
 @pytest.mark.parametrize("form", ["instance", "factory", "function"])
 def test_weight_averaging_takes_the_learning_rate_over_as_in_lightning(form: str) -> None:
-    class Plain(L.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = make_model()
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return torch.nn.functional.mse_loss(self.model(batch[0]), batch[1])
-
+    class Plain(Lit):
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.Adam(self.parameters(), 1e-2)
             interval = "epoch" if form == "instance" else "step"
@@ -463,7 +439,7 @@ def test_weight_averaging_takes_the_learning_rate_over_as_in_lightning(form: str
     trainer = make_trainer(model=model, optimizer=optimizer, scheduler=scheduler[form](), lightning={"callbacks": ours})
     trainer.run(3, make_loader(own_generator=True))
     assert ours[0].rates == plain[0].rates and ours[0].rates[10:] == [5e-2] * 5
-    assert same_weights(model, module.model)
+    assert same_weights(model, module.net)
 
 
 def test_model_summary_profiler_and_lambda(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -472,13 +448,6 @@ def test_model_summary_profiler_and_lambda(capsys: pytest.CaptureFixture[str], t
     profiler = L.pytorch.profilers.SimpleProfiler(tmp_path, "profile")
     make_trainer(lightning={"callbacks": [watch, C.ModelSummary()], "profiler": profiler}).run(1, make_loader())
     assert seen == [0, 1, 2, 3, 4] and "run_training_batch" in next(tmp_path.glob("*.txt")).read_text()
-
-
-def test_model_checkpoint_saves_the_best(tmp_path: Path) -> None:
-    checkpoint = C.ModelCheckpoint(tmp_path / "best", monitor="val_loss", filename="{epoch}")
-    trainer = make_trainer(lightning={"callbacks": [checkpoint]})
-    trainer.run(3, make_loader(), make_valid())
-    assert checkpoint.best_model_path.endswith(f"epoch={trainer.history.best['epoch'] - 1}.ckpt")
 
 
 class Five:
@@ -570,19 +539,6 @@ def test_batch_size_finder_stops_where_the_memory_is_full(
     n = -(-70 // best)
     assert finder.optimal_batch_size == best and sizes[-n:] == [best] * (n - 1) + [70 - best * (n - 1)]
     assert trainer.counts.step == n
-
-
-def test_gradient_accumulation_scheduler() -> None:
-    trainer = make_trainer(lightning={"callbacks": [C.GradientAccumulationScheduler({0: 1, 1: 5})]})
-    trainer.run(2, make_loader())
-    assert trainer.counts.step == 6
-
-
-def test_every_trainer_knows_whether_it_is_the_main_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make_trainer()
-    assert trainer.is_main_process
-    monkeypatch.setattr("lightning.fabric.utilities.rank_zero.rank_zero_only.rank", 1)
-    assert not trainer.is_main_process
 
 
 def test_in_mode_test_both_loaders_are_evaluated() -> None:

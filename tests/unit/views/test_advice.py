@@ -38,6 +38,13 @@ def watched(trainer: Any, clock: Clock | None = None) -> Board:
     return board
 
 
+def tips_of(trainer: Any, n_epochs: int, *loaders: Any, clock: Clock | None = None) -> list[str]:
+    """The tips that the board shows after a run."""
+    board = watched(trainer, clock)
+    trainer.run(n_epochs, *loaders)
+    return board.advice.lines
+
+
 class Timed(Regress):
     """Its first step takes `first_s`, the others a tenth of a second."""
 
@@ -68,38 +75,31 @@ def test_metric_that_has_stopped_improving_is_told() -> None:
     trainer.run(2, make_loader(), make_valid())
     assert board.advice.lines == []  # each run is read by itself
     trainer = make_trainer(optimizer=lambda params: torch.optim.SGD(params, lr=0.0))
-    board = watched(trainer)
-    trainer.run(12, make_loader(), make_valid())
-    assert board.advice.lines == ["val_loss has not improved since epoch 1 of 12"]
+    assert tips_of(trainer, 12, make_loader(), make_valid()) == ["val_loss has not improved since epoch 1 of 12"]
 
 
 def test_run_that_improves_has_no_tip() -> None:
-    trainer = make_trainer()
-    board = watched(trainer)
-    trainer.run(14, make_loader(), make_valid())
-    assert board.advice.lines == []
+    assert tips_of(make_trainer(), 14, make_loader(), make_valid()) == []
 
 
 @pytest.mark.parametrize(
-    ("wait_s", "options", "expected"),
+    ("wait_s", "n_cores", "expected"),
     [
-        (0.3, {"n_cores": 8}, ["75 % of the time waits for data: num_workers=4 may help (now 0)"]),
-        (0.3, {"n_cores": 2}, ["75 % of the time waits for data: num_workers=2 may help (now 0)"]),
-        (0.3, {"n_cores": 0}, []),
-        (0.02, {"n_cores": 8}, []),
+        (0.3, 8, ["75 % of the time waits for data: num_workers=4 may help (now 0)"]),
+        (0.3, 2, ["75 % of the time waits for data: num_workers=2 may help (now 0)"]),
+        (0.3, 0, []),
+        (0.02, 8, []),
     ],
 )
 def test_slow_loader_is_told_where_more_workers_may_help(
-    wait_s: float, options: dict[str, int], expected: list[str], monkeypatch: pytest.MonkeyPatch
+    wait_s: float, n_cores: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nbtrain.run.record.n_cores", lambda: options["n_cores"])
+    monkeypatch.setattr("nbtrain.run.record.n_cores", lambda: n_cores)
     trainer: Any = make_trainer(Timed)
     loader = Slow(make_loader().dataset, 16)
     trainer.clock = loader.clock = Clock()
     loader.wait_s = wait_s
-    board = watched(trainer, trainer.clock)
-    trainer.run(5, loader)
-    assert board.advice.lines == expected
+    assert tips_of(trainer, 5, loader, clock=trainer.clock) == expected
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,7 @@ def test_slow_loader_is_told_where_more_workers_may_help(
 def test_slow_first_batch_is_told(first_s: float, compiled: bool, expected: list[str]) -> None:
     trainer: Any = make_trainer(Timed, model=torch.compile(make_model(), backend="eager") if compiled else make_model())
     trainer.clock, trainer.first_s = Clock(), first_s
-    board = watched(trainer, trainer.clock)
-    trainer.run(3, make_loader())
-    assert board.advice.lines == expected
+    assert tips_of(trainer, 3, make_loader(), clock=trainer.clock) == expected
 
 
 class Dead(Regress):
@@ -133,27 +131,15 @@ class Far(Regress):
         return {"loss": smooth_l1_loss(self.model(batch[0]), batch[1])}
 
 
-def test_loss_that_is_constant_is_told() -> None:
-    trainer = make_trainer(Dead)
-    board = watched(trainer)
-    trainer.run(20, make_loader())
-    assert board.advice.lines == ["the loss has been constant since step 1", "train_loss has not improved since epoch 1 of 20"]
-
-
 def test_loss_that_was_thrown_off_is_told_with_its_learning_rate() -> None:
     trainer = make_trainer(Far, model=nn.Linear(8, 1), optimizer=lambda params: torch.optim.SGD(params, lr=1000.0))
-    board = watched(trainer)
-    trainer.run(40, make_loader())
-    assert board.advice.lines[0].startswith("the loss is not falling, from ") and board.advice.lines[0].endswith(
-        ": lr 1000 may be too high"
-    )
+    first, *_ = tips_of(trainer, 40, make_loader())
+    assert first.startswith("the loss is not falling, from ") and first.endswith(": lr 1000 may be too high")
 
 
 def test_loss_that_falls_is_not_told() -> None:
     trainer = make_trainer(Far, model=nn.Linear(8, 1), optimizer=lambda params: torch.optim.SGD(params, lr=0.1))
-    board = watched(trainer)
-    trainer.run(40, make_loader())
-    assert not any(line.startswith("the loss") for line in board.advice.lines)
+    assert not any(line.startswith("the loss") for line in tips_of(trainer, 40, make_loader()))
 
 
 def test_overfitting_is_told_instead_of_the_wait() -> None:
@@ -162,10 +148,8 @@ def test_overfitting_is_told_instead_of_the_wait() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
     trainer = make_trainer(model=model)
-    board = watched(trainer)
     train, valid = torch.utils.data.random_split(noise, [24, 40], generator)
-    trainer.run(40, DataLoader(train, 8), DataLoader(valid, 40))
-    (line,) = board.advice.lines
+    (line,) = tips_of(trainer, 40, DataLoader(train, 8), DataLoader(valid, 40))
     best = trainer.history.best
     assert line.startswith("train_loss ") and line.endswith(f" and rising: overfitting since epoch {best['epoch']}")
 

