@@ -83,7 +83,7 @@ def held(item: Any) -> dict[Any, Any]:
     if base is not None:
         if base.__len__(item) > MOST_ITEMS:
             return {}
-        return dict.copy(item) if base is dict else dict(enumerate(base.__iter__(item)))
+        return dict(dict.items(item)) if base is dict else dict(enumerate(base.__iter__(item)))
     for kind, names in WRAPPERS.items() if is_kind(item, _WRAPPERS) else ():
         if is_kind(item, kind):
             return {name: object.__getattribute__(item, name) for name in names}

@@ -101,3 +101,18 @@ def test_speed_is_that_of_the_clock_without_validations() -> None:
     row = trainer.history.last
     assert row["train_wait_share"] == pytest.approx(0.25, abs=0.06) and "train_tokens_per_s" not in row
     assert {"ram_gb", "wait_share", "samples_per_s", "train_samples_per_s"} <= set(row)
+
+
+def test_a_gpu_whose_load_is_not_known_is_measured_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a part of a GPU (MIG), of which pynvml tells none. What memory it has is left out here, where there is no GPU."""
+    asked: list[Any] = []
+
+    def utilization(device: Any) -> int:
+        asked.append(device)
+        raise RuntimeError("Not Supported")
+
+    monkeypatch.setattr(torch.cuda, "utilization", utilization)
+    monkeypatch.setattr(system_monitor, "gpu_memory", lambda device: {})
+    for _ in range(2):
+        assert system_monitor.memory(torch.device("cuda", 7)).keys() == {"ram_gb"}
+    assert len(asked) == 1

@@ -53,6 +53,12 @@ def test_options_become_sizes(strategy: Any, options: dict[str, Any], found: Par
     [
         ("fdsp", {}, "strategy='fdsp' is unknown.\n  Did you mean 'fsdp'?"),
         ("ddp", {"shard_size": 2}, "strategy='ddp' takes no shard_size.\n  It goes with strategy='fsdp2'."),
+        (DDPStrategy, {"shard_size": 2}, "strategy=DDPStrategy takes no shard_size.\n  It goes with strategy='fsdp2'."),
+        (
+            "ddp_find_unused_parameters_false",
+            {"tensor_plan": {"0": "colwise"}},
+            "strategy=DDPStrategy takes no tensor_plan.\n  It goes with strategy='tp'.",
+        ),
         ("fsdp2", {"shard_size": 3}, "shard_size=3 does not divide 4 devices.\n  Give one of: 2, 4."),
         (
             "tp",

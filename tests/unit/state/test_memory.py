@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from samples import Regress, make_loader, make_trainer, same_weights
+from samples import Regress, make_loader, make_model, make_trainer, same_weights
 from torch import Tensor, nn
 
+from nbtrain import CheckpointError, StateManagerAddon
 from nbtrain.state import memory
 
 
@@ -253,3 +255,35 @@ def test_no_more_states_are_given_up_than_are_needed(monkeypatch: pytest.MonkeyP
     states = trainer.states.memory
     monkeypatch.setattr("nbtrain.state.kept_states.free_memory", lambda: 0)
     assert states.make_room(1) and len(states) == 3 and states.states[-1].epoch == 3
+
+
+def test_states_are_held_of_a_model_with_a_sparse_buffer() -> None:
+    class Graph(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(8, 1)
+            self.register_buffer("adjacency", torch.eye(4).to_sparse(), persistent=False)
+
+    trainer = keeping(model=Graph())
+    trainer.run(2, make_loader())
+    assert trainer.rewind(epoch=1).n_recomputed == 0
+
+
+def test_states_of_one_run_are_not_those_of_another_that_was_loaded(tmp_path: Path) -> None:
+    kind = Regress.add_on(StateManagerAddon)
+    other = make_trainer(kind, model=make_model(5), save_path=tmp_path / "other")
+    other.run(3, make_loader())
+    trainer = keeping(kind, save_path=tmp_path / "own")
+    trainer.run(2, make_loader())
+    trainer.load_state(other.run_dir / "checkpoints" / "last.ckpt")
+    with pytest.raises(CheckpointError, match="No state up to step 5 is in memory"):
+        trainer.rewind(epoch=1)
+    trainer.load_state(other.run_dir / "checkpoints" / "epoch=1-step=5.ckpt")
+    trainer.run(1, make_loader())
+    assert same_weights(trainer.rewind(epoch=1) and trainer.model, _after_epoch(other, 1))
+
+
+def _after_epoch(trainer: Any, epoch: int) -> nn.Module:
+    model = make_model()
+    loaded = make_trainer(model=model)
+    loaded.apply_weights(next((trainer.run_dir / "checkpoints").glob(f"epoch={epoch}-*.ckpt")))
+    return loaded.model

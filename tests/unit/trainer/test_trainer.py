@@ -38,6 +38,7 @@ from nbtrain import CheckpointError, ConfigError, LimitsAddon, ProgressChecker, 
 from nbtrain.best import known_mode
 from nbtrain.distributed.worker import dumps, loads
 from nbtrain.engine.step_module import StepModule
+from nbtrain.engine.train_state import Counts
 from nbtrain.loops.own_loops import use_own_loops
 
 
@@ -563,6 +564,8 @@ def test_a_progress_checker_counts_by_itself_and_that_of_a_trainer_its_batches()
     trainer = make_trainer()
     trainer.run(1, make_loader(), make_valid())
     assert trainer.progress_checker.get_step() == trainer.counts.processed + 1 and trainer.progress_checker.get_epoch() == 2
+    trainer.progress_checker.init_state()
+    assert trainer.counts == Counts()
 
 
 @pytest.mark.parametrize("name", ["eval_loss", "val_loss", "test_loss", "loss", "train_loss", "val_eval_loss"])
