@@ -6,12 +6,24 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import lightning as L
+
 from nbtrain.compat.hook_names import NNSCALER, OWN, TLAMA, HookName
 from nbtrain.engine.hooks import HOOKS, HookPoint
 
 PAGE = Path(__file__).resolve().parent / "hooks.md"
 _TABLE = re.compile(r"^\| when .*?(?=^$|\Z)", re.M | re.S)
 _HEAD = "| when | each | `nbtrain.Callback` | Lightning's | `TrainHook` | tlama |"
+
+
+def is_whole(point: HookPoint) -> bool:
+    """Whether a callback's method means this alone in its kind of pass. The others, such as `first`, are for HooksAddon."""
+    return point.part in ("", "train", "valid", "test")
+
+
+def is_lightnings(point: HookPoint) -> bool:
+    """Whether Lightning calls the method."""
+    return hasattr(L.Callback, point.method)
 
 
 def _call(name: str, arguments: tuple[str, ...]) -> str:
@@ -23,8 +35,8 @@ def _calls(names: Mapping[str, HookName], moment: str) -> str:
 
 
 def _row(point: HookPoint) -> str:
-    callback = _call(point.method, point.given) if point.is_whole else ""
-    own, lightnings = ("", callback) if point.is_lightnings else (callback, "")
+    callback = _call(point.method, point.given) if is_whole(point) else ""
+    own, lightnings = ("", callback) if is_lightnings(point) else (callback, "")
     when = point.when + (f" With `{point.needs}`." if point.needs else "")
     cells = [when, point.span, own, lightnings, _calls(NNSCALER | OWN, point.name), _calls(TLAMA, point.name)]
     return f"| {' | '.join(cells)} |"

@@ -111,16 +111,17 @@ def _find_python_words() -> Any:
 _PYTHON_WORDS = _find_python_words()
 
 
-def _python_memory() -> bytes | None:
-    return None if _PYTHON_WORDS is None else _PYTHON_WORDS.raw
-
-
 def _write_python(state: Any) -> None:
     version, words, spare = state
     random.setstate((version, tuple(words), spare))  # a file has lists
 
 
-_PYTHON = _GlobalGenerator(_python_memory, lambda: random.getstate(), _write_python, lambda state: state[2] is not None)
+_PYTHON = _GlobalGenerator(
+    lambda: None if _PYTHON_WORDS is None else _PYTHON_WORDS.raw,
+    lambda: random.getstate(),
+    _write_python,
+    lambda state: state[2] is not None,
+)
 _NUMPY = _GlobalGenerator(
     _numpy_memory,
     lambda: sys.modules["numpy"].random.get_state(),

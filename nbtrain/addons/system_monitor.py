@@ -40,13 +40,13 @@ def _tells_load(device: torch.device) -> bool:
     """Whether the load of the device can be measured: it takes pynvml, and is not known of a part of a GPU (MIG)."""
     try:
         torch.cuda.utilization(device)
-    except Exception:  # pynvml has errors of its own
+    except Exception:  # pynvml raises others than torch
         return False
     return True
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    """Memory in GB (1e9 bytes): of this process and of `gpu_memory`; on CUDA, where pynvml tells it, the load of the device in [0, 1]."""
+    """Memory in GB (1e9 bytes): of this process and of `gpu_memory`; on CUDA, where pynvml has it, the load of the device in [0, 1]."""
     import psutil
 
     found = {"ram_gb": psutil.Process().memory_info().rss / 1e9} | gpu_memory(device)
@@ -56,50 +56,55 @@ def memory(device: torch.device) -> dict[str, float]:
 
 
 # %% ../../nbs/addons/system_monitor.ipynb #f11a9960
-_EVERY_S = 0.25
+_LEAST_S = 0.25  # between two measurements
 TokenCount = Callable[[Any], int]
 
 
 class _Monitor(PassCallback):
     def __init__(self, addon: SystemMonitorAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer, self.clock = addon, trainer, addon.clock
+        self.addon, self.trainer = addon, trainer
+        self.clock = addon.clock
         self.window, self.epoch = BatchSums(), BatchSums()  # the batches since the last measurement, and those of the epoch
-        self._began_s = self._ended_s = 0.0  # the last batch
+        self._began_s = 0.0  # the newest batch
+        self._waiting_since_s = 0.0  # for the loader
         self._due_s = -math.inf  # the next measurement
         self._count_tokens = addon.count_tokens or tokens_in
         self._logged: set[str] = set()  # the keys of its numbers in Lightning's table
         self._device = torch.device("cpu")
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._every: int = pl_trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
+        self._every_n: int = pl_trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
         loop = pl_trainer.fit_loop.epoch_loop
         self._progress, self._updates = loop.batch_progress, updates_of(pl_trainer)
         self._update = self._updates.completed
         self._device = pl_trainer.strategy.root_device
-        if self.addon.throughput and hasattr(module := torch.get_device_module(self._device), "reset_peak_memory_stats"):
+        module = torch.get_device_module(self._device)
+        if self.addon.throughput and hasattr(module, "reset_peak_memory_stats"):
             module.reset_peak_memory_stats(self._device)
         self.window, self.epoch = BatchSums(), BatchSums()
-        self._ended_s = self.clock()
+        self._waiting_since_s = self.clock()
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         self._began_s = self.clock()
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         now_s = self.clock()
-        counted = batch_size(batch), self._count_tokens(batch), self._began_s - self._ended_s, now_s - self._began_s
+        counted = batch_size(batch), self._count_tokens(batch), self._began_s - self._waiting_since_s, now_s - self._began_s
         self.window.add(*counted)
         self.epoch.add(*counted)
-        self._ended_s = now_s
+        self._waiting_since_s = now_s
         if not self.addon.monitor_system:
             return
-        before, self._update = self._update, self._updates.completed
-        is_due = now_s >= self._due_s and self._update % self._every == 0
-        if self._update != before and (is_due or self._progress.is_last_batch):
+        if self._updates.completed == self._update:
+            return
+        self._update = self._updates.completed
+        is_due = now_s >= self._due_s and self._update % self._every_n == 0
+        if is_due or self._progress.is_last_batch:
             self._measure(pl_module)
-            self._due_s = now_s + _EVERY_S
+            self._due_s = now_s + _LEAST_S
 
     def on_validation_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._ended_s = self.clock()  # don't count the time of the validation
+        self._waiting_since_s = self.clock()  # don't count the time of the validation
 
     @staticmethod
     def _rates(sums: BatchSums) -> dict[str, float]:
@@ -109,14 +114,15 @@ class _Monitor(PassCallback):
 
     def _measure(self, module: L.LightningModule) -> None:
         assert isinstance(module, StepModule) and self.trainer.optimizer is not None
-        values: dict[str, float | Tensor] = {**self._rates(self.window)}
+        values: dict[str, float | Tensor] = dict(self._rates(self.window))
         groups = self.trainer.optimizer.param_groups
         if len(groups) > 1:  # each row has the rate of the first group anyway
             values |= {f"lr_{i}": float(group["lr"]) for i, group in enumerate(groups, start=1) if "lr" in group}
+        # Clipping records the norm, before it clips
         if not any(isinstance(addon, GradientClipAddon) and addon.gradient_clip for addon in self.trainer.active_addons):
             values["grad_norm"] = total_norm(p.grad for p in parameters_in(self.trainer.optimizer) if p.grad is not None)
         logged = current_results(module.trainer)
-        others = {metric.meta.name for key, metric in (logged or {}).items() if key not in self._logged}
+        others = {metric.meta.name for key, metric in (logged or {}).items() if key not in self._logged}  # keys are "hook.name"
         for name, value in {**values, **memory(self.trainer.device)}.items():
             if name in others:
                 self.trainer.recorder.note(f"SystemMonitorAddon does not record {name}: it is also logged elsewhere.", once=True)
@@ -124,7 +130,7 @@ class _Monitor(PassCallback):
             self._logged.add(f"{hook_of(module)}.{name}")
             module.log(name, value, on_step=True, on_epoch=False, batch_size=1, logger=bool(module.trainer.loggers))
         self.window = BatchSums()
-        self._ended_s = self.clock()
+        self._waiting_since_s = self.clock()
 
     def state_dict(self) -> dict[str, Any]:
         return {"logged": sorted(self._logged)}  # a resumed epoch has them in its table
@@ -139,7 +145,7 @@ class _Monitor(PassCallback):
             return {}
         if self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)
-            epoch.step_s += self.clock() - self._ended_s
+            epoch.step_s += self.clock() - self._waiting_since_s
         found = self._rates(epoch) | {"step_time_s": epoch.step_s / epoch.n_batches}
         if hasattr(module := torch.get_device_module(self._device), "max_memory_allocated"):
             found["memory_peak_gb"] = module.max_memory_allocated(self._device) / 1e9

@@ -15,8 +15,8 @@ __all__ = ["ProgressChecker"]
 class ProgressChecker:
     """The current step and epoch, counted from 1.
 
-    A step is a processed batch, validation included; epochs count only in mode "train". `trainer.progress_checker` reads the trainer's
-    `counts`. You can also make one without a trainer, to count in a custom loop.
+    A step is here a processed batch, validation included, and not an update, as in `current_step`; epochs count only in mode "train".
+    `trainer.progress_checker` reads the trainer's `counts`. You can also make one without a trainer, to count in a custom loop.
 
     Args:
         counts: The counts to read and to change. None: new ones.

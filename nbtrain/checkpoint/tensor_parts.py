@@ -25,7 +25,7 @@ from ..errors import CheckpointError
 __all__ = ["Held", "own_tensors", "describe_tensors", "choose_tensors", "part_file", "write_part", "make_index", "join_parts"]
 
 # %% ../../nbs/checkpoint/tensor_parts.ipynb #8b4dad36
-_IN_PARTS = ("state_dict", "optimizer_states")
+_IN_PARTS = ("state_dict", "optimizer_states")  # of a state: their tensors are written by each rank, all others by the first
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,12 @@ class Held:
 
 def own_tensors(taken: Snapshot) -> dict[Where, Tensor]:
     """The tensors of a snapshot that each rank writes, by their path in the state."""
-    found = _tensors(taken.state, ())
-    return {where: tensor for where, tensor in found if where in taken.boxes or (where[0] in _IN_PARTS and where not in taken.views)}
+    found: dict[Where, Tensor] = {}
+    for where, tensor in _tensors(taken.state, ()):
+        is_array = where in taken.views  # of NumPy: it goes into the JSON
+        if where in taken.boxes or (where[0] in _IN_PARTS and not is_array):
+            found[where] = tensor
+    return found
 
 
 def _tensors(value: Any, where: Where) -> Iterator[tuple[Where, Tensor]]:
@@ -64,8 +68,13 @@ def describe_tensors(taken: Snapshot) -> dict[Where, Held]:
 
 # %% ../../nbs/checkpoint/tensor_parts.ipynb #fcfe8de4
 def choose_tensors(held: Sequence[Mapping[Where, Held]], rank: int, *, deduped: bool) -> list[Where]:
-    """The tensors that `rank` writes: no empty ones, and with `deduped` none that an earlier rank has. `held`: shards of all ranks."""
-    before = {(where, part.at) for other in held[:rank] for where, part in other.items() if prod(part.size)} if deduped else set()
+    """The tensors that `rank` writes: no empty ones, and with `deduped` none that an earlier rank has.
+
+    `held`: by rank, the shards that it has.
+    """
+    before: set[tuple[Where, tuple[int, ...]]] = set()
+    for other in held[:rank] if deduped else ():
+        before.update((where, part.at) for where, part in other.items() if prod(part.size))
     return [where for where, part in held[rank].items() if prod(part.size) and (where, part.at) not in before]
 
 
@@ -83,7 +92,7 @@ def write_part(tensors: Mapping[Where, Tensor], file: Path) -> dict[Where, str]:
         check_dtype(tensor, where)
         if id(tensor) not in names:
             names[id(tensor)] = new_name(where, named)
-            named[names[id(tensor)]] = tensor.detach().contiguous()
+            named[names[id(tensor)]] = tensor.detach().contiguous()  # safetensors has no strides
     save_file(named, file)
     return {where: names[id(tensor)] for where, tensor in tensors.items()}
 
@@ -95,7 +104,7 @@ def make_index(held: Sequence[Mapping[Where, Held]], names: Sequence[Mapping[Whe
     `names`: what `write_part` returned in each rank. Raises CheckpointError if the shards do not fill the tensor.
     """
     index = []
-    for where in dict.fromkeys(where for shards in held for where in shards):
+    for where in dict.fromkeys(where for shards in held for where in shards):  # each once, in order
         having = [rank for rank, shards in enumerate(held) if where in shards]
         first = held[having[0]][where]
         pieces = [(rank, names[rank][where], held[rank][where].at) for rank in having if where in names[rank]]
@@ -106,15 +115,21 @@ def make_index(held: Sequence[Mapping[Where, Held]], names: Sequence[Mapping[Whe
 
 def _check_cover(where: Where, shape: Sequence[int], sizes: Mapping[tuple[int, ...], Sequence[int]]) -> None:
     """Raise CheckpointError unless boxes of `sizes`, by their start indices, fill `shape` without overlap."""
-    fits = all(len(at) == len(size) == len(shape) for at, size in sizes.items())
-    fits = fits and all(0 <= a <= a + s <= n for at, size in sizes.items() for a, s, n in zip(at, size, shape))
+    are_inside = all(_is_inside(at, size, shape) for at, size in sizes.items())
     n = sum(prod(size) for size in sizes.values())
-    if not fits or n != prod(shape) or any(_overlap(a, b) for a, b in combinations(sizes.items(), 2)):
+    if not are_inside or n != prod(shape) or any(_overlap(a, b) for a, b in combinations(sizes.items(), 2)):
         raise CheckpointError(f"The shards of {'.'.join(map(str, where))} do not make a tensor of {tuple(shape)}.")
 
 
+def _is_inside(at: Sequence[int], size: Sequence[int], shape: Sequence[int]) -> bool:
+    if not len(at) == len(size) == len(shape):
+        return False
+    return all(0 <= start <= start + length <= whole for start, length, whole in zip(at, size, shape))
+
+
 def _overlap(a: tuple[Sequence[int], Sequence[int]], b: tuple[Sequence[int], Sequence[int]]) -> bool:
-    return all(p < q + m and q < p + n for p, n, q, m in zip(*a, *b))
+    (starts, sizes), (other_starts, other_sizes) = a, b
+    return all(p < q + m and q < p + n for p, n, q, m in zip(starts, sizes, other_starts, other_sizes))
 
 
 # %% ../../nbs/checkpoint/tensor_parts.ipynb #a75ecbfc
@@ -132,13 +147,15 @@ def join_parts(state: Any, folder: Path, n_ranks: int, index: Iterable[Mapping[s
 
 def _join(entry: Mapping[str, Any], files: Sequence[Any], joined: dict[Any, Tensor]) -> Tensor:
     shape = tuple(entry["shape"])
-    pieces = {tuple(at): (rank, name) for rank, name, at in reversed(entry["pieces"])}  # of equal shards the first
-    same = (shape, tuple(sorted(pieces.items())))
-    if pieces and same in joined:
-        return joined[same]
+    pieces: dict[tuple[int, ...], tuple[int, str]] = {}
+    for rank, name, at in entry["pieces"]:
+        pieces.setdefault(tuple(at), (rank, name))  # of equal shards the first
+    source = (shape, tuple(sorted(pieces.items())))
+    if pieces and source in joined:  # tied tensors stay one; empty ones have no source
+        return joined[source]
     shards = {at: files[rank].get_tensor(name) for at, (rank, name) in pieces.items()}
     _check_cover(entry["where"], shape, {at: tuple(shard.shape) for at, shard in shards.items()})
-    whole = joined[same] = torch.empty(shape, dtype=entry["dtype"])
+    whole = joined[source] = torch.empty(shape, dtype=entry["dtype"])
     for at, shard in shards.items():
         whole[tuple(slice(a, a + n) for a, n in zip(at, shard.shape))] = shard
     return whole

@@ -119,105 +119,7 @@ def read_weights(path: str | Path) -> Weights:
         return dict(bare(find_weights(file).weights))
 
 
-# %% ../../nbs/checkpoint/weights.ipynb #25826310
-@dataclass(frozen=True)
-class Loaded:
-    """What of a model was loaded: `n` of its `n_all` tensors, which have the `share` of its parameters, from 0 to 1.
-
-    `kept`: those that are as before, each with the reason; `unused`: the names of what was given that the model does not have.
-    `removed`, `added`: the prefix that was removed from the names, and the one that was put before them.
-    """
-
-    n: int
-    n_all: int
-    share: float
-    kept: Sequence[str] = ()
-    unused: Sequence[str] = ()
-    removed: str = ""
-    added: str = ""
-
-    @property
-    def words(self) -> str:
-        """What is not whole; empty if all was loaded, and nothing was left."""
-        parts = [f"{self.n} of {self.n_all} tensors loaded ({_percent(self.share)} of the parameters)"]
-        if self.kept:
-            parts.append(f"as before: {_named(self.kept)}")
-        if self.unused:
-            parts.append(f"not used: {_named(self.unused)}")
-        return f"{'; '.join(parts)}." if len(parts) > 1 else ""
-
-
-def _named(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def _percent(share: float) -> str:
-    return "under 1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
-
-
-_LEAST = 0.1  # of the parameters: less is in a file of another model
-
-
-def load_weights(
-    model: nn.Module,
-    weights: Mapping[str, Any],
-    strict: bool = True,
-    rename: Mapping[str, str | None] | None = None,
-    where: str = "",
-) -> Loaded:
-    """Load `weights` into the model. Raises a CheckpointError that lists what does not fit; with `strict=False`, it loads what fits.
-
-    If none of them fits, that is always an error, and so are less than a tenth of the parameters if others are left: unless `rename`
-    leaves some out. `where`: from where they are, for its message. `rename`: names in `weights`, or their beginnings, and what they are
-    in the model; None leaves them out. Prefixes of wrappers, such as `module.`, are removed or added.
-
-    As in torch, a module with a custom loading function or hook decides what fits. A buffer gets the saved shape, unless another tensor
-    of its module does not fit: then it is not loaded. Extra states that are not tensors may be missing, because a weights file can't
-    have them. A weight that is tied to another one need not be there twice.
-    """
-    state = model.state_dict()
-    ours = _shapes(state)
-    fit = fit_names(weights, state, rename)
-    given = _with_tied(model, fit.weights)
-    unfit = _Unfit.of(model, given, state)
-    if strict:
-        unfit.check(model, given, state, where)
-    given = {name: value for name, value in given.items() if name not in unfit.left_out}
-    share = _share(model, given)
-    if share < _LEAST and None not in (rename or {}).values():
-        unfit.check_is_meant(model, given, state, share, where)
-    before = copy_weights(model) if unfit.is_asked else None
-    _fit_buffers(model, given)
-    found = OrderedDict(given)
-    vars(found).update(vars(state))  # the versions of the modules
-    try:
-        result = model.load_state_dict(found, strict=False)
-    except RuntimeError as error:  # after the rest was loaded
-        if before is not None:
-            model.load_state_dict(before, strict=False)
-        raise _other_model(model, [str(error).rstrip(".")], where=where) from error
-    kept, unused = [name for name in result.missing_keys if name in ours], result.unexpected_keys
-    if (strict and (kept or unused)) or (ours and weights and len(kept) == len(ours)):
-        differences = [*(f"{n} is missing" for n in kept), *(f"{n} is unknown" for n in unused)]
-        raise _other_model(model, differences, where=where, weights=given, state=state)
-    reasons = unfit.left_out | {name: "left out" for name in kept if is_left_out(name, rename or {})}
-    kept = [f"{name} ({reasons.get(name, 'not in the file')})" for name in kept]
-    return Loaded(len(ours) - len(kept), len(ours), share, kept, unused, fit.removed, fit.added)
-
-
-def check_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Raise the CheckpointError that `load_weights` would raise, before anything is loaded."""
-    state = model.state_dict()
-    given = _with_tied(model, fit_names(weights, state).weights)
-    _Unfit.of(model, given, state).check(model, given, state)
-
-
-def _share(model: nn.Module, given: Mapping[str, Any]) -> float:
-    """The share of the model's parameters, each counted by its elements, that are in `given`."""
-    sizes = {name: parameter.numel() for name, parameter in model.named_parameters(remove_duplicate=False)}
-    return sum(size for name, size in sizes.items() if name in given) / max(1, sum(sizes.values())) if sizes else 1.0
-
-
+# %% ../../nbs/checkpoint/weights.ipynb #1387607e
 def _with_tied(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
     """`weights`, with those that are the same parameter under another name, of which files often have one."""
     stored = {id(p): weights[name] for name, p in reversed([*model.named_parameters(remove_duplicate=False)]) if name in weights}
@@ -338,3 +240,102 @@ def _proposal(rename: Mapping[str, str], fits: Mapping[str, str], n: int, ours: 
     given = f"rename={shown}" if len(rename) <= 4 else f"rename=error.rename of this error ({shown[:-1]}, ... and {len(rename) - 4} more)"
     other = " Or load what fits with apply_weights(path, strict=False)." if n else ""
     return f"Give {given}: then {n + len(fits)} of {len(ours)} fit, for example {old} {ours[new]} as {new}.{other}"
+
+
+# %% ../../nbs/checkpoint/weights.ipynb #25826310
+@dataclass(frozen=True)
+class Loaded:
+    """What of a model was loaded: `n` of its `n_all` tensors, which have the `share` of its parameters, from 0 to 1.
+
+    `kept`: those that are as before, each with the reason; `unused`: the names of what was given that the model does not have.
+    `removed`, `added`: the prefix that was removed from the names, and the one that was put before them.
+    """
+
+    n: int
+    n_all: int
+    share: float
+    kept: Sequence[str] = ()
+    unused: Sequence[str] = ()
+    removed: str = ""
+    added: str = ""
+
+    @property
+    def words(self) -> str:
+        """What is not whole; empty if all was loaded, and nothing was left."""
+        parts = [f"{self.n} of {self.n_all} tensors loaded ({_percent(self.share)} of the parameters)"]
+        if self.kept:
+            parts.append(f"as before: {_named(self.kept)}")
+        if self.unused:
+            parts.append(f"not used: {_named(self.unused)}")
+        return f"{'; '.join(parts)}." if len(parts) > 1 else ""
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _percent(share: float) -> str:
+    return "under 1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
+
+
+_LEAST = 0.1  # of the parameters: less is in a file of another model
+
+
+def load_weights(
+    model: nn.Module,
+    weights: Mapping[str, Any],
+    strict: bool = True,
+    rename: Mapping[str, str | None] | None = None,
+    where: str = "",
+) -> Loaded:
+    """Load `weights` into the model. Raises a CheckpointError that lists what does not fit; with `strict=False`, it loads what fits.
+
+    If none of them fits, that is always an error, and so are less than a tenth of the parameters if others are left: unless `rename`
+    leaves some out. `where`: from where they are, for its message. `rename`: names in `weights`, or their beginnings, and what they are
+    in the model; None leaves them out. Prefixes of wrappers, such as `module.`, are removed or added.
+
+    As in torch, a module with a custom loading function or hook decides what fits. A buffer gets the saved shape, unless another tensor
+    of its module does not fit: then it is not loaded. Extra states that are not tensors may be missing, because a weights file can't
+    have them. A weight that is tied to another one need not be there twice.
+    """
+    state = model.state_dict()
+    ours = _shapes(state)
+    fit = fit_names(weights, state, rename)
+    given = _with_tied(model, fit.weights)
+    unfit = _Unfit.of(model, given, state)
+    if strict:
+        unfit.check(model, given, state, where)
+    given = {name: value for name, value in given.items() if name not in unfit.left_out}
+    share = _share(model, given)
+    if share < _LEAST and None not in (rename or {}).values():
+        unfit.check_is_meant(model, given, state, share, where)
+    before = copy_weights(model) if unfit.is_asked else None
+    _fit_buffers(model, given)
+    found = OrderedDict(given)
+    vars(found).update(vars(state))  # the versions of the modules
+    try:
+        result = model.load_state_dict(found, strict=False)
+    except RuntimeError as error:  # after the rest was loaded
+        if before is not None:
+            model.load_state_dict(before, strict=False)
+        raise _other_model(model, [str(error).rstrip(".")], where=where) from error
+    kept, unused = [name for name in result.missing_keys if name in ours], result.unexpected_keys
+    if (strict and (kept or unused)) or (ours and weights and len(kept) == len(ours)):
+        differences = [*(f"{n} is missing" for n in kept), *(f"{n} is unknown" for n in unused)]
+        raise _other_model(model, differences, where=where, weights=given, state=state)
+    reasons = unfit.left_out | {name: "left out" for name in kept if is_left_out(name, rename or {})}
+    kept = [f"{name} ({reasons.get(name, 'not in the file')})" for name in kept]
+    return Loaded(len(ours) - len(kept), len(ours), share, kept, unused, fit.removed, fit.added)
+
+
+def check_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Raise the CheckpointError that `load_weights` would raise, before anything is loaded."""
+    state = model.state_dict()
+    given = _with_tied(model, fit_names(weights, state).weights)
+    _Unfit.of(model, given, state).check(model, given, state)
+
+
+def _share(model: nn.Module, given: Mapping[str, Any]) -> float:
+    """The share of the model's parameters, each counted by its elements, that are in `given`."""
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters(remove_duplicate=False)}
+    return sum(size for name, size in sizes.items() if name in given) / max(1, sum(sizes.values())) if sizes else 1.0

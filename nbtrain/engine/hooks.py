@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
 
-import lightning as L
-
 from ..errors import ConfigError, nearest
 
 # %% auto #0
@@ -26,8 +24,9 @@ Part = Literal["", "train", "valid", "test", "first", "last", "late"]
 class HookPoint:
     """A hook of a run, and how often it is called (`span`).
 
-    `method` is a method of `nbtrain.Callback`, which Lightning may have or lack, and `given` its arguments after the module. `part` selects
-    some of the method's calls: those of one kind of pass, the first or the last batch of an update, or `late`, after the addons.
+    `method` is a method of `nbtrain.Callback`, one of Lightning's or one that nbtrain adds, and `given` its arguments after the module.
+    `part` selects some of the method's calls: those of one kind of pass, the first or the last batch of an update, or `late`, after the
+    addons.
     """
 
     span: Span
@@ -42,28 +41,25 @@ class HookPoint:
         """The unique name of this hook: on_before_backward, on_before_backward.first."""
         return f"{self.method}.{self.part}" if self.part else self.method
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether a callback's method is called for nothing else in this kind of pass. If not, only hooks can use it."""
-        return self.part in ("", "train", "valid", "test")
-
-    @property
-    def is_lightnings(self) -> bool:
-        """Whether Lightning calls `method`."""
-        return hasattr(L.Callback, self.method)
-
 
 # %% ../../nbs/engine/hooks.ipynb #aec5aa6a
 _UPDATE = (
     HookPoint("batch", "on_train_batch_start", "A batch is on the device.", given=("batch", "batch_idx")),
-    HookPoint("update", "on_train_batch_start", "So is the first batch of an update, the `idx`-th of the epoch from 0.", part="first"),
+    HookPoint(
+        "update", "on_train_batch_start", "The first batch of an update is on the device, the `idx`-th of the epoch from 0.", part="first"
+    ),
     HookPoint("update", "on_before_zero_grad", "The step has returned; gradients are about to be zeroed.", given=("optimizer",)),
     HookPoint("batch", "on_before_backward", "The loss is known, divided by the batches of the window.", given=("loss",)),
     HookPoint("update", "on_before_backward", "Gradients are zeroed.", part="first"),
     HookPoint("batch", "on_before_backward", "The backward pass is about to begin.", given=("loss",), part="late"),
-    HookPoint("update", "on_before_backward", "The same for the last batch of an update: this pass sums over processes.", part="last"),
+    HookPoint(
+        "update",
+        "on_before_backward",
+        "The backward pass of the last batch of an update is about to begin: it averages over processes.",
+        part="last",
+    ),
     HookPoint("batch", "on_after_backward", "The backward pass is done."),
-    HookPoint("update", "on_after_backward", "The same for the last batch of an update.", part="last"),
+    HookPoint("update", "on_after_backward", "The backward pass of the last batch of an update is done.", part="last"),
     HookPoint("update", "on_before_optimizer_step", "Gradients are complete, and neither scaled nor clipped.", given=("optimizer",)),
     HookPoint(
         "update",
@@ -74,14 +70,14 @@ _UPDATE = (
         needs="AccumulationAddon",
     ),
     HookPoint("update", "on_before_clip", "Gradients are about to be clipped.", needs="GradientClipAddon"),
-    HookPoint("update", "on_after_clip", "Gradients are clipped; the norm is that before it.", given=("norm",), needs="GradientClipAddon"),
+    HookPoint("update", "on_after_clip", "Gradients are clipped; `norm` is the one before.", given=("norm",), needs="GradientClipAddon"),
     HookPoint("update", "on_before_optimizer_step", "Gradients are as the optimizer gets them.", given=("optimizer",), part="late"),
     HookPoint("update", "on_after_optimizer_step", "The weights are updated.", given=("optimizer",)),
     HookPoint("batch", "on_train_batch_end", "A batch is done.", given=("outputs", "batch", "batch_idx")),
     HookPoint(
         "update",
         "on_train_batch_end",
-        "So is an update: what its batches returned, without gradients; the metrics are their means.",
+        "An update is done: what its batches returned, without gradients; the metrics are their means.",
         part="last",
     ),
 )
@@ -164,11 +160,12 @@ def check_names(kind: type, known: Iterable[str], base: type, *, strict: bool = 
     With `strict`, for any name that begins with `on_`, `before_` or `after_` and is not one of them.
     """
     known = set(known)
-    own = [
-        name for part in kind.__mro__ if issubclass(part, base) and part is not base for name, item in vars(part).items() if callable(item)
-    ]
+    own: list[str] = []
+    for owner in kind.__mro__:
+        if issubclass(owner, base) and owner is not base:
+            own += [name for name, item in vars(owner).items() if callable(item)]
     for name in own:
         if name in known or not name.startswith(("on_", "before_", "after_")):
             continue
-        if strict or get_close_matches(name, known, n=1, cutoff=0.85):
+        if strict or get_close_matches(name, known, n=1, cutoff=0.85):  # a typo
             raise ConfigError(f"{kind.__name__} has a method {name!r}, which is not a hook.", remedy=nearest(name, known))

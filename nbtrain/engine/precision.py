@@ -19,7 +19,7 @@ from ..errors import ConfigError, nearest
 __all__ = ["CONTEXTS", "resolve_precision", "precision_args", "CastPrecision", "precision_plugin", "convert_model"]
 
 # %% ../../nbs/engine/precision.ipynb #7e2614e6
-_NAMES = {
+_NAMES = {  # what can be given, and what Lightning calls it
     **dict.fromkeys(("fp32", "float32", "32", "32-true"), "32-true"),
     **dict.fromkeys(("fp16", "float16", "16", "16-mixed"), "16-mixed"),
     **dict.fromkeys(("bf16", "bfloat16", "bf16-mixed"), "bf16-mixed"),
@@ -81,9 +81,9 @@ def resolve_precision(precision: Any, device: torch.device) -> str | Precision |
         raise ConfigError(f"precision={list(precision)!r}: {device} supports none of them.", remedy='Add "fp32" at the end.')
     name = _lightning_name(precision)
     if reason := _why_not(name, device):
-        remedy = (
-            'Give precision="bf16", or "auto" for the best of the device.' if "16-" in name and device.type == "cpu" else 'Give "auto".'
-        )
+        remedy = 'Give "auto".'
+        if device.type == "cpu" and name.startswith("16-"):
+            remedy = 'Give precision="bf16", or "auto" for the best of the device.'
         raise ConfigError(f"precision={precision!r}: {reason}", remedy=remedy)
     return name
 
@@ -93,7 +93,7 @@ def precision_args(precision: str | Precision | None, device: torch.device) -> d
     if precision is None:
         return {}
     if precision in ("16-mixed", "bf16-mixed") and device.type not in ("cpu", "cuda", "mps"):
-        return {"plugins": [precision_plugin(precision, device)]}  # of another accelerator Lightning would take CUDA's
+        return {"plugins": [precision_plugin(precision, device)]}  # for another accelerator Lightning would make the plugin of CUDA
     return {"plugins": [precision]} if isinstance(precision, Precision) else {"precision": precision}
 
 
@@ -119,9 +119,10 @@ class CastPrecision(Precision):
         self.dtypes = {part: _dtype(part, dtypes.get(part)) for part in _PARTS}
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        for tensors, dtype in ((module.parameters(), self.dtypes["param"]), (module.buffers(), self.dtypes["buffer"])):
-            for tensor in tensors:
-                tensor.data = self._cast(tensor.data, dtype)
+        for parameter in module.parameters():
+            parameter.data = self._cast(parameter.data, self.dtypes["param"])
+        for buffer in module.buffers():
+            buffer.data = self._cast(buffer.data, self.dtypes["buffer"])
         return module
 
     def convert_input(self, data: Any) -> Any:
@@ -142,7 +143,7 @@ def _dtype(part: str, given: Any) -> torch.dtype | None:
 
 # %% ../../nbs/engine/precision.ipynb #29980d8c
 def precision_plugin(precision: str | Precision | None, device: torch.device) -> Precision | None:
-    """The Lightning plugin for a precision that `resolve_precision` returned; None for precisions of other libraries."""
+    """The Lightning plugin for a precision that `resolve_precision` returned; None for those of Transformer Engine."""
     if isinstance(precision, Precision):
         return precision
     if precision in (None, "32-true"):

@@ -259,7 +259,6 @@ class explain_errors:
         if isinstance(error, StopIteration):
             raise StepError("next(...) ran out in a hook or a callback.", remedy="Give next(it, None), or itertools.cycle(...).") from error
         if isinstance(error, RuntimeError) and is_out_of_memory(error) and pl_trainer.callbacks:  # a trial of the finder has none
-            current = loop.batch_progress.current
-            # One that was on its way to the device is not counted yet
-            place = f"epoch {pl_trainer.current_epoch + 1}, batch {current.ready + (current.ready == current.completed)}"
+            batches = loop.batch_progress.current  # one that was on its way to the device is not counted yet
+            place = f"epoch {pl_trainer.current_epoch + 1}, batch {batches.ready + (batches.ready == batches.completed)}"
             raise out_of_memory(error, batch, pl_trainer.strategy.root_device, place) from error

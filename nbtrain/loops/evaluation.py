@@ -217,8 +217,6 @@ class OwnEvaluationLoop(EvaluationLoop):
 
     def attend(self) -> None:
         """Execute the requests to the run. A validation is finished where a callback can save a checkpoint after it."""
-        pl_trainer = self.trainer
-        if self.stage == "test":
-            self.control.attend(Boundary(pl_trainer, "test", may_leave=True))
-        else:
-            self.control.attend(Boundary(pl_trainer, "valid", may_leave=not callbacks_of(pl_trainer, BoundaryCallback)))
+        is_test = self.stage == "test"
+        may_leave = is_test or not callbacks_of(self.trainer, BoundaryCallback)
+        self.control.attend(Boundary(self.trainer, "test" if is_test else "valid", may_leave=may_leave))

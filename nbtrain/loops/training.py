@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -188,9 +188,7 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
         ends_window = window.n_accumulated and loop._num_ready_batches_reached()
         if window.is_left_out and not ends_window:
             raise NoUpdate
-        loss = ways.before_step(window)
-        window.is_updating = True
-        return loss
+        return ways.before_step(window)
 
     try:
         if ways.is_manual:
@@ -295,9 +293,7 @@ def after_batch(loop: OwnEpochLoop, *, is_late: bool = False) -> bool:
     pl_trainer, window, is_last = loop.trainer, loop.window, loop.is_last()
     validates_now, validates_after_state = loop.find_validation(is_late=is_late)
     connector: Any = pl_trainer._logger_connector
-    is_log_due = False
-    if window.has_stepped and pl_trainer.loggers:
-        is_log_due = connector.should_update_logs
+    is_log_due = window.has_stepped and bool(pl_trainer.loggers) and connector.should_update_logs
     if is_last or validates_now or validates_after_state or is_log_due or pl_trainer.should_stop:
         publish(pl_trainer, loop._results, on_step=True)
     if is_log_due:
@@ -379,9 +375,7 @@ class TrainingWays(Ways):
     def __init__(self, loop: OwnEpochLoop) -> None:
         super().__init__(loop, "training_step")
         self.listeners, self.clip_val = loop.listeners, self.pl_trainer.gradient_clip_val
-        optimizers = self.strategy.optimizers
-        optimizer: Any = optimizers[0] if optimizers else None
-        self.optimizer = optimizer
+        self.optimizer = optimizer = cast(Any, next(iter(self.strategy.optimizers), None))
         progress: Any = loop.automatic_optimization.optim_progress.optimizer
         self.zero_counts = progress.zero_grad.total, progress.zero_grad.current  # Lightning's
         self.step_counts = progress.step.total, progress.step.current
@@ -425,6 +419,7 @@ class TrainingWays(Ways):
         """Call `on_before_optimizer_step`, where the precision plugin does not. Returns a loss: without, Lightning's scaler skips."""
         if self.is_short and "on_before_optimizer_step" in self.listeners.hooks:
             self.listeners.call("on_before_optimizer_step", self.optimizer)
+        window.is_updating = True
         return window.newest_loss
 
     def _step_by_strategy(self, closure: Callable[[], Any]) -> None:
@@ -479,7 +474,7 @@ class OwnEpochLoop(TrainingEpochLoop):
                 data_fetcher.finish()
 
     def reset(self) -> None:
-        self.on_iteration_done()  # Lightning takes counters that were set before the run, for `max_steps`, for a restart: this is none
+        self.on_iteration_done()  # Lightning takes counters that were set before the run, for `max_steps`, for a restart, which this is not
         super().reset()
         self.window, self.window_start = Window(), self.start_at
         if self.start_at:
@@ -572,9 +567,6 @@ class OwnEpochLoop(TrainingEpochLoop):
             return batches.is_last_batch
         n_batches = batches.total.ready if every_n_epochs is None else batches.current.ready
         return not is_late and n_batches % every == 0
-
-    def _should_check_val_fx(self, data_fetcher: DataFetcher) -> bool:
-        return any(self.find_validation())
 
     def run_validation(self) -> None:
         """Validate between two batches, or behind the last one."""

@@ -91,7 +91,7 @@ def held(item: Any) -> dict[Any, Any]:
 
 
 def path_to(item: Any) -> str:
-    """The format of the path of what `item` holds, of its own path and a `name_of`: "a[0]" in a container, "a.b" else."""
+    """The format of the path of what `item` holds, with the path of `item` and a `name_of`: "a[0]" in a container, "a.b" else."""
     return "{}.{}" if base_of(item) is None else "{}[{!r}]"
 
 

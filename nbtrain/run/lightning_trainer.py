@@ -198,7 +198,7 @@ def driving(trainer: TrainerBase, module: StepModule, *, trains: bool = True) ->
         module.close()
         _forget(module)
         trainer.module = outer
-        if outer is not None and trainer_of(outer) is not None:  # a run, whose modules in the model were this one's
+        if outer is not None:  # a run, whose modules in the model were this one's
             lend_log(outer, trainer.model)
         training.restore()  # an error in validation leaves the model in eval mode
         _bring_back(trainer)

@@ -316,7 +316,7 @@ class Disk:
         except Exception as error:
             trainer.recorder.note(f"the state after the error was not saved: {first_line(error)}")
             return
-        how = "apply_weights takes its weights" if is_whole else "resume from it goes on with the next batch"
+        how = "apply_weights takes its weights" if is_whole else "resume from it continues with the next batch"
         if has_failed:
             how = "resume from it repeats the failed batch" + ("" if was_paused else ", with other random numbers")
         trainer.recorder.note(f"The state after the error is in {path.name}: {how}.")

@@ -44,16 +44,15 @@ def _ends(pl_trainer: L.Trainer) -> bool:
 
 def _is_at_batch(trainer: StatefulTrainer, pl_trainer: L.Trainer) -> bool:
     """Whether the trainer is in the state after a finished batch, outside of an accumulation window. False with several ranks."""
-    loop: Any = pl_trainer.fit_loop.epoch_loop
-    counts = trainer.train_state.counts
+    loop, counts = pl_trainer.fit_loop.epoch_loop, trainer.train_state.counts
     if pl_trainer.world_size > 1 or pl_trainer.sanity_checking or not is_whole_epoch(pl_trainer.lightning_module):
         return False
     batches, updates = loop.batch_progress.current, updates_of(pl_trainer).completed
-    finished = batches.processed  # an error behind the update, such as one of a hook, leaves it there
-    if batches.ready > finished and not pl_trainer.lightning_module.automatic_optimization:
-        return False  # a step by hand may have changed the weights before it failed
-    if batches.ready > finished and isinstance(loop, OwnEpochLoop) and loop.window.is_updating:
-        return False  # so may an optimizer, before a hook of its step has failed
+    finished: int = getattr(batches, "processed")  # noqa: B009  # an error behind the update, such as one of a hook, leaves it there
+    if batches.ready > finished:
+        is_updating = isinstance(loop, OwnEpochLoop) and loop.window.is_updating
+        if is_updating or not pl_trainer.lightning_module.automatic_optimization:
+            return False  # the weights may have changed before it failed
     is_closed = finished > 0 and is_window_closed(pl_trainer, finished)
     return is_closed and updates == counts.step and pl_trainer.current_epoch == counts.epoch
 

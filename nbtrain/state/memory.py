@@ -28,7 +28,7 @@ from .states import StatefulTrainer
 __all__ = ["CopyTimes", "n_state_bytes", "keep", "Memory"]
 
 # %% ../../nbs/state/memory.ipynb #cff31ee3
-_SHARE = 200  # seconds of training per second of copying regular states, and as many for the needed ones: 1% of a run for both
+_SHARE = 200  # seconds of training for a second of copying regular states, and for one of copying needed ones: 0.5% of a run each
 _WITHIN_EPOCH_S = 30.0
 _N_LAST, _QUICK_S = 3, 0.02  # the last epochs of a run are kept beyond that share if a copy takes no longer
 
@@ -59,7 +59,7 @@ class CopyTimes:
         return self.clock() - self.begun_s >= _SHARE * self.spent_s
 
     def has_room(self, n_states: int) -> bool:
-        """Whether there is time for as many needed states."""
+        """Whether there is time for `n_states` more needed states."""
         return self.clock() - self.begun_s >= _SHARE * (self.needed_s + n_states * self.newest_s)
 
     @property
@@ -108,7 +108,7 @@ class Memory:
     def __init__(self, trainer: StatefulTrainer) -> None:
         self.trainer, self.times = trainer, CopyTimes(time.perf_counter)
         self._pl_trainer: Any = None
-        self._failed = False
+        self._is_noted = False
 
     def open(self, pl_trainer: L.Trainer) -> None:
         """A training run begins."""
@@ -145,7 +145,7 @@ class Memory:
             free = f"half of the free memory is {memory.most / 1e9:.1f} GB"
             self._note(f"No states are kept in memory: one takes {n_bytes / 1e9:.1f} GB, and {free}.")
             return
-        has_room = memory.make_room(2 * n_bytes)  # a copy, and as much again for what comes next
+        has_room = memory.make_room(2 * n_bytes)  # this copy and the next one
         n = n_before - len(memory)
         if n or not has_room:
             lost = f"{n} {'state' if n == 1 else 'states'} in memory were given up" if has_room else "A state was not kept in memory"
@@ -160,16 +160,19 @@ class Memory:
 
     def _note(self, text: str) -> None:
         """Note once why a state is missing."""
-        if not self._failed:
+        if not self._is_noted:
             self.trainer.recorder.note(text)
-        self._failed = True
+        self._is_noted = True
 
     def update(self, event: Event) -> None:
         """Take a state after a change by hand, before a pause by hand, and within a long epoch."""
-        is_by_hand = event.kind == "mark" or (event.kind == "state" and event.data["state"] == "pausing")
+        if self.trainer.control.state == "idle":
+            return
         is_late = event.kind == "steps" and event.progress.phase == "train" and self.times.age_s > _WITHIN_EPOCH_S
-        if (is_by_hand or (is_late and self.times.is_due)) and self.trainer.control.state != "idle":
-            self.trainer.control.submit(self._take_between if is_by_hand else self._take_late, whole=True)
+        if event.kind == "mark" or (event.kind == "state" and event.data["state"] == "pausing"):
+            self.trainer.control.submit(self._take_between, whole=True)
+        elif is_late and self.times.is_due:
+            self.trainer.control.submit(self._take_late, whole=True)
 
     def _take_late(self, at: Boundary | None) -> None:
         if self.times.is_due:  # the epoch may have ended with a state in the meantime

@@ -35,7 +35,6 @@ from ..base.devices import device_args
 from ..engine.addon import AddOnBase
 from ..engine.control import refuse_while_on
 from ..loops.own_loops import use_loops
-from ..private.lightning_parts import trainer_of
 from ..engine.pass_module import joined_metrics
 from ..engine.precision import precision_args, precision_plugin
 from ..engine.step_module import StepModule
@@ -225,9 +224,8 @@ def _results(outputs: list[Any]) -> list[Any]:
 def _predict(trainer: TrainerBase, module: StepModule, loader: Any) -> Any:
     module.cpu = lambda: module  # Lightning moves the module to the CPU afterwards, and a run may be using the model
     arguments = _unlogged(_alone(trainer))
-    if trainer.module is not None and (running := trainer_of(trainer.module)) is not None:
-        own = set(map(id, running.callbacks))  # pyright: ignore[reportAttributeAccessIssue]
-        # Those that take part in the run would be set up again
+    if trainer.module is not None:  # a run is on, whose callbacks would be set up again
+        own = set(map(id, trainer.module.trainer.callbacks))  # pyright: ignore[reportAttributeAccessIssue]
         arguments["callbacks"] = [callback for callback in arguments["callbacks"] if id(callback) not in own]
     with driving(trainer, module, trains=False), workers_ignore_interrupts(loader):
         if isinstance(loader, L.LightningDataModule):

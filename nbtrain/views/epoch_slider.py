@@ -73,8 +73,9 @@ class EpochSlider:
 
         self.travel = travel
         self._places: Sequence[ReachableEpoch] = []
-        wide, narrow = Layout(width="380px", margin="2px 8px 2px 0"), {"description_width": "44px"}
-        self.slider: Any = SelectionSlider(options=[("", 0), ("", 1)], description="Epoch", layout=wide, style=narrow)
+        layout = Layout(width="380px", margin="2px 8px 2px 0")
+        options = [("", 0), ("", 1)]  # a slider of one value is an error in the browser
+        self.slider: Any = SelectionSlider(options=options, description="Epoch", layout=layout, style={"description_width": "44px"})
         self.buttons: dict[str, Any] = {}
         for label in travel.actions:
             self.buttons[label] = Button(description=label, layout=Layout(width="112px", height="28px"))
@@ -88,7 +89,10 @@ class EpochSlider:
     @property
     def chosen(self) -> ReachableEpoch:
         """The place that is selected."""
-        return self._places[min(int(self.slider.value), len(self._places) - 1)] if self._places else ReachableEpoch(0)
+        if not self._places:
+            return ReachableEpoch(0)
+        last = len(self._places) - 1
+        return self._places[min(int(self.slider.value), last)]  # one place has two options
 
     def refresh(self, epoch: int | None = None) -> bool:
         """Find the epochs again and select `epoch`, or the last one. Returns False if none can be restored."""
@@ -98,7 +102,7 @@ class EpochSlider:
         """Offer these `places`, as `refresh` does."""
         self._places = places
         epochs, labels = [place.epoch for place in places], [place.label for place in places]
-        labels += [""] * (2 - len(labels))  # a slider of one value is an error in the browser
+        labels += [""] * (2 - len(labels))
         with self.slider.hold_sync():
             self.slider.options = [(label, i) for i, label in enumerate(labels)]
             self.slider.value = epochs.index(epoch) if epoch in epochs else max(len(places) - 1, 0)
@@ -112,10 +116,11 @@ class EpochSlider:
         place = self.chosen
         self._enable(False)
         self._say(f"{label}: {place.line} …")
-        said, is_bad = "interrupted", False
+        said, is_bad = "interrupted", False  # by a KeyboardInterrupt
         try:
             said = self.travel.actions[label](place.epoch)
-        except NbtrainError as error:  # no caller shows it
+        # They are shown here: who calls the handler of a widget shows none
+        except NbtrainError as error:
             said, is_bad = str(error), True
         except Exception as error:
             said, is_bad = f"{type(error).__name__}: {error}", True

@@ -12,6 +12,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from programs import script
 from samples import Regress, make_loader, make_trainer, make_valid, same_weights, some, without_times
 from torch import nn
 from torch.optim import Adam
@@ -22,6 +23,7 @@ from nbtrain.compat.hook_names import HOOK_NAMES, names_at
 from nbtrain.engine.hooks import HOOKS, HookPoint
 from nbtrain.library.recorded_run import show
 
+MAKE = script("make_hooks")
 NAMES = [name for point in HOOKS for name in names_at(point.name)]
 Saved = Regress.add_on(AccumulationAddon, StateManagerAddon)
 
@@ -30,12 +32,12 @@ Saved = Regress.add_on(AccumulationAddon, StateManagerAddon)
 def test_methods_of_the_callback_are_those_of_the_table() -> None:
     own = {name: method for name, method in vars(Callback).items() if name.startswith("on_")}
     given = {name: tuple(inspect.signature(method).parameters)[3:] for name, method in own.items()}
-    assert given == {point.method: point.given for point in HOOKS if point.is_whole and not point.is_lightnings}
+    assert given == {point.method: point.given for point in HOOKS if MAKE.is_whole(point) and not MAKE.is_lightnings(point)}
     assert all(method.__doc__ for method in own.values())
 
 
 def test_every_point_of_the_table_has_a_callback_that_brings_it_about() -> None:
-    assert all(hasattr(Callback, point.method) and (names_at(point.name) or point.is_whole) for point in HOOKS)
+    assert all(hasattr(Callback, point.method) and (names_at(point.name) or MAKE.is_whole(point)) for point in HOOKS)
 
 
 # -- the order
@@ -107,7 +109,7 @@ def test_hooks_of_a_run_come_in_the_order_of_the_table(lean: bool, tmp_path: Pat
     )
     trainer.short_way = lean
     trainer.run(2, make_loader(), make_valid())
-    names = [([f"Callback.{point.method}"] if point.is_whole else []) + names_at(point.name) for point in expected()]
+    names = [([f"Callback.{point.method}"] if MAKE.is_whole(point) else []) + names_at(point.name) for point in expected()]
     assert seen == [name for row in names for name in row]
 
 
