@@ -568,6 +568,10 @@ class OwnEpochLoop(TrainingEpochLoop):
         n_batches = batches.total.ready if every_n_epochs is None else batches.current.ready
         return not is_late and n_batches % every == 0
 
+    def _should_check_val_fx(self, data_fetcher: DataFetcher) -> bool:
+        """Lightning's name for the question, by which the module asks it."""
+        return any(self.find_validation())
+
     def run_validation(self) -> None:
         """Validate between two batches, or behind the last one."""
         if not self._should_accumulate():

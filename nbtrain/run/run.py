@@ -91,7 +91,8 @@ class Run:
         if background or needs_thread(trainer):
             from nbtrain.run.handle import RunHandle
 
-            handle = RunHandle(control, lambda: trainer.recorder.place, self._refresh_view, lambda: variable_name(trainer))
+            refresh = trainer._required_service(ViewService).refresh  # the view in a notebook, after a cell has waited
+            handle = RunHandle(control, lambda: trainer.recorder.place, refresh, lambda: variable_name(trainer))
             with nullcontext() if background else handle._listening():  # ■ pauses the run as soon as it is shown
                 trainer.handle = handle  # for the Stop button
                 self._open()
@@ -264,7 +265,3 @@ class Run:
             return launcher.launch(self.trainer, partial(execute_replica, goal), self.loader, self.valid_loader)
         except Leave:  # a third ■
             return "interrupted", self.trainer.recorder.place
-
-    def _refresh_view(self) -> None:
-        """Update the view in a notebook, after a cell has waited."""
-        self.trainer._required_service(ViewService).refresh()

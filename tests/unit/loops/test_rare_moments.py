@@ -178,6 +178,20 @@ def test_a_validation_without_a_batch_leaves_the_random_numbers_of_the_training(
     assert same_weights(found[0].model, found[1].model)
 
 
+def test_a_validation_in_the_last_pass_of_weight_averaging_leaves_the_random_numbers_of_the_training() -> None:
+    """In that pass, which makes no update, Lightning knows of no validation by `val_every_n_epochs`."""
+    drawn = []
+    for loader in (make_valid(), None):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 1))
+        options = {"val_every_n_steps": 4, "val_every_n_epochs": 2, "lightning": {"callbacks": [StochasticWeightAveraging(0.1, 1)]}}
+        trainer = make_trainer(Regress.add_on(LimitsAddon), model=model, **options)
+        torch.manual_seed(3)
+        trainer.run(3, make_loader(own_generator=True), loader)
+        drawn.append((trainer, torch.rand(3).tolist()))
+    assert drawn[0][1] == drawn[1][1] and same_weights(drawn[0][0].model, drawn[1][0].model)
+
+
 def test_a_batch_that_does_not_fit_on_its_way_to_the_device_is_the_one_that_is_named() -> None:
     class Large:
         def to(self, device: Any, **options: Any) -> Any:
