@@ -569,7 +569,7 @@ class OwnEpochLoop(TrainingEpochLoop):
         return not is_late and n_batches % every == 0
 
     def _should_check_val_fx(self, data_fetcher: DataFetcher) -> bool:
-        """Lightning's name for the question, by which the module asks it."""
+        """The answer by Lightning's name, which the module calls on both kinds of loops."""
         return any(self.find_validation())
 
     def run_validation(self) -> None:

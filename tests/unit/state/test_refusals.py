@@ -100,7 +100,7 @@ ALWAYS: dict[str, tuple[Run, Run, str]] = {
     "another width of the model": (
         Run(model=lambda: normed(4)),
         Run(model=lambda: normed(3)),
-        r"weights are not those of a Sequential: 0.weight is \(4, 8\), not \(3, 8\)",
+        r"weights are not those of a Sequential: 0.weight \(4, 8 in the file; 3, 8 here\)",
     ),
     "SGD for Adam": (Run(), Run(optimizer=lambda m: SGD(m.parameters(), 0.1)), "optimizer: class was Adam and is SGD"),
     "Adam for SGD": (Run(optimizer=lambda m: SGD(m.parameters(), 0.1)), Run(), "optimizer: class was SGD and is Adam"),
