@@ -127,6 +127,9 @@ def _with_tied(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
     return {**weights, **{name: value for name, value in tied.items() if name not in weights}}
 
 
+_AS_BEFORE = "Create the model as it was when they were saved, or load what fits with apply_weights(path, strict=False)."
+
+
 @dataclass(frozen=True)
 class _Unfit:
     """Which of some weights don't fit a model, without what its modules decide themselves."""
@@ -153,13 +156,15 @@ class _Unfit:
         unknown = [name for name in weights if name not in state and not name.startswith(free)]
         return cls(shapes, left_out | shapes, missing, unknown, len(others) > len(shapes))
 
+    @property
+    def _misfits(self) -> list[str]:
+        return [f"{name} ({shapes})" for name, shapes in self.shapes.items()]
+
     def check(self, model: nn.Module, weights: Mapping[str, Any], state: Mapping[str, Any], where: str = "") -> None:
         """Raise CheckpointError if there is one."""
         others = [*(f"{name} is missing" for name in self.missing), *(f"{name} is unknown" for name in self.unknown)]
         if self.shapes:
-            differences = [f"{name} ({shapes})" for name, shapes in self.shapes.items()]
-            remedy = "Create the model as it was when they were saved, or load what fits with apply_weights(path, strict=False)."
-            raise _other_model(model, [*differences, *others], where=where, remedy=remedy)
+            raise _other_model(model, [*self._misfits, *others], where=where, remedy=_AS_BEFORE)
         if others:
             raise _other_model(model, others, where=where, weights=weights, state=state)
 
@@ -172,7 +177,7 @@ class _Unfit:
             return
         parts = list(dict.fromkeys(name[: name.find(".") + 1] or name for name in left))
         leave_out = ", ".join(f'"{part}": None' for part in parts[:4]) + (", ..." if len(parts) > 4 else "")
-        differences = [f"{name} ({shapes})" for name, shapes in self.shapes.items()] + [f"{name} is unknown" for name in self.unknown]
+        differences = [*self._misfits, *(f"{name} is unknown" for name in self.unknown)]
         raise CheckpointError(
             f"{n} of the {len(state)} tensors of a {type(model).__name__} would be loaded, {_percent(share)} of its parameters: "
             f"{_named(differences)}.",
@@ -211,7 +216,7 @@ def _other_model(
         what += f"; {n or 'none'} of its {len(ours)} weights {'is' if n < 2 else 'are'} there"
         unknown, missing = _unmatched(weights, state)
         rename = propose_rename(unknown, missing)
-        remedy = "Create the model as it was when they were saved, or load what fits with apply_weights(path, strict=False)."
+        remedy = _AS_BEFORE
         if rename:
             remedy = _proposal(rename, hits(rename, unknown, missing), n, ours)
         elif not n:

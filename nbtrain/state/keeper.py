@@ -48,7 +48,7 @@ def _is_at_batch(trainer: StatefulTrainer, pl_trainer: L.Trainer) -> bool:
     if pl_trainer.world_size > 1 or pl_trainer.sanity_checking or not is_whole_epoch(pl_trainer.lightning_module):
         return False
     batches, updates = loop.batch_progress.current, updates_of(pl_trainer).completed
-    finished: int = getattr(batches, "processed")  # noqa: B009  # an error behind the update, such as one of a hook, leaves it there
+    finished: int = batches.processed  # pyright: ignore[reportAttributeAccessIssue]  # an error behind the update, such as one of a hook, leaves it there
     if batches.ready > finished:
         is_updating = isinstance(loop, OwnEpochLoop) and loop.window.is_updating
         if is_updating or not pl_trainer.lightning_module.automatic_optimization:
