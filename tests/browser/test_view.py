@@ -76,6 +76,18 @@ def _run(lab: Any, lab_root: Path, name: str, *cells: str) -> str:
     return path
 
 
+def _pause_in_training(lab: Any) -> None:
+    """Pause where epochs can be restored; within a validation, which is refused there, go on to a later batch."""
+    lab.press("Pause")
+    _wait(lab, r"‖ paused · epoch ")
+    while re.search(r"‖ paused · epoch \S+ · valid ", _visible(lab)):
+        lab.press("Continue")
+        _wait(lab, r"▶ running · epoch \S+ · \d")
+        lab.press("Pause")
+        _wait(lab, r"‖ paused · epoch ")
+    _wait(lab, r"the end of epoch \d+ · val_loss ")
+
+
 def _check(seen: dict[str, Any]) -> tuple[float, float]:
     """Everything that is on the page at one moment says the same; returns how far the two bars are."""
     ((epoch, n_epochs, phase, batch, n_batches),) = re.findall(r"epoch (\d+)/(\d+) · (valid )?(\d+)/(\d+) · ", seen["text"])
@@ -119,8 +131,7 @@ def test_nothing_moves_in_a_run_a_pause_and_at_the_end(lab: Any, lab_root: Path)
         seen.append(lab.page.evaluate(_TOPS))
         assert "table" not in seen[-1] or lab.largest_gap() < 20
         assert len(lab.page.evaluate(_SAMPLE)["rows"]) <= 12
-    lab.press("Pause")
-    _wait(lab, r"the end of epoch \d+ · val_loss ")
+    _pause_in_training(lab)
     seen.append(lab.page.evaluate(_TOPS))
     assert lab.largest_gap() < 20
     _shoot(lab.page, "slider-paused")
@@ -316,8 +327,7 @@ def test_slider_is_gone_after_a_restart_and_comes_with_a_pause(lab: Any, lab_roo
     _run(lab, lab_root, "slider_paused", "handle = trainer.run(40, loader, loader, background=True)")
     _wait(lab, r"epoch 3/40 · ")
     button = lab.page.evaluate(_SAMPLE)["button"]
-    lab.press("Pause")
-    _wait(lab, r"the end of epoch \d+ · val_loss ")
+    _pause_in_training(lab)
     assert lab.page.evaluate(_SAMPLE)["button"] == button  # stands still
     _shoot(lab.page, "slider-paused")
     lab.press("Rewind here")
@@ -370,9 +380,7 @@ _FOCUSED = """() => {
 def test_tab_leads_over_all_buttons_to_the_slider_and_the_focus_is_visible(lab: Any, lab_root: Path) -> None:
     _run(lab, lab_root, "keyboard", "trainer.run(20, loader, loader)")
     _wait(lab, r"epoch 3/20 · ")
-    lab.press("Pause")
-    _wait(lab, r"‖ paused · epoch ")
-    _wait(lab, r"Rewind here")
+    _pause_in_training(lab)
     lab.page.locator(".nbtrain-buttons button:visible").first.focus()
     seen = []
     while len(seen) < 12 and (not seen or seen[-1][0] != "Branch here"):
