@@ -222,8 +222,8 @@ def _train(args: TrainerArgs) -> int:
     from nbtrain.history.history import short_path
 
     result = args.run()
-    if result is not None and result.reason == "finished before":
-        _say("This run was finished before" + (f": {short_path(result.run_dir)}" if result.run_dir is not None else "."))
+    if result is not None and result.n_epochs == 0 and not args.enable_progress_bar:  # else the trainer has said it
+        print(f"{result.reason} · {short_path(result.run_dir)}" if result.run_dir is not None else result.reason)
     return 0
 
 

@@ -170,8 +170,10 @@ class RunStopped(KeyboardInterrupt):
         'completed'
     """
 
+    is_late = False  # ■ found no further batch of the run
+
     def _render_traceback_(self) -> list[str]:
-        return [f"■ {self}"]
+        return [f"■ {str(self).removeprefix('■ ')}"]
 
 
 # %% ../nbs/errors.ipynb #4c0f0759

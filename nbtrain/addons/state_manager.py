@@ -29,7 +29,17 @@ from ..history.run_lock import RunLock
 from ..loops.own_loops import refuse_in_your_trainer
 from ..state.disk import Disk
 from ..state.keeper import StateKeeper
-from ..state.restore import check_optimizer, fit_setup, note_differences, read_state, restore
+from nbtrain.state.restore import (
+    check_finished,
+    check_optimizer,
+    is_reached,
+    other_optimizer,
+    fit_setup,
+    note_differences,
+    note_options,
+    read_state,
+    restore,
+)
 from ..state.states import StatefulTrainer, lost_parameters
 from ..state.addon import KeptStatesAddon
 
@@ -48,9 +58,9 @@ class StateManagerAddon(KeptStatesAddon):
     The folder `checkpoints/` in the run folder has a checkpoint for each save, and the links `last` and `best`. Files are written in a
     background thread, from a copy in CPU memory. A run that is stopped is saved too.
 
-    `resume` of `run` is "auto" for the newest complete checkpoint, "last", "best", or a path. `n_epoch` then counts from where that run
-    began, so that the same line starts the run, resumes it after a crash, and does nothing in a new process once it is finished. Several
-    such lines with one trainer are phases that follow each other. If nothing has been saved yet, all but a path start a new run.
+    `resume` of `run` is "auto" for the newest complete checkpoint, "last", "best", or a path. `n_epoch` is then the number of epochs that
+    the run has in all, so that the same line starts the run, resumes it after a crash, does nothing once its epochs are there, and trains
+    on if the number is higher. If nothing has been saved yet, all but a path start a new run.
 
     Args:
         save_path: The folder in which each run gets a run folder. Required.
@@ -310,11 +320,12 @@ class StateManagerAddon(KeptStatesAddon):
         return world_of(trainer).agree(partial(find_checkpoint, self._saves_to, resume, trainer.recorder.note))
 
     def restore(
-        self, trainer: StatefulTrainer, checkpoint: str | Path, loader: Any = None, *, phase: int | None = None, continues: bool = False
+        self, trainer: StatefulTrainer, checkpoint: str | Path, loader: Any = None, *, n_epoch: int | None = None, continues: bool = False
     ) -> str | Path:
         """Restore the trainer from a checkpoint, by path or URL; callbacks and loader are restored in the next run. Returns the file.
 
-        `loader`: the loader of the next run, if known; `phase`: the number of that run, if a state of a later one needs none of it;
+        `loader`: the loader of the next run, if known; `n_epoch`: the epochs that the run is to have. If they are there, nothing follows
+        that needs the loader and the optimizer, which may then be others;
         `continues`: the next run is the one that was saved.
         Raises CheckpointError for a state that does not fit; then nothing changes.
         """
@@ -332,12 +343,18 @@ class StateManagerAddon(KeptStatesAddon):
         if run_dir is not None and loader is not None:  # a run follows at once
             world_of(trainer).agree(RunLock(run_dir).check)
         state = read_state(trainer, checkpoint)
-        is_finished = phase is not None and phase < state["nbtrain"].get("phase", 1)
-        found = fit_setup(trainer, state, checkpoint, None if is_finished else loader, strict=self.strict)
+        is_finished = n_epoch is not None and is_reached(state["nbtrain"], n_epoch)
+        if n_epoch is not None and is_finished:
+            check_finished(trainer, state, loader, checkpoint, n_epoch)
+            found = other_optimizer(trainer, state) | fit_setup(trainer, state, checkpoint, None, strict=False)
+        else:
+            found = fit_setup(trainer, state, checkpoint, loader, strict=self.strict)
+            note_differences(trainer, checkpoint, found)
         if "optimizer" not in found:
             check_optimizer(trainer, state, Path(checkpoint))
-        note_differences(trainer, checkpoint, found)
         restore(trainer, checkpoint, state, run_dir, found, continues=continues)
+        if not is_finished:
+            note_options(trainer, state["nbtrain"])
         if self.base is not None:
             self.base.resume(state["nbtrain"])
         return checkpoint

@@ -224,11 +224,17 @@ def exit_with_130() -> None:
         sys.excepthook = _ExitCode(sys.excepthook)
 
 
-def ended_by_hand(result: RunResult, place: str, kept: str = "") -> RunStopped:
-    """Return the RunStopped that ends a cell or script after its run was stopped by hand at `place`. `kept` says where its state is."""
+def ended_by_hand(result: RunResult, place: str, kept: str = "", *, is_late: bool = False) -> RunStopped:
+    """Return the RunStopped that ends a cell or script after its run was stopped by hand at `place`. `kept` says where its state is.
+
+    `is_late`: ■ found no further batch, and there is nothing to stop but the cell.
+    """
     what = "the run was completed before it stopped" if result.status == "completed" else f"stopped at {place}"
+    what = f"■ came at the end: the run is {result.status}" if is_late else what
     exit_with_130()
-    return RunStopped(f"{what} · {kept or 'trainer.result has what it reached'}")
+    error = RunStopped(f"{what} · {kept or 'trainer.result has what it reached'}")
+    error.is_late = is_late
+    return error
 
 
 # %% ../../nbs/base/interrupts.ipynb #7a8d3153

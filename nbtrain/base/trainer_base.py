@@ -78,7 +78,6 @@ class SessionProtocol(Protocol):
     sinks: list[EventSink]  # of its record, open over all its runs
     view: View | None  # one of them
     is_left: bool  # by ■ or an error
-    begins: bool  # with the newest run
 
     @property
     def _joins(self) -> bool: ...  # whether its newest run follows another one

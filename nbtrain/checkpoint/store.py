@@ -14,9 +14,9 @@ from pathlib import Path
 from .atomic import clean_leftovers, delete, point_to, written
 from .files import SUPERSEDED, newest_valid, ordered_names, progress_of, read_counts, read_superseded
 from .weights import url_of
-from ..errors import CheckpointError, ConfigError, first_line
+from ..errors import CheckpointError, ConfigError, first_line, listed
 from ..history.run_files import inside
-from ..history.run_folder import read_history, run_folders
+from ..history.run_folder import read_history, run_folders, runs_in
 
 # %% auto #0
 __all__ = ["FOLDER", "CheckpointStore", "go_back", "open_folder", "clean_folders", "newest_checkpoint", "own_run", "find_checkpoint"]
@@ -151,7 +151,8 @@ def find_checkpoint(save_path: str | Path, resume: str | Path, note: Callable[[s
     if resume not in ("last", "best"):
         if not url_of(resume) and not Path(resume).exists():
             raise CheckpointError(f"There is no checkpoint {str(resume)!r}.", remedy='Give a path, "last", "best" or "auto".')
-        return resume
+        runs = runs_in(resume) if not url_of(resume) else []
+        return _newest_in(runs, note) if runs else resume
     links = [run / FOLDER / name for run in run_folders(save_path) for name in (resume, f"{resume}.ckpt")]
     link = next((link for link in links if link.exists()), None)
     if link is None:
@@ -159,6 +160,21 @@ def find_checkpoint(save_path: str | Path, resume: str | Path, note: Callable[[s
     if resume == "best":
         _note_other_best(link, note)
     return link.resolve()
+
+
+def _newest_in(runs: Sequence[Path], note: Callable[[str], None]) -> Path:
+    """The newest checkpoint of the first of these run folders that has one. Raises CheckpointError if none has."""
+    for i, run in enumerate(runs):
+        newest = newest_valid(run / FOLDER)
+        for error in newest.skipped:
+            note(f"skipped: {first_line(error)}")
+        if newest.path is not None:
+            if i:
+                note(f"{listed([other.name for other in runs[:i]])} {'has' if i == 1 else 'have'} no checkpoint; this is {run.name}")
+            return newest.path
+    raise CheckpointError(
+        f"{runs[0].name} has no checkpoint to resume.", where=str(runs[0]), remedy=f"apply_weights({str(runs[0])!r}) loads its weights."
+    )
 
 
 def _without_link(save_path: str | Path, resume: str, note: Callable[[str], None]) -> Path | None:

@@ -29,10 +29,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-from .files import read_checkpoint, verify_weights
+from .files import newest_valid, read_checkpoint, verify_weights
 from ..compat.weight_names import of_part
 from ..errors import CheckpointError, listed, nearest
 from ..base.best_weights import Weights
+from ..history.run_folder import runs_in
 
 # %% auto #0
 __all__ = ["Fitness", "StoredTensor", "DcpReader", "FoundWeights", "find_weights", "choose_weights"]
@@ -309,12 +310,29 @@ def _below(content: Any, key: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
 Fitness = Callable[[Mapping[str, Any]], tuple[int, ...]]
 
 
+def _in_run(folder: Path) -> Path:
+    """The file of the best weights in a run folder, else of the last ones; of several runs in a folder the newest that has some.
+
+    `folder` itself, if it has no run.
+    """
+    has_own = not (folder / "events.jsonl").is_file() and any(part.is_file() for part in folder.iterdir())
+    for run in [] if has_own else runs_in(folder):
+        for name in ("best", "last"):
+            places = (run / f"{name}.safetensors", run / "checkpoints" / name, run / "checkpoints" / f"{name}.ckpt")
+            if found := [place for place in places if place.exists()]:
+                return max(found, key=lambda place: place.stat().st_mtime)
+        if (newest := newest_valid(run / "checkpoints").path) is not None:  # without links
+            return newest
+    return folder
+
+
 def find_weights(path: Path, key: str | None = None, fitness: Fitness = lambda weights: ()) -> FoundWeights:
-    """Find the weights in a file or a folder. `key`: below which key they are, by dots if deeper, as "ema" or "ema.module".
+    """Find the weights in a file or a folder; in a run folder, the best. `key`: below which key they are, as "ema" or "ema.module".
 
     `fitness`: how well some weights fit the model; the larger, the better. Raises CheckpointError for a missing or damaged file, for one
     without weights or with an unknown key, and if there are several without a reason to take one of them.
     """
+    path = _in_run(path) if path.is_dir() else path
     if path.is_dir() and any(path.glob("rank-*.safetensors")):
         return choose_weights(path, read_checkpoint(path), key, fitness)
     content, read = _open(path)

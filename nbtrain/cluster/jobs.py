@@ -527,7 +527,7 @@ class JobHandle:
         manager = own or StateManagerAddon(save_path=str(self.run_dir.parent))
         manager.restore(cast(Any, trainer), path)
         if result is not None and result.status == "completed":
-            continue_from(trainer, path, 0, trainer.train_state.phase)
+            continue_from(trainer, path, trainer.train_state.counts.epoch)
         trainer._adopt(self.run_dir, result)
         return path
 

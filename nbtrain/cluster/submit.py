@@ -232,7 +232,8 @@ class SubmittedRun:
                 (self.run_dir / "events.jsonl").unlink(missing_ok=True)  # of a start that saved nothing
         reader = CommandReader(trainer, self.run_dir)
         with _signals(reader) as requeue, reader.reading():
-            result = _run(reader, n_epoch, loader, valid_loader, checkpoint or resume)
+            n_before = trainer.train_state.counts.epoch if checkpoint is not None else 0  # when it was submitted
+            result = _run(reader, n_before + n_epoch, loader, valid_loader, checkpoint or resume)
         if result is None or result.status == "interrupted":
             requeue()
         elif not rank:

@@ -366,15 +366,15 @@ class StateService(Service):
         """Scale the schedule that the next run continues, after a learning rate was set by hand."""
 
     # -- resume
-    def resume(self, trainer: Any, n_epoch: int, resume: str | Path, loader: Any) -> int:
-        """Restore the saved run that `resume` names, for `loader`. Returns how many of its `n_epoch` epochs are left."""
+    def resume(self, trainer: Any, n_epoch: int, resume: str | Path, loader: Any) -> tuple[int, str]:
+        """Restore the saved run that `resume` names, for `loader`. Returns how many epochs are left until it has `n_epoch`, and why."""
         raise self._unwritten("resume")
 
     def find(self, trainer: Any, resume: str | Path) -> str | Path | None:
         """The checkpoint that `resume` names: "last", "best", "auto", a path or a URL. None if there is none yet."""
         raise self._unwritten("find")
 
-    def restore(self, trainer: Any, checkpoint: str | Path, loader: Any = None, *, phase: int | None = None) -> str | Path:
+    def restore(self, trainer: Any, checkpoint: str | Path, loader: Any = None, *, n_epoch: int | None = None) -> str | Path:
         """Restore the trainer from a checkpoint, and return the file. Raises CheckpointError if it does not fit."""
         raise self._unwritten("restore")
 
@@ -479,8 +479,8 @@ class ViewService(Service):
         """Show the newest run in this cell; returns False where that is not possible. `once`: not if this cell shows it already."""
         return False
 
-    def show_finished(self, trainer: Any) -> None:
-        """Show the record of the newest finished phase again: its cell was run again, and trains nothing."""
+    def show_finished(self, trainer: Any, note: str) -> None:
+        """Show the record of the run again, with a `note`: its cell was run again, and trains nothing."""
 
     def refresh(self) -> None:
         """A cell has waited for the run."""

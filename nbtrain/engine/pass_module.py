@@ -432,7 +432,7 @@ class PassModule(L.LightningModule):
         batches = self.trainer.fit_loop.epoch_loop.batch_progress if phase == "train" else None
         is_read = batches is not None and batches.current.ready > 0  # and on_train_batch_start has skipped it
         loader = innermost(self.trainer.train_dataloader) if phase == "train" else None
-        is_first = self.owner.train_state.counts.epoch == self.owner.train_state.first_epoch
+        is_first = self.owner.train_state.counts.epoch == self.owner.recorder.first_epoch
         if isinstance(loader, Iterator) and not is_read:
             what = "A generator or an iterator works for one pass only: give a DataLoader, a list, or an object with __iter__."
         elif phase != "train" or (is_first and not is_read):

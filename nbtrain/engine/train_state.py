@@ -49,7 +49,7 @@ class Origin:
         continues: Whether it is the run that was saved in that state, and not a new one.
         parent: What a new run begins from, as text: a checkpoint, or another run and a place in it. None for the trainer as it is.
         fork: Where this trainer was branched off; None if it was not.
-        finished_phase: The newest training that this trainer has finished, or has found finished.
+        is_over: Whether this trainer has trained the newest run to its end, or has found it there, and is at this end.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Origin:
         self.is_restored = self.continues = False
         self.parent: str | None = None
         self.fork: Fork | None = None
-        self.finished_phase = 0
+        self.is_over = False
 
     def open(self, folder: Path | None) -> None:
         """The run is recorded in `folder`."""
@@ -65,27 +65,23 @@ class Origin:
 
     def restore(self, folder: Path | None, *, continues: bool, parent: str | None = None) -> None:
         """A state was restored, in whose run folder it continues; without a `folder`, it is a new run."""
-        self.folder, self.is_restored, self.continues, self.parent = folder, True, continues, parent
+        self.folder, self.is_restored, self.continues, self.parent, self.is_over = folder, True, continues, parent, False
 
     def go_back(self, *, continues: bool) -> None:
         """An earlier state was restored, after which folder and parent are as they were."""
-        self.is_restored, self.continues = True, continues
+        self.is_restored, self.continues, self.is_over = True, continues, False
 
     def branch(self, fork: Fork) -> None:
         """The trainer was branched off: a folder is made with its next run."""
         self.folder, self.fork, self.parent = None, fork, f"{fork.parent}, epoch {fork.epoch}, step {fork.step}"
 
-    def find_end(self) -> None:
-        """What was restored is the end of a run."""
-        self.is_restored = self.continues = False
+    def find_end(self, *, is_over: bool = True) -> None:
+        """What was restored is the end of a run, or with `is_over=False` a place behind the one that was asked for."""
+        self.is_restored, self.continues, self.is_over = False, False, is_over
 
-    def finish(self, phase: int) -> None:
-        """The training `phase` is finished, or was found finished."""
-        self.finished_phase = phase
-
-    def end(self) -> None:
-        """A training is over, however it ended."""
-        self.is_restored, self.continues, self.parent = False, False, None
+    def end(self, *, is_over: bool) -> None:
+        """A training has ended; `is_over`: as it was to end."""
+        self.is_restored, self.continues, self.parent, self.is_over = False, False, None, is_over
 
 
 # %% ../../nbs/engine/train_state.ipynb #fb52646e
@@ -99,7 +95,8 @@ class TrainState:
     def __init__(self, history: History) -> None:
         self.run = 0  # runs that have begun
         self.first_epoch = 0  # finished epochs when the newest run began
-        self.phase = 0  # training runs that have begun; one that is resumed counts once
+        self.ends: dict[int, int] = {}  # the epoch at which a run ended early, by the number of epochs that it was to have
+        self.rounds: dict[int | None, int] = {}  # how many rounds there were at the end of a session, by the number that it was to have
         self.counts = Counts()
         self.history = history
         self.meters: dict[Mode, Meter] = {"train": Meter(), "test": Meter()}  # validations are in "test", too

@@ -66,7 +66,7 @@ def imported_state(run: ForeignRun, callbacks: Container[str] = ()) -> dict[str,
     best = run.weights if run.best is None and run.history._last_is_best else run.best
     own = {
         "version": VERSION, "model": run.name or run.system, "world_size": 1, "finished": None, "others": [],
-        "run": 1, "first_epoch": 0, "phase": 1,
+        "run": 1, "first_epoch": 0,
         "counts": {"epoch": run.epoch, "step": run.step, "processed": run.step, "left_out": 0},
         "random": random_state() | dict(run.random), "loader": NO_PLACE, "history": run.history.state_dict(),
         "meters": None, "metrics": {"train": {}, "test": {}}, "best": None, "best_weights": best,

@@ -27,13 +27,14 @@ from .run_lock import SignOfLife
 __all__ = [
     "run_number",
     "run_folders",
+    "runs_in",
     "new_folder",
     "open_run_folder",
     "history_events",
     "RunFolder",
     "find_run",
     "read_events",
-    "run_events",
+    "newest_run",
     "read_history",
     "load_run",
 ]
@@ -49,6 +50,11 @@ def run_number(path: Path) -> int:
 def run_folders(save_path: str | Path) -> list[Path]:
     """The run folders in `save_path`, newest first."""
     return sorted(Path(save_path).glob("run-*"), key=run_number, reverse=True)
+
+
+def runs_in(path: str | Path) -> list[Path]:
+    """The run folder `path`, or those in it, newest first; empty if it is neither."""
+    return [run for run in (Path(path), *run_folders(path)) if (run / "events.jsonl").is_file()]
 
 
 _OWN = {"events.jsonl", "provenance.json", "git.diff", ".lock", ".writer"}  # what is in a folder before the first batch, and the source
@@ -243,7 +249,7 @@ def _drop_cut_line(file: Path) -> None:
 def find_run(path: str | Path) -> Path:
     """Find a run: the run folder `path`, or the newest `run-NNN` in a folder of them. Raises ConfigError if there is no run."""
     try:
-        run = next((run for run in (Path(path), *run_folders(path)) if (run / "events.jsonl").is_file()), None)
+        run = next(iter(runs_in(path)), None)
     except OSError as error:
         raise ConfigError(f"{str(path)!r} can't be read: {error.strerror}.") from error
     except ValueError as error:  # of Python 3.13, for a path with a zero byte
@@ -269,14 +275,14 @@ def read_events(folder: Path, note: Callable[[str], None] = lambda text: None) -
         note(f"{len(damaged)} of {len(lines) - 1} lines of events.jsonl are damaged and left out; the first is line {damaged[0]}.")
 
 
-def run_events(folder: Path, number: int) -> tuple[list[Event], History]:
-    """The events of the training run with this `number` in a run folder, from 1, and the history that it continues.
+def newest_run(folder: Path) -> tuple[list[Event], History]:
+    """The events of the newest training in a run folder, from its first epoch on, and the history that it continues.
 
-    A run that was resumed is one run. Raises ConfigError as `read_events` does.
+    A run that was resumed is one. Raises ConfigError as `read_events` does.
     """
     events, history = list(read_events(folder)), History()
     runs = list(dict.fromkeys(e.progress.run for e in events if e.kind == "start" and e.progress.n_epochs > e.progress.epoch))
-    of_run = [event for event in events if event.progress.run in runs[number - 1 : number]]
+    of_run = [event for event in events if event.progress.run in runs[-1:]]
     if of_run:
         for event in events[: events.index(of_run[0]) + 1]:
             history.update(event)

@@ -16,7 +16,7 @@ from weakref import ref
 from ..engine.addon import AddOnBase, Controls, ViewService
 from ..engine.protocol import EventSink
 from ..errors import ConfigError
-from ..events import Shown
+from ..events import Event, Shown
 from ..history.history import short_path
 from ..history.session_runs import EvaluationSink, SessionRun, forget_run, keep_run, kept_runs
 from ..tracebacks import in_kernel, is_watched
@@ -135,24 +135,27 @@ class LiveViewAddon(AddOnBase, ViewService):
     def show(self, *, once: bool = False) -> bool:
         return self.view is not None and self.view.show(once=once)
 
-    def show_finished(self, trainer: Any) -> None:
-        if not in_kernel():
+    def show_finished(self, trainer: Any, note: str) -> None:
+        where = f" · {short_path(trainer.run_dir)}" if trainer.run_dir is not None else ""
+        events: list[Event] = []
+        if in_kernel() and trainer.run_dir is not None:
+            from nbtrain.history.run_folder import newest_run
+
+            with suppress(ConfigError):  # the record was removed, and the checkpoints were not
+                events, history = newest_run(trainer.run_dir)
+        if not events:
+            print(f"{note}{where}")
             return
-        from nbtrain.history.run_folder import run_events
         from nbtrain.library.drawn_history import past_of
         from nbtrain.views.notebook import NotebookView
 
-        with suppress(ConfigError):  # the record was removed, and the checkpoints were not
-            events, history = run_events(trainer.run_dir, trainer.origin.finished_phase)
-            if not events:
-                return
-            here, travel = trainer.train_state.counts.epoch, trainer.travel_of()
-            leads_back = any(place.epoch not in (0, here) for place in travel.places())
-            controls = Controls({}, travel=travel) if leads_back else None
-            self.view = view = NotebookView(controls, live=is_watched())
-            self._take_slider()
-            view.board.find_past = lambda: past_of(history)
-            view.show_finished(events, f"finished before · the record of {short_path(trainer.run_dir)}")
+        here, travel = trainer.train_state.counts.epoch, trainer.travel_of()
+        leads_back = any(place.epoch not in (0, here) for place in travel.places())
+        controls = Controls({}, travel=travel) if leads_back else None
+        self.view = view = NotebookView(controls, live=is_watched())
+        self._take_slider()
+        view.board.find_past = lambda: past_of(history)
+        view.show_finished(events, f"{note}{where}")
 
     def refresh(self) -> None:
         if self.view is not None:

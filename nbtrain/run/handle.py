@@ -41,6 +41,8 @@ class RunThread:
         self._n_early = 0  # interrupts before the thread starts
         self._pressing = threading.Lock()  # each interrupt has a thread; this puts them in order
         self.is_ended_by_hand = False
+        self._presses: list[Thread] = []
+        self._is_pressed = self._came_late = False  # to pause; when there was no further batch
         grad, device = torch.is_grad_enabled(), torch.get_default_device()
         context = contextvars.copy_context()
         self.thread = self._thread = Thread(target=context.run, args=(self._train, grad, device), name="nbtrain run", daemon=True)
@@ -74,15 +76,17 @@ class RunThread:
     def finish(self, place: str, kept: str) -> RunResult:
         """Wait for the result. Raises the exception of the run, or RunStopped, once, if the run was stopped by hand at `place`.
 
-        `kept` says where its state is.
+        So it does if ■ came at its end: in a loop, the next run must not begin. `kept` says where its state is.
         """
         self.join()
+        for press in self._presses:
+            press.join()
         if self.error is not None:
             raise self.error
         assert self.result is not None
-        by_hand, self.is_ended_by_hand = self.is_ended_by_hand, False
-        if by_hand:
-            raise ended_by_hand(self.result, place, kept)
+        by_hand, is_late, self.is_ended_by_hand, self._came_late = self.is_ended_by_hand, self._came_late, False, False
+        if by_hand or is_late:
+            raise ended_by_hand(self.result, place, kept, is_late=is_late)
         return self.result
 
     def interrupt(self) -> None:
@@ -90,17 +94,25 @@ class RunThread:
         if self._thread.ident is None:  # the run is still being prepared
             self._n_early += 1
         else:
-            Thread(target=self._interrupt).start()
+            self._presses.append(Thread(target=self._interrupt))
+            self._presses[-1].start()
 
     def _interrupt(self) -> None:
         with self._pressing:
-            if self._control.state == "running" and self._control.can_pause:
+            self._is_pressed = self._control.state == "running" and self._control.can_pause
+            if self._is_pressed:
                 self._control.pause()
             elif self._control.state in ("running", "pausing"):
                 self.stop_by_hand(signal.SIGINT)
             elif self._control.state == "stopping" and self._thread.ident is not None:  # the batch does not end
                 self.is_ended_by_hand = True
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(Leave))
+            elif self._control.state == "idle":
+                self._came_late = True
+
+    def has_paused(self) -> None:
+        """What ■ asked for has happened."""
+        self._is_pressed = False
 
     def stop_by_hand(self, signum: int | None = None) -> None:
         """Request the end of a run that a cell waits for."""
@@ -116,7 +128,9 @@ class RunThread:
             self.error = error
         finally:
             self._work = None  # release it
-            self._control.end()
+            with self._pressing:
+                self._came_late = self._is_pressed and self._control.state == "pausing"
+                self._control.end()
             cancel_at_exit(self._leave_in_time)
 
     def _leave_in_time(self) -> None:
@@ -227,6 +241,7 @@ class RunHandle(Listed):
             failure.is_seen = True
             raise failure.error.with_traceback(failure.raised_at)
         if self._control.state == "paused":
+            self._thread.has_paused()
             raise RunPaused(f"run paused at {self._place()}\n  {self._name()}.resume()  # continues it, while it is paused")
         return self._thread.finish(self._place(), f"{self._name()}.result has what it reached")
 

@@ -113,14 +113,14 @@ class RunOutcome:
         if problem := self.notifier.report(trainer, status, reason):
             trainer.recorder.note(problem)
 
-    def conclude(self, status: Status, reason: str = "") -> RunResult:
-        """Return the result, with the metrics so far; the trainer keeps it, if the run is its own."""
+    def conclude(self, status: Status, reason: str = "", *, is_new: bool = True) -> RunResult:
+        """Return the result, with the metrics so far; the trainer keeps it, if the run is its own. `is_new=False`: nothing was trained."""
         trainer, history = self.trainer, self.trainer.train_state.history
         last = history.tests[-1] if trainer.mode == "test" and history.tests else history.last
         metrics = ResultMetrics(last.metrics if last is not None else {}, history)
         at = trainer.recorder.progress
-        measured = {"n_epochs": at.epoch - trainer.recorder.first_epoch, "elapsed_s": at.elapsed_s - trainer.recorder.begun_s}
-        result = RunResult(status, reason, history.best, last, metrics, history, trainer.run_dir, **measured)
+        added = (at.epoch - trainer.recorder.first_epoch, at.elapsed_s - trainer.recorder.begun_s) if is_new else (0, 0.0)
+        result = RunResult(status, reason, history.best, last, metrics, history, trainer.run_dir, *added)
         if self.is_own:
             trainer.result = result
         return result

@@ -184,9 +184,9 @@ class Run:
     def _open(self) -> None:
         """Show the run, and begin its record. If that fails, the trainer of a new run is left as it was."""
         session = self.trainer.open_session if self.trainer.mode == "train" else None
-        joins, begins = session is not None and session._joins, session is None or session.begins
+        joins = session is not None and session._joins
         try:
-            self._begin_record(joins=joins, begins=begins)
+            self._begin_record(joins=joins)
             with self.outcome.records_errors(self.beginning):
                 self._say_what_runs(joins=joins)
         except BaseException:
@@ -199,8 +199,8 @@ class Run:
             self.trainer.control.end()
             raise
 
-    def _begin_record(self, *, joins: bool, begins: bool) -> None:
-        """Open view and run folder, and write the header. `begins`, `joins`: in a session, its first run and the others."""
+    def _begin_record(self, *, joins: bool) -> None:
+        """Open view and run folder, and write the header. `joins`: a run of a session that is not its first."""
         trainer, state = self.trainer, self.trainer.train_state
         self.sinks.open(validates=validates(self.loader, self.valid_loader))
         if self.beginning.can_take_back:
@@ -209,7 +209,7 @@ class Run:
         self.arguments = trainer.lightning_args()
         self.arguments["callbacks"] = [*self.arguments["callbacks"], *self.code.followers(trainer)]  # that list is the user's
         if not trainer.origin.continues:
-            state.first_epoch, state.phase = state.counts.epoch, state.phase + (trainer.mode == "train" and begins)
+            state.first_epoch = state.counts.epoch
         about = header(trainer, self.arguments, self.loader, self.valid_loader)
         trainer.recorder.start(self._shown_goal, about, joins=joins)
 
@@ -237,7 +237,7 @@ class Run:
 
     def _work(self) -> RunResult:
         """Execute and finish the run, in this thread."""
-        trainer, launcher = self.trainer, self.trainer.launcher
+        trainer, launcher, is_over = self.trainer, self.trainer.launcher, False
         self.operation.begin()  # in this thread from now on
         try:
             with workers_ignore_interrupts(self.loader, self.valid_loader), self.outcome.records_errors(self.beginning), own_errors():
@@ -246,12 +246,11 @@ class Run:
                     status, reason = run.execute(self.arguments)
                 else:
                     status, reason = self._launch(launcher)
-            if status in ("completed", "stopped") and trainer.mode == "train" and trainer.open_session is None:
-                trainer.origin.finish(trainer.train_state.phase)
+            is_over = status in ("completed", "stopped") and not trainer.control.is_stopping and trainer.open_session is None
             return self.outcome.finish(status, reason)
         finally:
             if self.operation.mode == "train":  # an evaluation leaves it to the training that follows
-                trainer.origin.end()
+                trainer.origin.end(is_over=is_over)
             self.operation.end()
             self.beginning.end()
             self.sinks.close()

@@ -114,11 +114,10 @@ class RunSinks:
         is_inside = trainer.open_session is not None and trainer.mode == "test"
         return trainer.log_bar and not is_inside and not asks_for_bar(trainer.lightning)
 
-    def show_finished(self) -> None:
-        """Show the record of the newest finished phase again: its cell was run again, and trains nothing."""
-        trainer = self.trainer
-        if trainer.run_dir is not None and trainer.world.is_first and self._shows:
-            self._display.show_finished(trainer)
+    def show_finished(self, words: str) -> None:
+        """Show the record of the run again, with these `words`: its cell was run again, and trains nothing."""
+        if self.trainer.world.is_first and self._shows:
+            self._display.show_finished(self.trainer, words)
 
     def controls(self, *, validates: bool) -> Controls:
         """Return the buttons of a live view and their actions."""

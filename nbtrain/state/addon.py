@@ -110,7 +110,7 @@ class KeptStatesAddon(AddOnBase, StateService):
             self.states.scale_restored(factor)
 
     # -- resume
-    def resume(self, trainer: Any, n_epoch: int, resume: str | Path, loader: Any) -> int:
+    def resume(self, trainer: Any, n_epoch: int, resume: str | Path, loader: Any) -> tuple[int, str]:
         from nbtrain.state.resume import epochs_left
 
         return epochs_left(trainer, n_epoch, resume, loader)

@@ -83,7 +83,7 @@ def own_part(at: Moment) -> dict[str, Any]:
     restored = at.trainer.states.restored
     if restored is None:
         return take_parts(at)
-    of_run = ("run", "first_epoch", "phase") if at.pl_trainer is not None else ()
+    of_run = ("run", "first_epoch", "ends", "rounds") if at.pl_trainer is not None else ()
     own = restored["nbtrain"] | take_named(at, ("attributes", "code", "session", *of_run))
     own.pop("history", None)
     return own | ({"random": at.random} if own["random"] is None else {})

@@ -429,7 +429,7 @@ def take_parts(at: Moment) -> dict[str, Any]:
 def put_parts(stage: Stage, at: Moment) -> None:
     """Restore the parts of `at.state` that are restored at `stage`."""
     assert at.state is not None
-    own = {"phase": 1, **at.state["nbtrain"]}  # a state of an older version has no phase
+    own = at.state["nbtrain"]
     alone = of_rank(own)
     for name, part in parts_of(at.trainer).items():
         if part.stage != stage or part.load_state_dict is None or name in at.without:

@@ -12,6 +12,7 @@ from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import BatchSizeFinder
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..private.compiled_names import bare_name
@@ -22,14 +23,30 @@ from ..data.tensor_loader import TensorLoader
 from ..base.launcher import n_readers
 from ..engine.callback import Freezer, active_callbacks, as_list
 from ..engine.protocol import TrainerProtocol
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ConfigError
+from ..formatting import epochs_words
 
 # %% auto #0
-__all__ = ["Setup", "PROCESSES", "setup_of", "frozen_names", "as_given", "differences", "restored_parts", "check_setup", "in_words"]
+__all__ = [
+    "Setup",
+    "PROCESSES",
+    "OPTIONS",
+    "setup_of",
+    "frozen_names",
+    "as_given",
+    "all_given",
+    "differences",
+    "restored_parts",
+    "check_setup",
+    "in_words",
+    "check_same",
+]
 
 # %% ../../nbs/state/settings.ipynb #adb15c07
 Setup = dict[str, dict[str, Any]]  # plain values by part and name
 PROCESSES = "number of processes"  # a part
+OPTIONS = "option of the optimizer"  # a part: those of its groups, as they were given
+_OF_SPEED = ("foreach", "fused", "capturable", "differentiable")  # options that change no result
 
 
 def _name(value: Any) -> str:
@@ -130,6 +147,24 @@ def as_given(trainer: TrainerProtocol) -> Setup:
     return found
 
 
+def all_given(trainer: TrainerProtocol) -> Setup:
+    """What `as_given` describes, and the options of the optimizer's groups, which a schedule changes in a run."""
+    return as_given(trainer) | ({OPTIONS: _options_of(trainer.optimizer)} if trainer.optimizer is not None else {})
+
+
+def _options_of(optimizer: Optimizer) -> dict[str, Any]:
+    """The numbers and switches of the groups by name; a list where several groups differ. The rate is that of a schedule's begin."""
+    found: dict[str, list[Any]] = {}
+    several: Mapping[str, Any] = getattr(optimizer, "optimizers", {"": optimizer})
+    groups = [(group, one.defaults) for one in several.values() for group in one.param_groups]
+    for group, defaults in groups:
+        for name in group.keys() & (defaults.keys() - set(_OF_SPEED)):
+            value = group.get("initial_lr", group[name]) if name == "lr" else group[name]
+            found.setdefault(name, []).append(float(value) if isinstance(value, Tensor) and value.numel() == 1 else value)
+    plain = {name: values[0] if values.count(values[0]) == len(values) else values for name, values in found.items()}
+    return _plain({name: value for name, value in sorted(plain.items()) if not isinstance(value, Tensor)})
+
+
 # %% ../../nbs/state/settings.ipynb #8f945b41
 def differences(saved: Mapping[str, Mapping[str, Any]], given: Setup) -> dict[str, str]:
     """Describe the differences by part. Parts that are missing in one of the two are not compared."""
@@ -165,6 +200,9 @@ def restored_parts(own: Mapping[str, Any], given: Setup) -> set[str]:
     return {part for part in before.keys() & given.keys() if not differences({part: before[part]}, given)}
 
 
+_OF_RUN = {"optimizer", OPTIONS, "schedule", "clipping", "accumulation", "loader"}  # not the machine
+
+
 def check_setup(own: Mapping[str, Any], given: Setup, path: Path, *, strict: bool) -> dict[str, str]:
     """Return the differences from the setup of the saved run. With `strict`, raises CheckpointError if the resume can't be exact.
 
@@ -187,3 +225,14 @@ def check_setup(own: Mapping[str, Any], given: Setup, path: Path, *, strict: boo
 def in_words(found: Mapping[str, str]) -> str:
     """Join the result of `differences` into one line."""
     return "; ".join(f"another {part}: {text}" for part, text in found.items())
+
+
+def check_same(own: Mapping[str, Any], given: Setup, run: str, n_epoch: int) -> None:
+    """Raise ConfigError if a run that has its `n_epoch` epochs was trained with other settings than are given here."""
+    saved = {**own.get("setup", {}), **(own.get("given") or {})}
+    found = differences({part: value for part, value in saved.items() if part in _OF_RUN}, given)
+    if found:
+        raise ConfigError(
+            f"{run} has its {epochs_words(n_epoch, n_epoch)}, and was trained with other settings: {in_words(found)}.",
+            remedy=f"Give this run its own save_path; or a number above {n_epoch}, to train on.",
+        )

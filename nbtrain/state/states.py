@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from ..rng import random_state
 from .attribute_state import AttributeState
 from .kept_states import KeptStates, schedules_in
-from .settings import Setup, as_given
+from .settings import Setup, all_given
 
 # %% auto #0
 __all__ = ["States", "of_rank", "lost_parameters", "StatefulTrainer"]
@@ -64,7 +64,7 @@ class States:
 
     def begin(self, trainer: TrainerProtocol, loader: Any = None, valid_loader: Any = None) -> None:
         """A training begins with these loaders; without them, a LightningDataModule makes its loaders."""
-        self.given = self.given or as_given(trainer)
+        self.given = self.given or all_given(trainer)
         self.open_loader = self.open_valid = self.setup = None
         self.loaders = loader, valid_loader
         self._noted.clear()

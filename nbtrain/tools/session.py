@@ -160,32 +160,32 @@ class SavedSession:
             path = self.manager.save_state(self.trainer)
             place["start"] = path.name if path is not None else None
 
-    def resume(self, resume: str | Path) -> str:
-        """Restore the session that `resume` names. Returns where it is: "new", in a "round", or "finished"."""
+    def resume(self, resume: str | Path, n_rounds: int | None) -> str:
+        """Restore the session that `resume` names. Returns where it is: "new", in a "round", or "finished", which has `n_rounds`."""
         trainer, state = self.trainer, self.trainer.train_state
         manager = trainer._required_service(StateService)
-        number = trainer.origin.finished_phase + 1
-        if number > state.phase > 0:  # this trainer itself finished all earlier phases
+        if trainer.origin.is_over and not state.rounds:  # after a run of this trainer, in which there was no session
             return "new"
         found = manager.find(trainer, resume)
         if found is None:
             trainer.recorder.note(f"resume={resume!r}: nothing was saved in {str(trainer.save_path)!r} yet, so this is a new session.")
             return "new"
         path, own = Path(found), read_state(trainer, found)["nbtrain"]
-        saved, phase = own.get("session"), own.get("phase", 1)
-        if saved is None and phase == number:
+        saved = own.get("session")
+        if saved is None and not own.get("rounds") and own.get("phase", 1) == 1:  # of an older version: a line before the newest one
             raise CheckpointError(
                 f"{path.name} is the state of a run, not of a session.", where=str(path), remedy="Resume it with run(..., resume=)."
             )
-        if saved is not None and not saved["done"] and phase in (number - 1, number):
+        rounds = own.get("rounds") or {}
+        n_done = max([*rounds.values(), saved["round"] if saved is not None else 0])
+        is_reached = n_rounds in rounds or (n_rounds is not None and n_done >= n_rounds)
+        if saved is not None and not saved["done"] and not is_reached:
             self._go_back(path, saved)
             return "round"
         self._restore(path)
-        if phase != number:
-            state.session = None
-        if phase >= number:
-            trainer.origin.finish(number)
-        return "finished" if phase >= number else "new"
+        if saved is not None and saved["done"] and not rounds:  # of an older version
+            state.rounds = {saved["n_rounds"]: saved["round"]}
+        return "finished" if is_reached or n_rounds in state.rounds else "new"
 
     def _go_back(self, path: Path, saved: Mapping[str, Any]) -> None:
         """Restore the start of the round in which the checkpoint `path` was saved, at the place `saved`."""
@@ -228,7 +228,7 @@ class SavedSession:
         if index >= saved["n_runs"]:  # nothing was saved of it
             return n_epoch
         trainer._required_service(StateService).restore(trainer, path, loader)
-        left = continue_from(trainer, path, n_epoch, trainer.train_state.phase, is_part=True)
+        left = continue_from(trainer, path, trainer.train_state.first_epoch + n_epoch)
         if not left:
             self._drop_loader()
         return left
@@ -245,7 +245,6 @@ class Session(Listed):
         state: What you keep from round to round, a dict. It is saved and restored as it is when a round begins.
         results: The results of the runs of this round so far.
         is_left: Whether ■ or an error has left the loop: the next session of the trainer continues it.
-        begins: Whether the session begins with the newest run.
 
     Example:
         >>> with trainer.session(2, state={"seen": 0}) as session:
@@ -273,13 +272,13 @@ class Session(Listed):
         self.n_rounds = len(self._items) if self._items is not None else None
         self.sinks: list[EventSink] = []
         self.view: Any = None
-        self.begins = True  # with the newest run
         self.is_left = False  # by ■ or an error: the next session of the trainer continues it
         self._memory, self._saved = RoundMemory(state, trainer.device), SavedSession(trainer)
         self._has_begun = False  # the next round, before this loop
         self._random_after: dict[str, Any] = {}  # at the end of the newest run
         self._loader: Any = None  # of the newest run
         self._top = 0  # the highest number of a run
+        self._first_round = 0  # the rounds before it, in the same run
         self._n_completed = 0  # rounds, when it was closed
 
     @property
@@ -325,16 +324,22 @@ class Session(Listed):
 
     def _open(self) -> None:
         trainer, state = self.trainer, self.trainer.train_state
-        found = "new" if self.resume is None else self._saved.resume(self.resume)
+        found = "new" if self.resume is None else self._saved.resume(self.resume, self.n_rounds)
         kept = state.session["kept"] if state.session is not None else None
+        if self.resume is None:
+            state.rounds = {}
         if found == "round":
             self._has_begun = True
             self._memory.go_back(kept, random_state())
             return
         if found == "new" and state.run == 0 and trainer.seed is not None and trainer.states.restored is None:
             seed_all(trainer.seed)
-        self._memory.put(kept if found == "finished" else None)
-        state.session = _new_place(state.counts.epoch) | {"done": found == "finished"}
+        self._memory.put(kept if state.rounds else None)
+        self._first_round = max(state.rounds.values(), default=0)
+        first_epoch = state.counts.epoch - self._first_round * (self.epochs or 0)
+        schedule = state.session["schedule"] if state.session is not None else None
+        known = {"round": self._first_round, "done": found == "finished", "schedule": schedule}
+        state.session = _new_place(max(first_epoch, 0)) | known
 
     def _adopt(self, left: Session) -> None:
         """Continue the round in which a session of this process was left."""
@@ -404,12 +409,12 @@ class Session(Listed):
         trainer, state = self.trainer, self.trainer.train_state
         left = self._saved.left(index, n_epoch, None if is_data_source(loader) else loader)
         if left == 0:
-            return RunOutcome(trainer).conclude("completed", "finished before")
+            return RunOutcome(trainer).conclude("completed", "its epochs were there", is_new=False)
         place = self._place
         if index < place["n_runs"] and trainer.states.restored is None:
             trainer.recorder.note(f"{self._words} begins run {index + 1} again, with the weights at which it ended early.")
         self._top = max(self._top, state.run)
-        number, self.begins = place["number"] or state.run + 1, not place["number"]
+        number = place["number"] or state.run + 1
         same = place["same_loader"] if self._loader is None else loader is self._loader
         place.update(number=number, n_runs=index + 1, kept=None, same_loader=same)
         self._loader, state.run = loader, number - 1
@@ -438,7 +443,7 @@ class Session(Listed):
                 raise RunPaused(f"session paused in {where}, at {trainer.recorder.place}\n{how}") from None
         elif error is None:
             self.end("completed")
-        elif isinstance(error, RunStopped):
+        elif isinstance(error, RunStopped) and not error.is_late:
             self._close("stopped", where)
             trainer.open_session = trainer.train_state.session = None  # only a checkpoint leads back
         else:
@@ -451,11 +456,12 @@ class Session(Listed):
         was_open = place["number"] > 0
         if was_open and not place["done"]:
             place.update(done=True, kept=self._memory.copy(), n_runs=0)
-            trainer.origin.finish(trainer.train_state.phase)
+            trainer.train_state.rounds = trainer.train_state.rounds | {self.n_rounds: place["round"]}
+            trainer.origin.find_end()
             self._saved.save()
         self._close(status, reason)
         trainer.open_session = trainer.train_state.session = None
-        if status == "completed" and place["round"] and not was_open:
+        if status == "completed" and place["round"] > self._first_round and not was_open:
             raise ConfigError(
                 f"No round of the session had a run of {trainer.title}.", remedy="Call run() of the trainer that the session belongs to."
             )
@@ -496,7 +502,8 @@ def session(
 
     With `resume="auto"` (needs StateManagerAddon) the same lines begin a session, and resume it after a crash: in the round that was
     interrupted, with the weights, the random numbers and `session.state` of its start, so that your code makes the same data again;
-    `run` then continues at the batch of the newest checkpoint. `seed` seeds when the session begins.
+    `run` then continues at the batch of the newest checkpoint. The number of rounds is the run's total, as the epochs of `run` are: if
+    they are there, nothing is trained. `seed` seeds when the session begins.
 
     In a notebook ■ pauses the run and ends the cell; run the cell again to continue the session, also after an error; `stop()` ends it.
     An evaluation in a session has no separate record.

@@ -214,7 +214,7 @@ class Trainer(TrainerCommands):
         Optimizer, schedule and epochs continue from the previous run. In a notebook ■ pauses it for `resume()`; a second ■ ends it.
 
         Args:
-            n_epoch: How many MORE epochs to train, from 1; with `resume`, from where the saved run began. In mode "test", how many passes.
+            n_epoch: How many MORE epochs to train, from 1; with `resume`, how many there are to be in all. In mode "test", how many passes.
             loader: A DataLoader, a list of batches or any iterable that can be read again; or a LightningDataModule or LightningModule.
             valid_loader: A loader, or several as a dict by name or as a list: `val_loss` over all, `val_loss/easy`. None: no validation.
             resume: "auto", "last", "best" or the path of a checkpoint; see `StateManagerAddon?`, which it needs. None: start a new run.
@@ -249,10 +249,11 @@ class Trainer(TrainerCommands):
             self.recorder.note(f"the run that was paused at {place} is ended; resume() would have continued it")
         if resume is not None:
             check_run(n_epoch, loader, valid_loader)
-            n_epoch = self._required_service(StateService).resume(self, n_epoch, resume, None if is_data_source(loader) else loader)
+            states, data = self._required_service(StateService), None if is_data_source(loader) else loader
+            n_epoch, why = states.resume(self, n_epoch, resume, data)
             if n_epoch == 0:
-                RunSinks(self).show_finished()
-                result = RunOutcome(self).conclude("completed", "finished before")
+                RunSinks(self).show_finished(why)
+                result = RunOutcome(self).conclude("completed", why, is_new=False)
                 if not background:
                     return result
                 from nbtrain.run.handle import RunHandle

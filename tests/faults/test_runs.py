@@ -91,7 +91,7 @@ outcome = {
     "counts": asdict(trainer.counts),
     "epochs": [{name: value for name, value in row.items() if name != "time_s"} for row in history.epochs],
     "steps": {phase: {name: list(table[name]) for name in table.columns} for phase, table in history.steps.items()},
-    "random": None if result.reason == "finished before" else [torch.rand(3), random.random(), np.random.rand()],
+    "random": None if result.n_epochs == 0 else [torch.rand(3), random.random(), np.random.rand()],
 }
 Path(folder, "outcome.json").write_text(json.dumps(outcome, default=torch.Tensor.tolist))  # the shortest text that is exact
 """

@@ -61,7 +61,7 @@ def test_run_all_on_finished_runs_draws_their_records_again(execute: Any, tmp_pa
 torch.manual_seed(0)
 sgd = lambda params: torch.optim.SGD(params, lr=0.1)
 trainer = Slow.add_on(StateManagerAddon)(nn.Linear(4, 1), "cpu", optimizer=sgd, save_path={str(tmp_path)!r})"""
-    runs = ["result = trainer.run(2, loader[:20], loader[:2], resume='auto')", "result = trainer.run(1, loader[:20], resume='auto')"]
+    runs = ["result = trainer.run(2, loader[:20], loader[:2], resume='auto')", "result = trainer.run(3, loader[:20], resume='auto')"]
     cells = execute(SETUP, make, *runs, make, *runs, "print(result)").cells
 
     def record(cell: Any) -> Any:
@@ -70,11 +70,13 @@ trainer = Slow.add_on(StateManagerAddon)(nn.Linear(4, 1), "cpu", optimizer=sgd, 
     def lines(cell: Any) -> list[str]:
         return [line for line in record(cell)["text/plain"].splitlines() if not line.startswith("note: ")]
 
-    for first, again in ((2, 5), (3, 6)):
-        assert lines(cells[first]) == lines(cells[again]) and "note: finished before · the record of " in record(cells[again])["text/plain"]
+    for again, why in ((5, "3 epochs were there, 2 are asked: nothing to train"), (6, "all 3 epochs were there: nothing to train")):
+        assert f"note: {why}" in record(cells[again])["text/plain"]
         assert record(cells[again])["text/html"].count("<img") == 1
+    assert lines(cells[5]) == lines(cells[6])
     assert WIDGET not in cells[5].outputs[0].data and WIDGET in cells[6].outputs[0].data  # the newest record has the slider
-    assert "✓ completed · 1 epoch, 3 in all" in lines(cells[6])[-1] and "finished before" in cells[7].outputs[0].text
+    assert "✓ completed · 1 epoch, 3 in all" in lines(cells[3])[-1] and "✓ completed · 3 epochs" in lines(cells[6])[-1]
+    assert "(all 3 epochs were there: nothing to train) · 0 epochs, 3 in all" in cells[7].outputs[0].text
 
 
 def test_record_that_is_drawn_again_has_the_slider_of_the_run(execute: Any, tmp_path: Path) -> None:
@@ -87,7 +89,7 @@ trainer = Slow.add_on(StateManagerAddon)(nn.Linear(4, 1), "cpu", optimizer=sgd, 
     go = "slider.slider.value = 0\nslider.press('Rewind here')\nprint(trainer.counts.epoch)"
     cells = execute(SETUP, make, run, make, run, look, go, "trainer.show()").cells
     for slider, record in (cells[4].outputs, cells[7].outputs):
-        assert WIDGET in slider.data and "finished before" in record.data["text/plain"]
+        assert WIDGET in slider.data and "all 3 epochs were there" in record.data["text/plain"]
     assert cells[5].outputs[0].text == "['1', '2', '3 ★'] True\n" and cells[6].outputs[-1].text == "1\n"
 
 

@@ -97,7 +97,7 @@ def test_a_finished_run_is_not_run_again(folder: Path, capsys: pytest.CaptureFix
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != ".lock"}
     capsys.readouterr()
     assert main(["resume", str(run)]) == 0
-    assert capsys.readouterr().out == f"This run was finished before: checkpoints/{run.name}\n"
+    assert capsys.readouterr().out == f"1 epoch was there: nothing to train · checkpoints/{run.name}\n"
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != ".lock"} == before
 
 

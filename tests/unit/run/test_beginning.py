@@ -181,7 +181,7 @@ def _fail(trainer: Any, *loaders: Any, **options: Any) -> RuntimeError:
 
 def _of(trainer: Any) -> list[Any]:
     """What a call must leave as it was."""
-    counts = [vars(trainer.counts).copy(), trainer.train_state.run, trainer.train_state.phase, trainer.history.state_dict()]
+    counts = [vars(trainer.counts).copy(), trainer.train_state.run, trainer.origin.is_over, trainer.history.state_dict()]
     weights = [value.tolist() for value in trainer.model.state_dict().values()]
     gradients = [parameter.grad is None for parameter in trainer.model.parameters()]
     own = [trainer.n_seen, list(trainer.rows), trainer.result, trainer.run_dir, trainer.ran, trainer.mode, trainer.control.state]
@@ -898,7 +898,7 @@ def test_an_error_before_the_first_batch_leaves_the_trainer_as_it_was(addon: Any
     with pytest.raises(ValueError, match="boom"):
         trainer.run(1, make_loader())
     state = trainer.train_state
-    assert (state.run, state.phase, trainer.result, trainer.control.state) == (0, 0, None, "idle")
+    assert (state.run, trainer.origin.is_over, trainer.result, trainer.control.state) == (0, False, None, "idle")
     monkeypatch.setattr(addon, "breaks", False)
     plain = make_trainer(kind, save_path=tmp_path / "b", **seeded)
     for one in (trainer, plain):

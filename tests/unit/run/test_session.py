@@ -184,26 +184,26 @@ def test_a_session_that_an_error_ends_says_so_and_the_next_one_goes_on(tmp_path:
 
 
 def phases(folder: Path, end: int | None = None) -> Any:
-    """A script of a run, two sessions and a run. It fails after `end` rounds."""
+    """A script of a run, two sessions and a run, each with its total. It fails after `end` rounds."""
     trainer = make_trainer(Saving, seed=1, save_path=folder, model=make_model(), scheduler=lambda step: 0.01)
     seen = []
     trainer.run(1, make_loader(), resume="auto")
     for number in range(2):
-        with trainer.session(2, 1, state={"n": 0}, resume="auto") as session:
+        with trainer.session(2 + 2 * number, 1, state={"n": 0}, resume="auto") as session:
             for round in session:
                 seen.append((number, round))
                 session.state["n"] += 1
                 trainer.run(1, make_loader())
                 if len(seen) == end:
                     raise OSError
-    trainer.run(1, make_loader(), resume="auto")
+    trainer.run(6, make_loader(), resume="auto")
     return trainer, seen
 
 
-def test_sessions_and_runs_are_phases_that_resume_in_their_order(tmp_path: Path) -> None:
+def test_sessions_and_runs_resume_in_their_order(tmp_path: Path) -> None:
     whole, seen = phases(tmp_path / "whole")
-    assert seen == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert whole.train_state.run == whole.train_state.phase == whole.origin.finished_phase == 4
+    assert seen == [(0, 0), (0, 1), (1, 2), (1, 3)] and whole.counts.epoch == 6
+    assert whole.train_state.rounds == {2: 2, 4: 4} and whole.origin.is_over
     assert phases(tmp_path / "whole")[1] == []
     for end in (2, 3):
         with pytest.raises(OSError):

@@ -298,34 +298,35 @@ def test_states_of_a_parameter_whose_dtype_was_changed_are_cast_with_it() -> Non
     assert optimizer.state[weight]["exp_avg"].dtype == torch.bfloat16
 
 
-# -- phases
-def notebook(folder: Path, lines: tuple[int, ...], resume: str | None = "auto", sizes: Iterable[int] = repeat(70), **options: Any) -> Any:
+# -- several lines
+def notebook(folder: Path, totals: tuple[int, ...], resume: str | None = "auto", sizes: Iterable[int] = repeat(70), **options: Any) -> Any:
+    """Lines that train until there are so many epochs; without `resume`, with the number that each of them adds."""
     trainer = make_trainer(options.pop("kind", Saving), save_path=folder, **options)
     torch.manual_seed(1)
     random.seed(1)
     np.random.seed(1)
-    for n_epoch, n in zip(lines, sizes):
-        trainer.run(n_epoch, make_loader(n), make_valid(), resume=resume)
+    for before, n_epoch, n in zip((0, *totals), totals, sizes):
+        trainer.run(n_epoch if resume else n_epoch - before, make_loader(n), make_valid(), resume=resume)
     return trainer
 
 
-@pytest.mark.parametrize("lines", [(3,), (3, 2), (2, 3), (1, 1, 2)])
-def test_a_notebook_of_phases_executed_again_changes_nothing(lines: tuple[int, ...], tmp_path: Path) -> None:
-    expected = outcome(first := notebook(tmp_path, lines))
+@pytest.mark.parametrize("totals", [(3,), (3, 5), (2, 5), (1, 2, 4)])
+def test_a_notebook_of_several_lines_executed_again_changes_nothing(totals: tuple[int, ...], tmp_path: Path) -> None:
+    expected = outcome(first := notebook(tmp_path, totals))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"}
-    again = notebook(tmp_path, lines)
-    assert first.counts.epoch == sum(lines) and again.result.reason == "finished before"
+    again = notebook(tmp_path, totals)
+    assert first.counts.epoch == totals[-1] and again.result.reason == f"all {totals[-1]} epochs were there: nothing to train"
     assert outcome(again) == expected
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"} == before
 
 
 @pytest.mark.parametrize("breaks", [3, 12, 18, 27])
-def test_phases_that_are_broken_off_anywhere_end_as_if_nothing_had_happened(breaks: int, tmp_path: Path) -> None:
-    lines, sizes = (2, 1, 3), (70, 40, 100)  # each with a loader that differs from the one before
-    expected = outcome(notebook(tmp_path / "plain", lines, None, sizes))
+def test_lines_that_are_broken_off_anywhere_end_as_if_nothing_had_happened(breaks: int, tmp_path: Path) -> None:
+    totals, sizes = (2, 3, 6), (70, 40, 100)  # each with a loader that differs from the one before
+    expected = outcome(notebook(tmp_path / "plain", totals, None, sizes))
     with pytest.raises(Broken):
-        notebook(tmp_path / "broken", lines, sizes=sizes, every_n_steps=1, lightning={"callbacks": [Breaks(breaks)]})
-    assert outcome(notebook(tmp_path / "broken", lines, sizes=sizes, every_n_steps=1)) == expected
+        notebook(tmp_path / "broken", totals, sizes=sizes, every_n_steps=1, lightning={"callbacks": [Breaks(breaks)]})
+    assert outcome(notebook(tmp_path / "broken", totals, sizes=sizes, every_n_steps=1)) == expected
 
 
 def test_a_line_after_a_run_without_resume_is_not_trained_once_more(tmp_path: Path) -> None:
@@ -333,7 +334,9 @@ def test_a_line_after_a_run_without_resume_is_not_trained_once_more(tmp_path: Pa
     one.run(3, make_loader(), resume="auto")
     one.run(2, make_loader())
     two = make_trainer(Saving, save_path=tmp_path)
-    assert two.run(3, make_loader(), resume="auto").reason == "finished before" and two.counts.epoch == 5
+    result = two.run(3, make_loader(), resume="auto")
+    assert result.reason == "5 epochs were there, 3 are asked: nothing to train; rewind(epoch=3) goes back"
+    assert (two.counts.epoch, result.n_epochs, result.elapsed_s) == (5, 0, 0.0)
 
 
 # -- early stopping
@@ -384,10 +387,13 @@ def stopped(folder: Path, options: dict[str, Any], seed: int = 0) -> Any:
 def test_the_same_line_again_leaves_everything_as_the_run_that_has_ended_left_it(name: str, tmp_path: Path) -> None:
     first = stopped(tmp_path, EARLY[name])
     expected, rows = outcome(first), without_times(first.history.epochs)
+    n, n_all = first.counts.epoch, EARLY[name].get("n_epoch", 12)
+    why = f"ended at epoch {n} of {n_all} ({first.result.reason})" if n < n_all else f"all {n} epochs were there: nothing to train"
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"}
     for seed in (1, 2):
         again = stopped(tmp_path, EARLY[name], seed)
-        assert (again.result.status, again.result.reason, again.result.elapsed_s) == ("completed", "finished before", 0.0)
+        assert (again.result.status, again.result.n_epochs, again.result.elapsed_s) == ("completed", 0, 0.0)
+        assert again.result.reason == why
         assert again.result.best == first.result.best
         assert outcome(again) == expected and without_times(again.history.epochs) == rows
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"} == before

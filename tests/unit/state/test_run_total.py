@@ -1,0 +1,197 @@
+"""With `resume`, the number is the run's total: what there is, what is trained, what was changed in between, and what is said."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from resume_cases import outcome
+from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
+from torch import nn
+
+from nbtrain import CheckpointError, ConfigError, EarlyStoppingAddon, GradientClipAddon, RunStopped, StateManagerAddon
+
+Saving = Regress.add_on(StateManagerAddon)
+Stopping = Regress.add_on(StateManagerAddon, EarlyStoppingAddon)
+
+
+def make(folder: Path, kind: Any = Saving, **options: Any) -> Any:
+    return make_trainer(kind, save_path=folder, keep_source=False, **options)
+
+
+def run(trainer: Any, n_epoch: int, **options: Any) -> Any:
+    return trainer.run(n_epoch, options.pop("loader", None) or make_loader(), make_valid(), resume="auto", **options)
+
+
+def cosine(optimizer: Any, plan: Any) -> Any:
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, plan.total_steps)
+
+
+def sgd(params: Any, lr: float = 0.1) -> Any:
+    return torch.optim.SGD(params, lr=lr, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Saving, {}),
+        (Saving, {"optimizer": sgd, "scheduler": cosine}),
+        (Saving, {"save_format": "safetensor", "scheduler": lambda step: 0.9**step}),
+        (Stopping, {"patience": 3, "delta": 0.001, "restore_best": True}),
+    ],
+    ids=["plain", "a schedule that is planned", "a schedule by step", "early stopping"],
+)
+def test_a_higher_number_trains_on_in_the_same_process_as_in_a_new_one(kind: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    options = {**options, "seed": 1}
+    same = make(tmp_path / "same", kind, **options)
+    assert run(same, 2).reason == ""
+    result, expected = run(same, 4), outcome(same)
+    assert (result.n_epochs, same.counts.epoch, same.train_state.run) == (2, 4, 1)
+    run(make(tmp_path / "new", kind, **options), 2)
+    new = make(tmp_path / "new", kind, **options)
+    run(new, 4)
+    assert outcome(new) == expected and without_times(new.history.epochs) == without_times(same.history.epochs)
+    for trainer in (same, make(tmp_path / "new", kind, **options)):
+        again = run(trainer, 4)
+        assert (again.reason, again.n_epochs) == ("all 4 epochs were there: nothing to train", 0)
+        assert run(trainer, 1).reason == "4 epochs were there, 1 is asked: nothing to train; rewind(epoch=1) goes back"
+
+
+def test_what_was_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(make(tmp_path), 1)
+    trainer = make(tmp_path)
+    run(trainer, 3)
+    record = (tmp_path / "run-001" / "events.jsonl").read_text()
+    assert "resumed from epoch=1-step=5.ckpt: 1 of 3 epochs was there; 2 more" in record
+    capsys.readouterr()
+    run(make(tmp_path, log_bar=True), 3)
+    assert re.fullmatch(r"all 3 epochs were there: nothing to train · \S*run-001\n", capsys.readouterr().out)
+
+
+# -- several lines
+def new_head(trainer: Any) -> None:
+    torch.manual_seed(5)
+    nn.init.normal_(trainer.model[-1].weight)
+
+
+def other_optimizer(trainer: Any) -> None:
+    trainer.optimizer = sgd(trainer.model[-1:].parameters(), 0.05)
+
+
+def other_rate(trainer: Any) -> None:
+    trainer.set(lr=1e-3)
+
+
+def thawed(trainer: Any) -> None:
+    trainer.model[0].requires_grad_(False)
+
+
+def script(folder: Path, change: Callable[[Any], None], *, kind: Any = Saving, first: int = 2, resume: bool = True, **options: Any) -> Any:
+    """Two lines, and what is changed by hand in between."""
+    trainer = make(folder, kind, **options)
+    torch.manual_seed(1)
+    train = run if resume else lambda trainer, n: trainer.run(n, make_loader(), make_valid())
+    train(trainer, first)
+    change(trainer)
+    train(trainer, 4 if resume else 2)
+    return trainer
+
+
+@pytest.mark.parametrize("change", [new_head, other_optimizer, other_rate, thawed])
+@pytest.mark.parametrize("breaks", [None, 7, 10, 13])
+def test_what_is_changed_between_two_lines_is_trained(change: Any, breaks: int | None, tmp_path: Path) -> None:
+    expected = script(tmp_path / "plain", change, resume=False)
+    folder = tmp_path / "resumed"
+    if breaks is not None:
+        with pytest.raises(Broken):
+            script(folder, change, every_n_steps=1, lightning={"callbacks": [Breaks(breaks)]})
+    trainer = script(folder, change, **({} if breaks is None else {"every_n_steps": 1}))
+    assert same_weights(trainer.model, expected.model) and trainer.counts.epoch == 4
+    again = script(folder, change, **({} if breaks is None else {"every_n_steps": 1}))
+    assert same_weights(again.model, expected.model) and again.result.n_epochs == 0
+
+
+def test_a_line_that_early_stopping_has_ended_trains_nothing_when_a_later_one_has_trained_on(tmp_path: Path) -> None:
+    def lines(*callbacks: L.Callback) -> Any:
+        trainer = make(tmp_path, Stopping, patience=1, delta=9.0, lightning={"callbacks": [*callbacks]})
+        first = run(trainer, 12)
+        trainer.optimizer = sgd(trainer.model[-1:].parameters())
+        return trainer, first, run(trainer, 20)
+
+    with pytest.raises(Broken):
+        lines(Breaks(13))
+    trainer, first, second = lines()
+    assert first.n_epochs == 0 and first.reason.startswith("ended at epoch 2 of 12 (val_loss has not improved")
+    assert (second.n_epochs, trainer.counts.epoch) == (1, 3)
+    _, first, second = lines()
+    assert first.reason == "the run of 12 epochs ended at epoch 2, and 3 epochs are there"
+    assert (first.n_epochs, second.n_epochs) == (0, 0) and second.reason.startswith("ended at epoch 3 of 20 (val_loss has not improved")
+
+
+# -- other settings
+OTHER: dict[str, tuple[dict[str, Any], str]] = {
+    "rate": ({"optimizer": lambda params: sgd(params, 0.01)}, "another option of the optimizer: lr was 0.1 and is 0.01"),
+    "batches": ({"loader": (64, 8)}, "another loader: batches was 4 and is 8, batch_size was 16 and is 8"),
+    "clipping": ({"gradient_clip": 1.0}, "another clipping: gradient_clip was 0.5 and is 1.0"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_nothing_to_train_with_other_settings_is_an_error(name: str, tmp_path: Path) -> None:
+    kind = Regress.add_on(StateManagerAddon, GradientClipAddon)
+    given: dict[str, Any] = {"optimizer": sgd, "gradient_clip": 0.5}
+    run(make(tmp_path, kind, **given), 2, loader=make_loader(64, batch_size=16))
+    other, words = OTHER[name]
+    size, batch_size = other.get("loader", (64, 16))
+    trainer = make(tmp_path, kind, **(given | {key: value for key, value in other.items() if key != "loader"}))
+    before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
+    with pytest.raises(ConfigError, match="^run-001 has its 2 epochs, and was trained with other settings: ") as error:
+        run(trainer, 2, loader=make_loader(size, batch_size=batch_size))
+    assert words in str(error.value) and "Give this run its own save_path" in str(error.value)
+    assert all(torch.equal(value, before[key]) for key, value in trainer.model.state_dict().items())
+    assert run(trainer, 3, loader=make_loader(size, batch_size=batch_size)).n_epochs == 1
+
+
+def test_a_rate_that_is_not_used_is_noted(tmp_path: Path) -> None:
+    run(make(tmp_path, optimizer=sgd), 1)
+    trainer = make(tmp_path, optimizer=lambda params: sgd(params, 0.01))
+    run(trainer, 2)
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.1
+    assert "lr was 0.1 and is 0.01 here; the run goes on with what was saved." in (tmp_path / "run-001" / "events.jsonl").read_text()
+
+
+# -- folders
+def test_a_run_folder_stands_for_its_newest_checkpoint_and_its_best_weights(tmp_path: Path) -> None:
+    first = make(tmp_path / "runs")
+    run(first, 2)
+    make_trainer(save_path=tmp_path / "runs").run(1, make_loader())  # without a checkpoint
+    for folder in (first.run_dir, tmp_path / "runs"):
+        trainer = make(tmp_path / folder.name)
+        trainer.run(3, make_loader(), resume=folder)
+        assert trainer.history.epochs[-1]["epoch"] == 3 and trainer.result.n_epochs == 1
+    with pytest.raises(CheckpointError, match=r"(?s)run-002 has no checkpoint to resume.*apply_weights\('.*run-002'\)"):
+        make(tmp_path / "other").run(3, make_loader(), resume=tmp_path / "runs" / "run-002")
+    model = make_trainer(model=make_model(7))
+    model.apply_weights(first.run_dir)
+    assert all(torch.equal(model.model.state_dict()[name], value) for name, value in first.best_weights.items())
+
+
+# -- the end
+class PressesAtTheEnd(L.Callback):
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_that_finds_no_further_batch_ends_what_waits(tmp_path: Path) -> None:
+    trainer = make_trainer(lightning={"callbacks": [PressesAtTheEnd()]})
+    handle = trainer.run(1, make_loader(), background=True)
+    with pytest.raises(RunStopped, match="^■ came at the end: the run is completed · trainer.result has what it reached$"):
+        handle.wait()
+    assert handle.status == "completed" and handle.wait() is trainer.result
