@@ -161,6 +161,9 @@ class RunStopped(KeyboardInterrupt):
 
     Raised to end the cell and the queue of "Run all".
 
+    Attributes:
+        is_late: Whether ■ came when the run had no further batch: only the cell is ended.
+
     Example:
         >>> try:
         ...     result = trainer.run(2, loader)
@@ -170,7 +173,7 @@ class RunStopped(KeyboardInterrupt):
         'completed'
     """
 
-    is_late = False  # ■ found no further batch of the run
+    is_late = False
 
     def _render_traceback_(self) -> list[str]:
         return [f"■ {str(self).removeprefix('■ ')}"]

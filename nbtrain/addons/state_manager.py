@@ -29,17 +29,7 @@ from ..history.run_lock import RunLock
 from ..loops.own_loops import refuse_in_your_trainer
 from ..state.disk import Disk
 from ..state.keeper import StateKeeper
-from nbtrain.state.restore import (
-    check_finished,
-    check_optimizer,
-    is_reached,
-    other_optimizer,
-    fit_setup,
-    note_differences,
-    note_options,
-    read_state,
-    restore,
-)
+from ..state.restore import check_optimizer, fit_setup, note_differences, read_state, restore
 from ..state.states import StatefulTrainer, lost_parameters
 from ..state.addon import KeptStatesAddon
 
@@ -343,18 +333,17 @@ class StateManagerAddon(KeptStatesAddon):
         if run_dir is not None and loader is not None:  # a run follows at once
             world_of(trainer).agree(RunLock(run_dir).check)
         state = read_state(trainer, checkpoint)
-        is_finished = n_epoch is not None and is_reached(state["nbtrain"], n_epoch)
-        if n_epoch is not None and is_finished:
-            check_finished(trainer, state, loader, checkpoint, n_epoch)
-            found = other_optimizer(trainer, state) | fit_setup(trainer, state, checkpoint, None, strict=False)
-        else:
+        found = None
+        if n_epoch is not None:
+            from nbtrain.state.resume import fit_reached
+
+            found = fit_reached(trainer, state, loader, checkpoint, n_epoch)
+        if found is None:
             found = fit_setup(trainer, state, checkpoint, loader, strict=self.strict)
             note_differences(trainer, checkpoint, found)
         if "optimizer" not in found:
             check_optimizer(trainer, state, Path(checkpoint))
         restore(trainer, checkpoint, state, run_dir, found, continues=continues)
-        if not is_finished:
-            note_options(trainer, state["nbtrain"])
         if self.base is not None:
             self.base.resume(state["nbtrain"])
         return checkpoint

@@ -76,7 +76,7 @@ class Origin:
         self.folder, self.fork, self.parent = None, fork, f"{fork.parent}, epoch {fork.epoch}, step {fork.step}"
 
     def find_end(self, *, is_over: bool = True) -> None:
-        """What was restored is the end of a run, or with `is_over=False` a place behind the one that was asked for."""
+        """What was restored is the end of a run, or with `is_over=False` a place behind the requested one."""
         self.is_restored, self.continues, self.is_over = False, False, is_over
 
     def end(self, *, is_over: bool) -> None:

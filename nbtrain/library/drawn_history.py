@@ -5,20 +5,26 @@
 # %% ../../nbs/library/drawn_history.ipynb #dhis0002
 from __future__ import annotations
 
+from contextlib import suppress
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ..events import Mark
+from ..engine.addon import Controls
+from ..errors import ConfigError
+from ..events import Event, Mark
+from ..history.history import History, short_path
+from ..history.run_folder import newest_run
+from ..tracebacks import in_kernel, is_watched
 from ..views import html, plots, text
 from ..views.curve import FEW_EPOCHS, LossCurve, measured_curve
+
+from ..views.notebook import NotebookView
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from nbtrain.history.history import History
-
 # %% auto #0
-__all__ = ["plot", "history_png", "history_text", "history_html", "trainer_html", "past_of"]
+__all__ = ["plot", "history_png", "history_text", "history_html", "trainer_html", "past_of", "show_again"]
 
 
 # %% ../../nbs/library/drawn_history.ipynb #dhis0004
@@ -73,3 +79,22 @@ def past_of(history: History) -> text.Past | None:
     if not history.epochs and not len(history.steps["train"]):
         return None
     return text.Past(_curve(history), list(history.epochs))
+
+
+# %% ../../nbs/library/drawn_history.ipynb #585cd3c8
+def show_again(trainer: Any, note: str) -> NotebookView | None:
+    """Show the record of the trainer's newest run in this cell, with a `note`; where there is none, print the note."""
+    where = f" · {short_path(trainer.run_dir)}" if trainer.run_dir is not None else ""
+    events, history = list[Event](), History()
+    if in_kernel() and trainer.run_dir is not None:
+        with suppress(ConfigError):  # the record was removed, and the checkpoints were not
+            events, history = newest_run(trainer.run_dir)
+    if not events:
+        print(f"{note}{where}")
+        return None
+    here, travel = trainer.train_state.counts.epoch, trainer.travel_of()
+    leads_back = any(place.epoch not in (0, here) for place in travel.places())
+    view = NotebookView(Controls({}, travel=travel) if leads_back else None, live=is_watched())
+    view.board.find_past = lambda: past_of(history)
+    view.show_finished(events, f"{note}{where}")
+    return view

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -15,11 +14,9 @@ from weakref import ref
 
 from ..engine.addon import AddOnBase, Controls, ViewService
 from ..engine.protocol import EventSink
-from ..errors import ConfigError
-from ..events import Event, Shown
-from ..history.history import short_path
+from ..events import Shown
 from ..history.session_runs import EvaluationSink, SessionRun, forget_run, keep_run, kept_runs
-from ..tracebacks import in_kernel, is_watched
+from ..tracebacks import in_kernel
 
 if TYPE_CHECKING:
     from nbtrain.views.terminal import View
@@ -136,26 +133,11 @@ class LiveViewAddon(AddOnBase, ViewService):
         return self.view is not None and self.view.show(once=once)
 
     def show_finished(self, trainer: Any, note: str) -> None:
-        where = f" · {short_path(trainer.run_dir)}" if trainer.run_dir is not None else ""
-        events: list[Event] = []
-        if in_kernel() and trainer.run_dir is not None:
-            from nbtrain.history.run_folder import newest_run
+        from nbtrain.library.drawn_history import show_again
 
-            with suppress(ConfigError):  # the record was removed, and the checkpoints were not
-                events, history = newest_run(trainer.run_dir)
-        if not events:
-            print(f"{note}{where}")
-            return
-        from nbtrain.library.drawn_history import past_of
-        from nbtrain.views.notebook import NotebookView
-
-        here, travel = trainer.train_state.counts.epoch, trainer.travel_of()
-        leads_back = any(place.epoch not in (0, here) for place in travel.places())
-        controls = Controls({}, travel=travel) if leads_back else None
-        self.view = view = NotebookView(controls, live=is_watched())
-        self._take_slider()
-        view.board.find_past = lambda: past_of(history)
-        view.show_finished(events, f"{note}{where}")
+        if (view := show_again(trainer, note)) is not None:
+            self.view = view
+            self._take_slider()
 
     def refresh(self) -> None:
         if self.view is not None:

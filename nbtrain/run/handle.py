@@ -111,7 +111,7 @@ class RunThread:
                 self._came_late = True
 
     def has_paused(self) -> None:
-        """What ■ asked for has happened."""
+        """The pause that ■ requested is on."""
         self._is_pressed = False
 
     def stop_by_hand(self, signum: int | None = None) -> None:

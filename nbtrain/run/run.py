@@ -25,7 +25,7 @@ from ..errors import ConfigError, RunStopped
 from ..events import Status
 from ..history.history import RunResult
 from ..remote_errors import own_errors
-from ..rng import seed_all
+from ..rng import random_state, seed_all, set_random_state
 from .contradictions import Planned, contradictions
 from .data_module import check_source, is_data_source, validates
 from .beginning import Beginning, check_steps
@@ -175,6 +175,7 @@ class Run:
         if trainer.save_path is not None:
             self.sinks.claim()
         if trainer.train_state.run == 0 and trainer.seed is not None and self._is_fresh():
+            self.beginning.before.callback(set_random_state, random_state())  # of all devices
             seed_all(trainer.seed)
 
     def _is_fresh(self) -> bool:

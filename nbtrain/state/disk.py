@@ -185,13 +185,14 @@ class Disk:
             return capture.of_lightning | found
         return found
 
-    def note_end(self, pl_trainer: L.Trainer) -> None:
-        """Keep at which epoch early stopping has ended the run that was to have so many epochs: a later line may train on."""
+    def end(self, pl_trainer: L.Trainer) -> None:
+        """End a training, and keep at which epoch early stopping has ended the run of so many epochs: a later line may train on."""
         state, goal = self.trainer.train_state, self.trainer.recorder.goal
         callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
         state.ends.pop(goal, None)
-        if self.trainer.open_session is None and state.counts.epoch < goal and any(map(_has_requested, callbacks)):
+        if state.session is None and state.counts.epoch < goal and any(map(_has_requested, callbacks)):
             state.ends[goal] = state.counts.epoch
+        self.close()
 
     def _own(self, at: Moment) -> dict[str, Any]:
         """nbtrain's part, with the setup of the run."""

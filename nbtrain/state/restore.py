@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from ..checkpoint.files import read_checkpoint
 from ..checkpoint.frozen_base import put_in, with_frozen
-from ..checkpoint.store import FOLDER
 from ..checkpoint.weights import Weights, check_weights, local_file, url_of
 from ..data.epoch import set_epoch
 from ..data.resumable_loader import NO_PLACE
@@ -29,18 +28,7 @@ from ..rng import set_random_state
 from ..loops.kept_objects import drop_new
 from .kept_states import KeptState
 from .parts import VERSION, WEIGHTS, Moment, put_parts, training_weights, weights_of
-from nbtrain.state.settings import (
-    OPTIONS,
-    PROCESSES,
-    all_given,
-    as_given,
-    check_same,
-    check_setup,
-    differences,
-    in_words,
-    restored_parts,
-    setup_of,
-)
+from .settings import PROCESSES, all_given, check_setup, in_words, restored_parts, setup_of
 from .states import StatefulTrainer
 
 # %% auto #0
@@ -49,10 +37,6 @@ __all__ = [
     "read_state",
     "fit_setup",
     "note_differences",
-    "note_options",
-    "is_reached",
-    "other_optimizer",
-    "check_finished",
     "check_restored",
     "check_optimizer",
     "without_weights",
@@ -199,35 +183,6 @@ def note_differences(trainer: TrainerProtocol, checkpoint: str | Path, found: Ma
     """Note the differences that `fit_setup` returned."""
     if found:
         trainer.recorder.note(f"{Path(checkpoint).name} was saved with {in_words(found)}. The run continues with the current settings.")
-
-
-def note_options(trainer: StatefulTrainer, own: Mapping[str, Any]) -> None:
-    """Note the options of the optimizer that are given here, and are not used, because those of the saved run go on."""
-    saved = {part: value for part, value in (own.get("given") or {}).items() if part == OPTIONS}
-    if found := differences(saved, trainer.states.given or {}):
-        trainer.recorder.note(f"{found[OPTIONS]} here; the run goes on with what was saved.")
-
-
-def is_reached(own: Mapping[str, Any], n_epoch: int) -> bool:
-    """Whether a run that is to have `n_epoch` epochs needs no further one, by nbtrain's part of its state."""
-    epoch, ended = own["counts"]["epoch"], own.get("ends", {}).get(n_epoch)
-    return epoch >= n_epoch or (ended is not None and epoch > ended)
-
-
-def other_optimizer(trainer: TrainerProtocol, state: Mapping[str, Any]) -> dict[str, str]:
-    """The difference of the optimizer from that of `state`, as `fit_setup` returns it, also where callbacks may have changed it."""
-    saved = state["nbtrain"].get("setup", {})
-    return differences({part: value for part, value in saved.items() if part == "optimizer"}, as_given(trainer))
-
-
-def check_finished(trainer: StatefulTrainer, state: Mapping[str, Any], loader: Any, checkpoint: str | Path, n_epoch: int) -> None:
-    """Raise ConfigError if the run in `state` has exactly the `n_epoch` epochs that are asked, and other settings are given for them."""
-    own, path = state["nbtrain"], Path(checkpoint)
-    if own["counts"]["epoch"] == n_epoch and own["finished"] is None:
-        if loader is not None:
-            set_epoch(loader, n_epoch - 1)  # a dataset may grow from epoch to epoch
-        given = trainer.states.given or all_given(trainer)
-        check_same(own, setup_of(trainer, loader) | given, path.parent.parent.name if path.parent.name == FOLDER else path.name, n_epoch)
 
 
 def check_restored(trainer: StatefulTrainer, loader: Any, *, strict: bool) -> None:

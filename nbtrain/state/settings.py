@@ -23,8 +23,7 @@ from ..data.tensor_loader import TensorLoader
 from ..base.launcher import n_readers
 from ..engine.callback import Freezer, active_callbacks, as_list
 from ..engine.protocol import TrainerProtocol
-from ..errors import CheckpointError, ConfigError
-from ..formatting import epochs_words
+from ..errors import CheckpointError
 
 # %% auto #0
 __all__ = [
@@ -39,7 +38,6 @@ __all__ = [
     "restored_parts",
     "check_setup",
     "in_words",
-    "check_same",
 ]
 
 # %% ../../nbs/state/settings.ipynb #adb15c07
@@ -200,9 +198,6 @@ def restored_parts(own: Mapping[str, Any], given: Setup) -> set[str]:
     return {part for part in before.keys() & given.keys() if not differences({part: before[part]}, given)}
 
 
-_OF_RUN = {"optimizer", OPTIONS, "schedule", "clipping", "accumulation", "loader"}  # not the machine
-
-
 def check_setup(own: Mapping[str, Any], given: Setup, path: Path, *, strict: bool) -> dict[str, str]:
     """Return the differences from the setup of the saved run. With `strict`, raises CheckpointError if the resume can't be exact.
 
@@ -225,14 +220,3 @@ def check_setup(own: Mapping[str, Any], given: Setup, path: Path, *, strict: boo
 def in_words(found: Mapping[str, str]) -> str:
     """Join the result of `differences` into one line."""
     return "; ".join(f"another {part}: {text}" for part, text in found.items())
-
-
-def check_same(own: Mapping[str, Any], given: Setup, run: str, n_epoch: int) -> None:
-    """Raise ConfigError if a run that has its `n_epoch` epochs was trained with other settings than are given here."""
-    saved = {**own.get("setup", {}), **(own.get("given") or {})}
-    found = differences({part: value for part, value in saved.items() if part in _OF_RUN}, given)
-    if found:
-        raise ConfigError(
-            f"{run} has its {epochs_words(n_epoch, n_epoch)}, and was trained with other settings: {in_words(found)}.",
-            remedy=f"Give this run its own save_path; or a number above {n_epoch}, to train on.",
-        )

@@ -214,7 +214,7 @@ class Trainer(TrainerCommands):
         Optimizer, schedule and epochs continue from the previous run. In a notebook ■ pauses it for `resume()`; a second ■ ends it.
 
         Args:
-            n_epoch: How many MORE epochs to train, from 1; with `resume`, how many there are to be in all. In mode "test", how many passes.
+            n_epoch: How many MORE epochs to train, from 1; with `resume`, the total of the run. In mode "test", how many passes.
             loader: A DataLoader, a list of batches or any iterable that can be read again; or a LightningDataModule or LightningModule.
             valid_loader: A loader, or several as a dict by name or as a list: `val_loss` over all, `val_loss/easy`. None: no validation.
             resume: "auto", "last", "best" or the path of a checkpoint; see `StateManagerAddon?`, which it needs. None: start a new run.

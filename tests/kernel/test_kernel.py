@@ -70,7 +70,7 @@ trainer = Slow.add_on(StateManagerAddon)(nn.Linear(4, 1), "cpu", optimizer=sgd, 
     def lines(cell: Any) -> list[str]:
         return [line for line in record(cell)["text/plain"].splitlines() if not line.startswith("note: ")]
 
-    for again, why in ((5, "3 epochs were there, 2 are asked: nothing to train"), (6, "all 3 epochs were there: nothing to train")):
+    for again, why in ((5, "3 epochs were there, 2 are requested: nothing to train"), (6, "all 3 epochs were there: nothing to train")):
         assert f"note: {why}" in record(cells[again])["text/plain"]
         assert record(cells[again])["text/html"].count("<img") == 1
     assert lines(cells[5]) == lines(cells[6])

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback, StochasticWeightAveraging
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from samples import Regress, make_loader, make_trainer, make_valid, same_weights
+from samples import ONE_DEVICE, Regress, make_loader, make_trainer, make_valid, same_weights
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -196,7 +196,7 @@ class Accumulates(SingleDeviceStrategy):
 
 def test_gradients_add_up_in_a_strategy_that_accumulates_by_itself() -> None:
     found: list[Any] = []
-    for options in ({}, {"strategy": Accumulates(device=torch.device("cpu"))}):
+    for options in ({}, {"strategy": Accumulates(device=torch.device(ONE_DEVICE))}):
         trainer = make_trainer()
         pl_trainer = L.Trainer(max_epochs=1, accumulate_grad_batches=2, **trainer.lightning_args() | options)
         use_own_loops(pl_trainer)

@@ -67,7 +67,7 @@ class Net(nn.Module):
 
 def _grow(net: Any, optimizer: Any) -> None:
     torch.manual_seed(4)
-    net.extra = nn.Linear(3, 1)
+    net.extra = nn.Linear(3, 1).to(net.out.weight.device)
     optimizer.add_param_group({"params": list(net.extra.parameters()), "lr": 0.1})
 
 
@@ -80,7 +80,7 @@ def _shrink(net: Any, optimizer: Any) -> None:
 
 
 def _swap(net: Any, optimizer: Any) -> None:
-    net.out = nn.Sequential(*(net.out if isinstance(net.out, nn.Sequential) else [net.out]), nn.Linear(1, 1))
+    net.out = nn.Sequential(*(net.out if isinstance(net.out, nn.Sequential) else [net.out]), nn.Linear(1, 1)).to(net.ones.device)
 
 
 def _replace(net: Any, optimizer: Any) -> None:

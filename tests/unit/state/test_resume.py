@@ -335,7 +335,7 @@ def test_a_line_after_a_run_without_resume_is_not_trained_once_more(tmp_path: Pa
     one.run(2, make_loader())
     two = make_trainer(Saving, save_path=tmp_path)
     result = two.run(3, make_loader(), resume="auto")
-    assert result.reason == "5 epochs were there, 3 are asked: nothing to train; rewind(epoch=3) goes back"
+    assert result.reason == "5 epochs were there, 3 are requested: nothing to train; rewind(epoch=3) goes back"
     assert (two.counts.epoch, result.n_epochs, result.elapsed_s) == (5, 0, 0.0)
 
 

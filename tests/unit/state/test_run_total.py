@@ -61,7 +61,7 @@ def test_a_higher_number_trains_on_in_the_same_process_as_in_a_new_one(kind: Any
     for trainer in (same, make(tmp_path / "new", kind, **options)):
         again = run(trainer, 4)
         assert (again.reason, again.n_epochs) == ("all 4 epochs were there: nothing to train", 0)
-        assert run(trainer, 1).reason == "4 epochs were there, 1 is asked: nothing to train; rewind(epoch=1) goes back"
+        assert run(trainer, 1).reason == "4 epochs were there, 1 is requested: nothing to train; rewind(epoch=1) goes back"
 
 
 def test_what_was_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +152,7 @@ def test_nothing_to_train_with_other_settings_is_an_error(name: str, tmp_path: P
     size, batch_size = other.get("loader", (64, 16))
     trainer = make(tmp_path, kind, **(given | {key: value for key, value in other.items() if key != "loader"}))
     before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
-    with pytest.raises(ConfigError, match="^run-001 has its 2 epochs, and was trained with other settings: ") as error:
+    with pytest.raises(ConfigError, match="^run-001 is complete with epoch 2, and was trained with another ") as error:
         run(trainer, 2, loader=make_loader(size, batch_size=batch_size))
     assert words in str(error.value) and "Give this run its own save_path" in str(error.value)
     assert all(torch.equal(value, before[key]) for key, value in trainer.model.state_dict().items())
@@ -164,7 +164,7 @@ def test_a_rate_that_is_not_used_is_noted(tmp_path: Path) -> None:
     trainer = make(tmp_path, optimizer=lambda params: sgd(params, 0.01))
     run(trainer, 2)
     assert trainer.optimizer.param_groups[0]["lr"] == 0.1
-    assert "lr was 0.1 and is 0.01 here; the run goes on with what was saved." in (tmp_path / "run-001" / "events.jsonl").read_text()
+    assert "lr was 0.1 and is 0.01 here; the run continues with what was saved." in (tmp_path / "run-001" / "events.jsonl").read_text()
 
 
 # -- folders
@@ -180,7 +180,7 @@ def test_a_run_folder_stands_for_its_newest_checkpoint_and_its_best_weights(tmp_
         make(tmp_path / "other").run(3, make_loader(), resume=tmp_path / "runs" / "run-002")
     model = make_trainer(model=make_model(7))
     model.apply_weights(first.run_dir)
-    assert all(torch.equal(model.model.state_dict()[name], value) for name, value in first.best_weights.items())
+    assert same_weights(dict(model.model.state_dict()), dict(first.best_weights))
 
 
 # -- the end
