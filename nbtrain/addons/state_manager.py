@@ -20,7 +20,8 @@ from ..checkpoint.weights import url_of
 from ..data.loader_state import draws_in_ranks
 from ..data.resumable_loader import ValidLoader
 from ..base.launcher import Launcher, n_readers, world_of
-from ..engine.addon import AddOnBase
+from ..base.trainer_base import TrainerBase
+from ..engine.addon import AddOnBase, StateService
 from ..engine.callback import as_list
 from ..engine.control import Boundary, refuse_while_on
 from ..engine.protocol import TrainerProtocol
@@ -34,7 +35,7 @@ from ..state.states import StatefulTrainer, lost_parameters
 from ..state.addon import KeptStatesAddon
 
 # %% auto #0
-__all__ = ["SaveType", "SaveWeights", "StateManagerAddon"]
+__all__ = ["SaveType", "SaveWeights", "StateManagerAddon", "saved_states"]
 
 # %% ../../nbs/addons/state_manager.ipynb #45daac65
 SaveType = Literal["merged", "sharded", "deduped"]
@@ -347,3 +348,14 @@ class StateManagerAddon(KeptStatesAddon):
         if self.base is not None:
             self.base.resume(state["nbtrain"])
         return checkpoint
+
+
+def saved_states(trainer: TrainerBase) -> StateService:
+    """The service with what `trainer` has saved: a StateManagerAddon joins one that has a `save_path` and none."""
+    service = trainer._required_service(StateService)
+    if type(service) is not KeptStatesAddon:  # this one, or one of a user
+        return service
+    if trainer.save_path is None:
+        raise ConfigError(f"resume=: {trainer.title} has no folder that it saves in.", remedy='Make it with save_path="runs/my-run".')
+    trainer._join([StateManagerAddon], {"save_path": trainer.made_in / trainer.save_path, "keep_last_n": 2})
+    return trainer[StateManagerAddon]

@@ -510,16 +510,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         self.origin.open(run_dir)
         self.save_path, self.made_in, self.on_error = run_dir.parent, run_dir.parent, "raise"
         shared = {"device": devices, "save_path": str(run_dir.parent)}
-        kind: Any = type(self).add_on(*added)
-        self.__class__ = kind
-        own = dict(self._addons)
-        for one in added:
-            made = one(**{n: v for n, v in shared.items() if n in options(one)})
-            before = next((kind for kind in own if issubclass(one, kind)), None)
-            if before is not None:  # such as a default addon, whose place it takes
-                vars(made).update(vars(own.pop(before)))
-            own[one] = made
-        self._addons = {one: own[one] for one in ordered(own, apart=kind._addon_instances)}
+        self._join(added, shared)
         for addon in self.active_addons:
             addon.begin_copy(shared)
         launcher = next((addon for addon in self.active_addons if isinstance(addon, Launcher)), None)
@@ -527,6 +518,19 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         self.given = given
         self.precision = resolve_precision(given["precision"], self.device) if "precision" in given else self.precision
         move_with_optimizer(self.model, self.optimizer, self.device)
+
+    def _join(self, added: Sequence[type[AddOnBase]], given: Mapping[str, Any]) -> None:
+        """Addons join this trainer, with the options in `given` that they know."""
+        kind: Any = type(self).add_on(*added)
+        self.__class__ = kind
+        own = dict(self._addons)
+        for one in added:
+            made = one(**{n: v for n, v in given.items() if n in options(one)})
+            before = next((kind for kind in own if issubclass(one, kind)), None)
+            if before is not None:  # such as a default addon, whose place it takes
+                vars(made).update(vars(own.pop(before)))
+            own[one] = made
+        self._addons = {one: own[one] for one in ordered(own, apart=kind._addon_instances)}
 
     @checked
     def _adopt(self, run_dir: Path, result: RunResult | None) -> None:

@@ -18,6 +18,7 @@ from ..base.trainer_base import TrainerBase
 from ..completion import Listed
 from ..annotations import PositiveInt, command
 from ..data.resumable_loader import NO_PLACE
+from ..addons.state_manager import saved_states
 from ..engine.addon import StateService
 from ..engine.control import refuse_while_on
 from ..engine.protocol import EventSink
@@ -163,7 +164,7 @@ class SavedSession:
     def resume(self, resume: str | Path, n_rounds: int | None) -> str:
         """Restore the session that `resume` names. Returns where it is: "new", in a "round", or "finished", which has `n_rounds`."""
         trainer, state = self.trainer, self.trainer.train_state
-        manager = trainer._required_service(StateService)
+        manager = saved_states(trainer)
         if trainer.origin.is_over and not state.rounds:  # after a run of this trainer, in which there was no session
             return "new"
         found = manager.find(trainer, resume)

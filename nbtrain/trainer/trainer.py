@@ -217,7 +217,7 @@ class Trainer(TrainerCommands):
             n_epoch: How many MORE epochs to train, from 1; with `resume`, the total of the run. In mode "test", how many passes.
             loader: A DataLoader, a list of batches or any iterable that can be read again; or a LightningDataModule or LightningModule.
             valid_loader: A loader, or several as a dict by name or as a list: `val_loss` over all, `val_loss/easy`. None: no validation.
-            resume: "auto", "last", "best" or the path of a checkpoint; see `StateManagerAddon?`, which it needs. None: start a new run.
+            resume: "auto", "last", "best", the path of a checkpoint or of a run folder; see `StateManagerAddon?`. None: continue as it is.
             notify: Called once when the run is over or an error pauses it: a function, a command or a webhook; see `Notification?`.
             background: Return a RunHandle at once, and train in a thread.
 
@@ -249,8 +249,8 @@ class Trainer(TrainerCommands):
             self.recorder.note(f"the run that was paused at {place} is ended; resume() would have continued it")
         if resume is not None:
             check_run(n_epoch, loader, valid_loader)
-            states, data = self._required_service(StateService), None if is_data_source(loader) else loader
-            n_epoch, why = states.resume(self, n_epoch, resume, data)
+            data = None if is_data_source(loader) else loader
+            n_epoch, why = self._saved_states().resume(self, n_epoch, resume, data)
             if n_epoch == 0:
                 RunSinks(self).show_finished(why)
                 result = RunOutcome(self).conclude("completed", why, is_new=False)
@@ -261,6 +261,9 @@ class Trainer(TrainerCommands):
                 return RunHandle(self.control, lambda: "", result=result)
         notifier = self._make_notifier(notify) if notify is not None else None
         return Run(self, n_epoch, loader, valid_loader, notifier=notifier).start(background=background)
+
+    @written_in("addons.state_manager", "saved_states")
+    def _saved_states(self) -> StateService: ...
 
     @written_in("tools.notify", "Notifier")
     @staticmethod

@@ -241,7 +241,7 @@ def test_an_addon_of_a_user_keeps_the_states() -> None:
     trainer = make_trainer(Regress.add_on(OwnStates))
     assert trainer.run(1, make_loader(), resume="auto").status == "completed"
     assert trainer[OwnStates].asked == ["auto"] and not trainer.origin.is_restored
-    with pytest.raises(AddOnError, match=r"Regress has no StateManagerAddon\.\n  Make it with Regress\.add_on\(StateManagerAddon\)\."):
+    with pytest.raises(ConfigError, match=r"resume=: Regress has no folder that it saves in\.\n  Make it with save_path="):
         make_trainer(Regress).run(1, make_loader(), resume="auto")
     with pytest.raises(AddOnError, match="OwnStates and MoreStates do the same: each is a StateService"):
         Regress.add_on(OwnStates, MoreStates)

@@ -168,6 +168,25 @@ def test_a_rate_that_is_not_used_is_noted(tmp_path: Path) -> None:
 
 
 # -- folders
+def test_save_path_is_enough_to_resume(tmp_path: Path) -> None:
+    """StateManagerAddon joins the trainer, and keeps the newest two checkpoints and the best."""
+    whole = make(tmp_path / "whole", keep_last_n=2, seed=1)
+    run(whole, 5)
+    with pytest.raises(Broken):
+        run(make(tmp_path / "plain", Regress, seed=1, lightning={"callbacks": [Breaks(18)]}), 5)
+    trainer = make(tmp_path / "plain", Regress, seed=1)
+    run(trainer, 5)
+    assert same_weights(trainer.model, whole.model) and trainer.title == "Regress"
+    names = [{path.name for path in (one.run_dir / "checkpoints").glob("epoch=*")} for one in (trainer, whole)]
+    assert names[0] == names[1] and len(names[0]) in (2, 3)
+    session = make(tmp_path / "session", Regress)
+    with session.session(2, 1, resume="auto") as rounds:
+        for _ in rounds:
+            session.run(1, make_loader())
+    with pytest.raises(ConfigError, match=r"(?s)has no folder that it saves in.*save_path="):
+        make_trainer().run(1, make_loader(), resume="auto")
+
+
 def test_a_run_folder_stands_for_its_newest_checkpoint_and_its_best_weights(tmp_path: Path) -> None:
     first = make(tmp_path / "runs")
     run(first, 2)
