@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import threading
 from collections.abc import Mapping
 from types import NoneType
 from typing import Any
@@ -32,7 +33,7 @@ from .handle import RunHandle
 from ..formatting import format_value
 
 # %% auto #0
-__all__ = ["check_options", "set_options", "validate_now", "handle_of", "resume"]
+__all__ = ["check_options", "set_options", "validate_now", "handle_of", "pause", "resume"]
 
 
 # %% ../../nbs/run/live_edits.ipynb #e815dabc
@@ -223,6 +224,17 @@ def handle_of(trainer: TrainerBase, request: str) -> RunHandle:
             remedy="Begin it with run(..., background=True); stop() ends it.",
         )
     return trainer.handle
+
+
+def pause(trainer: TrainerBase) -> None:
+    """Pause the run, and wait until it is paused, except in its own thread. If it is over before, say so."""
+    handle_of(trainer, "pause()")
+    trainer.control.pause()
+    if threading.current_thread() is trainer.control.thread:
+        return
+    trainer.control.wait_paused()
+    if trainer.control.state == "idle":
+        print("The run was over before it could pause.")
 
 
 def resume(

@@ -311,12 +311,9 @@ class Trainer(TrainerCommands):
             >>> trainer.stop().status
             'stopped'
         """
-        from nbtrain.run.live_edits import handle_of
+        from nbtrain.run.live_edits import pause
 
-        handle_of(self, "pause()")
-        self.control.pause()
-        if threading.current_thread() is not self.control.thread:
-            self.control.wait_paused()
+        pause(self)
 
     @overload
     def resume(

@@ -16,7 +16,7 @@ from resume_cases import outcome
 from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
 from torch import nn
 
-from nbtrain import CheckpointError, ConfigError, EarlyStoppingAddon, GradientClipAddon, RunStopped, StateManagerAddon
+from nbtrain import CheckpointError, ConfigError, EarlyStoppingAddon, GradientClipAddon, RunPaused, RunStopped, StateManagerAddon
 
 Saving = Regress.add_on(StateManagerAddon)
 Stopping = Regress.add_on(StateManagerAddon, EarlyStoppingAddon)
@@ -203,14 +203,31 @@ def test_a_run_folder_stands_for_its_newest_checkpoint_and_its_best_weights(tmp_
 
 
 # -- the end
-class PressesAtTheEnd(L.Callback):
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+MOMENTS = ("train_batch_end", "validation_start", "validation_batch_end", "validation_end", "train_epoch_end", "train_end", "fit_end")
 
 
-def test_an_interrupt_that_finds_no_further_batch_ends_what_waits(tmp_path: Path) -> None:
-    trainer = make_trainer(lightning={"callbacks": [PressesAtTheEnd()]})
-    handle = trainer.run(1, make_loader(), background=True)
-    with pytest.raises(RunStopped, match="^■ came at the end: the run is completed · trainer.result has what it reached$"):
+@pytest.mark.parametrize("moment", [*MOMENTS, "teardown", "finalize"])
+def test_an_interrupt_after_the_last_batch_ends_what_waits_at_every_moment(moment: str) -> None:
+    """It pauses the run, or, where no further batch comes, ends the cell: in a loop, the next run must not begin."""
+
+    class Presses(L.Callback):
+        pass
+
+    def press(*given: Any, **options: Any) -> None:
+        if trainer.counts.step >= 9 and not pressed:  # a batch is counted behind its hook
+            pressed.append(moment)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    pressed: list[str] = []
+    setattr(Presses, moment if moment == "teardown" else f"on_{moment}", press)
+    given: dict[str, Any] = {"hooks": {"on_finalize": press}} if moment == "finalize" else {"lightning": {"callbacks": [Presses()]}}
+    trainer = make_trainer(**given)
+    handle = trainer.run(2, make_loader(), make_valid(), background=True)
+    with pytest.raises((RunPaused, RunStopped)) as error:
         handle.wait()
-    assert handle.status == "completed" and handle.wait() is trainer.result
+    assert pressed
+    if error.type is RunStopped:
+        assert str(error.value) == "■ came at the end: the run is completed · trainer.result has what it reached"
+        assert handle.status == "completed" and handle.wait() is trainer.result
+    else:
+        assert trainer.resume() is trainer.result and trainer.result.status == "completed"
