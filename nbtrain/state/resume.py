@@ -50,6 +50,9 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: 
     is_newest, path = resume in ("auto", "last"), manager.find(trainer, resume)
     if is_newest and states.restored is not None and states.is_rewound:
         left = _left(trainer, n_epoch, states.restored)
+        if left and not trainer.origin.continues:  # from the end of the run
+            trainer.origin.go_back(continues=True)
+            trainer.train_state.run -= 1
     elif is_newest and trainer.origin.is_over and _is_changed(trainer):
         _take_as_given(trainer)
         left = max(n_epoch - trainer.train_state.counts.epoch, 0)
@@ -78,6 +81,8 @@ def fit_reached(
     name = path.parent.parent.name if path.parent.name == FOLDER else path.name
     epoch, ended = own["counts"]["epoch"], own.get("ends", {}).get(n_epoch)
     if epoch < n_epoch and (ended is None or epoch <= ended):
+        if own.get("session") is not None and not own["session"]["done"]:
+            raise CheckpointError(f"{path.name} is in a session.", where=str(path), remedy="Resume it with session(..., resume=).")
         return None
     before = own.get("setup", {})
     if epoch == n_epoch and own["finished"] is None:
@@ -138,7 +143,8 @@ def _is_changed(trainer: TrainerBase) -> bool:
         return True
     if differences(state["nbtrain"].get("setup", {}), as_given(trainer)):
         return True
-    is_set = _options(trainer.optimizer_states()) != _options(state["optimizer_states"])
+    own = trainer.optimizer_states()  # empty where a LightningModule makes them
+    is_set = bool(own) and _options(own) != _options(state["optimizer_states"])
     kept = [weights_of(state), training_weights(trainer, state)]  # a run may end with its best weights, or an average
     return is_set or not (trainer.world.size > 1 or any(_are_in(trainer.model, weights) for weights in kept))
 

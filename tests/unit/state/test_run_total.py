@@ -75,6 +75,29 @@ def test_what_was_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert re.fullmatch(r"all 3 epochs were there: nothing to train · \S*run-001\n", capsys.readouterr().out)
 
 
+def test_a_rewound_run_continues_from_where_it_is(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"seed": 1, "scheduler": cosine}
+    trainer, whole = make(tmp_path / "rewound", keep_states=True, **options), make(tmp_path / "whole", **options)
+    run(whole, 4)
+    run(whole, 5)
+    run(trainer, 4)
+    for epoch in (2, 4):
+        trainer.rewind(epoch=epoch)
+        assert run(trainer, epoch).reason.endswith("nothing to train") and trainer.counts.epoch == epoch
+        run(trainer, 4 if epoch == 2 else 5)
+    assert same_weights(trainer.model, whole.model) and trainer.train_state.run == 1
+
+
+def test_a_run_does_not_resume_what_is_in_a_session(tmp_path: Path) -> None:
+    trainer = make(tmp_path)
+    with pytest.raises(Broken), trainer.session(3, 1, resume="auto") as session:
+        for _ in session:
+            trainer.run(1, make_loader())
+            raise Broken
+    with pytest.raises(CheckpointError, match=r"(?s)is in a session.*session\(\.\.\., resume=\)"):
+        make(tmp_path).run(3, make_loader(), resume="auto")
+
+
 # -- several lines
 def new_head(trainer: Any) -> None:
     torch.manual_seed(5)
