@@ -14,7 +14,6 @@ import lightning as L
 
 from ..base.launcher import Launcher
 from ..engine.addon import AddOnBase, StateService
-from ..errors import AddOnError
 from ..tracebacks import in_shell
 
 if TYPE_CHECKING:
@@ -114,6 +113,3 @@ class KeptStatesAddon(AddOnBase, StateService):
         from nbtrain.state.resume import epochs_left
 
         return epochs_left(trainer, n_epoch, resume, loader)
-
-    def find(self, trainer: Any, resume: str | Path) -> str | Path | None:
-        raise AddOnError(f"{trainer.title} has no StateManagerAddon.", remedy=f"Make it with {trainer.title}.add_on(StateManagerAddon).")
