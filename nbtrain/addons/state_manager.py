@@ -350,6 +350,7 @@ class StateManagerAddon(KeptStatesAddon):
         return checkpoint
 
 
+# %% ../../nbs/addons/state_manager.ipynb #b985eb6d
 def saved_states(trainer: TrainerBase) -> StateService:
     """The service with what `trainer` has saved: a StateManagerAddon joins one that has a `save_path` and none."""
     service = trainer._required_service(StateService)
