@@ -90,7 +90,7 @@ def test_run_goes_on_from_parts_that_were_saved_in_mid_epoch_bit_for_bit(tmp_pat
     texts = notes_of(again)
     again.run(3, loader(again), resume=path)
     cost = "Resuming reads 1 batch of this epoch again: its batches are dealt to several processes, each of which reads its own."
-    assert texts == ["resumed from epoch=1-step=6", cost]
+    assert texts == ["resumed from epoch=1-step=6: 1 of 3 epochs was there; 2 more", cost]
     assert again.counts.step == 15 and difference(never, again) == 0.0
     three = make(SAVING, save_path=tmp_path, strategy="fsdp2", device=["cpu"] * 3)
     with pytest.raises(CheckpointError, match="epoch=1-step=6 was saved in mid-epoch with another number of processes: 2, and 3 now"):
