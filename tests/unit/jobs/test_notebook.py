@@ -142,7 +142,7 @@ def test_a_sweep_runs_the_grid_and_compares_it(folder: Path, capsys: pytest.Capt
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "lr=0.1: done"
     assert lines[1].startswith("lr=nonsense: failed with exit code 2, see out/lr=nonsense/output.txt")
-    assert lines[3].split() == ["run", "train_loss", "at", "epoch", "time"] and lines[4].split()[0] == "1" and len(lines) == 7
+    assert lines[3].split() == ["run", "train_loss", "at", "epoch", "time"] and lines[4].split()[0] == "0" and len(lines) == 7
 
 
 def test_a_sweep_that_can_not_work_is_refused_before_a_run_is_started(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
