@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,9 @@ def test_an_interrupt_after_the_last_batch_ends_what_waits_at_every_moment(momen
     def press(*given: Any, **options: Any) -> None:
         if trainer.counts.step >= 9 and not pressed:  # a batch is counted behind its hook
             pressed.append(moment)
+            while not trainer.handle.is_waited_for:  # else the signal would end the tests
+                time.sleep(0.01)
+            time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGINT)
 
     pressed: list[str] = []
