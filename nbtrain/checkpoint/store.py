@@ -123,7 +123,12 @@ def clean_folders(folder: Path, save_path: str | Path) -> None:
 
 def newest_checkpoint(save_path: str | Path, note: Callable[[str], None]) -> Path | None:
     """The newest valid checkpoint of the newest run folder that has one. Calls `note` for each skipped one."""
-    for run in run_folders(save_path):
+    return _newest_of(run_folders(save_path), note)
+
+
+def _newest_of(runs: Sequence[Path], note: Callable[[str], None]) -> Path | None:
+    """The newest valid checkpoint of the first of these run folders that has one."""
+    for run in runs:
         newest = newest_valid(run / FOLDER)
         for error in newest.skipped:
             note(f"skipped: {first_line(error)}")
@@ -164,17 +169,15 @@ def find_checkpoint(save_path: str | Path, resume: str | Path, note: Callable[[s
 
 def _newest_in(runs: Sequence[Path], note: Callable[[str], None]) -> Path:
     """The newest checkpoint of the first of these run folders that has one. Raises CheckpointError if none has."""
-    for i, run in enumerate(runs):
-        newest = newest_valid(run / FOLDER)
-        for error in newest.skipped:
-            note(f"skipped: {first_line(error)}")
-        if newest.path is not None:
-            if i:
-                note(f"{listed([other.name for other in runs[:i]])} {'has' if i == 1 else 'have'} no checkpoint; this is {run.name}")
-            return newest.path
-    raise CheckpointError(
-        f"{runs[0].name} has no checkpoint to resume.", where=str(runs[0]), remedy=f"apply_weights({str(runs[0])!r}) loads its weights."
-    )
+    path = _newest_of(runs, note)
+    if path is None:
+        raise CheckpointError(
+            f"{runs[0].name} has no checkpoint to resume.", where=str(runs[0]), remedy=f"apply_weights({str(runs[0])!r}) loads its weights."
+        )
+    i = runs.index(path.parent.parent)
+    if i:
+        note(f"{listed([run.name for run in runs[:i]])} {'has' if i == 1 else 'have'} no checkpoint; this is {runs[i].name}")
+    return path
 
 
 def _without_link(save_path: str | Path, resume: str, note: Callable[[str], None]) -> Path | None:

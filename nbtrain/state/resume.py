@@ -47,7 +47,7 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: 
     if trainer.mode == "test":
         raise ConfigError("In mode 'test' there is no run to resume.", remedy="Load the state with load_state(path).")
     manager, states = trainer._required_service(StateService), trainer.states
-    is_newest, path = resume in ("auto", "last"), manager.find(trainer, resume)
+    is_newest = resume in ("auto", "last")
     if is_newest and states.restored is not None and states.is_rewound:
         left = _left(trainer, n_epoch, states.restored)
         if left and not trainer.origin.continues:  # from the end of the run
@@ -56,7 +56,7 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: 
     elif is_newest and trainer.origin.is_over and _is_changed(trainer):
         _take_as_given(trainer)
         left = max(n_epoch - trainer.train_state.counts.epoch, 0)
-    elif path is None:
+    elif (path := manager.find(trainer, resume)) is None:
         trainer.recorder.note(
             f"resume={resume!r}: nothing was saved in {str(trainer.save_path)!r} yet, so this is a fresh run.", until_resumed=True
         )
@@ -79,8 +79,8 @@ def fit_reached(
     """
     own, path = state["nbtrain"], Path(checkpoint)
     name = path.parent.parent.name if path.parent.name == FOLDER else path.name
-    epoch, ended = own["counts"]["epoch"], own.get("ends", {}).get(n_epoch)
-    if epoch < n_epoch and (ended is None or epoch <= ended):
+    epoch = own["counts"]["epoch"]
+    if epoch < n_epoch and epoch <= own.get("ends", {}).get(n_epoch, n_epoch):
         if own.get("session") is not None and not own["session"]["done"]:
             raise CheckpointError(f"{path.name} is in a session.", where=str(path), remedy="Resume it with session(..., resume=).")
         return None
@@ -131,7 +131,7 @@ def continue_from(trainer: TrainerBase, path: str | Path, n_epoch: int) -> int:
 
 
 def _is_changed(trainer: TrainerBase) -> bool:
-    """Whether a trainer at the end of its run is no longer as the newest checkpoint in its run folder: something was set by hand."""
+    """Whether a trainer at the end of its run differs from the newest checkpoint in its run folder: you have changed something since."""
     folder = trainer.run_dir / FOLDER if trainer.run_dir is not None else None
     path = trainer.world.agree(lambda: newest_valid(folder).path if folder is not None and folder.is_dir() else None)
     counts = read_counts(path) if path is not None else None
