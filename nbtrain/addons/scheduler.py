@@ -5,6 +5,7 @@
 # %% ../../nbs/addons/scheduler.ipynb #3a840196
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,6 +25,7 @@ from ..engine.step_module import StepModule, is_whole_epoch
 from ..events import Plan
 from ..errors import ConfigError
 from ..optim.joint_optimizer import JointOptimizer, JointScheduler
+from ..private.torch_parts import parts_of_schedule
 from nbtrain.optim.schedulers import (
     CountedScheduler, FunctionSchedule, Schedule, Scheduler, check_direction, check_length, class_of_factory, group_options, initial_lrs,
     is_factory, rate_of_next, resolve_schedule, scale_lr, scale_rates, set_group_lr, set_initial_lrs, set_lr,
@@ -80,6 +82,19 @@ def _other_schedule(saved: Mapping[str, Any], kind: str | None, scheduler: Any) 
     return f"one with {', '.join(sorted(had))}" if (had ^ given) - {"verbose"} else ""  # which older versions of torch had
 
 
+_LENGTHS = {"T_max", "total_steps", "total_iters"}  # arguments that are edited with the number of epochs
+
+
+def _edited(saved: Mapping[str, Any], scheduler: Any) -> dict[str, tuple[Any, Any]]:
+    """The arguments of a torch scheduler, also of those that it is made of, that differ from the `saved` ones: both values by name."""
+    names = inspect.signature(type(scheduler)).parameters.keys() - {"optimizer", "last_epoch", "verbose"}
+    pairs = {name: (saved[name], vars(scheduler)[name]) for name in sorted(names & saved.keys() & vars(scheduler).keys())}
+    found = {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and not any(map(callable, pair))}
+    for state, part in zip(parts_of_schedule(saved), parts_of_schedule(vars(scheduler))):
+        found |= {f"{type(part).__name__}.{name}": pair for name, pair in _edited(state, part).items()}
+    return found
+
+
 # %% ../../nbs/addons/scheduler.ipynb #6473bfa9
 class _Step(PassCallback):
     def __init__(self, trainer: TrainerProtocol, addon: SchedulerAddon, scheduler: Scheduler, on_batch: bool) -> None:
@@ -110,17 +125,16 @@ class _Step(PassCallback):
             check_direction(made, history.monitor, history.monitor_mode)
         saved = self._saved if hasattr(made, "load_state_dict") else None
         was = "" if saved is None else _other_schedule(saved, self._saved_class, made)
-        if planned not in (None, total) and is_factory(self.scheduler) and not from_metrics:
+        edited = _edited(saved or {}, made)
+        has_length = is_factory(self.scheduler) or (bool(edited) and edited.keys() <= _LENGTHS)
+        if planned not in (None, total) and has_length and not from_metrics:
             self._follow(planned, total, pl_trainer.current_epoch)
         elif was:
             self.trainer.recorder.note(
                 f"The schedule is a {type(made).__qualname__}, and was {was} when the state was saved: it begins again."
             )
         elif saved is not None and (self._goes_on or made is self.scheduler):
-            made.load_state_dict(saved)
-            for group, values in zip(optimizer.param_groups, options):  # the constructor of a scheduler sets its first learning rate
-                set_group_lr(group, values.pop("lr"))
-                group.update(values)
+            self._continue(saved, edited, options)
         elif self.addon.is_base_set and initial_lrs(optimizer) != rates:
             self.trainer.recorder.note("The scheduler factory sets its own learning rates, so the one that was set by hand is not used.")
         self.addon.is_base_set = False
@@ -135,6 +149,7 @@ class _Step(PassCallback):
         if session["schedule"] is not None and not self._begin:
             self._load_place(session["schedule"])
         self._goes_on = self.trainer.origin.continues or self._begin.get("first_epoch", -1) == session["first_epoch"]
+        self._goes_on = self._goes_on and "again" not in self._begin
 
     def _plan(self, pl_trainer: L.Trainer) -> Plan:
         """The length of the run, for a resumed run the whole length, so that its schedule is that of an uninterrupted run.
@@ -147,6 +162,8 @@ class _Step(PassCallback):
             first_epoch = self._first_epoch
             in_a_row = first_epoch * math.ceil(n_batches / now["accumulate"]) if n_batches != math.inf else 0
             now = self._begin or now | {"update": in_a_row}  # missing in older checkpoints
+        elif "again" in self._begin:
+            now["first_epoch"] = first_epoch  # of this schedule
         goal = max(pl_trainer.max_epochs or 0, now.get("goal", 0))  # a run that was rewound keeps its plan
         kind, n_updates = Plan, None
         if session is not None:
@@ -190,8 +207,8 @@ class _Step(PassCallback):
     @property
     def _first_epoch(self) -> int:
         """The finished epochs when the run, or the session, began."""
-        session = self.trainer.train_state.session
-        return self.trainer.train_state.first_epoch if session is None else session["first_epoch"]
+        session = self.trainer.train_state.session or {"first_epoch": self.trainer.train_state.first_epoch}
+        return self._begin.get("first_epoch", session["first_epoch"])
 
     def _note_length(self, plan: Plan) -> None:
         """Note or refuse an instance that ends before the run."""
@@ -208,11 +225,24 @@ class _Step(PassCallback):
     def _follow(self, planned: int | None, total: int | None, epoch: int) -> None:
         """Continue a run that has become longer or shorter on the schedule of its new length."""
         assert self._schedule is not None and self.trainer.optimizer is not None
-        self._schedule.skip(self._update - self._begin["update"], epoch - self._first_epoch)
+        if is_factory(self.scheduler):
+            self._schedule.skip(self._update - self._begin["update"], epoch - self._first_epoch)
+        else:
+            self._schedule.follow(self._saved or {})
         scale_lr(self.trainer.optimizer, self.addon.factor)
         self.trainer.recorder.note(
             f"The schedule was planned for {planned} updates, and the run now has {total}: it follows the new plan from here on."
         )
+
+    def _continue(self, saved: dict[str, Any], edited: Mapping[str, tuple[Any, Any]], options: list[dict[str, Any]]) -> None:
+        """Continue the `saved` schedule, with the `options` of the optimizer's groups before this one was made."""
+        assert self._schedule is not None and self.trainer.optimizer is not None
+        for name, (was, now) in edited.items():
+            self.trainer.recorder.note(f"{name} was {was} and is {now} here: {was} is used. without=('schedule',) takes {now}")
+        self._schedule.scheduler.load_state_dict(saved)
+        for group, values in zip(self.trainer.optimizer.param_groups, options):  # a scheduler's constructor sets its first learning rate
+            set_group_lr(group, values.pop("lr"))
+            group.update(values)
 
     def _take_factor(self, optimizer: Optimizer) -> None:
         """Keep a factor set by hand if the schedule continues from run to run; reset it for a schedule of this run only."""

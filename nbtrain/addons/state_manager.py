@@ -5,7 +5,7 @@
 # %% ../../nbs/addons/state_manager.ipynb #d1f9d204
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -215,11 +215,12 @@ class StateManagerAddon(KeptStatesAddon):
             trainer.recorder.mark("the state was saved")
         return path
 
-    def load_state(self, trainer: StatefulTrainer, path: str | Path | None = None) -> Path:
+    def load_state(self, trainer: StatefulTrainer, path: str | Path | None = None, *, without: Collection[str] = ()) -> Path:
         """Restore a checkpoint; the next `run` continues from it.
 
         Args:
             path: The checkpoint. None: the newest complete one of the newest run.
+            without: What stays as the trainer was given it, as in `run(resume=..., without=...)`.
 
         Returns:
             The path of the checkpoint.
@@ -242,7 +243,7 @@ class StateManagerAddon(KeptStatesAddon):
         found = path if path is not None else self.find(trainer, "auto")
         if found is None:
             raise CheckpointError(f"There is no checkpoint in {str(self.save_path)!r} yet.", remedy="Run an epoch first, or give a path.")
-        self.restore(trainer, found)
+        self.restore(trainer, found, without=without)
         trainer.train_state.first_epoch = trainer.train_state.counts.epoch
         return Path(found)
 
@@ -256,6 +257,7 @@ class StateManagerAddon(KeptStatesAddon):
         rename: Mapping[str, str] | None = None,
         epoch: int | None = None,
         convert: Callable[[Any], Any] | None = None,
+        without: Collection[str] = (),
     ) -> Path:
         """Take over a run of another system, as far as its files have it; the next `run` continues it. Returns its new run folder.
 
@@ -270,6 +272,7 @@ class StateManagerAddon(KeptStatesAddon):
             rename: Parts of the names of weights and what replaces them, as in `apply_weights`.
             epoch: How many epochs it had finished, if its files don't say.
             convert: A function of the content of the file, which returns what is taken over: a dict with "model", "optimizer" and others.
+            without: What stays as the trainer was given it, as in `run(resume=..., without=...)`.
 
         Returns:
             The new run folder.
@@ -301,7 +304,7 @@ class StateManagerAddon(KeptStatesAddon):
         world = world_of(trainer)
         folder, checkpoint = world.agree(partial(write_run, run, self._saves_to, keys))
         assert checkpoint is not None
-        self.restore(trainer, checkpoint, continues=True)
+        self.restore(trainer, checkpoint, continues=True, without=without)
         if world.is_first:
             print(report(run, folder))
         return folder
@@ -311,13 +314,20 @@ class StateManagerAddon(KeptStatesAddon):
         return world_of(trainer).agree(partial(find_checkpoint, self._saves_to, resume, trainer.recorder.note))
 
     def restore(
-        self, trainer: StatefulTrainer, checkpoint: str | Path, loader: Any = None, *, n_epoch: int | None = None, continues: bool = False
+        self,
+        trainer: StatefulTrainer,
+        checkpoint: str | Path,
+        loader: Any = None,
+        *,
+        n_epoch: int | None = None,
+        continues: bool = False,
+        without: Collection[str] = (),
     ) -> str | Path:
         """Restore the trainer from a checkpoint, by path or URL; callbacks and loader are restored in the next run. Returns the file.
 
         `loader`: the loader of the next run, if known; `n_epoch`: the epochs that the run is to have. If they are there, nothing follows
         that needs the loader and the optimizer, which may then be others;
-        `continues`: the next run is the one that was saved.
+        `continues`: the next run is the one that was saved. `without`: what stays as the trainer was given it.
         Raises CheckpointError for a state that does not fit; then nothing changes.
         """
         run_dir = None
@@ -333,18 +343,23 @@ class StateManagerAddon(KeptStatesAddon):
             run_dir = own_run(self._saves_to, trainer.run_dir, path)
         if run_dir is not None and loader is not None:  # a run follows at once
             world_of(trainer).agree(RunLock(run_dir).check)
+        from nbtrain.state.resume import check_left_out, fit_reached, leave_out
+
+        check_left_out(trainer, without)
         state = read_state(trainer, checkpoint)
+        finish = leave_out(trainer, state, without)
         found = None
         if n_epoch is not None:
-            from nbtrain.state.resume import fit_reached
-
             found = fit_reached(trainer, state, loader, checkpoint, n_epoch)
         if found is None:
             found = fit_setup(trainer, state, checkpoint, loader, strict=self.strict)
             note_differences(trainer, checkpoint, found)
+        if "optimizer" in without:
+            found = found | {"optimizer": "left out"}
         if "optimizer" not in found:
             check_optimizer(trainer, state, Path(checkpoint))
         restore(trainer, checkpoint, state, run_dir, found, continues=continues)
+        finish()
         if self.base is not None:
             self.base.resume(state["nbtrain"])
         return checkpoint

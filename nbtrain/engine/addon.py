@@ -366,7 +366,7 @@ class StateService(Service):
         """Scale the schedule that the next run continues, after a learning rate was set by hand."""
 
     # -- resume
-    def resume(self, trainer: Any, n_epoch: int, resume: str | Path, loader: Any) -> tuple[int, str]:
+    def resume(self, trainer: Any, n_epoch: int, resume: str | Path, loader: Any, without: Collection[str] = ()) -> tuple[int, str]:
         """Restore the saved run that `resume` names, for `loader`. Returns how many epochs are left until it has `n_epoch`, and why."""
         raise self._unwritten("resume")
 
@@ -374,7 +374,9 @@ class StateService(Service):
         """The checkpoint that `resume` names: "last", "best", "auto", a path or a URL. None if there is none yet."""
         raise self._unwritten("find")
 
-    def restore(self, trainer: Any, checkpoint: str | Path, loader: Any = None, *, n_epoch: int | None = None) -> str | Path:
+    def restore(
+        self, trainer: Any, checkpoint: str | Path, loader: Any = None, *, n_epoch: int | None = None, without: Collection[str] = ()
+    ) -> str | Path:
         """Restore the trainer from a checkpoint, and return the file. Raises CheckpointError if it does not fit."""
         raise self._unwritten("restore")
 

@@ -9,7 +9,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from weakref import ref
@@ -276,6 +276,18 @@ class Schedule:
                 self.step()
             for _ in range(n_epochs):
                 self.end_epoch()
+
+    def follow(self, saved: Mapping[str, Any]) -> None:
+        """Step a new instance of another length to the place of the `saved` one, from the same first rates."""
+        scheduler = self.scheduler
+        for group, rate, given, base in zip(
+            scheduler.optimizer.param_groups, scheduler.get_last_lr(), scheduler.base_lrs, saved["base_lrs"]
+        ):
+            set_group_lr(group, float(rate) * (base / given if given else 1.0))
+        scheduler.base_lrs = list(saved["base_lrs"])
+        n_steps = saved["last_epoch"] - scheduler.last_epoch
+        n_epochs = n_steps if self.interval == "epoch" else 0
+        self.skip(n_steps - n_epochs, n_epochs)
 
     def _advance(self, step: Callable[..., Any], *args: Any) -> None:
         """Call `step` without the factor: most schedulers compute the next rate from the current one."""

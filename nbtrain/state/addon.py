@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -109,7 +110,7 @@ class KeptStatesAddon(AddOnBase, StateService):
             self.states.scale_restored(factor)
 
     # -- resume
-    def resume(self, trainer: Any, n_epoch: int, resume: str | Path, loader: Any) -> tuple[int, str]:
+    def resume(self, trainer: Any, n_epoch: int, resume: str | Path, loader: Any, without: Collection[str] = ()) -> tuple[int, str]:
         from nbtrain.state.resume import epochs_left
 
-        return epochs_left(trainer, n_epoch, resume, loader)
+        return epochs_left(trainer, n_epoch, resume, loader, without)

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor, nn
 
 from ..private.compiled_names import bare
@@ -20,34 +21,39 @@ from .parts import training_weights, weights_of
 from .restore import fit_setup, read_state, restore_end
 from .settings import OPTIONS, all_given, as_given, differences, in_words, setup_of
 from ..data.epoch import set_epoch
+from ..data.resumable_loader import NO_PLACE
+from .kept_states import schedules_in
 from .states import StatefulTrainer
 from ..checkpoint.files import ends_epoch, newest_valid, read_counts
 from ..checkpoint.store import FOLDER
 from ..engine.addon import StateService
+from ..engine.callback import as_list
 from ..engine.control import refuse_while_on
 from ..engine.precision import precision_args
 from ..engine.train_state import Counts
-from ..errors import CheckpointError, ConfigError
+from ..errors import CheckpointError, ConfigError, nearest
 from ..events import Event
 from ..base.trainer_base import TrainerBase
+from ..optim.schedulers import group_options, is_factory, rate_of_next, scale_lr, set_group_lr, set_initial_lrs
 from ..history.run_folder import read_events
 from ..run.record import header
 
 # %% auto #0
-__all__ = ["epochs_left", "fit_reached", "note_options", "continue_from", "go_back"]
+__all__ = ["epochs_left", "fit_reached", "continue_from", "check_left_out", "leave_out", "go_back"]
 
 
 # %% ../../nbs/state/resume.ipynb #cd2cd97f
-def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: Any) -> tuple[int, str]:
+def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: Any, without: Collection[str] = ()) -> tuple[int, str]:
     """Restore the saved run that `resume` names, for `loader`. Returns how many epochs are left until it has `n_epoch`.
 
-    With it, in words, why no epoch is left, or what was there.
+    With it, in words, why no epoch is left, or what was there. `without`: what is not restored, as in `leave_out`.
     """
     refuse_while_on(trainer.control, trainer.recorder.place)
     if trainer.mode == "test":
         raise ConfigError("In mode 'test' there is no run to resume.", remedy="Load the state with load_state(path).")
     manager, states = trainer._required_service(StateService), trainer.states
-    is_newest = resume in ("auto", "last")
+    check_left_out(trainer, without)
+    is_newest = resume in ("auto", "last") and not without
     if is_newest and states.restored is not None and states.is_rewound:
         left = _left(trainer, n_epoch, states.restored)
         if left and not trainer.origin.continues:  # from the end of the run
@@ -62,7 +68,7 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: 
         )
         left = max(n_epoch - trainer.train_state.counts.epoch, 0)
     else:
-        path = manager.restore(trainer, path, loader, n_epoch=n_epoch)
+        path = manager.restore(trainer, path, loader, n_epoch=n_epoch, without=without)
         left = continue_from(trainer, path, n_epoch)
     return left, _in_words(trainer, n_epoch, left)
 
@@ -93,18 +99,18 @@ def fit_reached(
         if found := differences(saved, given):
             raise ConfigError(
                 f"{name} is complete with epoch {n_epoch}, and was trained with {in_words(found)}.",
-                remedy=f"Give this run its own save_path; or a number above {n_epoch}, to train further.",
+                remedy=f"Give this run its own save_path; or train on with it: run({n_epoch + 2}, ..., resume=...{_without(found)}).",
             )
     # another optimizer is left as it is, also one that callbacks may have changed
     other = differences({part: value for part, value in before.items() if part == "optimizer"}, as_given(trainer))
     return other | fit_setup(trainer, state, checkpoint, None, strict=False)
 
 
-def note_options(trainer: TrainerBase, own: Mapping[str, Any]) -> None:
-    """Note the options of the optimizer that are given here, and are not used, because those of the saved run continue."""
-    saved = {part: value for part, value in (own.get("given") or {}).items() if part == OPTIONS}
-    if found := differences(saved, trainer.states.given or {}):
-        trainer.recorder.note(f"{found[OPTIONS]} here; the run continues with what was saved.")
+def _without(found: Mapping[str, str]) -> str:
+    """The argument of `run` that takes the settings of this trainer where the `found` differences are in what is restored."""
+    names = [name for name, part in (("optimizer", "optimizer"), ("schedule", "schedule")) if part in found]
+    names += [text.partition(" was ")[0] for text in found.get(OPTIONS, "").split(", ") if " was " in text]
+    return f", without={tuple(names)!r}" if names else ""
 
 
 def continue_from(trainer: TrainerBase, path: str | Path, n_epoch: int) -> int:
@@ -115,7 +121,6 @@ def continue_from(trainer: TrainerBase, path: str | Path, n_epoch: int) -> int:
     if is_after_session:
         state.session = None
     if left:
-        note_options(trainer, saved["nbtrain"])
         trainer.origin.go_back(continues=not is_after_session)
         state.run += is_after_session  # a new run gets the next number
         if trainer.origin.parent is None:
@@ -224,6 +229,141 @@ def _max_steps(trainer: TrainerBase) -> float:
     limits = [n for addon in trainer.active_addons if (n := addon.max_updates(trainer)) is not None]
     given = trainer.lightning.get("max_steps", min(limits, default=None))
     return math.inf if given is None or given < 0 else given
+
+
+# %% ../../nbs/state/resume.ipynb #51836484
+_PARTS = {
+    "schedule": ("schedule", "schedule of the factory"),
+    "optimizer": ("optimizer", OPTIONS),
+    "place": ("loader",),
+    "early_stopping": (),
+}
+_DRIVEN = ("lr", "momentum", "betas")  # the options of an optimizer that schedules change
+
+
+def check_left_out(trainer: StatefulTrainer, without: Collection[str]) -> None:
+    """Raise ConfigError for a name that stands for nothing here, and for what this trainer no longer has as it was given."""
+    known = {*_PARTS, *_given_options(trainer)} if trainer.optimizer is not None else {"place", "early_stopping"}
+    for name in without:
+        if name not in known:
+            raise ConfigError(f"without={name!r} stands for nothing that is restored here.", remedy=nearest(name, known))
+        if name not in ("place", "early_stopping") and trainer.train_state.counts.processed:
+            raise ConfigError(
+                f"without={name!r} takes it as the trainer was given it, and this one has trained or was restored since.",
+                remedy="Make a new trainer; or set(lr=...) for another rate.",
+            )
+
+
+def _given_options(trainer: StatefulTrainer) -> dict[str, Any]:
+    """The options of the optimizer that count, as they were given: a function `step -> lr` sets the rate itself."""
+    found = (trainer.states.given or all_given(trainer)).get(OPTIONS, {})
+    schedule = trainer.given.get("scheduler")
+    is_function = callable(schedule) and not is_factory(schedule)
+    return {name: value for name, value in found.items() if name != "lr" or not is_function}
+
+
+def leave_out(trainer: StatefulTrainer, state: dict[str, Any], without: Collection[str]) -> Callable[[], None]:
+    """Take out of `state` what stays as it was given. Returns a function that does the rest, and notes what was given and is not used.
+
+    Call it after the state is restored. Raises ConfigError for rates that one schedule can't follow.
+    """
+    own = state["nbtrain"] = {**state["nbtrain"]}
+    saved = dict((own.get("given") or {}).get(OPTIONS, {}))
+    parts = [part for name in without for part in _PARTS.get(name, ())]
+    for kept in ("setup", "given"):
+        own[kept] = {part: value for part, value in (own.get(kept) or {}).items() if part not in parts}
+    if "place" in without:
+        own |= {"finished": None, "loader": NO_PLACE}
+    if "schedule" in without:
+        again = {"factor": 1.0, "begin": {"again": True}}
+        schedules = schedules_in(state)
+        state["callbacks"] = {key: again if any(value is one for one in schedules) else value for key, value in state["callbacks"].items()}
+        state["lr_schedulers"] = []
+    if "early_stopping" in without:
+        _begin_patience(trainer, state)
+    given, kept = _given_options(trainer), group_options(trainer.optimizer) if trainer.optimizer is not None else []
+    taken = {*without, *(_DRIVEN if "schedule" in without else ())} & given.keys()
+    ratio = (
+        _ratio(saved.get("lr"), given["lr"]) if "lr" in without and "schedule" not in without and trainer.given.get("scheduler") else None
+    )
+
+    def finish() -> None:
+        if "optimizer" not in without:
+            _take_options(trainer, kept, without, ratio)
+            _note_unused(trainer, {name: value for name, value in saved.items() if name not in taken}, given)
+            states = trainer.states
+            states.given = (states.given or {}) | {OPTIONS: saved | {name: given[name] for name in taken}}
+        _note_patience(trainer, state)
+
+    return finish
+
+
+def _early_stops(trainer: StatefulTrainer) -> list[EarlyStopping]:
+    return [callback for callback in as_list(trainer.lightning.get("callbacks")) if isinstance(callback, EarlyStopping)]
+
+
+def _begin_patience(trainer: StatefulTrainer, state: dict[str, Any]) -> None:
+    """Let early stopping count from here on, with the patience that is given here."""
+    state["stopped"], state["nbtrain"]["ends"] = {}, {}
+    states = state["callbacks"] = dict(state["callbacks"])
+    for key, value in states.items():
+        counters = {"wait_count", "n_waited"} & value.keys() if isinstance(value, dict) else ()
+        states[key] = {**value, **dict.fromkeys(counters, 0)} if counters else value
+    for callback in _early_stops(trainer):
+        if callback.state_key in states:
+            states[callback.state_key]["patience"] = callback.patience
+
+
+def _ratio(saved: Any, given: Any) -> float:
+    """The factor between the saved rates and those that are given, which is the same for all groups."""
+    if saved is None:
+        raise ConfigError(
+            "without=('lr',): this checkpoint doesn't say which rate was given.", remedy="Set it after the resume: set(lr=...)."
+        )
+    before, now = as_list(saved), as_list(given)
+    n = max(len(before), len(now))
+    ratios = {lr / rate_of_next(was) for was, lr in zip(before * (n // len(before)), now * (n // len(now)))}
+    if max(ratios) - min(ratios) > 1e-9 * max(ratios):
+        raise ConfigError(
+            "without=('lr',): the rates of the groups have changed by different factors, and one schedule drives them.",
+            remedy="Leave out the schedule, too: without=('lr', 'schedule').",
+        )
+    return max(ratios)
+
+
+def _take_options(trainer: StatefulTrainer, given: list[dict[str, Any]], without: Collection[str], ratio: float | None) -> None:
+    """Set the options of the restored optimizer that stay as they were given; `ratio`: of the rates, which a schedule drives."""
+    if (optimizer := trainer.optimizer) is None:
+        return
+    for group, options in zip(optimizer.param_groups, given):
+        names = {*without} & options.keys()
+        if "schedule" in without:
+            for name in group.keys() - options.keys() - {"params"}:
+                del group[name]
+            names |= {name for name in options if name not in optimizer.defaults or name in _DRIVEN}
+            set_group_lr(group, options["lr"])
+        group.update({name: options[name] for name in names - {"lr"}})
+    if ratio is not None:
+        scale_lr(optimizer, ratio)
+        trainer.states.scale_restored(ratio)
+    elif "lr" in without and "schedule" not in without:
+        set_initial_lrs(optimizer, [float(options.get("initial_lr", options["lr"])) for options in given])
+
+
+def _note_unused(trainer: StatefulTrainer, saved: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Note each option that is given here and not used, because that of the saved run continues."""
+    for name in sorted(saved.keys() & given.keys()):
+        was, now = saved[name], given[name]
+        if was != now:
+            trainer.recorder.note(f"{name} was {was} and is {now} here: {was} is used. without=({name!r},) takes {now}")
+
+
+def _note_patience(trainer: StatefulTrainer, state: Mapping[str, Any]) -> None:
+    """Note where Lightning's EarlyStopping continues with the patience that was saved."""
+    for callback in _early_stops(trainer):
+        was, now = state.get("callbacks", {}).get(callback.state_key, {}).get("patience"), callback.patience
+        if was not in (None, now):
+            trainer.recorder.note(f"patience was {was} and is {now} here: {was} is used. without=('early_stopping',) takes {now}")
 
 
 # %% ../../nbs/state/resume.ipynb #goback02

@@ -17,7 +17,7 @@ __all__ = ["TrainerCommands"]
 # %% ../../nbs/trainer/commands.ipynb #trainer-commands-imports
 if TYPE_CHECKING:
     import lightning as L
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
     from torch.utils.data import Dataset
     from typing import Any, Literal
@@ -220,7 +220,7 @@ class TrainerCommands(TrainerBase):
         ...
 
     @command_of("StateManagerAddon")
-    def load_state(self, path: str | Path | None = None) -> Path:
+    def load_state(self, path: str | Path | None = None, *, without: Collection[str] = ()) -> Path:
         """Restore a checkpoint; the next `run` continues from it."""
         ...
 
@@ -234,6 +234,7 @@ class TrainerCommands(TrainerBase):
         rename: Mapping[str, str] | None = None,
         epoch: int | None = None,
         convert: Callable[[Any], Any] | None = None,
+        without: Collection[str] = (),
     ) -> Path:
         """Take over a run of another system, as far as its files have it; the next `run` continues it. Returns its new run folder."""
         ...

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
@@ -174,6 +174,7 @@ class Trainer(TrainerCommands):
         valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
+        without: Collection[str] = (),
         notify: Notify | None = None,
         background: Literal[False] = False,
     ) -> RunResult: ...
@@ -185,6 +186,7 @@ class Trainer(TrainerCommands):
         valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
+        without: Collection[str] = (),
         notify: Notify | None = None,
         background: Literal[True],
     ) -> RunHandle: ...
@@ -196,6 +198,7 @@ class Trainer(TrainerCommands):
         valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
+        without: Collection[str] = (),
         notify: Notify | None = None,
         background: bool,
     ) -> RunResult | RunHandle: ...
@@ -207,6 +210,7 @@ class Trainer(TrainerCommands):
         valid_loader: Loaders | None = None,
         *,
         resume: str | Path | None = None,
+        without: Collection[str] = (),
         notify: Notify | None = None,
         background: bool = False,
     ) -> RunResult | RunHandle:
@@ -218,6 +222,7 @@ class Trainer(TrainerCommands):
             loader: A DataLoader, a list of batches or any iterable that can be read again; or a LightningDataModule or LightningModule.
             valid_loader: A loader, or several as a dict by name or as a list: `val_loss` over all, `val_loss/easy`. None: no validation.
             resume: "auto", "last", "best", the path of a checkpoint or of a run folder; see `StateManagerAddon?`. None: continue as it is.
+            without: What `resume` leaves as it is here: "lr", "schedule", "optimizer", "place", "early_stopping", or one of the optimizer.
             notify: Called once when the run is over or an error pauses it: a function, a command or a webhook; see `Notification?`.
             background: Return a RunHandle at once, and train in a thread.
 
@@ -247,10 +252,12 @@ class Trainer(TrainerCommands):
             self.stop()
         if place := end_paused(self):
             self.recorder.note(f"the run that was paused at {place} is ended; resume() would have continued it")
+        if without and resume is None:
+            raise ConfigError(f"without={without!r} leaves out a part of what resume= restores.", remedy='Give resume="auto", too.')
         if resume is not None:
             check_run(n_epoch, loader, valid_loader)
             data = None if is_data_source(loader) else loader
-            n_epoch, why = self._saved_states().resume(self, n_epoch, resume, data)
+            n_epoch, why = self._saved_states().resume(self, n_epoch, resume, data, without)
             if n_epoch == 0:
                 RunSinks(self).show_finished(why)
                 result = RunOutcome(self).conclude("completed", why, is_new=False)

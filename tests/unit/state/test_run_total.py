@@ -183,15 +183,6 @@ def test_nothing_to_train_with_other_settings_is_an_error(name: str, tmp_path: P
     assert run(trainer, 3, loader=make_loader(size, batch_size=batch_size)).n_epochs == 1
 
 
-def test_a_rate_that_is_not_used_is_noted(tmp_path: Path) -> None:
-    run(make(tmp_path, optimizer=sgd), 1)
-    trainer = make(tmp_path, optimizer=lambda params: sgd(params, 0.01))
-    run(trainer, 2)
-    assert trainer.optimizer.param_groups[0]["lr"] == 0.1
-    assert "lr was 0.1 and is 0.01 here; the run continues with what was saved." in (tmp_path / "run-001" / "events.jsonl").read_text()
-
-
-# -- folders
 def test_save_path_is_enough_to_resume(tmp_path: Path) -> None:
     """StateManagerAddon joins the trainer, and keeps the newest two checkpoints and the best."""
     whole = make(tmp_path / "whole", keep_last_n=2, seed=1)
