@@ -231,16 +231,13 @@ def _resume(line: CommandLine) -> int:
     """resume an unfinished run in its run folder, or the newest in a folder of them: nbtrain resume DIR"""
     if len(line.rest) != 1:
         raise ConfigError("resume takes one run.", remedy="Give its folder: nbtrain resume checkpoints/run-001.")
-    from nbtrain.checkpoint.files import newest_valid
+    from nbtrain.checkpoint.store import find_checkpoint
     from nbtrain.jobs.trainer_args import CONFIG_FILE
-    from nbtrain.history.run_folder import find_run
 
-    folder = find_run(line.rest[0])
+    newest = Path(str(find_checkpoint(line.rest[0], line.rest[0], print)))
+    folder = newest.parent.parent
     if hasattr(os, "getuid") and (owner := folder.stat().st_uid) != os.getuid():
         print(f"nbtrain: {folder} is another user's (number {owner}): look at its {CONFIG_FILE} before you trust it.", file=sys.stderr)
-    newest = newest_valid(folder / "checkpoints").path
-    if newest is None:
-        raise ConfigError(f"There is no checkpoint in {str(folder)!r} to resume from.", remedy="Give a run folder with checkpoints.")
     if not (folder / CONFIG_FILE).exists():
         remedy = f"Resume it with your own: nbtrain fit -f run.yaml --checkpoint.resume_from {newest}, or run(..., resume=path)."
         raise ConfigError(f"{str(folder)!r} has no configuration: nbtrain fit did not begin it.", remedy=remedy)

@@ -219,7 +219,7 @@ class StateManagerAddon(KeptStatesAddon):
         """Restore a checkpoint; the next `run` continues from it.
 
         Args:
-            path: The checkpoint. None: the newest complete one of the newest run.
+            path: The checkpoint, or a run folder, of which the newest complete one is taken. None: the newest run.
             without: What stays as the trainer was given it, as in `run(resume=..., without=...)`.
 
         Returns:
@@ -240,7 +240,7 @@ class StateManagerAddon(KeptStatesAddon):
             '.ckpt'
         """
         refuse_while_on(trainer.control)
-        found = path if path is not None else self.find(trainer, "auto")
+        found = self.find(trainer, path if path is not None else "auto")
         if found is None:
             raise CheckpointError(f"There is no checkpoint in {str(self.save_path)!r} yet.", remedy="Run an epoch first, or give a path.")
         self.restore(trainer, found, without=without)

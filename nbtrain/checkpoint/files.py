@@ -348,7 +348,7 @@ def _opened(path: str | Path) -> Iterator[Path]:
         raise CheckpointError(f"There is no checkpoint {str(path)!r}.", remedy="Give the path of a .ckpt file or of a checkpoint's folder.")
     if not (path.is_file() or path.is_dir()):
         raise CheckpointError(f"{str(path)!r} is neither a file nor a folder.")  # a pipe has no known size, and reading it would block
-    remedy = "Use an older checkpoint: newest_valid(folder) finds the newest valid one."
+    remedy = 'Use another checkpoint of the run: resume="auto", or its run folder, finds the newest valid one.'
     try:
         yield path
     except CheckpointError as error:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .frozen_base import with_base
-from .weight_files import Fitness, FoundWeights, find_weights
+from .weight_files import Fitness, FoundWeights, find_weights, weights_in
 from .weights import Loaded, load_weights, local_file
 from ..private.compiled_names import bare_name
 from ..compat.weight_names import fit_names
@@ -33,6 +33,7 @@ class PretrainedFile:
     found: FoundWeights
     rename: Mapping[str, str | None] | None = None
     was_chosen: bool = False  # by key=
+    run: str = ""  # which run of several, in words
 
     @property
     def where(self) -> str:
@@ -42,7 +43,7 @@ class PretrainedFile:
     def load(self, strict: bool = True) -> str:
         """Load them into the model. Returns a note of what was guessed, and of what is not whole; "" if there is nothing to say."""
         loaded = load_weights(self.model, self.found.weights, strict, self.rename, self.where)
-        said = "; ".join(filter(None, (self._taken(loaded), loaded.words.rstrip("."))))
+        said = "; ".join(filter(None, (self.run, self._taken(loaded), loaded.words.rstrip("."))))
         return f"{Path(self.path).name}: {said}." if said else ""
 
     def _taken(self, loaded: Loaded) -> str:
@@ -82,7 +83,7 @@ def open_pretrained(
     `rename`: names in the file, or their beginnings, and what they are in the model. Raises CheckpointError as `find_weights` does.
     """
     with local_file(path) as file:
-        found = find_weights(file, key, fitness_of(model))
+        found, run = find_weights(file, key, fitness_of(model)), weights_in(file)[1] if file.is_dir() else ""
     if found.is_checkpoint and key is None:
         found = FoundWeights(with_base(found.weights, model, path), found.key, found.others, True)
-    return PretrainedFile(path, model, found, rename, key is not None)
+    return PretrainedFile(path, model, found, rename, key is not None, run)

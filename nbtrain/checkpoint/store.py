@@ -156,8 +156,7 @@ def find_checkpoint(save_path: str | Path, resume: str | Path, note: Callable[[s
     if resume not in ("last", "best"):
         if not url_of(resume) and not Path(resume).exists():
             raise CheckpointError(f"There is no checkpoint {str(resume)!r}.", remedy='Give a path, "last", "best" or "auto".')
-        runs = runs_in(resume) if not url_of(resume) else []
-        return _newest_in(runs, note) if runs else resume
+        return _in_folder(Path(resume), note) if not url_of(resume) and Path(resume).is_dir() else resume
     links = [run / FOLDER / name for run in run_folders(save_path) for name in (resume, f"{resume}.ckpt")]
     link = next((link for link in links if link.exists()), None)
     if link is None:
@@ -167,8 +166,14 @@ def find_checkpoint(save_path: str | Path, resume: str | Path, note: Callable[[s
     return link.resolve()
 
 
-def _newest_in(runs: Sequence[Path], note: Callable[[str], None]) -> Path:
-    """The newest checkpoint of the first of these run folders that has one. Raises CheckpointError if none has."""
+def _in_folder(folder: Path, note: Callable[[str], None]) -> Path:
+    """`folder` itself, if it is a checkpoint; of a run folder, or a folder of them, the newest checkpoint. Raises CheckpointError."""
+    runs = runs_in(folder)
+    if not runs:
+        if not any(folder.glob("*.safetensors")) and not (folder / "state.json").exists():
+            text = f"{str(folder)!r} holds neither a run nor a checkpoint."
+            raise CheckpointError(text, remedy="Give a run folder, or a checkpoint in its folder 'checkpoints'.")
+        return folder
     path = _newest_of(runs, note)
     if path is None:
         raise CheckpointError(

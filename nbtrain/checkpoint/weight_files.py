@@ -36,7 +36,7 @@ from ..base.best_weights import Weights
 from ..history.run_folder import runs_in
 
 # %% auto #0
-__all__ = ["Fitness", "StoredTensor", "DcpReader", "FoundWeights", "find_weights", "choose_weights"]
+__all__ = ["Fitness", "StoredTensor", "DcpReader", "FoundWeights", "weights_in", "find_weights", "choose_weights"]
 
 # %% ../../nbs/checkpoint/weight_files.ipynb #17449f3e
 _POSIX, _WINDOWS = pathlib.PurePosixPath, pathlib.PureWindowsPath
@@ -310,20 +310,27 @@ def _below(content: Any, key: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
 Fitness = Callable[[Mapping[str, Any]], tuple[int, ...]]
 
 
-def _in_run(folder: Path) -> Path:
+def weights_in(folder: Path) -> tuple[Path, str]:
     """The file of the best weights in a run folder, else of the last ones; of several runs in a folder the newest that has some.
 
-    `folder` itself, if it has no run.
+    With it, in words, which run of several it was. `folder` itself, if it has no run.
     """
     has_own = not (folder / "events.jsonl").is_file() and any(part.is_file() for part in folder.iterdir())
-    for run in [] if has_own else runs_in(folder):
-        for name in ("best", "last"):
-            places = (run / f"{name}.safetensors", run / "checkpoints" / name, run / "checkpoints" / f"{name}.ckpt")
-            if found := [place for place in places if place.exists()]:
-                return max(found, key=lambda place: place.stat().st_mtime)
-        if (newest := newest_valid(run / "checkpoints").path) is not None:  # without links
-            return newest
-    return folder
+    runs = [] if has_own else runs_in(folder)
+    for i, run in enumerate(runs):
+        if (file := _weights_of(run)) is not None:
+            words = f"the weights of {run.name} ({file.stem})" if run != folder else ""
+            return file, words + (f", as {listed([newer.name for newer in runs[:i]])} {'has' if i == 1 else 'have'} none" if i else "")
+    return folder, ""
+
+
+def _weights_of(run: Path) -> Path | None:
+    """The file of the best weights in a run folder, else of the last ones."""
+    for name in ("best", "last"):
+        places = (run / f"{name}.safetensors", run / "checkpoints" / name, run / "checkpoints" / f"{name}.ckpt")
+        if found := [place for place in places if place.exists()]:
+            return max(found, key=lambda place: place.stat().st_mtime)
+    return newest_valid(run / "checkpoints").path  # without links
 
 
 def find_weights(path: Path, key: str | None = None, fitness: Fitness = lambda weights: ()) -> FoundWeights:
@@ -332,7 +339,7 @@ def find_weights(path: Path, key: str | None = None, fitness: Fitness = lambda w
     `fitness`: how well some weights fit the model; the larger, the better. Raises CheckpointError for a missing or damaged file, for one
     without weights or with an unknown key, and if there are several without a reason to take one of them.
     """
-    path = _in_run(path) if path.is_dir() else path
+    path = weights_in(path)[0] if path.is_dir() else path
     if path.is_dir() and any(path.glob("rank-*.safetensors")):
         return choose_weights(path, read_checkpoint(path), key, fitness)
     content, read = _open(path)

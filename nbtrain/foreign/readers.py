@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from ..checkpoint.weight_files import Fitness, Weights, choose_weights, find_weights
+from ..history.run_folder import runs_in
 from ..private.compiled_names import bare
 from ..errors import CheckpointError, ConfigError, NbtrainError, first_line, listed
 from .foreign_files import Files, Unmade, read_content, read_table
@@ -423,7 +424,7 @@ def read_runs(
         return {name: value for name, value in bare(found.weights).items() if isinstance(value, Tensor)}
 
     files = Files(Path(path) if convert is not None else _newest(Path(path)), trust, convert)
-    if files.find("state.json", "events.jsonl") or (isinstance(files.content, Mapping) and "nbtrain" in files.content):
+    if files.find("state.json", "events.jsonl") or runs_in(path) or (isinstance(files.content, Mapping) and "nbtrain" in files.content):
         raise ConfigError(f"{files.path.name} is of nbtrain.", where=str(files.path), remedy="Continue it: run(..., resume=path).")
     reader = next((reader for reader in READERS if reader.knows(files)), None)
     if reader is None:

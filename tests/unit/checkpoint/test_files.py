@@ -572,7 +572,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "an empty file of tensors": (_replace(TENSORS, b""), "tensors.safetensors is not a complete safetensors file."),
     "wrong shapes": (_replace(WEIGHTS, BAD_SHAPE), "model.safetensors is not a complete safetensors file."),
 }
-REMEDY = "Use an older checkpoint: newest_valid(folder) finds the newest valid one."
+REMEDY = 'Use another checkpoint of the run: resume="auto", or its run folder, finds the newest valid one.'
 
 
 def refused(path: Path) -> str:

@@ -17,7 +17,18 @@ from resume_cases import outcome
 from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
 from torch import nn
 
-from nbtrain import CheckpointError, ConfigError, EarlyStoppingAddon, GradientClipAddon, RunPaused, RunStopped, StateManagerAddon
+from nbtrain import (
+    CheckpointError,
+    ConfigError,
+    EarlyStoppingAddon,
+    GradientClipAddon,
+    NbtrainError,
+    RunPaused,
+    RunStopped,
+    StateManagerAddon,
+)
+from nbtrain.cli import main
+from nbtrain.history.run_folder import find_run
 
 Saving = Regress.add_on(StateManagerAddon)
 Stopping = Regress.add_on(StateManagerAddon, EarlyStoppingAddon)
@@ -215,6 +226,28 @@ def test_a_run_folder_stands_for_its_newest_checkpoint_and_its_best_weights(tmp_
     model = make_trainer(model=make_model(7))
     model.apply_weights(first.run_dir)
     assert same_weights(dict(model.model.state_dict()), dict(first.best_weights))
+
+
+def test_every_command_takes_a_run_folder_or_the_folder_of_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = tmp_path / "runs"
+    first = make(runs)
+    run(first, 2)
+    make_trainer(save_path=runs).run(1, make_loader())  # without a checkpoint, whose weights are removed
+    for weights in (runs / "run-002").glob("*.safetensors"):
+        weights.unlink()
+    assert make(tmp_path / "new").load_state(runs).name == make(tmp_path / "new").load_state(first.run_dir).name == "epoch=2-step=10.ckpt"
+    capsys.readouterr()
+    make_trainer(model=make_model(7)).apply_weights(runs)
+    assert capsys.readouterr().out == "runs: the weights of run-001 (best), as run-002 has none.\n"
+    with pytest.raises(ConfigError, match="runs is of nbtrain"):
+        make(tmp_path / "new").import_run(runs)
+    assert main(["resume", str(runs)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "run-002 has no checkpoint; this is run-001\n" and "run-001' has no configuration" in said.err
+    (tmp_path / "empty").mkdir()
+    for resume in (lambda: make(tmp_path / "new").load_state(tmp_path / "empty"), lambda: find_run(tmp_path / "empty")):
+        with pytest.raises(NbtrainError, match=r"(holds neither a run nor a checkpoint|No run was recorded).*\n *Give a run folder"):
+            resume()
 
 
 # -- the end
