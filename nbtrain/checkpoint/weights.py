@@ -27,7 +27,7 @@ from .atomic import sync, written
 from .weight_files import Weights, find_weights
 from ..compat.weight_names import fit_names
 from ..compat.weight_renames import Shape, hits, is_left_out, propose_rename
-from ..errors import CheckpointError, first_line
+from ..errors import CheckpointError, first_line, listed
 from ..base.best_weights import copy_weights
 
 # %% auto #0
@@ -215,9 +215,14 @@ def _other_model(
         n = len(ours.keys() & theirs.keys())
         what += f"; {n or 'none'} of its {len(ours)} weights {'is' if n < 2 else 'are'} there"
         unknown, missing = _unmatched(weights, state)
-        rename = propose_rename(unknown, missing)
+        pruned = [name for name in missing if {f"{name}_orig", f"{name}_mask"} <= unknown.keys()]
+        rename = propose_rename(unknown, missing) if not pruned else None
         remedy = _AS_BEFORE
-        if rename:
+        if pruned:
+            part, _, name = pruned[0].rpartition(".")
+            call = f"prune.identity(model.get_submodule({part!r}), {name!r})"
+            remedy = f"{listed(pruned)} had been pruned. Make the model, then its optimizer, then {call}: the mask comes from the file."
+        elif rename:
             remedy = _proposal(rename, hits(rename, unknown, missing), n, ours)
         elif not n:
             given, own = (_named([f"{name} {shape}" for name, shape in list(part.items())[:2]]) for part in (theirs, ours))

@@ -101,6 +101,7 @@ class TrainState:
         self.history = history
         self.meters: dict[Mode, Meter] = {"train": Meter(), "test": Meter()}  # validations are in "test", too
         self.metrics: dict[Mode, dict[str, float]] = {"train": {}, "test": {}}  # of `metric_on_epoch_end`, of the newest passes
+        self.measured: dict[str, str | None] = {}  # by which monitor the best is chosen, and on which validation set
         self.best_weights: dict[str, Tensor] | None = None
         self.best_before: dict[
             tuple[int, int], dict[str, Tensor] | Path

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import lightning as L
+from lightning.fabric.utilities.data import sized_len
 from torch.utils.data import DataLoader
 
 from ..data.loader import innermost
@@ -24,7 +25,7 @@ from ..resources import n_cores
 from ..tracebacks import variable_name
 
 # %% auto #0
-__all__ = ["header", "correct_model", "advise"]
+__all__ = ["header", "follow_comparison", "correct_model", "advise"]
 
 
 # %% ../../nbs/run/record.ipynb #681eb3b6
@@ -72,6 +73,27 @@ def _facts(trainer: TrainerBase, loader: Iterable[Any]) -> dict[str, Any]:
 
 def _n_evaluated(loader: Any, limit: Any) -> int | None:
     return 0 if loader is None else n_batches(named_loaders(loader) or loader, "sequential", limit)
+
+
+def follow_comparison(trainer: TrainerBase, valid_loader: Any) -> None:
+    """Begin a new search for the best, with a mark, if the validation set or the monitor is another than in the run so far."""
+    state, parts = trainer.train_state, named_loaders(valid_loader) or {"": valid_loader}
+    words = ", ".join(_set_words(part) for part in parts.values()) if valid_loader is not None else None
+    before, state.measured = state.measured, {"monitor": trainer.monitor, "validation set": words}
+    changed = [name for name, now in state.measured.items() if None not in (now, before.get(name)) and now != before[name]]
+    if not trainer.monitor.startswith("val_"):
+        changed = [name for name in changed if name == "monitor"]
+    if changed and state.history.epochs:
+        text = "; ".join(f"the {name} is {state.measured[name]}, and was {before[name]}" for name in changed)
+        kept = f", apply_weights(before={len(state.history.restarts.places) + 1}) has the one so far" if state.best_weights else ""
+        trainer.recorder.mark(f"{text}: best starts again{kept}", ranking="restarts")
+
+
+def _set_words(loader: Any) -> str:
+    """What a validation set is, in words: `TensorDataset of 64`."""
+    data = getattr(innermost(loader), "dataset", innermost(loader))
+    n = sized_len(data)
+    return f"{type(data).__name__} of {n}" if n is not None else type(data).__name__
 
 
 # %% ../../nbs/run/record.ipynb #f9220a69

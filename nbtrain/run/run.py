@@ -33,7 +33,7 @@ from .execution import Execution, execute_replica
 from .failed_runs import drop_unreachable, needs_thread, pauses_on_error
 from ..base.interrupts import ended_by_hand, exit_with_130, signals_stop, workers_ignore_interrupts
 from .outcome import RunOutcome
-from .record import advise, correct_model, header
+from .record import advise, correct_model, follow_comparison, header
 from .sinks import RunSinks
 from ..tracebacks import variable_name
 from ..engine.addon import CodeService, StateService, ViewService
@@ -227,6 +227,7 @@ class Run:
         if not joins and not is_inside:
             self._keep_source()
         if trainer.mode == "train":
+            follow_comparison(trainer, self.valid_loader)
             trainer.ran = Ran.after(trainer.ran, self._goal, self.loader, self.valid_loader)
 
     def _keep_source(self) -> None:

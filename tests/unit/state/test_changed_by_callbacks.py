@@ -13,13 +13,14 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning
 from resume_cases import exact
-from samples import DEVICE, Regress, make_loader, make_trainer, some, without_times
+from samples import DEVICE, Regress, make_loader, make_trainer, same_weights, some, without_times
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.nn.utils import prune
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 
-from nbtrain import FreezeAddon, StateManagerAddon, Trainer
+from nbtrain import CheckpointError, FreezeAddon, StateManagerAddon, Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -162,3 +163,63 @@ def test_what_was_changed_comes_back_in_a_resume_a_second_run_and_a_rewind(name:
     twice.run(2, make_loader())
     twice.run(1, make_loader())
     assert differing(twice, expected) == []
+
+
+# -- parameters that change
+class Prunes(L.Callback):
+    """Prunes the first layer after the first epoch."""
+
+    def on_train_epoch_end(self, trainer: L.Trainer, module: Any) -> None:
+        if trainer.current_epoch == 0:
+            prune.l1_unstructured(net_of(module)[0], "weight", 0.5)
+
+
+class Splats(nn.Module):
+    """Points whose number grows in the run, and whose hook makes them as many as a state has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.points = nn.Parameter(torch.ones(4))
+        self.register_load_state_dict_pre_hook(self.resize)
+
+    @staticmethod
+    def resize(module: Any, state: dict[str, Any], prefix: str, *args: Any) -> None:
+        module.points = nn.Parameter(torch.zeros_like(state[f"{prefix}points"]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(1, keepdim=True) * self.points.sum()
+
+
+class Grows(L.Callback):
+    def on_train_epoch_end(self, trainer: L.Trainer, module: Any) -> None:
+        if trainer.current_epoch == 0:
+            model, (optimizer,) = net_of(module), trainer.optimizers
+            model.points = nn.Parameter(torch.ones(6))
+            optimizer.param_groups[0]["params"] = [model.points]
+            optimizer.state.clear()
+
+
+def changing(folder: Path, model: nn.Module, change: L.Callback | None, *, is_pruned: bool = False) -> Any:
+    optimizer = Adam(model.parameters(), lr=1e-3)
+    if is_pruned:
+        prune.identity(model[0], "weight")
+    callbacks = [change] if change is not None else []
+    kind = Regress.add_on(StateManagerAddon)
+    return make_trainer(kind, model=model, optimizer=optimizer, save_path=folder, seed=1, lightning={"callbacks": callbacks})
+
+
+@pytest.mark.parametrize("change", [Prunes, Grows])
+def test_a_model_whose_parameters_changed_resumes_where_its_own_code_rebuilds_it(change: type[L.Callback], tmp_path: Path) -> None:
+    is_pruned = change is Prunes
+    make_model = make_net if is_pruned else Splats
+    whole = changing(tmp_path / "whole", make_model(), change())
+    whole.run(3, make_loader())
+    changing(tmp_path / "resumed", make_model(), change()).run(2, make_loader(), resume="auto")
+    if is_pruned:
+        with pytest.raises(
+            CheckpointError, match=r"0.weight had been pruned. Make the model, then its optimizer, then prune.identity\(model"
+        ):
+            changing(tmp_path / "resumed", make_model(), None).run(3, make_loader(), resume="auto")
+    trainer = changing(tmp_path / "resumed", make_model(), None, is_pruned=is_pruned)
+    trainer.run(3, make_loader(), resume="auto")
+    assert same_weights(trainer.model, whole.model)

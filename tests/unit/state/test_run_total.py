@@ -282,3 +282,26 @@ def test_an_interrupt_after_the_last_batch_ends_what_waits_at_every_moment(momen
         assert handle.status == "completed" and handle.wait() is trainer.result
     else:
         assert trainer.resume() is trainer.result and trainer.result.status == "completed"
+
+
+# -- the best
+@pytest.mark.parametrize("again", [False, True], ids=["the same trainer", "a new process"])
+def test_the_best_belongs_to_a_validation_set_and_a_monitor(again: bool, tmp_path: Path) -> None:
+    trainer = make(tmp_path, monitor="val_loss")
+    run(trainer, 2)
+    before = {name: value.clone() for name, value in trainer.best_weights.items()}
+    trainer = make(tmp_path, monitor="val_loss") if again else trainer
+    trainer.run(3, make_loader(), make_valid(8), resume="auto")
+    assert trainer.history.best["epoch"] == 3
+    (text,) = [words for _, words in trainer.history.marks]
+    assert text.startswith(
+        "the validation set is TensorDataset of 8, and was TensorDataset of 40: best starts again, apply_weights(before=1)"
+    )
+    trainer.apply_weights(before=1)
+    assert same_weights(dict(trainer.model.state_dict()), before)
+    other = make(tmp_path, monitor="val_mae")
+    other.run(4, make_loader(), make_valid(8), resume="auto")
+    assert other.history.best["epoch"] == 4
+    assert [words.partition(":")[0] for _, words in other.history.marks][1:] == ["the monitor is val_mae, and was val_loss"]
+    make(tmp_path, monitor="val_mae").run(5, make_loader(), make_valid(8), resume="auto")
+    assert len(other.history.marks) == 2
