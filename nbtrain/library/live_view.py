@@ -27,6 +27,12 @@ __all__ = ["LiveViewAddon"]
 
 
 # %% ../../nbs/library/live_view.ipynb #live0004
+def _name_of(folder: Path) -> str:
+    """The name of a run folder; behind that of its parent if another run of this session has it."""
+    is_taken = any(run.name == folder.name and run.folder != folder for run in kept_runs())
+    return f"{folder.parent.name}/{folder.name}" if is_taken else folder.name
+
+
 def _past_of(trainer: ref[Any]) -> Past | None:
     """What a training run that begins now continues. The view of a run stays when its trainer is gone."""
     from nbtrain.library.drawn_history import past_of
@@ -82,7 +88,7 @@ class LiveViewAddon(AddOnBase, ViewService):
     def open(self, trainer: Any, controls: Controls | None, settings: Callable[[], dict[str, Any]]) -> list[EventSink]:
         if trainer.mode == "train":
             folder, title = trainer.run_dir, trainer.title
-            name = folder.name if folder is not None else f"{title} {len(kept_runs(title))}"
+            name = _name_of(folder) if folder is not None else f"{title} {len(kept_runs(title))}"
             self._run_before, self._run = self._run, SessionRun(name, title, folder, settings())
             keep_run(self._run)
         self.view = self._open_view(trainer, controls) if controls is not None else None
@@ -104,6 +110,7 @@ class LiveViewAddon(AddOnBase, ViewService):
         if is_training and in_kernel():
             controls = replace(controls, travel=trainer.travel_of())
         view = open_view(controls)
+        view.board.name = trainer.run_dir.name if trainer.run_dir is not None else ""
         view.board.find_past = partial(_past_of, ref(trainer))
         if run is not None:
             view.card = card_of(run, view.board if is_training else None)
