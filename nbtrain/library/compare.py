@@ -64,7 +64,8 @@ class Comparison:
         plain = [[visible(name), *(visible(shown_setting(card, key)) for key in settings)] for name, card in zip(self.cards, cards)]
         rows = [self._row(name, card) for name, card in zip(self.cards, cards)]
         used = sum(2 + max(map(len, column)) for column in zip(["run", *settings], *plain))
-        table = make_table(rows, has_lr=False, max_width=width - used - 9, title=title, first=[card.metric for card in cards])
+        room = width - used - 9 if self.metrics is None else math.inf  # what was chosen is shown
+        table = make_table(rows, has_lr=False, max_width=room, title=title, first=[card.metric for card in cards])
         formats = {name: number_format(row.get(name) for row in rows) for name in table.names}
         lines = []
         for card, texts, row in zip(cards, plain, rows):
@@ -137,6 +138,7 @@ class Trained(Protocol):
 
     history: History
     title: str
+    model: Any
     run_dir: Path | None
     origin: Any  # whose `fork` says where it was branched off
 
@@ -165,7 +167,8 @@ def _card(name: str, trainer: Trained) -> RunCard:
     epoch = history.epochs[-1]["epoch"] if history.epochs else 0
     board = Board({"monitor": history.monitor, "monitor_mode": history.monitor_mode}, trainer.title, Progress(epoch=epoch, n_epochs=epoch))
     board.epochs, board.validations, board.growing, board.before_s = [*history.epochs], [*history.validations], history._best, time_s
-    return RunCard(name, board, {"class": trainer.title} | settings(record | {"n_epoch": epoch}))
+    known = {"class": trainer.title, "model": type(trainer.model).__name__}
+    return RunCard(name, board, known | settings(record | {"n_epoch": epoch}))
 
 
 def _family(runs: Mapping[str, TreeRun]) -> dict[str, TreeRun]:

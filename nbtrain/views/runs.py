@@ -175,15 +175,21 @@ def in_words(cards: Sequence[RunCard]) -> Sequence[RunCard]:
     return found
 
 
+_KINDS = ("class", "model")  # these have columns wherever they differ
+
+
 def varying(cards: Sequence[RunCard]) -> list[str]:
-    """The settings that differ between the runs, without those that differ exactly as one before."""
-    found: dict[tuple[int, ...], str] = {}
-    for name in dict.fromkeys(name for card in cards for name in card.settings):
+    """The settings that differ between the runs, the class and the model first, without those that differ exactly as one before."""
+    found, seen = list[str](), set[tuple[int, ...]]()
+    names = dict.fromkeys(name for card in cards for name in card.settings)
+    for name in sorted(names, key=lambda name: name not in _KINDS):
         column = [card.settings.get(name, _MISSING) for card in cards]
         kinds = list(dict.fromkeys(column))
-        if len(kinds) > 1:
-            found.setdefault(tuple(map(kinds.index, column)), name)
-    return list(found.values())
+        places = tuple(map(kinds.index, column))
+        if len(kinds) > 1 and (name in _KINDS or places not in seen):
+            found.append(name)
+            seen.add(places)
+    return found
 
 
 def shown_setting(card: RunCard, name: str) -> str:
@@ -197,7 +203,7 @@ def shown_setting(card: RunCard, name: str) -> str:
 
 def label_of(card: RunCard, names: Sequence[str], else_: str = "all") -> str:
     """How a run differs from the others: `Digits, lr 0.1, seed 2`; `else_` if nothing does."""
-    return ", ".join(f"{'' if name == 'class' else f'{name} '}{shown_setting(card, name)}" for name in names) or else_
+    return ", ".join(f"{'' if name in _KINDS else f'{name} '}{shown_setting(card, name)}" for name in names) or else_
 
 
 def bests_of(cards: Iterable[RunCard]) -> list[RunCard]:

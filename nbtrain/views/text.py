@@ -380,7 +380,9 @@ class Board:
     @property
     def total_s(self) -> float:
         """Seconds of training in all parts of the run, without pauses and evaluations."""
-        return self.before_s + (self.progress.elapsed_s if self.trains else 0.0)
+        p = self.progress
+        is_training = max(p.epoch, p.n_epochs) > self.place.first_epoch
+        return self.before_s + (p.elapsed_s if is_training else 0.0)
 
     @property
     def end_step(self) -> int | None:
@@ -600,12 +602,13 @@ def tip_lines(board: Board) -> list[str]:
 def summary_line(board: Board) -> str:
     """How the run ended, and its best epoch: `✓ completed · 5 epochs · 00:12 · best val_loss 0.1 at epoch 4`.
 
-    An evaluation has neither epochs nor a best one: `✓ completed · 00:12`.
+    Of a run that was read from its folder all parts count. An evaluation has neither epochs nor a best one: `✓ completed · 00:12`.
     """
-    p = board.progress
-    has_epochs = p.epoch > 0 and not board.is_evaluation
-    epochs = epochs_words(p.epoch - board.place.first_epoch, p.epoch) if has_epochs else ""
-    parts = (state_words(board.status), visible(board.reason), epochs, format_time(p.elapsed_s), board.best_words)
+    p, epochs, time_s = board.progress, "", board.progress.elapsed_s
+    if p.epoch > 0 and not board.is_evaluation:
+        first = min([board.place.first_epoch, *(row["epoch"] - 1 for row in board.epochs[:1])])
+        epochs, time_s = epochs_words(p.epoch - first, p.epoch), board.total_s
+    parts = (state_words(board.status), visible(board.reason), epochs, format_time(time_s), board.best_words)
     return " · ".join(filter(None, parts))
 
 

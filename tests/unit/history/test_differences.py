@@ -102,7 +102,7 @@ def test_comparison_has_columns_for_what_differs(tmp_path: Path) -> None:
     assert [line[:2] for line in lines] == [["run", "batch_size"], ["run-001", "16"], ["run-002", "32"]]
     assert [text.get_text().removeprefix("★ ") for text in comparison.plot().axes[0].texts] == ["batch_size 16", "batch_size 32"]
     head, _, other = compare(first, third).table().splitlines()
-    assert head.split()[:4] == ["run", "class", "model", "params"] and other.split()[:4] == ["run-003", "Bigger", "Wide", "9"]
+    assert head.split()[:4] == ["run", "class", "model", "epoch"] and other.split()[:3] == ["run-003", "Bigger", "Wide"]
     assert "★" not in compare(first, third).table() and compare(first, second, third).table().count("★") == 1
 
 
