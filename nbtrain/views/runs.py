@@ -348,6 +348,11 @@ def _labels(lines: Sequence[_Line], box: Area, width: int, is_ramp: bool) -> lis
     return parts
 
 
+def _sweep_of_dots(cards: Sequence[RunCard]) -> Sweep | None:
+    """The number over which runs of one value each are drawn."""
+    return sweep_of(cards) if all(len(card.measured.points) == 1 for card in cards) else None
+
+
 def _sweep_parts(cards: Sequence[RunCard], sweep: Sweep, box: Area, values: Axis) -> list[str]:
     """The best value of each run over the number in which they differ: a dot for each run, and a ring around the best one."""
     axis, best = sweep.axis, best_of(cards)
@@ -380,8 +385,8 @@ def runs_svg(cards: Sequence[RunCard], width: int = 720, height: int = 210) -> s
     colours, ramp = _colours(drawn, names)
     left = max(40, 12 + max(map(text_width, axis.labels), default=0))
     box = Area(left, 18, width - 190, height - 22)
-    sweep = sweep_of(drawn)
-    if sweep is not None and all(len(card.measured.points) == 1 for card in drawn):
+    sweep = _sweep_of_dots(drawn)
+    if sweep is not None:
         head = label(left - 6, 11, visible(drawn[0].metric), "strong")
         return drawing(filter(None, [head, *value_axis(box, axis), *_sweep_parts(drawn, sweep, box, axis)]), width, height)
     last = max(x for card in drawn for x, _ in card.measured.points)
@@ -583,12 +588,14 @@ def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = ()) -> 
         words = " · ".join(filter(None, [label_of(best, varying(cards)[:_MAX_COLUMNS], ""), best.name]))
         digits = digits_of([card.value for card in cards if card.metric == best.metric])
         title += f" · ★ {best.metric} {format_value(best.value, digits)} with {words}"
+    sweep = _sweep_of_dots([card for card in cards if card.measured.points])
+    unit = "epoch" if sweep is None else sweep.name
     lines = [_line(table, i, text) for i, text in enumerate(more or [""] * n)]
     style = "max-width:720px;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
     parts = [
         f'<div class="{name}" style="{style}">{_style(name, len(table.heads))}',
         f"<div><strong>{isolated(escape(visible(title)))}</strong></div>",
-        picture(svg, f"{cards[0].metric} of {n} run{plural} by epoch") if svg else "",
+        picture(svg, f"{cards[0].metric} of {n} run{plural} by {unit}") if svg else "",
         _head(table, name),
         f'<div class="lines">{"".join(lines)}</div>',
     ]

@@ -137,7 +137,7 @@ def test_runs_of_one_epoch_are_dots_over_the_number_in_which_they_differ() -> No
     assert len(places) == 3 and places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.2), "a log axis"
     (ring,) = [dot for dot in drawing.parts("circle") if dot.attrib["class"] == "best"]
     assert float(ring.attrib["cx"]) == places[1] and drawing.words("strong") == ["val_loss", "lr", "★ lr 0.01 · Toy 1"]
-    assert len(drawing.words()) > 5 and "epoch" not in " ".join(drawing.words())
+    assert "epoch" not in " ".join(drawing.words()) and 'alt="val_loss of 3 runs by lr"' in runs_html(cards, "x")
 
 
 def test_a_note_of_two_lines_has_two_lines() -> None:
