@@ -140,9 +140,10 @@ def read_run(folder: Path, name: str, note: Callable[[str], None] = lambda text:
             history.update(event)
         if event.kind == "test":
             tests = Row(event.data["row"]).metrics
-    title = {"class": str(board.header["title"])} if "title" in board.header else {}
-    known = title | settings(kept(folder) | {"n_epoch": max(board.progress.n_epochs, board.progress.epoch)})
-    return RunEntry(RunCard(name, board, known, tests, *_noted(folder)), folder)
+    record = kept(folder)
+    title = record.get("imported") or board.header.get("title") or "–"
+    known = settings(record | {"n_epoch": max(board.progress.n_epochs, board.progress.epoch)})
+    return RunEntry(RunCard(name, board, {"class": str(title), **known}, tests, *_noted(folder)), folder)
 
 
 # %% ../../nbs/library/runs.ipynb #5cba55ad
