@@ -63,6 +63,12 @@ class SessionRun:
                     card.board.update(event)
             return self.card
 
+    def rename(self, name: str) -> None:
+        """Call the run by another name."""
+        self.name = name
+        if self.card is not None:
+            self.card.name = name
+
     def set_tests(self, row: Mapping[str, Any]) -> None:
         """Keep the metrics of an evaluation after the run."""
         with self._lock:

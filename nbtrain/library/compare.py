@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -18,10 +18,11 @@ from ..annotations import checked
 from ..errors import ConfigError
 from ..events import Progress
 from ..formatting import format_time, number_format, visible
-from ..history.differences import kept, settings
+from ..history.differences import settings
 from ..history.history import History, Row
 from ..history.run_folder import find_run
 from ..history.run_tree import Fork, TreeRun, read_fork, tree_lines
+from .live_view import LiveViewAddon
 from .runs import read_run
 from ..views import plots
 from ..views.html import TITLE, WIDTH, image_html, page_of_table
@@ -138,8 +139,8 @@ class Trained(Protocol):
 
     history: History
     title: str
-    model: Any
     run_dir: Path | None
+    active_addons: Iterable[Any]
     origin: Any  # whose `fork` says where it was branched off
 
 
@@ -162,13 +163,13 @@ def _of_trainers(trainers: Sequence[Trained], metrics: Sequence[str] | None) -> 
 
 def _card(name: str, trainer: Trained) -> RunCard:
     """What is known of the run of a trainer in memory."""
-    history, record = trainer.history, kept(trainer.run_dir) if trainer.run_dir is not None else {}
+    history = trainer.history
+    record = next((addon.run.record for addon in trainer.active_addons if isinstance(addon, LiveViewAddon) and addon.run is not None), {})
     time_s = sum(row.get("time_s", 0.0) for row in history.epochs)
     epoch = history.epochs[-1]["epoch"] if history.epochs else 0
     board = Board({"monitor": history.monitor, "monitor_mode": history.monitor_mode}, trainer.title, Progress(epoch=epoch, n_epochs=epoch))
     board.epochs, board.validations, board.growing, board.before_s = [*history.epochs], [*history.validations], history._best, time_s
-    known = {"class": trainer.title, "model": type(trainer.model).__name__}
-    return RunCard(name, board, known | settings(record | {"n_epoch": epoch}))
+    return RunCard(name, board, {"class": trainer.title} | settings({**record, "n_epoch": epoch}))
 
 
 def _family(runs: Mapping[str, TreeRun]) -> dict[str, TreeRun]:

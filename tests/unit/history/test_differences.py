@@ -106,6 +106,15 @@ def test_comparison_has_columns_for_what_differs(tmp_path: Path) -> None:
     assert "★" not in compare(first, third).table() and compare(first, second, third).table().count("★") == 1
 
 
+def test_trainers_in_memory_have_the_columns_of_runs_in_folders() -> None:
+    trainers = []
+    for kind, size in ((Regress, 8), (Regress, 16), (Other, 8)):
+        trainers.append(make_trainer(kind))
+        trainers[-1].run(1, make_loader(batch_size=size), make_valid())
+    rows = [line.replace("Regress 2", "Second").split()[:3] for line in compare(*trainers).table().splitlines()]
+    assert rows == [["run", "class", "batch_size"], ["Regress", "Regress", "8"], ["Second", "Regress", "16"], ["Other", "Other", "8"]]
+
+
 def test_edited_functions_of_compared_runs_are_words(tmp_path: Path) -> None:
     for factor in (1, 2):
         names: dict[str, Any] = {"Regress": Regress, "__name__": "cells"}

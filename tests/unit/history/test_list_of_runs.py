@@ -102,8 +102,7 @@ def test_runs_of_two_folders_have_the_folders_before_their_names(tmp_path: Path)
 
     for name in "ab":
         train(tmp_path / name, kind=Twice)
-    first, second = [run.name for run in nbtrain.runs()][-2:]
-    assert first.endswith("run-001") and second == "b/run-001"
+    assert [run.name for run in nbtrain.runs()][-2:] == ["a/run-001", "b/run-001"]
 
 
 def test_time_epochs_and_best_are_those_of_the_whole_run(tmp_path: Path) -> None:
