@@ -168,7 +168,8 @@ def _card(name: str, trainer: Trained) -> RunCard:
     time_s = sum(row.get("time_s", 0.0) for row in history.epochs)
     epoch = history.epochs[-1]["epoch"] if history.epochs else 0
     board = Board({"monitor": history.monitor, "monitor_mode": history.monitor_mode}, trainer.title, Progress(epoch=epoch, n_epochs=epoch))
-    board.epochs, board.validations, board.growing, board.before_s = [*history.epochs], [*history.validations], history._best, time_s
+    board.epochs, board.validations, board.before_s = [*history.epochs], [*history.validations], time_s
+    board.growing.restarts.places = [*history.restarts.places]
     return RunCard(name, board, {"class": trainer.title} | settings({**record, "n_epoch": epoch}))
 
 

@@ -97,7 +97,7 @@ def _wrapped(name: str) -> str:
 
 
 def _head_html(names: Sequence[str], n_plain: int) -> str:
-    """One row of titles, or two where there are groups; the first `n_plain` columns are no metrics."""
+    """One row of titles, or two where there are groups; the first `n_plain` columns have no group."""
     last = f'style="{_HEAD};border-bottom:{_LINE};max-width:7em;overflow-wrap:anywhere;white-space:normal"'
     upper = f'style="{_HEAD};text-align:center;{_QUIET};font-weight:400"'
     kinds = ["" if n < n_plain else _group(name) for n, name in enumerate(names)]

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -288,22 +288,17 @@ class ComparedRun:
     value: float = math.nan
 
 
-def _colour_of(runs: Sequence[ComparedRun], run: ComparedRun) -> str:
-    return HUES["light"][runs.index(run) % len(HUES["light"])]
-
-
 def _compared_lines(place: _Place, runs: Sequence[ComparedRun]) -> None:
     """A line for each run: the validation if there is one, and the training behind it, thin."""
     axes, quantity, names = place
     ends = []
-    for run in runs:
+    for run, colour in zip(runs, cycle(HUES["light"])):
         lines = [points for name in names if (points := points_of(run.rows, name))]
         for points in lines[:-1]:
-            _line(axes, points, color=_colour_of(runs, run), linewidth=0.8, alpha=0.6, marker="")
+            _line(axes, points, color=colour, linewidth=0.8, alpha=0.6, marker="")
         for points in lines[-1:]:
-            _line(axes, points, color=_colour_of(runs, run), linewidth=2.2 if run.is_best else 1.3)
-            words = ("★ " if run.is_best else "") + run.label
-            ends.append(_End(points, words, _colour_of(runs, run), run.is_best))
+            _line(axes, points, color=colour, linewidth=2.2 if run.is_best else 1.3)
+            ends.append(_End(points, "★ " * run.is_best + run.label, colour, run.is_best))
     named = sorted(ends, key=lambda end: not end.is_bold)[:_MAX_NAMED]
     _dress(axes, quantity, (row.get(name) for run in runs for row in run.rows for name in names), named)
 
@@ -311,20 +306,22 @@ def _compared_lines(place: _Place, runs: Sequence[ComparedRun]) -> None:
 def _compared_values(place: _Place, runs: Sequence[ComparedRun], sweep: Sweep) -> None:
     """The values at the best epoch of each run over the number in which they differ, those of the last metric with a ring at the best."""
     axes, quantity, names = place
-    ends = []
+    ends, values = list[_End](), list[float]()
     for name in names:
-        found = sorted((run.value, run.best[name]) for run in runs if run.best is not None and is_drawn(run.best.get(name)))
-        colour = _colour(series_of(name))
+        measured = [(run, run.best[name]) for run in runs if run.best is not None and is_drawn(run.best.get(name))]
+        found = sorted((run.value, value) for run, value in measured)
+        values += [value for _, value in found]
         is_function = len({x for x, _ in found}) == len(found)
-        axes.plot(*zip(*found) if found else ((), ()), marker="o", markersize=4.5, color=colour, linewidth=1.2 if is_function else 0)
-        ends += [_End(found, series_of(name), colour)] if found and series_of(name) != quantity else []
-    for run in runs:
-        if run.is_best and run.best is not None and is_drawn(run.best.get(names[-1])):
-            _ring(axes, run.value, run.best[names[-1]])
-            axes.annotate(
-                f"★ {_label(run.label, 20)}", (run.value, run.best[names[-1]]), (0, 7), textcoords="offset points", fontsize=8, ha="center"
-            )
-    _dress(axes, quantity, [run.best.get(name) for run in runs if run.best is not None for name in names], ends, _label(sweep.name))
+        axes.plot(
+            *np.reshape(found, (-1, 2)).T, "o-" if is_function else "o", markersize=4.5, color=_colour(series_of(name)), linewidth=1.2
+        )
+        ends.append(_End(found, series_of(name) if series_of(name) != quantity else "", _colour(series_of(name))))
+        for run, value in measured:
+            if run.is_best and name == names[-1]:
+                _ring(axes, run.value, value)
+                words = f"★ {_label(run.label, 20)}"
+                axes.annotate(words, (run.value, value), (0, 7), textcoords="offset points", fontsize=8, ha="center")
+    _dress(axes, quantity, values, ends, _label(sweep.name))
     axis = sweep.axis
     if axis.is_log:
         axes.set_xscale("log")

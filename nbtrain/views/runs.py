@@ -357,11 +357,10 @@ def _sweep_parts(cards: Sequence[RunCard], sweep: Sweep, box: Area, values: Axis
     """The best value of each run over the number in which they differ: a dot for each run, and a ring around the best one."""
     axis, best = sweep.axis, best_of(cards)
     frame = Frame(box, axis.low, axis.high, values)
-    xs = [axis.place(x) for x in sweep.values]
-    places = [place for card, x in zip(cards, xs) for place in frame.at([(x, card.value)])]
-    ticks = [(axis.place(tick), text) for tick, text in zip(axis.ticks, axis.labels)]
+    xs, ticks = map(axis.place, sweep.values), zip(map(axis.place, axis.ticks), axis.labels)
+    places = frame.at([(x, card.value) for card, x in zip(cards, xs)])
     parts = [*below(frame, ticks, 15), label(box.right + 8, box.bottom + 15, fitting(visible(sweep.name), 180), "strong")]
-    if len(set(xs)) == len(xs):
+    if len(set(sweep.values)) == len(cards):
         parts.append(path(sorted(filter(None, places)), "train thin past"))
     parts += dots(places, "train", 3.5)
     for card, place in zip(cards, places):

@@ -692,7 +692,7 @@ class TableLine:
 class Table:
     """Rows of metrics as HTML and text show them.
 
-    `folded`: the columns beyond the width. `source`: how to see them. `n_plain`: the columns at the beginning that are no metrics.
+    `folded`: the columns beyond the width. `source`: how to see them. `n_plain`: how many columns are before those of metrics.
     """
 
     names: list[str]
