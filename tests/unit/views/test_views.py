@@ -334,6 +334,30 @@ def test_live_record_says_when_it_was_drawn_and_the_last_one_does_not() -> None:
     assert html.record_html(board_after(events), live=live) == html.record_html(board_after(events))  # the same in every execution
 
 
+def test_a_pause_is_amber_and_a_note_of_two_lines_has_two() -> None:
+    events = run_events()
+    board = board_after(events[:4])
+    assert "#ffc107" not in html.record_html(board)
+    board.update(Event("state", events[3].progress, 0.0, {"state": "paused"}))
+    board.update(Event("note", events[3].progress, 0.0, {"text": "first\nsecond"}))
+    record = html.record_html(board)
+    assert re.search(r"background:#ffc107[^>]*>‖ paused</span>", record) and "note: first\nsecond" in text.record_text(board)
+    assert re.search(r"white-space:pre-line[^>]*>note: first\nsecond<", record)
+
+
+def test_the_best_value_stands_in_the_status_and_in_the_table_of_a_record_only() -> None:
+    events = run_events((0.5, 0.4321, 0.45, 0.46, 0.47, 0.48))
+    record = html.record_html(board_after(events))
+    assert record.count("0.4321") == 2 and not any("0.4321" in words for words in svg_of(record).words())
+
+
+def test_a_record_is_called_by_its_folder() -> None:
+    board = board_after(run_events())
+    assert "· run 1 ·" in text.title_line(board)
+    board.name = "run-007"
+    assert "· run-007 ·" in text.record_text(board) and "· run-007 ·" in html.record_html(board) and "run 1" not in text.record_text(board)
+
+
 def test_record_of_a_run_that_was_resumed_after_a_crash_has_each_epoch_once() -> None:
     events = run_events((0.5, 0.4, 0.3))
     crashed = next(i for i, event in enumerate(events) if event.kind == "epoch" and event.data["row"]["epoch"] == 2)
