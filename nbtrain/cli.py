@@ -65,8 +65,9 @@ def _follow(arguments: argparse.Namespace) -> None:
     from nbtrain.history.run_lock import SignOfLife
     from nbtrain.views.terminal import stream_view
 
-    run_dir = find_run(arguments.run)
-    follow(recorded_events(run_dir), stream_view(sys.stdout), gone=SignOfLife(run_dir).gone)
+    run_dir, view = find_run(arguments.run), stream_view(sys.stdout)
+    view.board.name = run_dir.name
+    follow(recorded_events(run_dir), view, gone=SignOfLife(run_dir).gone)
 
 
 def _compare(arguments: argparse.Namespace) -> None:
@@ -362,8 +363,7 @@ def _sweep(line: CommandLine) -> int:
         raise ConfigError("No configuration was given.", remedy="Give a file: -f run.yaml.")
     codes = run_sweep(line.options["file"], line.overrides, folder, jobs, trust="trust" in line.switches)
     with suppress(ConfigError):  # none has recorded anything
-        points = {str(place): run.card for place, run in enumerate(runs(folder)) if run.name in codes}
-        print(f"\n{runs_text(list(points.values()), list(points))}\n")
+        print(f"\n{runs_text([run.card for run in runs(folder) if run.name in codes])}\n")
         print(f"In a notebook nbtrain.runs({folder!r}) shows them; nbtrain report {shlex.quote(folder)} writes a page.")
     return max(codes.values())
 

@@ -68,7 +68,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "source": ("redaction", "objects", "history"),
     "views": ("private", "events", "best", "formatting"),
-    "library": ("events", "best", "formatting", "history", "engine", "source", "views"),
+    "library": ("events", "formatting", "history", "engine", "source", "views"),
     "loggers": ("private", "events", "history", "data", "engine", "source", "views"),
     "distributed": ("private", "events", "rng", "resources", "redaction", "objects", "data", "optim", "engine", "base", "source"),
     "code": ("private", "formatting", "objects", "data", "engine", "loops", "base", "source", "distributed"),

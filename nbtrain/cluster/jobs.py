@@ -125,15 +125,18 @@ def _state(info: JobInfo, run_dir: Path, gone: Callable[[], str]) -> JobState:
 _ASK_EVERY_S = 2.0
 
 
-def _show(events: Iterator[Event | None], controls: Controls, **options: Any) -> tuple[View, Thread] | None:
-    """Show `events` in this cell, the later ones from a thread, which is returned with the view. In a script it waits for the end.
+def _show(run_dir: Path, events: Iterator[Event | None], controls: Controls, **options: Any) -> tuple[View, Thread] | None:
+    """Show the `events` of a run folder in this cell, the later ones from a thread, which is returned with the view.
+
+    In a script it waits for the end.
 
     `options`: of `follow`.
     """
-    if not in_kernel():
-        follow(events, open_view(), **options)
-        return None
     view = open_view(controls)
+    view.board.name = run_dir.name
+    if not in_kernel():
+        follow(events, view, **options)
+        return None
     for event in iter(lambda: next(events, None), None):
         view.update(event)
     thread = Thread(
@@ -160,7 +163,7 @@ def show_run(path: Path) -> None:
         job.show()
         return
     run_dir = find_run(path)
-    _show(recorded_events(run_dir), Controls({}), gone=SignOfLife(run_dir).gone)
+    _show(run_dir, recorded_events(run_dir), Controls({}), gone=SignOfLife(run_dir).gone)
 
 
 class _Record:
@@ -549,7 +552,8 @@ class JobHandle:
             "save": self.save_state,
             "validate": self.validate_now,
         }
-        self._shown = _show(self._events(), Controls(actions), is_over=lambda has_ended: not self.is_on, gone=self._lost)
+        events, controls = self._events(), Controls(actions)
+        self._shown = _show(self.run_dir, events, controls, is_over=lambda has_ended: not self.is_on, gone=self._lost)
 
     def _lost(self) -> str:
         """Why the job is over, for a record without an end; empty while it is on."""

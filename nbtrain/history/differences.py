@@ -72,11 +72,13 @@ def _definitions(steps: str) -> Mapping[str, str]:
     sections = re.split(r"^# ==== (.+?) · .*$", steps, flags=re.MULTILINE)[1:]
     found: dict[str, str] = {}
     for name, text in zip(sections[::2], sections[1::2]):
-        short = name.rpartition(".")[2]
+        short = name.rpartition(".")[2].strip("<>")
         try:
-            found |= _dumped(short, text)
+            parts = _dumped(short, text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):  # cut off, nested too deeply, or a hash in the place of the source
-            found[short] = text.strip()
+            parts = {short: text.strip()}
+        for part, code in parts.items():  # several have one name: lambdas, and the methods of a class and its base
+            found[part] = found.get(part, "") + code
     return found
 
 
@@ -108,13 +110,14 @@ def _parts(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The described values of a record, in groups."""
     runs, sources = content.get("runs"), [*_dict(content.get("sources")).values()]
     run = _dict(runs[-1]) if isinstance(runs, list) and runs else {}
+    n_epoch = run.get("n_epoch") if isinstance(runs, list) and len(runs) == 1 else None  # that of one call of several is not the run's
     values = _dict(_dict(sources[-1]).get("values")) if sources else {}
     return {
         "arguments": _without(_SILENT, _dict(content.get("arguments"))),
         "set": _dict(run.get("set")),
         "run": _without(_NOT_OF_RUN, run),
         "values": {name.rpartition(".")[2]: value for name, value in values.items()},  # of a closure: `make.<lambda>.lr`
-        "rest": {"device": content.get("device"), "seed": content.get("seed"), "n_epoch": run.get("n_epoch")},
+        "rest": {"device": content.get("device"), "seed": content.get("seed"), "n_epoch": content.get("n_epoch", n_epoch)},
         "versions": _dict(content.get("versions")),
     }
 
@@ -137,6 +140,8 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     if systems[0] != systems[1]:  # whose arguments have other names
         return [" → ".join(systems)]
     old, new = _parts(a), _parts(b)
+    if None in (old["rest"]["n_epoch"], new["rest"]["n_epoch"]):
+        new["rest"]["n_epoch"] = old["rest"]["n_epoch"]
     labels: dict[str, str] = {}
     for group in old:
         if group == "values":
@@ -155,7 +160,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
         for key, item in value.items():
             yield from _flat(str(key), item)
     elif isinstance(value, str) and "(" in value:
-        yield name, _short(_head(value))
+        yield name, "a function" if value.startswith("lambda") else _short(_head(value))
         yield from ((key, _short(text.strip("'\""))) for key, text in _SETTING.findall(value))
         yield from ((unit, count) for count, unit in re.findall(r"([\d,]+) (params)\b", value))
     elif value is not None:
@@ -166,11 +171,11 @@ def settings(content: Mapping[str, Any]) -> dict[str, str]:
     """What may differ between runs, by name, as text: values that the code reads, arguments, data, seed, and digests of the functions.
 
     `content` is a record as returned by `kept`; of two settings of one name, such as the batch sizes of two loaders, the first counts, and
-    before all others what was set by hand.
+    before all others what was set by hand. `n_epoch` in it is the total of a run of several calls.
     """
     parts, code = _parts(content), _definitions(str(content.get("steps") or ""))
     run, rest = _without(("mode", "valid_loader"), parts["run"]), _without(("device",), parts["rest"])
-    functions = {name.removesuffix("."): f"#{hashlib.sha256(text.encode()).hexdigest()[:6]}" for name, text in code.items()}
+    functions = {name.removesuffix("."): f"code {hashlib.sha256(text.encode()).hexdigest()[:6]}" for name, text in code.items()}
     found: dict[str, str] = {}
     for part in (parts["set"], parts["values"], parts["arguments"], run, rest, functions):
         for name, text in _flat("", part):

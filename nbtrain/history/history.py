@@ -430,8 +430,8 @@ class History(Listed):
         return row
 
     @written_in("library.drawn_history")
-    def plot(self) -> Figure:
-        """Plot the curves by epoch, with fewer than five epochs the loss by step; returns a matplotlib figure."""
+    def plot(self, metrics: Sequence[str] | None = None) -> Figure:
+        """Plot the curves by epoch, with fewer than five epochs the loss by step; returns a matplotlib figure. `metrics`: what to show."""
         ...
 
     @written_in("library.drawn_history", "history_png")

@@ -28,14 +28,12 @@ class SessionRun:
         folder: Its run folder; None without one.
         record: What is recorded of it, as `describe_run` returns it.
         tests: The metrics of its newest evaluation.
-        place: Its number in the list of this session; None once it is forgotten.
         card: What it is compared by, as soon as it is shown.
     """
 
     def __init__(self, name: str, title: str, folder: Path | None, record: Mapping[str, Any]) -> None:
         self.name, self.title, self.folder, self.record = name, title, folder, record
         self.tests: dict[str, float] = {}
-        self.place: int | None = None
         self.card: Any = None
         self._events: list[Event] = []
         self._lock = Lock()  # a run in the background is listed while it is on
@@ -60,10 +58,16 @@ class SessionRun:
         with self._lock:
             if self.card is None:
                 self.card, events, self._events = card, self._events, []
-                card.tests, card.place = self.tests, self.place
+                card.tests = self.tests
                 for event in events:
                     card.board.update(event)
             return self.card
+
+    def rename(self, name: str) -> None:
+        """Call the run by another name."""
+        self.name = name
+        if self.card is not None:
+            self.card.name = name
 
     def set_tests(self, row: Mapping[str, Any]) -> None:
         """Keep the metrics of an evaluation after the run."""
@@ -71,11 +75,6 @@ class SessionRun:
             self.tests = Row(row).metrics
             if self.card is not None:
                 self.card.tests = self.tests
-
-    def _set_place(self, place: int | None) -> None:
-        self.place = place
-        if self.card is not None:
-            self.card.place = place
 
 
 # %% ../../nbs/history/session_runs.ipynb #sess0005
@@ -94,27 +93,15 @@ class EvaluationSink:
 _session: deque[SessionRun] = deque(maxlen=200)  # the training runs of this process, oldest first
 
 
-def _number() -> None:
-    """Give each run its place in the list; the parts of a run that continued in its folder have one."""
-    places: dict[Any, int] = {}
-    for run in tuple(_session):
-        run._set_place(places.setdefault(run.folder or id(run), len(places)))
-
-
 def keep_run(run: SessionRun) -> None:
     """Add a run to the list."""
-    if len(_session) == _session.maxlen:
-        _session[0]._set_place(None)
     _session.append(run)
-    _number()
 
 
 def forget_run(run: SessionRun) -> None:
     """Take a run from the list, if it is there."""
     if run in _session:
         _session.remove(run)
-        run._set_place(None)
-        _number()
 
 
 def kept_runs(title: str | None = None) -> list[SessionRun]:

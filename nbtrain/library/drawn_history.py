@@ -5,6 +5,7 @@
 # %% ../../nbs/library/drawn_history.ipynb #dhis0002
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,15 @@ __all__ = ["plot", "history_png", "history_text", "history_html", "trainer_html"
 
 
 # %% ../../nbs/library/drawn_history.ipynb #dhis0004
-def plot(history: History) -> Figure:
+def plot(history: History, metrics: Sequence[str] | None = None) -> Figure:
     """Plot the curves by epoch, with fewer than five epochs the loss by step; returns a matplotlib figure.
+
+    Args:
+        metrics: What to show, in this order: quantities such as "loss", or metrics such as "val_acc". None: at most six quantities, those
+            that change before the others.
+
+    Raises:
+        ConfigError: one of `metrics` was not measured
 
     Changes:
         Nothing.
@@ -37,11 +45,11 @@ def plot(history: History) -> Figure:
     Example:
         >>> trainer.run(6, loader, loader).status
         'completed'
-        >>> len(trainer.history.plot().axes) > 0
-        True
+        >>> len(trainer.history.plot().axes) > 0, len(trainer.history.plot(["val_loss"]).axes)
+        (True, 1)
     """
     curve = _curve(history, history.cut) if len(history.epochs) < FEW_EPOCHS else None
-    return plots.curves(history.epochs, history.best, history.marks, history.monitor, curve, history.cut)
+    return plots.curves(history.epochs, history.best, history.marks, history.monitor, curve, history.cut, metrics)
 
 
 def history_png(history: History) -> bytes:
@@ -89,12 +97,12 @@ def show_again(trainer: Any, note: str) -> NotebookView | None:
     if in_kernel() and trainer.run_dir is not None:
         with suppress(ConfigError):  # the record was removed, and the checkpoints were not
             events, history = newest_run(trainer.run_dir)
-    if not events:
+    if not events or trainer.run_dir is None:
         print(f"{note}{where}")
         return None
     here, travel = trainer.train_state.counts.epoch, trainer.travel_of()
     leads_back = any(place.epoch not in (0, here) for place in travel.places())
     view = NotebookView(Controls({}, travel=travel) if leads_back else None, live=is_watched())
-    view.board.find_past = lambda: past_of(history)
+    view.board.name, view.board.find_past = trainer.run_dir.name, lambda: past_of(history)
     view.show_finished(events, f"{note}{where}")
     return view

@@ -27,6 +27,16 @@ __all__ = ["LiveViewAddon"]
 
 
 # %% ../../nbs/library/live_view.ipynb #live0004
+def _name_of(folder: Path) -> str:
+    """The name of a run folder; behind that of its parent, also for the runs of this session that have this name, if there are others."""
+    same = [(run, run.folder) for run in kept_runs() if run.folder is not None and run.folder.name == folder.name]
+    if all(other == folder for _, other in same):
+        return folder.name
+    for run, other in same:
+        run.rename("/".join(other.parts[-2:]))
+    return "/".join(folder.parts[-2:])
+
+
 def _past_of(trainer: ref[Any]) -> Past | None:
     """What a training run that begins now continues. The view of a run stays when its trainer is gone."""
     from nbtrain.library.drawn_history import past_of
@@ -55,7 +65,7 @@ class LiveViewAddon(AddOnBase, ViewService):
     def __post_init__(self) -> None:
         self.view: View | None = None
         self._slider_view: View | None = None  # of the newest training: an evaluation leaves its slider
-        self._run: SessionRun | None = None  # the newest training, beside other runs
+        self.run: SessionRun | None = None  # the newest training, beside other runs
         self._run_before: SessionRun | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -82,17 +92,17 @@ class LiveViewAddon(AddOnBase, ViewService):
     def open(self, trainer: Any, controls: Controls | None, settings: Callable[[], dict[str, Any]]) -> list[EventSink]:
         if trainer.mode == "train":
             folder, title = trainer.run_dir, trainer.title
-            name = folder.name if folder is not None else f"{title} {len(kept_runs(title))}"
-            self._run_before, self._run = self._run, SessionRun(name, title, folder, settings())
-            keep_run(self._run)
+            name = _name_of(folder) if folder is not None else f"{title} {len(kept_runs(title))}"
+            self._run_before, self.run = self.run, SessionRun(name, title, folder, settings())
+            keep_run(self.run)
         self.view = self._open_view(trainer, controls) if controls is not None else None
         if trainer.mode == "train":
             self._take_slider()
         sinks: list[EventSink] = [self.view] if self.view is not None else []
-        if self._run is not None and trainer.mode == "test":
-            sinks.append(EvaluationSink(self._run))
-        elif self._run is not None and self.view is None:
-            sinks.append(self._run)
+        if self.run is not None and trainer.mode == "test":
+            sinks.append(EvaluationSink(self.run))
+        elif self.run is not None and self.view is None:
+            sinks.append(self.run)
         return sinks
 
     def _open_view(self, trainer: Any, controls: Controls) -> View:
@@ -100,10 +110,11 @@ class LiveViewAddon(AddOnBase, ViewService):
         from nbtrain.views.notebook import open_view
         from nbtrain.views.runs import card_of
 
-        is_training, run = trainer.mode == "train", self._run
+        is_training, run = trainer.mode == "train", self.run
         if is_training and in_kernel():
             controls = replace(controls, travel=trainer.travel_of())
         view = open_view(controls)
+        view.board.name = trainer.run_dir.name if trainer.run_dir is not None else ""
         view.board.find_past = partial(_past_of, ref(trainer))
         if run is not None:
             view.card = card_of(run, view.board if is_training else None)
@@ -124,9 +135,9 @@ class LiveViewAddon(AddOnBase, ViewService):
 
     def forget(self) -> None:
         """Take the newest run from the list of runs."""
-        if self._run is not None:
-            forget_run(self._run)
-        self._run = self._run_before
+        if self.run is not None:
+            forget_run(self.run)
+        self.run = self._run_before
 
     # -- in a notebook
     def show(self, *, once: bool = False) -> bool:

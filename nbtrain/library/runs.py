@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from html import escape
 from operator import index
@@ -25,7 +25,7 @@ from .recorded_run import diff
 from ..history.run_files import read_file, write_file
 from ..history.run_folder import load_run, read_events, run_folders
 from ..tracebacks import boundary
-from ..views.runs import RunCard, best_of, card_of, runs_html, runs_text, varying
+from ..views.runs import RunCard, best_of, card_of, in_words, runs_html, runs_text, varying
 from ..views.text import Board
 from ..history.session_runs import SessionRun, forget_run, kept_runs
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = ["RunEntry", "Runs", "session_runs", "runs", "runs_of"]
+__all__ = ["RunEntry", "read_run", "Runs", "session_runs", "runs", "runs_of"]
 
 # %% ../../nbs/library/runs.ipynb #9e7c91a1
 _NOTE = "note.json"
@@ -61,7 +61,7 @@ class RunEntry:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What may differ between runs, by name, as text."""
+        """What may differ between runs, by name, as text: its class, what the code reads, the arguments, and digests of the functions."""
         return dict(self.card.settings)
 
     @property
@@ -119,7 +119,7 @@ class RunEntry:
             forget_run(run)
 
     def __repr__(self) -> str:
-        return runs_text([self.card], [self.name])
+        return runs_text([self.card])
 
 
 def _noted(folder: Path) -> tuple[str, tuple[str, ...]]:
@@ -131,13 +131,19 @@ def _noted(folder: Path) -> tuple[str, tuple[str, ...]]:
         return "", ()
 
 
-def _read(folder: Path, name: str) -> RunEntry:
-    board, note, tests = Board(), _noted(folder), {}
-    for event in read_events(folder):
+def read_run(folder: Path, name: str, note: Callable[[str], None] = lambda text: None, history: History | None = None) -> RunEntry:
+    """The run in a folder. `note` gets a line about what can't be read, and `history` the events."""
+    board, tests = Board(name=folder.name), {}
+    for event in read_events(folder, note):
         board.update(event)
+        if history is not None:
+            history.update(event)
         if event.kind == "test":
             tests = Row(event.data["row"]).metrics
-    return RunEntry(RunCard(name, board, settings(kept(folder)), tests, *note), folder)
+    record = kept(folder)
+    title = record.get("imported") or board.header.get("title") or "–"
+    known = settings(record | {"n_epoch": max(board.progress.n_epochs, board.progress.epoch)})
+    return RunEntry(RunCard(name, board, {"class": str(title), **known}, tests, *_noted(folder)), folder)
 
 
 # %% ../../nbs/library/runs.ipynb #5cba55ad
@@ -175,7 +181,7 @@ def _place(place: int, n: int) -> int:
 class Runs(Sequence[RunEntry]):
     """Several runs, shown as one picture and one table; a line of the table opens to the record of its run.
 
-    It is a sequence: run 3 of the table is `runs[3]` and row 3 of `runs.df`; the first is run 0. `runs[-3:]`, places, or one True or False
+    It is a sequence in the order of the table: the first run is `runs[0]` and row 0 of `runs.df`. `runs[-3:]`, places, or one True or False
     for each run select several: `runs[[0, 4]]`, `runs[runs.df.val_loss < 0.5]`. Each run has `name`, `status`, `best`, `settings`,
     `history`, `note` and `tags`, which you may set, and `delete()`.
 
@@ -220,7 +226,7 @@ class Runs(Sequence[RunEntry]):
     @property
     @completed_by_value
     def best(self) -> RunEntry | None:
-        """The best of the runs; None if none has a value, or if they are compared by different metrics."""
+        """The best of the runs; None if none has a value, or if they are of different classes or compared by different metrics."""
         best = best_of(self._cards)
         return next((entry for entry in self.entries if entry.card is best), None)
 
@@ -233,14 +239,15 @@ class Runs(Sequence[RunEntry]):
         """
         import pandas
 
-        own_columns = {name: _as_numbers([card.settings.get(name) for card in self._cards]) for name in varying(self._cards)}
+        cards = in_words(self._cards)
+        own_columns = {name: _as_numbers([card.settings.get(name) for card in cards]) for name in varying(cards)}
         rows = []
         for i, entry in enumerate(self.entries):
             best = entry.best if entry.best is not None else {}
             own = {name: column[i] for name, column in own_columns.items()}
             metrics = Row(best).metrics | entry.card.tests
             rest = {
-                "time_s": entry.card.board.progress.elapsed_s,
+                "time_s": entry.card.board.total_s,
                 "status": entry.status,
                 "note": entry.note,
                 "tags": ", ".join(entry.tags),
@@ -339,7 +346,7 @@ def session_runs(title: str | None = None) -> Runs:
         entry = _entry(run)
         if before and entry.folder is not None:
             with suppress(ConfigError):  # it was removed by other means
-                entry = _read(entry.folder, entry.name)
+                entry = read_run(entry.folder, entry.name)
         found.append(entry)
     return Runs(found)
 
@@ -373,7 +380,7 @@ def runs(path: str | Path | None = None) -> Runs:
     found = _folders(Path(path))
     if not found:
         raise ConfigError(f"No run was recorded in {str(path)!r}.", remedy="Give a save_path, a run folder, or a sweep's output.")
-    return Runs(_read(folder, name) for name, folder in found.items())
+    return Runs(read_run(folder, name) for name, folder in found.items())
 
 
 def runs_of(trainer: Any) -> Runs:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from weakref import ref
@@ -18,7 +18,6 @@ from ..state.disk import saved_states
 from .recompute import can_train
 from ..tracebacks import variable_name
 from ..views.epoch_slider import ReachableEpoch, Travel
-from ..formatting import digits_in, format_value
 from ..base.trainer_base import TrainerBase
 from .branch import branch
 from .rewind import rewind
@@ -28,20 +27,16 @@ __all__ = ["reachable_epochs", "travel_of"]
 
 
 # %% ../../nbs/travel/reachable_epochs.ipynb #f7bcca78
-def _words(row: Row, found: KeptState | Path, monitor: str, rows: Sequence[Row]) -> str:
-    words = []
-    name = next((name for name in (monitor, "train_loss") if name in row), None)
-    if name is not None:
-        words.append(f"{name} {format_value(row[name], digits_in(rows, name))}")
+def _words(row: Row, found: KeptState | Path) -> str:
+    """How the epoch is restored; its metrics are in the table of the record."""
     if isinstance(found, Path):
-        words.append(f"from {found.name}")
-    elif n := row["processed"] - found.processed:
-        words.append(f"recomputes {n} {'batch' if n == 1 else 'batches'}")
-    return " · ".join(words)
+        return f"from {found.name}"
+    n = row["processed"] - found.processed
+    return f"recomputes {n} {'batch' if n == 1 else 'batches'}" if n else ""
 
 
 def reachable_epochs(trainer: TrainerBase) -> list[ReachableEpoch]:
-    """Return the epochs that `trainer` can be rewound to, with the monitored value of each. Epoch 0 is the start."""
+    """Return the epochs that `trainer` can be rewound to. Epoch 0 is the start."""
     if trainer.mode != "train":
         return []
     memory, history, files = trainer.states.memory, trainer.train_state.history, saved_states(trainer.run_dir)
@@ -60,7 +55,7 @@ def reachable_epochs(trainer: TrainerBase) -> list[ReachableEpoch]:
         places.append(ReachableEpoch(0, f"step {start.step}" if isinstance(start, KeptState) and start.step else ""))
     for row in history.epochs:
         if (found := find(row["processed"])) is not None:
-            places.append(ReachableEpoch(row["epoch"], _words(row, found, history.monitor, history.epochs), row["epoch"] == best))
+            places.append(ReachableEpoch(row["epoch"], _words(row, found), row["epoch"] == best))
     return places
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..formatting import DIGITS, format_value
 
 # %% auto #0
-__all__ = ["LARGEST", "NO_AXIS", "is_drawn", "short", "short_count", "format_fixed", "Axis", "axis_of", "count_ticks"]
+__all__ = ["LARGEST", "NO_AXIS", "is_drawn", "short", "short_count", "format_fixed", "Axis", "axis_of", "Sweep", "count_ticks"]
 
 # %% ../../nbs/views/axes.ipynb #axes0004
 LARGEST = 1e100  # beyond it differences overflow, and matplotlib has no ticks
@@ -64,21 +64,25 @@ class Axis:
     labels: tuple[str, ...]
     is_log: bool = False
 
+    def place(self, value: float) -> float:
+        """`value` in the unit of `low` and `high`."""
+        if not self.is_log:
+            return value
+        return math.log10(value) if value > 0 else self.low
+
     def share(self, value: float) -> float:
         """The position of `value`, from 0 at the low end to 1 at the high end; values outside the range are clipped."""
-        if self.is_log:
-            value = math.log10(value) if value > 0 else self.low
-        share = (value - self.low) / (self.high - self.low)
+        share = (self.place(value) - self.low) / (self.high - self.low)
         return 0.0 if share < 0 else 1.0 if share > 1 else share
 
 
 NO_AXIS = Axis(0.0, 1.0, (), ())  # of nothing
 
 
-def axis_of(values: Iterable[Any]) -> Axis | None:
+def axis_of(values: Iterable[Any], log_from: float = 50) -> Axis | None:
     """An axis with 3 to 5 round ticks for the `values` that can be drawn; one tick if all are equal; None without such a value.
 
-    It is logarithmic if all values are positive, and the largest is over 50 times the smallest.
+    It is logarithmic if all values are positive, and the largest is over `log_from` times the smallest.
     """
     drawn = [value for value in values if is_drawn(value)]
     if not drawn:
@@ -87,7 +91,20 @@ def axis_of(values: Iterable[Any]) -> Axis | None:
     if high - low <= max(1e-6 * max(abs(low), abs(high)), _SMALLEST):  # more ticks would show only rounding errors
         margin = abs(low) / 2 if abs(low) > _SMALLEST else 1.0
         return Axis(low - margin, low + margin, (low,), (short(low),))
-    return _log_axis(low, high) if low > _SMALLEST and high / low > 50 else _linear_axis(low, high)
+    return _log_axis(low, high) if low > _SMALLEST and high / low > log_from else _linear_axis(low, high)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Runs that differ in one number, such as the learning rate: its name, and the value of each."""
+
+    name: str
+    values: list[float]
+
+    @property
+    def axis(self) -> Axis:
+        """The axis of the values: a logarithmic one if they span a decade."""
+        return axis_of(self.values, log_from=9.99) or NO_AXIS
 
 
 # %% ../../nbs/views/axes.ipynb #axes0009

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ..events import Shown
 from ..tracebacks import ipython_shell
-from .runs import RunCard, places_of, runs_html, runs_text
+from .runs import RunCard, runs_html, runs_text
 from .html import shown_html
 from .marimo import marimo_append
 from .text import Board, shown_words
@@ -97,8 +97,8 @@ class CellRuns:
         self._output = self._output or name
 
     def _send(self) -> None:
-        begun_s, numbers = time.monotonic(), places_of(self.cards)
-        bundle = {"text/html": runs_html(self.cards, self.name, numbers=numbers), "text/plain": runs_text(self.cards, numbers)}
+        begun_s = time.monotonic()
+        bundle = {"text/html": runs_html(self.cards, self.name), "text/plain": runs_text(self.cards)}
         show_output(bundle, self._output or self.name, update=bool(self._output))
         self._output, self._sent_s = self._output or self.name, time.monotonic()
         self._took_s = self._sent_s - begun_s

@@ -354,9 +354,9 @@ def _lines(frame: Frame, curve: LossCurve, line: Places, ghost: Places, best: tu
 
 # %% ../../nbs/views/curve.ipynb #curv0016
 def _train_words(curve: LossCurve, line: Places) -> tuple[str, str]:
-    """The loss at the end of the line, or since when it is not finite; and its kind of text."""
+    """The name of the training loss, or since when it is not finite; and its kind of text."""
     if is_drawn(line[-1][1]):
-        return f"train_loss {short(line[-1][1], curve.digits)}", "train"
+        return "train_loss", "train"
     bad: list[Point] = []  # the points at the end with such a loss, up to one that has finite ones as well
     for point in reversed(curve.points):
         if point.bad_step is None or (bad and bad[0].n_finite):
@@ -368,7 +368,7 @@ def _train_words(curve: LossCurve, line: Places) -> tuple[str, str]:
 
 
 def _end_labels(frame: Frame, curve: LossCurve, line: Places, ghost: Ghost, width: float) -> list[str]:
-    """The last values at the ends of their lines, moved apart where they would overlap."""
+    """The names at the ends of the lines, moved apart where they would overlap; the values are beside the picture."""
     places = [list(filter(None, frame.at(points))) for points in (line, curve.validations, ghost[1])]
     train, valid, older = (drawn[-1] if drawn else None for drawn in places)
     x = max([place[0] for place in (train, valid) if place], default=frame.box.left) + 8
@@ -376,8 +376,7 @@ def _end_labels(frame: Frame, curve: LossCurve, line: Places, ghost: Ghost, widt
     if curve.points:
         found.append((x, train[1] if train else frame.box.y(0.5), *_train_words(curve, line)))
     if valid:
-        values = [value for _, value in curve.validations if is_drawn(value)][-20:]
-        found.append((x, valid[1], f"{curve.validation} {short(values[-1], digits_of(values))}", "val"))
+        found.append((x, valid[1], curve.validation, "val"))
     if older:
         found.append((older[0] + 8, older[1], ghost[0], "ghost"))
     is_at_cut = curve.cut is not None and any(item[0] < frame.x(curve.begun) + 80 for item in found)

@@ -22,7 +22,7 @@ __all__ = ["SLIDER", "ReachableEpoch", "Travel", "close_widgets", "EpochSlider"]
 class ReachableEpoch:
     """An epoch that can be restored; 0 is the start of the run.
 
-    `words` describes it: `val_loss 0.41 · recomputes 37 batches`.
+    `words` says how: `recomputes 37 batches`.
     """
 
     epoch: int

@@ -45,8 +45,11 @@ from ..formatting import digits_in, format_value, visible
 # %% auto #0
 __all__ = [
     "TABLE",
+    "WIDTH",
+    "TITLE",
     "SHOWN_BYTES",
     "isolated",
+    "page_of_table",
     "table_html",
     "image_html",
     "shown_html",
@@ -61,12 +64,13 @@ __all__ = [
 # %% ../../nbs/views/html.ipynb #5108bf4c
 _QUIET = "color:var(--jp-ui-font-color2,inherit)"
 _LINE = "1px solid var(--jp-border-color1,currentColor)"
+_AMBER = "background:#ffc107;color:#1f1f1f;border-radius:3px;padding:0 5px"  # in light and dark themes
 _BAD = "color:var(--jp-error-color1,#d73a49);font-weight:600"  # red, with a word beside it, because colour alone is not accessible
 _CELL = "padding:0 8px;text-align:right"
 TABLE = "border-collapse:collapse;margin:4px 0;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
 _ROW = "background:none;height:20px"
 _HEAD = f"{_CELL};vertical-align:bottom"
-_WIDTH, _TITLE = 96, 12  # characters of a table in 720 px, and of a title before it is wrapped
+WIDTH, TITLE = 96, 12  # characters of a table in 720 px, and of a title before it is wrapped
 
 
 # Words with letters that are written from right to left, and what is between two of them
@@ -92,15 +96,16 @@ def _wrapped(name: str) -> str:
     return escape(name).replace("_", "_<wbr>").replace("/", "/<wbr>")
 
 
-def _head_html(names: Sequence[str]) -> str:
-    """One row of titles, or two where there are groups."""
+def _head_html(names: Sequence[str], n_plain: int) -> str:
+    """One row of titles, or two where there are groups; the first `n_plain` columns have no group."""
     last = f'style="{_HEAD};border-bottom:{_LINE};max-width:7em;overflow-wrap:anywhere;white-space:normal"'
     upper = f'style="{_HEAD};text-align:center;{_QUIET};font-weight:400"'
-    heads = [f'<th scope="col" {last}>{_wrapped(title.removeprefix(_group(name)))}</th>' for name, title in zip(names, titles(names))]
+    kinds = ["" if n < n_plain else _group(name) for n, name in enumerate(names)]
+    heads = [f'<th scope="col" {last}>{_wrapped(title.removeprefix(kind))}</th>' for kind, title in zip(kinds, titles(names))]
     row = f"<tr>{''.join(heads)}</tr>"
-    if not any(map(_group, names)):
+    if not any(kinds):
         return row
-    groups = [(prefix[:-1], len(list(members))) for prefix, members in groupby(names, _group)]
+    groups = [(prefix[:-1], len(list(members))) for prefix, members in groupby(kinds)]
     above = [f'<th scope="colgroup" colspan="{n}" {upper}>{title}</th>' for title, n in groups]
     return f'<tr style="background:none">{"".join(above)}</tr>\n{row}'
 
@@ -124,16 +129,17 @@ def _line_html(line: TableLine, n_columns: int) -> str:
     return f'<tr style="{_ROW};font-weight:{weight}{faint}">{head}{"".join(map(_cell, rest))}</tr>'
 
 
-def _table_html(table: Table, caption: str) -> str:
+def page_of_table(table: Table, caption: str) -> str:
+    """The table as HTML. The best row is bold and has a star; a NaN is red and has a sign."""
     body = "\n".join(_line_html(line, len(table.names)) for line in table.lines)
     words = " · ".join(filter(None, [caption, table.folded_words]))
     below = f'<caption style="caption-side:bottom;text-align:left;padding:0 8px;{_QUIET}">{escape(words)}</caption>'
-    return f'<table style="{TABLE}">{below}\n<thead>{_head_html(table.names)}</thead>\n<tbody>\n{body}\n</tbody></table>'
+    return f'<table style="{TABLE}">{below}\n<thead>{_head_html(table.names, table.n_plain)}</thead>\n<tbody>\n{body}\n</tbody></table>'
 
 
 def table_html(rows: Sequence[Row], best: Row | None = None, caption: str = "Metrics by epoch") -> str:
-    """The metrics as an HTML table. The best row is bold and has a star; a NaN is red and has a sign."""
-    return _table_html(make_table(rows, best, max_width=_WIDTH, title=_TITLE), caption)
+    """The metrics as an HTML table."""
+    return page_of_table(make_table(rows, best, max_width=WIDTH, title=TITLE), caption)
 
 
 # %% ../../nbs/views/html.ipynb #e7e8a477
@@ -265,6 +271,8 @@ def status_html(board: Board, live: LiveRecord | None = None) -> str:
     """The progress of a running run in one line: its state, place and time, its rate and speed. `live` adds when it was drawn."""
     numbers = [*([f"lr {format_value(board.lr)}"] if board.lr is not None else ()), *rate_words(board)]
     state = state_words(board.status)
+    if board.status in ("pausing", "paused"):
+        state = f'<span style="{_AMBER}">{state}</span>'
     if live is not None:
         state = live.either(f"{state} at {live.time}", f"■ its kernel is gone · {board.status} at {live.time}")
     place = trying_words(board) if board.trying else " · ".join([*place_words(place_now(board)), time_words(board)])
@@ -339,7 +347,7 @@ def record_html(
     has_slider: bool = False,
     is_short: bool = False,
     shown_bytes: int = SHOWN_BYTES,
-    number: str = "",
+    name: str = "",
 ) -> str:
     """The whole record as HTML, at most 720 px wide, with a separate line for each part.
 
@@ -347,24 +355,24 @@ def record_html(
     `live`: it says when it was drawn, for a file that is read later. `gap`: space below the bars during the run, in px. `has_slider`:
     after the run, the output above it is a widget. `is_short`: of a finished run, without the picture and with twelve rows at most.
     `shown_bytes`: what the pictures that were shown may take; during a run it has the newest of each name.
-    `number`: that of the run among others; without it, its number among the runs of its trainer.
+    `name`: that of the run among others.
     """
     live = live if board.is_on or has_slider else None  # what stays is the same in every execution
-    name, parts = "", []
+    live_class, parts = "", []
     if live is not None:
-        name, parts = f' class="{live.name}"', [live.rules_html]
-    parts.append(f'<div style="{_ONE_LINE}"><strong>{escape(title_line(board, number))}</strong></div>')
+        live_class, parts = f' class="{live.name}"', [live.rules_html]
+    parts.append(f'<div style="{_ONE_LINE}"><strong>{escape(title_line(board, name))}</strong></div>')
     if board.is_on:
         parts += _live_parts(board, live, gap)
     else:
         parts += [f"<div>{escape(summary_line(board))}</div>", "" if is_short else record_picture(board)]
     if board.rows or board.past:
         caption = "Metrics of the test" if board.is_evaluation else "Metrics by epoch"
-        parts.append(_table_html(record_table(board, _WIDTH, _TITLE, is_short=is_short), caption))
+        parts.append(page_of_table(record_table(board, WIDTH, TITLE, is_short=is_short), caption))
     parts += [f'<div style="{_QUIET}">{escape(tip)}</div>' for tip in tip_lines(board)]
     parts += [_mark_html(board, i, number) for i, number in enumerate(mark_numbers(board.marks))]
     parts += [f'<div style="white-space:pre-line">{escape(note_line(note))}</div>' for note in board.notes]
     if shown_bytes:
         parts.append(shown_html(board.shown, shown_bytes, newest=board.is_busy))
     style = "max-width:720px;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
-    return isolated("\n".join([f'<div{name} style="{style}">', *filter(None, parts), "</div>"]))
+    return isolated("\n".join([f'<div{live_class} style="{style}">', *filter(None, parts), "</div>"]))

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from ..events import OWN_COLUMNS, PREFIXES, Mark, column_names, is_rate
 from .axes import NO_AXIS, Axis, axis_of, count_ticks, is_drawn, short
-from ..formatting import best_words, digits_of, visible
+from ..errors import ConfigError
+from ..formatting import visible
 from .curve import FEW_EPOCHS, curve_svg, curve_words, epoch_of
 from .svg import Area, Frame, drawing, fitting, label, picture, pills, ring, text_width, thinned, value_axis
-from .text import Board, Row, odd_metrics
+from .text import Board, Row, is_constant, odd_metrics
 
 # %% auto #0
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "quantity_of",
     "series_of",
     "panels",
+    "is_chosen",
+    "check_measured",
     "points_of",
     "columns_of",
     "also_measured",
@@ -45,17 +48,45 @@ def series_of(name: str) -> str:
     return next((prefix.rstrip("_") + slash + loader for prefix in PREFIXES if name.startswith(prefix)), name)
 
 
-def panels(rows: Sequence[Row], monitor: str = "val_loss") -> dict[str, list[str]]:
+def panels(rows: Sequence[Row], monitor: str = "val_loss", metrics: Sequence[str] | None = None) -> dict[str, list[str]]:
     """Group the metrics by quantity, that of `monitor` first, then `loss`: `{"loss": ["train_loss", "val_loss"], "acc": ["train_acc"]}`.
 
-    Behind these come metrics that are not finite or have appeared late, before the others.
+    Behind these come metrics that are not finite or have appeared late, before the others; what does not change is last. `metrics`: the
+    quantities or metrics to show, in this order. Raises ConfigError for one that was not measured.
     """
     odd = {quantity_of(name) for name in odd_metrics(rows)}
     groups: dict[str, list[str]] = {}
     for name in column_names(rows):
         if name not in OWN_COLUMNS and not is_rate(name) and points_of(rows, name):
             groups.setdefault(quantity_of(name), []).append(name)
-    return dict(sorted(groups.items(), key=lambda item: (item[0] != quantity_of(monitor), item[0] != "loss", item[0] not in odd)))
+    if metrics is not None:
+        return _chosen(groups, [metrics] if isinstance(metrics, str) else metrics)
+
+    def rank(quantity: str) -> tuple[bool, ...]:
+        is_still = all(is_constant(value for _, value in points_of(rows, name)) for name in groups[quantity])
+        return quantity != quantity_of(monitor), quantity != "loss", quantity not in odd, is_still
+
+    return {quantity: groups[quantity] for quantity in sorted(groups, key=rank)}
+
+
+def is_chosen(name: str, metrics: Sequence[str]) -> bool:
+    """Whether the metric `name` or its quantity is one of `metrics`."""
+    return name in metrics or quantity_of(name) in metrics
+
+
+def check_measured(names: Sequence[str], metrics: Sequence[str]) -> None:
+    """Raise ConfigError for the first of `metrics` that is neither one of these `names` nor a quantity of them."""
+    for metric in metrics:
+        if not any(is_chosen(name, [metric]) for name in names):
+            known = dict.fromkeys(map(quantity_of, names))
+            raise ConfigError(f"{metric!r} was not measured.", remedy=f"Give some of {', '.join(known)}.")
+
+
+def _chosen(groups: Mapping[str, list[str]], metrics: Sequence[str]) -> dict[str, list[str]]:
+    """The groups of these quantities and metrics, in their order."""
+    check_measured([name for group in groups.values() for name in group], metrics)
+    order = dict.fromkeys(map(quantity_of, metrics))
+    return {quantity: [name for name in groups[quantity] if is_chosen(name, metrics)] for quantity in order}
 
 
 def points_of(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
@@ -109,22 +140,23 @@ def _line(epochs: _Epochs, frame: Frame, name: str) -> list[str]:
 
 
 def _legend(left: float, y: float, width: float, names: Sequence[str], rows: Sequence[Row]) -> list[str]:
-    """The last value of each line in its colour, as many as fit."""
+    """The name of each line in its colour, as many as fit; its values are in the table."""
     parts, x = [], left
     for name in names:
-        values = [value for _, value in points_of(rows, name)[-20:]]
-        word = series_of(name) if series_of(name) != quantity_of(name) else "last"
-        text = f"{word} {short(values[-1], digits_of(values))}"
+        last, word = points_of(rows, name)[-1][1], series_of(name)
+        if word == quantity_of(name) and is_drawn(last):  # the title says it
+            continue
+        text = word if is_drawn(last) else f"{word} {short(last)}"
         if x + text_width(text) > left + width:
             break
         kind = {"val": "val", "test": ""}.get(word.partition("/")[0], "train")
-        parts.append(label(x, y, text, kind if is_drawn(values[-1]) else "bad"))
+        parts.append(label(x, y, text, kind if is_drawn(last) else "bad"))
         x += text_width(text) + 8
     return parts
 
 
 def _panel(epochs: _Epochs, place: Area, quantity: str, names: Sequence[str]) -> list[str]:
-    """One quantity: its name, its last values, and its lines."""
+    """One quantity: its name, those of its lines, and the lines."""
     width, axis = place.right - place.left, epochs.axes[quantity]
     box = Area(place.left + epochs.margin, place.top + (52 if epochs.marks else 38), place.right - 10, place.bottom - 18)
     first, last = epochs.rows[0]["epoch"], epochs.rows[-1]["epoch"]
@@ -178,17 +210,15 @@ def panels_svg(
         left, top = (i % n_columns) * (column + gap), (i // n_columns) * (height + 8)
         parts += _panel(epochs, Area(left, top, left + column, top + height), quantity, names)
     bottom = math.ceil(len(shown) / n_columns) * (height + 8)
-    parts.append(label(0, bottom + 10, fitting(_footnote(rows, best, monitor, list(groups), cut), width)))
+    parts.append(label(0, bottom + 10, fitting(_footnote(list(groups), cut), width)))
     return drawing(filter(None, parts), width, bottom + 16)
 
 
-def _footnote(rows: Sequence[Row], best: Row | None, monitor: str, quantities: Sequence[str], cut: Mark | None) -> str:
-    """The quiet line below the panels: their unit, the cut, the best epoch, and what has no panel."""
+def _footnote(quantities: Sequence[str], cut: Mark | None) -> str:
+    """The quiet line below the panels: their unit, the cut, and what has no panel."""
     words = ["by epoch"]
     if cut is not None:
         words.append(f"{cut[1]} after epoch {cut[0].epoch}")
-    if best is not None and "epoch" in best and monitor in best:
-        words.append(best_words(best, monitor, rows))
     return " · ".join(filter(None, [*words, visible(also_measured(quantities))]))
 
 

@@ -9,18 +9,18 @@ import io
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import cycle, pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .axes import Axis, axis_of, is_drawn
+from .axes import Axis, Sweep, axis_of, is_drawn, short
 from .curve import FEW_EPOCHS, LossCurve, epoch_of, shown_values
 from ..events import Mark
 from .panels import MAX_PANELS, also_measured, columns_of, panels, points_of, series_of
-from .svg import Points, grouped, split
+from .svg import COLOURS, HUES, Points, grouped, split, spread
 from .text import Row
 from ..formatting import visible
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import, and most imports 
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ["blank", "png", "curves", "compared"]
+__all__ = ["blank", "png", "curves", "ComparedRun", "compared"]
 
 # %% ../../nbs/views/plots.ipynb #f68d30ba
 _DPI = 80  # as displayed
@@ -76,7 +76,13 @@ def _shown(figure: Figure) -> tuple[bytes, dict[str, int]]:
 
 
 # %% ../../nbs/views/plots.ipynb #39ba44b5
-_DRAWN = {"train": "C0", "val": "C1", "test": "C2"}
+_COLOURS = COLOURS["light"]  # those of a record
+_BOX = 145  # px of a panel's height, about
+
+
+def _colour(series: str) -> str:
+    """The colour of the data that a series is of: `val` for `val/hard`."""
+    return _COLOURS[{"val": "val", "test": "ghost"}.get(series.partition("/")[0], "train")]
 
 
 def _plain(name: str) -> str:
@@ -85,47 +91,69 @@ def _plain(name: str) -> str:
 
 
 def _label(name: str, n: int = 40) -> str:
-    """A name in a legend or above a panel, its beginning and its end in `n` characters: a longer one leaves no room for the lines."""
-    return _plain(name if len(name) <= n else f"{name[: n - 10]}…{name[-9:]}")
+    """A name above a panel or beside a line, its beginning and its end in `n` characters: a longer one leaves no room for the lines."""
+    text = visible(name)
+    return _plain(text if len(text) <= n else f"{text[: n - 8]}…{text[-7:]}")
 
 
 def _line(axes: Axes, points: Points, **style: Any) -> None:
     """A line with a cross where it breaks off."""
     drawn = [(x, y if is_drawn(y) else math.nan) for x, y in points]
-    if len(drawn) <= 12:
-        style |= {"marker": "o", "markersize": 3}
     if drawn:
-        axes.plot(*zip(*drawn), linewidth=1.5, **style)
+        dot = {"marker": "o", "markersize": 3} if len(drawn) <= 12 else {}
+        axes.plot(*zip(*drawn), **{"linewidth": 1.5, **dot, **style})
     for (x, y), (_, next_y) in pairwise(drawn):
         if math.isnan(next_y) and not math.isnan(y):
-            axes.plot([x], [y], "x", color="#c62828", markersize=5, zorder=3)
+            axes.plot([x], [y], "x", color=_COLOURS["bad"], markersize=5, zorder=3)
 
 
-def _cut_line(axes: Axes, points: Points, begun: float, label: str | None, **style: Any) -> None:
+def _cut_line(axes: Axes, points: Points, begun: float, **style: Any) -> None:
     """A line that is faint up to the place `begun`."""
     past, newest = split(points, begun)
-    _line(axes, past, label=None if newest else label, alpha=0.4, **style)
-    _line(axes, newest, label=label, **style)
+    _line(axes, past, alpha=0.4, **style)
+    _line(axes, newest, **style)
 
 
-def _free_corner(axes: Axes, axis: Axis) -> Literal["lower right", "upper right"]:
-    """The corner on the right that the ends of the curves leave free. On a busy machine, matplotlib warns that its "best" is slow."""
-    drawn: list[Any] = [line.get_ydata() for line in axes.lines]
-    ends = [axis.share(values[-1]) for values in drawn if len(values)]
-    known = [end for end in ends if math.isfinite(end)]
-    return "lower right" if known and fmean(known) > 0.5 else "upper right"
+def _ring(axes: Axes, x: float, y: float) -> None:
+    """A small circle around the best value."""
+    axes.plot([x], [y], "o", markersize=8, markerfacecolor="none", markeredgecolor=_COLOURS["strong"], zorder=4)
 
 
-def _dress(axes: Axes, title: str, values: Iterable[Any], unit: str = "epoch") -> None:
-    axes.set_title(_label(title), fontsize=10, loc="left")
-    axes.set_xlabel(unit, fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.locator_params(axis="x", integer=True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="0.92", linewidth=0.8)
+@dataclass(frozen=True)
+class _End:
+    """The words at the end of a line."""
+
+    points: Points
+    words: str
+    colour: str
+    is_bold: bool = False
+
+
+def _name_lines(axes: Axes, axis: Axis, ends: Iterable[_End]) -> None:
+    """The names of lines at the right, at the heights where the lines end, moved apart where they would overlap."""
+    known = [(end, values[-1]) for end in ends if (values := [y for _, y in end.points if is_drawn(y)])]
+    ys = spread([_BOX * (1 - axis.share(value)) for _, value in known], 0, _BOX, 12)
+    for (end, _), y in zip(known, ys):
+        words, colour, last = end.words, end.colour, end.points[-1][1]
+        if not is_drawn(last):
+            words, colour = f"{end.words} {short(last)}", _COLOURS["bad"]
+        style = {"color": colour, "fontsize": 8, "va": "center", "weight": "bold" if end.is_bold else "normal"}
+        axes.text(1.02, 1 - y / _BOX, _label(words, 20), transform=axes.transAxes, **style)
+
+
+def _dress(axes: Axes, title: str, values: Iterable[Any], ends: Iterable[_End] = (), unit: str = "epoch") -> None:
+    axes.set_title(_label(title), fontsize=9, loc="left", color=_COLOURS["strong"], weight="bold")
+    axes.set_xlabel(unit, fontsize=8, color=_COLOURS["text"])
+    axes.tick_params(labelsize=8, length=0, labelcolor=_COLOURS["text"])
+    if unit in ("epoch", "step"):
+        axes.locator_params(axis="x", integer=True, nbins=6)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(_COLOURS["base"])
+    axes.grid(axis="y", color=_COLOURS["grid"], linewidth=0.8)
+    axes.set_axisbelow(True)
     axis = axis_of(values)
     if axis is None:
-        axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", fontsize=9, color="#c62828")
+        axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", fontsize=9, color=_COLOURS["bad"])
         axes.set_yticks([])
         return
     if axis.is_log:
@@ -133,14 +161,13 @@ def _dress(axes: Axes, title: str, values: Iterable[Any], unit: str = "epoch") -
     axes.minorticks_off()
     axes.set_yticks(axis.ticks, axis.labels)
     axes.set_ylim(*((10**axis.low, 10**axis.high) if axis.is_log else (axis.low, axis.high)))
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8, frameon=False, loc=_free_corner(axes, axis))
+    _name_lines(axes, axis, ends)
 
 
 def _number(axes: Axes, xs: Sequence[float]) -> None:
     """The numbers of the changes by hand at the top, each above its line; those at one place share a sign."""
     if xs:
-        axes.set_title(axes.get_title("left"), fontsize=10, loc="left", pad=16)
+        axes.set_title(axes.get_title("left"), fontsize=9, loc="left", pad=16, weight="bold")
     left, right = axes.get_xlim()
     places: list[float | None] = []
     for x in xs:
@@ -157,13 +184,16 @@ def _number(axes: Axes, xs: Sequence[float]) -> None:
 _Place = tuple["Axes", str, list[str]]
 
 
-def _figure(groups: Mapping[str, list[str]]) -> tuple[Figure, list[_Place]]:
-    """A figure with a panel for each of the first six quantities, and the panels with the quantities and their metrics."""
-    shown = list(groups.items())[:MAX_PANELS]
+def _figure(groups: Mapping[str, list[str]], most: int | None = MAX_PANELS, words: str = "") -> tuple[Figure, list[_Place]]:
+    """A figure with a panel for each of the first `most` quantities, and the panels with the quantities and their metrics.
+
+    `words` and the quantities without a panel are below.
+    """
+    shown = list(groups.items())[:most]
     n_columns = columns_of(len(shown) or 1)
     n_rows = math.ceil(len(shown) / n_columns) or 1
     figure = blank(max(3.6 * n_columns, 5.4), 2.5 * n_rows)
-    if line := also_measured(list(groups)):
+    if line := " · ".join(filter(None, [words, also_measured(list(groups)) if most is not None else ""])):
         figure.supxlabel(_label(line, 120), fontsize=8, color="0.4", x=0.01, ha="left")
     return figure, [(figure.add_subplot(n_rows, n_columns, i + 1), quantity, names) for i, (quantity, names) in enumerate(shown)]
 
@@ -180,37 +210,36 @@ def _cut(axes: Axes, cut: Mark | None, x: float) -> None:
         _word(axes, x, 0.98, cut[1])
 
 
-def _by_epoch(place: _Place, rows: Sequence[Row], best: Row | None, marks: Sequence[Mark], cut: Mark | None) -> None:
+def _by_epoch(place: _Place, rows: Sequence[Row], best: Row | None, monitor: str, marks: Sequence[Mark], cut: Mark | None) -> None:
     axes, quantity, names = place
     first, last = rows[0]["epoch"], rows[-1]["epoch"]
-    begun = epoch_of(cut[0]) if cut is not None else -math.inf
+    begun, ends = epoch_of(cut[0]) if cut is not None else -math.inf, []
     for name in names:
-        series = series_of(name)
-        label = _label(series) if series != quantity else None
-        _cut_line(axes, points_of(rows, name), begun, label, color=_DRAWN.get(series.partition("/")[0], "C0"), linestyle=_dashes(name))
+        series, points = series_of(name), points_of(rows, name)
+        _cut_line(axes, points, begun, color=_colour(series))
+        if series != quantity and points:
+            ends.append(_End(points, series, _colour(series)))
     margin = 0.03 * ((last - first) or 10)
     axes.set_xlim(first - margin, last + margin)
     values = [row.get(name) for row in rows for name in names]
     if any(map(is_drawn, values)):
         _cut(axes, cut, begun)
-    if best is not None and "epoch" in best:
-        axes.axvline(best["epoch"], color="0.6", linewidth=0.8, linestyle="--")
-    _dress(axes, quantity, values)
+    if best is not None and "epoch" in best and monitor in names and is_drawn(best.get(monitor)):
+        _ring(axes, best["epoch"], best[monitor])
+    _dress(axes, quantity, values, ends)
     _number(axes, [min(last, max(first, epoch_of(mark[0]))) for mark in marks])
-
-
-def _dashes(name: str) -> str:
-    return "-" if name.startswith("train_") else "--"
 
 
 def _by_step(axes: Axes, curve: LossCurve, marks: Sequence[Mark]) -> None:
     """The training loss by step, smoothed and raw, and the validations."""
     raw = [(step, loss if is_drawn(loss) else math.nan) for step, loss in curve.raw]
-    axes.plot(*zip(*raw), color="C0", linewidth=0.8, alpha=0.35)
-    _cut_line(axes, [*curve.smoothed_past, *curve.smoothed], curve.begun, "train", color="C0")
-    _cut_line(axes, curve.validations, curve.begun, curve.validation.partition("_")[0], color="C1", linestyle="--")
+    losses, valid = [*curve.smoothed_past, *curve.smoothed], curve.validation.partition("_")[0]
+    axes.plot(*zip(*raw), color=_colour("train"), linewidth=0.8, alpha=0.35)
+    _cut_line(axes, losses, curve.begun, color=_colour("train"))
+    _cut_line(axes, curve.validations, curve.begun, color=_colour("val"))
     _cut(axes, curve.cut, curve.begun)
-    _dress(axes, "loss", shown_values(curve, curve.smoothed), "step")
+    ends = [_End(losses, "train", _colour("train")), _End(curve.validations, valid, _colour("val"))]
+    _dress(axes, "loss", shown_values(curve, curve.smoothed), ends, "step")
     _number(axes, [mark[0].step for mark in marks])
 
 
@@ -221,40 +250,113 @@ def curves(
     monitor: str = "val_loss",
     curve: LossCurve | None = None,
     cut: Mark | None = None,
+    metrics: Sequence[str] | None = None,
 ) -> Figure:
-    """Plot a panel for each quantity (at most six, that of `monitor` first), training solid, validation dashed.
+    """Plot a panel for each quantity (at most six, that of `monitor` first, or those of `metrics`), in the colours of a record.
 
-    A dashed line marks the best epoch, and `marks`, the changes by hand, are numbered at the top. With a `curve` and fewer than five epochs
+    A ring marks the best epoch, and `marks`, the changes by hand, are numbered at the top. With a `curve` and fewer than five epochs
     the loss is plotted by step; with one epoch, it is the only panel. What was before the `cut` is faint.
     """
     rows = [row for row in rows if "epoch" in row]
-    groups = panels(rows, monitor)
-    by_step = curve is not None and bool(curve.points or curve.past) and len(rows) < FEW_EPOCHS
+    groups = panels(rows, monitor, metrics)
+    by_step = curve is not None and bool(curve.points or curve.past) and len(rows) < FEW_EPOCHS and metrics is None
     if by_step:
         others = {quantity: names for quantity, names in groups.items() if quantity != "loss"} if len(rows) > 1 else {}
         groups = {"loss": ["train_loss"]} | others
-    figure, places = _figure(groups)
+    figure, places = _figure(groups, MAX_PANELS if metrics is None else None)
     for place in places:
         if by_step and place[1] == "loss" and curve is not None:
             _by_step(place[0], curve, marks)
         else:
-            _by_epoch(place, rows, best, marks, cut)
+            _by_epoch(place, rows, best, monitor, marks, cut)
     return figure
 
 
 # %% ../../nbs/views/plots.ipynb #b76190c9
-def compared(runs: Mapping[str, Sequence[Row]], forks: Sequence[tuple[int, str]] = ()) -> Figure:
-    """Plot the curves of several runs by name, each in one colour. `forks`: the epochs at which branches start, and what they change."""
-    every = [row for rows in runs.values() for row in rows if "epoch" in row]
-    figure, places = _figure(panels(every))
-    for axes, quantity, names in places:
-        for i, (run, rows) in enumerate(runs.items()):
-            lines = {name: points for name in names if (points := points_of(rows, name))}
-            for name, points in lines.items():
-                label = _label(run) if name == list(lines)[-1] else None
-                _line(axes, points, color=f"C{i}", linestyle=_dashes(name), label=label)
-        for i, (epoch, words) in enumerate(forks):
-            axes.axvline(epoch, color="0.6", linewidth=0.8, linestyle=":")
-            _word(axes, epoch, 1 - 0.08 * i, words)
-        _dress(axes, quantity, (row.get(name) for row in every for name in names))
+_MAX_NAMED = 8  # lines of a panel that have a name
+_FEW = 3  # values that make a curve
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """What is drawn of a run beside others: its label, its epochs, its best row, and the number in which it differs from them."""
+
+    label: str
+    rows: Sequence[Row]
+    best: Row | None = None
+    is_best: bool = False
+    value: float = math.nan
+
+
+def _compared_lines(place: _Place, runs: Sequence[ComparedRun]) -> None:
+    """A line for each run: the validation if there is one, and the training behind it, thin."""
+    axes, quantity, names = place
+    ends = []
+    for run, colour in zip(runs, cycle(HUES["light"])):
+        lines = [points for name in names if (points := points_of(run.rows, name))]
+        for points in lines[:-1]:
+            _line(axes, points, color=colour, linewidth=0.8, alpha=0.6, marker="")
+        for points in lines[-1:]:
+            _line(axes, points, color=colour, linewidth=2.2 if run.is_best else 1.3)
+            ends.append(_End(points, "★ " * run.is_best + run.label, colour, run.is_best))
+    named = sorted(ends, key=lambda end: not end.is_bold)[:_MAX_NAMED]
+    _dress(axes, quantity, (row.get(name) for run in runs for row in run.rows for name in names), named)
+
+
+def _compared_values(place: _Place, runs: Sequence[ComparedRun], sweep: Sweep) -> None:
+    """The values at the best epoch of each run over the number in which they differ, those of the last metric with a ring at the best."""
+    axes, quantity, names = place
+    ends, values = list[_End](), list[float]()
+    for name in names:
+        measured = [(run, run.best[name]) for run in runs if run.best is not None and is_drawn(run.best.get(name))]
+        found = sorted((run.value, value) for run, value in measured)
+        values += [value for _, value in found]
+        is_function = len({x for x, _ in found}) == len(found)
+        axes.plot(
+            *np.reshape(found, (-1, 2)).T, "o-" if is_function else "o", markersize=4.5, color=_colour(series_of(name)), linewidth=1.2
+        )
+        ends.append(_End(found, series_of(name) if series_of(name) != quantity else "", _colour(series_of(name))))
+        for run, value in measured:
+            if run.is_best and name == names[-1]:
+                _ring(axes, run.value, value)
+                words = f"★ {_label(run.label, 20)}"
+                axes.annotate(words, (run.value, value), (0, 7), textcoords="offset points", fontsize=8, ha="center")
+    _dress(axes, quantity, values, ends, _label(sweep.name))
+    axis = sweep.axis
+    if axis.is_log:
+        axes.set_xscale("log")
+    axes.minorticks_off()
+    axes.set_xticks(axis.ticks, axis.labels)
+
+
+def compared(
+    runs: Sequence[ComparedRun],
+    monitor: str = "val_loss",
+    sweep: Sweep | None = None,
+    forks: Sequence[tuple[int, str]] = (),
+    metrics: Sequence[str] | None = None,
+) -> Figure:
+    """Plot the curves of several runs, each in one colour with its name at the end of the line; what was trained on is thin.
+
+    `sweep`: the number in which the runs differ; the first panel has the best value over it, and of runs of one epoch all panels are over
+    it. `forks`: the epochs at which branches start, and what they change. `metrics`: as for `curves`.
+    """
+    every = [row for run in runs for row in run.rows if "epoch" in row]
+    groups, is_short = panels(every, monitor, metrics if every else None), all(len(run.rows) < 2 for run in runs)
+    if sweep is not None and not is_short and len(set(sweep.values)) < _FEW:  # two curves say more than two dots
+        sweep = None
+    if sweep is not None and not is_short:
+        names = next(iter(groups.values()), [])
+        metric = monitor if monitor in names else "".join(names[-1:])
+        groups = {f"best {metric}": [metric]} | groups
+    has_both = not is_short and any(series_of(a) != series_of(b) for names in groups.values() for a, b in pairwise(names))
+    figure, places = _figure(groups, MAX_PANELS if metrics is None else None, "thin: train" if has_both else "")
+    for i, place in enumerate(places):
+        if sweep is not None and (is_short or i == 0):
+            _compared_values(place, runs, sweep)
+            continue
+        _compared_lines(place, runs)
+        for n, (epoch, words) in enumerate(forks):
+            place[0].axvline(epoch, color="0.6", linewidth=0.8, linestyle=":")
+            _word(place[0], epoch, 1 - 0.08 * n, words)
     return figure

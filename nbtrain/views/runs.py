@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 import math
+import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from html import escape
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from .axes import format_fixed, axis_of, count_ticks, is_drawn, short
+from .axes import Axis, Sweep, format_fixed, axis_of, count_ticks, is_drawn, short
 from ..formatting import ICONS, digits_of, format_time, format_value, visible
 from .html import SHOWN_BYTES, isolated, record_html
 from nbtrain.views.svg import (
     COLOURS,
+    HUES,
     Area,
     Frame,
     below,
@@ -27,6 +30,7 @@ from nbtrain.views.svg import (
     label,
     path,
     picture,
+    ring,
     spread,
     text_width,
     thinned,
@@ -43,12 +47,14 @@ if TYPE_CHECKING:
 __all__ = [
     "RunCard",
     "card_of",
+    "in_words",
     "varying",
     "shown_setting",
     "label_of",
-    "places_of",
+    "bests_of",
     "best_of",
     "spread_lines",
+    "sweep_of",
     "runs_svg",
     "spark",
     "RunTable",
@@ -90,7 +96,7 @@ def _measured(board: Board) -> _Measured:
     return _Measured(metric, mode, points, best, next((epoch for epoch, row in zip(epochs, rows) if row is best), None))
 
 
-@dataclass
+@dataclass(eq=False)
 class RunCard:
     """What is known of a run beside others. `settings`: what may differ between runs, by name, as text."""
 
@@ -100,7 +106,6 @@ class RunCard:
     tests: dict[str, float] = field(default_factory=dict)  # the metrics of its newest evaluation
     note: str = ""
     tags: tuple[str, ...] = ()
-    place: int | None = None  # in `nbtrain.runs()`; None outside of this session
     _known: tuple[Any, _Measured] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -132,21 +137,59 @@ class RunCard:
 # %% ../../nbs/views/runs.ipynb #688d053c
 def card_of(run: SessionRun, board: Board | None = None) -> RunCard:
     """The card of a run of this session. `board`: that of its view, if one opens now."""
-    return run.show_in(RunCard(run.name, board or Board(), run.settings))
+    return run.show_in(RunCard(run.name, board or Board(), {"class": run.title, **run.settings}))
 
 
 _MISSING = "–"
 
 
+_CODE = re.compile(r"code [0-9a-f]{6}")  # the digest of a function
+
+
+def _code_words(cards: Sequence[RunCard], name: str) -> list[str]:
+    """Of each run, whether its function `name` is that of the first run of its class: `original`, `edited`, `edited 2`."""
+    seen: dict[str | None, list[str | None]] = {}
+    words = []
+    for card in cards:
+        kinds, code = seen.setdefault(card.settings.get("class"), []), card.settings.get(name)
+        if code not in kinds:
+            kinds.append(code)
+        n = kinds.index(code)
+        words.append(("original", "edited")[n] if n < 2 else f"edited {n}")
+    return words
+
+
+def in_words(cards: Sequence[RunCard]) -> Sequence[RunCard]:
+    """The runs with a word for each function that differs within a class, and without the digests."""
+    names = dict.fromkeys(name for card in cards for name, text in card.settings.items() if _CODE.fullmatch(text))
+    if all(len({card.settings.get(name) for card in cards}) == 1 for name in names):
+        return cards
+    words = {name: _code_words(cards, name) for name in names}
+    found = []
+    for i, card in enumerate(cards):
+        assert card.measured  # the copy has it too
+        other = copy(card)
+        other.settings = {name: text for name, text in card.settings.items() if name not in names}
+        other.settings |= {name: column[i] for name, column in words.items() if len(set(column)) > 1}
+        found.append(other)
+    return found
+
+
+_KINDS = ("class", "model")  # these have columns wherever they differ
+
+
 def varying(cards: Sequence[RunCard]) -> list[str]:
-    """The settings that differ between the runs, without those that differ exactly as one before."""
-    found: dict[tuple[int, ...], str] = {}
-    for name in dict.fromkeys(name for card in cards for name in card.settings):
+    """The settings that differ between the runs, the class and the model first, without those that differ exactly as one before."""
+    found, seen = list[str](), set[tuple[int, ...]]()
+    names = dict.fromkeys(name for card in cards for name in card.settings)
+    for name in sorted(names, key=lambda name: name not in _KINDS):
         column = [card.settings.get(name, _MISSING) for card in cards]
         kinds = list(dict.fromkeys(column))
-        if len(kinds) > 1:
-            found.setdefault(tuple(map(kinds.index, column)), name)
-    return list(found.values())
+        places = tuple(map(kinds.index, column))
+        if len(kinds) > 1 and (name in _KINDS or places not in seen):
+            found.append(name)
+            seen.add(places)
+    return found
 
 
 def shown_setting(card: RunCard, name: str) -> str:
@@ -159,21 +202,32 @@ def shown_setting(card: RunCard, name: str) -> str:
 
 
 def label_of(card: RunCard, names: Sequence[str], else_: str = "all") -> str:
-    """How a run differs from the others: `lr 0.1, seed 2`; `else_` if nothing does."""
-    return ", ".join(f"{name} {shown_setting(card, name)}" for name in names) or else_
+    """How a run differs from the others: `Digits, lr 0.1, seed 2`; `else_` if nothing does."""
+    return ", ".join(f"{'' if name in _KINDS else f'{name} '}{shown_setting(card, name)}" for name in names) or else_
 
 
-def places_of(cards: Sequence[RunCard]) -> list[str]:
-    """The numbers of runs that are shown without a list of them: their places in `nbtrain.runs()`."""
-    return [_MISSING if card.place is None else str(card.place) for card in cards]
+def bests_of(cards: Iterable[RunCard]) -> list[RunCard]:
+    """The best run of each class: the loss of another class is another loss.
+
+    A class has none if its runs are compared by different metrics, or if it has one run beside other classes.
+    """
+    classes: dict[str | None, list[RunCard]] = {}
+    for card in cards:
+        if card.best is not None:
+            classes.setdefault(card.settings.get("class"), []).append(card)
+    found = []
+    for group in classes.values():
+        is_alone = len(group) == 1 and len(classes) > 1
+        if len({(card.metric, card.measured.mode) for card in group}) == 1 and not is_alone:
+            found.append(min(group, key=_rank))
+    return found
 
 
 def best_of(cards: Iterable[RunCard]) -> RunCard | None:
-    """The best of the runs; None if none has a value, or if they are compared by different metrics."""
+    """The best of the runs; None if none has a value, or if they are of different classes or compared by different metrics."""
     measured = [card for card in cards if card.best is not None]
-    if len({(card.metric, card.measured.mode) for card in measured}) != 1:
-        return None
-    return min(measured, key=_rank)
+    bests = bests_of(measured)
+    return bests[0] if bests and len({card.settings.get("class") for card in measured}) == 1 else None
 
 
 def _rank(card: RunCard) -> float:
@@ -213,10 +267,6 @@ _RAMPS = {
     "light": ("#a8cdf0", "#86b8e8", "#65a2dd", "#478bcf", "#3174bb", "#205da2", "#144786", "#0b3268"),
     "dark": ("#2f5d8a", "#3a72a8", "#4887c3", "#5b9dda", "#75b2ea", "#93c5f4", "#b3d8fb", "#d6ebff"),
 }
-_HUES = {
-    "light": ("#1d63b0", "#b04a00", "#2e7d32", "#8e24aa", "#00838f", "#ad1457", "#6d6300", "#4e5d6c"),
-    "dark": ("#6cb0f5", "#ffab5c", "#81c784", "#ce93d8", "#4dd0e1", "#f48fb1", "#d4c84a", "#b0bec5"),
-}
 _N_COLOURS, _MAX_LABELS, _POINTS = 8, 8, 3000
 _MANY = 40  # with more lines each is faint
 
@@ -228,6 +278,13 @@ def _numbers(cards: Sequence[RunCard], name: str) -> list[float] | None:
     except (KeyError, ValueError):
         return None
     return found if all(map(math.isfinite, found)) else None
+
+
+def sweep_of(cards: Sequence[RunCard]) -> Sweep | None:
+    """What the runs differ in, if that is one number; they may also differ in the seed."""
+    names = [name for name in varying(cards) if name not in _REPEATS]
+    values = _numbers(cards, names[0]) if len(names) == 1 else None
+    return Sweep(names[0], values) if values is not None else None
 
 
 def _colours(cards: Sequence[RunCard], names: Sequence[str]) -> tuple[list[int], str]:
@@ -245,7 +302,7 @@ def _colours(cards: Sequence[RunCard], names: Sequence[str]) -> tuple[list[int],
 
 def _rules(is_ramp: bool, is_faint: bool) -> str:
     def of(theme: str) -> str:
-        colours = enumerate((_RAMPS if is_ramp else _HUES)[theme])
+        colours = enumerate((_RAMPS if is_ramp else HUES)[theme])
         rules = (f"path.c{i},rect.c{i}{{stroke:{c}}}rect.c{i},circle.c{i},text.c{i}{{fill:{c}}}" for i, c in colours)
         return f"{''.join(rules)}path.halo{{stroke:{COLOURS[theme]['page']}}}"
 
@@ -291,29 +348,55 @@ def _labels(lines: Sequence[_Line], box: Area, width: int, is_ramp: bool) -> lis
     return parts
 
 
-def runs_svg(cards: Sequence[RunCard], numbers: Sequence[str] | None = None, width: int = 720, height: int = 210) -> str:
+def _sweep_of_dots(cards: Sequence[RunCard]) -> Sweep | None:
+    """The number over which runs of one value each are drawn."""
+    return sweep_of(cards) if all(len(card.measured.points) == 1 for card in cards) else None
+
+
+def _sweep_parts(cards: Sequence[RunCard], sweep: Sweep, box: Area, values: Axis) -> list[str]:
+    """The best value of each run over the number in which they differ: a dot for each run, and a ring around the best one."""
+    axis, best = sweep.axis, best_of(cards)
+    frame = Frame(box, axis.low, axis.high, values)
+    xs, ticks = map(axis.place, sweep.values), zip(map(axis.place, axis.ticks), axis.labels)
+    places = frame.at([(x, card.value) for card, x in zip(cards, xs)])
+    parts = [*below(frame, ticks, 15), label(box.right + 8, box.bottom + 15, fitting(visible(sweep.name), 180), "strong")]
+    if len(set(sweep.values)) == len(cards):
+        parts.append(path(sorted(filter(None, places)), "train thin past"))
+    parts += dots(places, "train", 3.5)
+    for card, place in zip(cards, places):
+        if card is best and place is not None:
+            words = f"★ {label_of(card, [sweep.name])} · {card.name}"
+            parts += [ring(*place), label(place[0] + 9, place[1] - 5, fitting(visible(words), 180), "strong")]
+    return parts
+
+
+def runs_svg(cards: Sequence[RunCard], width: int = 720, height: int = 210) -> str:
     """Draw the metric of all runs by epoch as an SVG; the best run is drawn in front. Empty without a value.
 
-    `numbers`: those of the runs, which name runs that do not differ; by default, their places in `cards`.
+    Runs of one epoch that differ in one number are drawn over this number.
     """
+    cards = in_words(cards)
     drawn = [card for card in cards if any(is_drawn(value) for _, value in card.measured.points)]
     axis = axis_of(value for card in drawn for _, value in card.measured.points)
     if axis is None:
         return ""
-    names, best = varying(cards), best_of(drawn)
+    names, bests = varying(cards), bests_of(drawn)
     colours, ramp = _colours(drawn, names)
     left = max(40, 12 + max(map(text_width, axis.labels), default=0))
     box = Area(left, 18, width - 190, height - 22)
+    sweep = _sweep_of_dots(drawn)
+    if sweep is not None:
+        head = label(left - 6, 11, visible(drawn[0].metric), "strong")
+        return drawing(filter(None, [head, *value_axis(box, axis), *_sweep_parts(drawn, sweep, box, axis)]), width, height)
     last = max(x for card in drawn for x, _ in card.measured.points)
     first = min(1.0, *(card.measured.points[0][0] for card in drawn)) if last > 1 else 0.0
     frame = Frame(box, first, last, axis)
-    known = {id(card): number for card, number in zip(cards, numbers or map(str, range(len(cards))))}
     lines = []
-    for card, colour in sorted(zip(drawn, colours), key=lambda item: item[0] is best):
+    for card, colour in sorted(zip(drawn, colours), key=lambda item: item[0] in bests):
         points = thinned(card.measured.points, max(2, _POINTS // len(drawn)), card.measured.best_at)
         places = [place for place in frame.at(points) if place]
-        words = ("★ " if card is best else "") + label_of(card, names[:2], f"run {known[id(card)]}")
-        lines.append(_Line(places, colour, words, card is best))
+        words = ("★ " if card in bests else "") + label_of(card, names[:2], card.name)
+        lines.append(_Line(places, colour, words, card in bests))
     ticks = [tick for tick in count_ticks(first, last, 9) if tick >= first]
     parts = [_rules(bool(ramp), len(drawn) > _MANY), *value_axis(box, axis)]
     parts += below(frame, [(tick, f"{tick:,}" if tick != ticks[-1] else f"epoch {tick:,}") for tick in ticks], 15)
@@ -349,7 +432,7 @@ class RunTable:
     """The lines of a table of runs: a name and the texts of each column, and the places that the runs have in the order of its values."""
 
     cards: Sequence[RunCard]
-    best: RunCard | None
+    bests: list[RunCard]  # of the classes
     heads: list[str]
     columns: list[list[str]]
     orders: list[list[int]]  # what has no value is last
@@ -358,20 +441,22 @@ class RunTable:
     @property
     def words_below(self) -> list[str]:
         """What the table leaves out."""
-        return [f"{self.n_folded} more settings differ"] if self.n_folded > 0 else []
+        return [f"{self.n_folded} more setting{'s differ' if self.n_folded > 1 else ' differs'}"] if self.n_folded > 0 else []
 
 
-def _order(keys: Sequence[float | str | None]) -> list[int]:
-    """The place of each key in their order: numbers, other texts, and nothing."""
+def _order(keys: Sequence[float | str | tuple[int, float] | None]) -> list[int]:
+    """The place of each key in their order: numbers, other texts, and nothing; numbers in a tuple within the group before them."""
 
-    def rank(i: int) -> tuple[int, float, str]:
-        key = keys[i]
+    def rank(i: int) -> tuple[int, int, float, str]:
+        key, group = keys[i], 0
+        if isinstance(key, tuple):
+            group, key = key
         if isinstance(key, str):
             try:
                 key = float(key.replace(",", ""))
             except ValueError:
-                return 1, 0.0, key
-        return (2, 0.0, "") if key is None or math.isnan(key) else (0, key, "")
+                return group, 1, 0.0, key
+        return (group, 2, 0.0, "") if key is None or math.isnan(key) else (group, 0, key, "")
 
     order = sorted(range(len(keys)), key=rank)
     return [order.index(i) for i in range(len(keys))]
@@ -383,8 +468,9 @@ def _aligned(values: Sequence[float | None]) -> list[str]:
     return [format_fixed(value, digits) for value in values]
 
 
-def run_table(cards: Sequence[RunCard], numbers: Sequence[str] | None = None) -> RunTable:
-    """The table of `cards`, in the order in which they began. `numbers`: those of the runs; by default, their places in `cards`, from 0."""
+def run_table(cards: Sequence[RunCard]) -> RunTable:
+    """The table of `cards`, in the order in which they began."""
+    cards = in_words(cards)
     names, bests = varying(cards), [card.best for card in cards]
     heads, columns, orders = list[str](), list[list[str]](), list[list[int]]()
 
@@ -393,11 +479,12 @@ def run_table(cards: Sequence[RunCard], numbers: Sequence[str] | None = None) ->
         columns.append(list(texts))
         orders.append(_order(keys))
 
-    add("run", numbers or map(str, range(len(cards))), range(len(cards)))
+    add("run", [card.name for card in cards], range(len(cards)))
+    classes = list(dict.fromkeys(card.settings.get("class") for card in cards))
     for name in names[:_MAX_COLUMNS]:
         add(name, [shown_setting(card, name) for card in cards], [card.settings.get(name, _MISSING) for card in cards])
     for metric in list(dict.fromkeys(card.metric for card in cards if card.best is not None))[:2]:
-        ranks = [_rank(card) if card.metric == metric else None for card in cards]
+        ranks = [(classes.index(card.settings.get("class")), _rank(card)) if card.metric == metric else None for card in cards]
         values = [card.value if card.metric == metric and card.best is not None else None for card in cards]
         add(metric, _aligned(values), ranks)
     epochs = [best.get("epoch") if best is not None else None for best in bests]
@@ -405,9 +492,9 @@ def run_table(cards: Sequence[RunCard], numbers: Sequence[str] | None = None) ->
     for name in list(dict.fromkeys(name for card in cards for name in card.tests))[:_MAX_TESTS]:
         values = [card.tests.get(name) for card in cards]
         add(name, _aligned(values), values)
-    times = [card.board.progress.elapsed_s for card in cards]
+    times = [card.board.total_s for card in cards]
     add("time", map(format_time, times), times)
-    return RunTable(cards, best_of(cards), heads, columns, orders, len(names) - _MAX_COLUMNS)
+    return RunTable(cards, bests_of(cards), heads, columns, orders, len(names) - _MAX_COLUMNS)
 
 
 def _ended(card: RunCard) -> str:
@@ -418,16 +505,18 @@ def _ended(card: RunCard) -> str:
     return visible(f"{ICONS[status]} {status}" + (f" · {reason}" if reason else ""))
 
 
-def runs_text(cards: Sequence[RunCard], numbers: Sequence[str] | None = None) -> str:
-    """The table as aligned text; the best run ends with a star. `numbers`: as for `run_table`."""
-    table = run_table(cards, numbers)
+def runs_text(cards: Sequence[RunCard]) -> str:
+    """The table as aligned text; the best run ends with a star, and the further lines of a note are below the run."""
+    table = run_table(cards)
     columns = [list(map(visible, [head, *column])) for head, column in zip(table.heads, table.columns)]
     widths = [max(map(len, column)) for column in columns]
     lines = ["  ".join(text.rjust(width) for text, width in zip(line, widths)) for line in zip(*columns)]
-    for i, card in enumerate(cards, start=1):
-        end = ["★" if card is table.best else "", _ended(card), *card.tags, visible(card.note)]
-        lines[i] = f"{lines[i]}  {' '.join(filter(None, end))}".rstrip()
-    return "\n".join([*lines, *spread_lines(cards), *table.words_below])
+    for i, card in enumerate(table.cards, start=1):
+        note, *more = visible(card.note, lines=True).split("\n")
+        end = ["★" if card in table.bests else "", _ended(card), *card.tags, note]
+        indent = "\n" + " " * (len(lines[i]) + 2)
+        lines[i] = indent.join([f"{lines[i]}  {' '.join(filter(None, end))}".rstrip(), *more])
+    return "\n".join([*lines, *spread_lines(table.cards), *table.words_below])
 
 
 # %% ../../nbs/views/runs.ipynb #a359c66d
@@ -463,11 +552,12 @@ def _head(table: RunTable, name: str) -> str:
 def _summary(table: RunTable, i: int) -> str:
     """The line of a run."""
     card, column = table.cards[i], [visible(column[i]) for column in table.columns]
-    is_best, ended = card is table.best, _ended(card)
+    is_best, ended = card in table.bests, _ended(card)
     cells = "".join(f'<span title="{escape(text)}">{escape(text)}</span>' for text in column)
     star = '<span title="best">★</span>' if is_best else f'<span title="{escape(ended)}">{ended[:1]}</span>'
-    words = visible(" · ".join(filter(None, [*card.tags, card.note])))
-    note = f'<span style="grid-column:2/-1;text-align:left;font-weight:400;{_QUIET}">{escape(words)}</span>' if words else ""
+    words = visible(" · ".join(filter(None, [*card.tags, card.note])), lines=True)
+    style = f"grid-column:2/-1;text-align:left;font-weight:400;white-space:pre-line;{_QUIET}"
+    note = f'<span style="{style}">{escape(words)}</span>' if words else ""
     values = ", ".join(f"{head} {text}" for head, text in zip(table.heads, column))
     said = " · ".join(filter(None, ["best" if is_best else ended, values, words]))  # a screen reader's line
     style = "list-style:none" + (";font-weight:600" if is_best else "")
@@ -479,30 +569,32 @@ def _line(table: RunTable, i: int, more: str) -> str:
     """The line of a run, which opens to its record."""
     n = len(table.cards)
     places = ";".join(f"--c{column}:{order[i]}" for column, order in enumerate(table.orders))
-    record = record_html(table.cards[i].board, is_short=n > _MAX_WHOLE, shown_bytes=SHOWN_BYTES // n, number=table.columns[0][i])
+    record = record_html(table.cards[i].board, is_short=n > _MAX_WHOLE, shown_bytes=SHOWN_BYTES // n, name=table.columns[0][i])
     below = f'<div style="padding:2px 0 8px 1.6em">{record}{more}</div>'
     return f'<details style="{places}">{isolated(_summary(table, i))}{below}</details>'
 
 
-def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = (), numbers: Sequence[str] | None = None) -> str:
+def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = ()) -> str:
     """The runs as HTML: their curves, and a table whose lines open to the records.
 
-    `name`: of the element, unique in a page. `more`: HTML below the record of each run. `numbers`: as for `run_table`.
+    `name`: of the element, unique in a page. `more`: HTML below the record of each run.
     """
-    table, svg, n = run_table(cards, numbers), runs_svg(cards, numbers), len(cards)
-    n_on = sum(card.board.is_on for card in cards)
-    title = f"{n} runs" + (f" · {n_on} {'is' if n_on == 1 else 'are'} on" if n_on else "")
-    if table.best is not None:
-        number, metric = table.columns[0][[card is table.best for card in cards].index(True)], table.best.metric
-        words = " · ".join(filter(None, [label_of(table.best, varying(cards)[:_MAX_COLUMNS], ""), f"run {number}"]))
-        digits = digits_of([card.value for card in cards if card.metric == metric])
-        title += f" · ★ {metric} {format_value(table.best.value, digits)} with {words}"
+    table = run_table(cards)
+    cards, n = table.cards, len(cards)
+    svg, n_on, plural = runs_svg(cards), sum(card.board.is_on for card in cards), "s" * (n > 1)
+    title = f"{n} run{plural}" + (f" · {n_on} {'is' if n_on == 1 else 'are'} on" if n_on else "")
+    for best in table.bests:
+        words = " · ".join(filter(None, [label_of(best, varying(cards)[:_MAX_COLUMNS], ""), best.name]))
+        digits = digits_of([card.value for card in cards if card.metric == best.metric])
+        title += f" · ★ {best.metric} {format_value(best.value, digits)} with {words}"
+    sweep = _sweep_of_dots([card for card in cards if card.measured.points])
+    unit = "epoch" if sweep is None else sweep.name
     lines = [_line(table, i, text) for i, text in enumerate(more or [""] * n)]
     style = "max-width:720px;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
     parts = [
         f'<div class="{name}" style="{style}">{_style(name, len(table.heads))}',
         f"<div><strong>{isolated(escape(visible(title)))}</strong></div>",
-        picture(svg, f"{cards[0].metric} of {n} runs by epoch") if svg else "",
+        picture(svg, f"{cards[0].metric} of {n} run{plural} by {unit}") if svg else "",
         _head(table, name),
         f'<div class="lines">{"".join(lines)}</div>',
     ]

@@ -19,6 +19,7 @@ from .axes import Axis, is_drawn
 # %% auto #0
 __all__ = [
     "COLOURS",
+    "HUES",
     "CHARACTER",
     "Points",
     "drawing",
@@ -65,6 +66,10 @@ COLOURS = {  # by theme; text has a contrast of 4.5 to the page and more, lines 
         "bad": "#ff8a80",
         "ghost": "#8f8f8f",
     },
+}
+HUES = {  # by theme, of lines beside each other
+    "light": ("#1d63b0", "#b04a00", "#2e7d32", "#8e24aa", "#00838f", "#ad1457", "#6d6300", "#4e5d6c"),
+    "dark": ("#6cb0f5", "#ffab5c", "#81c784", "#ce93d8", "#4dd0e1", "#f48fb1", "#d4c84a", "#b0bec5"),
 }
 
 

@@ -22,6 +22,7 @@ from nbtrain.views.text import (
     text_width,
     end_lines,
     fitting_columns,
+    folded_words,
     named_cells,
     running_parts,
     Board,
@@ -29,7 +30,6 @@ from nbtrain.views.text import (
     adds_row,
     already_shown,
     cells,
-    header_line,
     mark_line,
     note_line,
     odd_metrics,
@@ -41,6 +41,7 @@ from nbtrain.views.text import (
     shown_columns,
     shown_words,
     state_words,
+    title_line,
     titles,
 )
 from ..tracebacks import in_kernel
@@ -211,9 +212,9 @@ class RowWriter:
         def aligned(texts: Sequence[str]) -> list[str]:
             return [right_aligned(text, widths[name]) for name, text in zip(shown, texts)]
 
-        head, n = ["  ".join(aligned(titles(shown)))], len(names) - len(shown)
-        if n:
-            head.append(f"+ {n} column{'s' * (n > 1)}")
+        head, folded = ["  ".join(aligned(titles(shown)))], [name for name in names if name not in shown]
+        if folded:
+            head.append(folded_words(folded)[:width])
         texts, star = aligned(cells(row, shown, row_formats(rows))), "★"
         if colour:
             texts, star = [painted(text, "red") if text.strip() == "NaN" else text for text in texts], painted("★", "green")
@@ -290,7 +291,7 @@ class StreamView(View):
         """The lines for the start and the end, a note, a change by hand, a text that is shown, and a change of the state."""
         data = event.data
         if event.kind == "start":
-            return [header_line(data, event.progress.run), *past_lines(self.board, self._past_width)]
+            return [title_line(self.board), *past_lines(self.board, self._past_width)]
         if event.kind == "note":
             return [note_line(data["text"])]
         if event.kind == "mark":

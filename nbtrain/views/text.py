@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Any
@@ -74,7 +74,9 @@ __all__ = [
     "visible_rows",
     "TableLine",
     "Table",
+    "folded_words",
     "fitting_columns",
+    "is_constant",
     "make_table",
     "table_lines",
     "past_lines",
@@ -225,7 +227,9 @@ class Board:
     """Everything that a view shows of a run, updated by its events."""
 
     header: dict[str, Any] = field(default_factory=dict)
+    name: str = ""  # of its run folder
     progress: Progress = field(default_factory=Progress)
+    before_s: float = 0.0  # the seconds of its parts before this one
     rows: list[Row] = field(default_factory=list)  # finished epochs and test passes
     epochs: list[Row] = field(default_factory=list)  # finished epochs only
     validations: list[Row] = field(default_factory=list)  # also inside an epoch
@@ -289,6 +293,7 @@ class Board:
     def _begin(self, event: Event) -> None:
         """Begin a run, or continue one from a saved state: what came after that state is repeated."""
         p, continues = event.progress, bool(self.header) and event.progress.run == self.progress.run
+        self.before_s = max(0.0, self.total_s - p.elapsed_s)
         self.header, self.status, self.reason = dict(event.data), "running", ""
         self.speed = Speed(p.elapsed_s)
         self.tables.clear()
@@ -371,6 +376,13 @@ class Board:
     def elapsed_s(self) -> float:
         """Seconds since the run began, without pauses."""
         return self.progress.elapsed_s + self.place.waited_s
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of training in all parts of the run, without pauses and evaluations."""
+        p = self.progress
+        is_training = max(p.epoch, p.n_epochs) > self.place.first_epoch
+        return self.before_s + (p.elapsed_s if is_training else 0.0)
 
     @property
     def end_step(self) -> int | None:
@@ -458,11 +470,10 @@ def already_shown(event: Event, board: Board) -> bool:
     return event.kind == "start" and "round" in event.data and not event.data.get("resumed") and is_same
 
 
-def header_line(header: Mapping[str, Any], run: int | str) -> str:
-    """`Digits · SmallCNN · 1.2M params · cuda:0 · 32-true · run 1`, in a session with `round 3 of 50`."""
+def header_line(header: Mapping[str, Any], name: str) -> str:
+    """`Digits · SmallCNN · 1.2M params · cuda:0 · 32-true · run-001`, in a session with `round 3 of 50`."""
     n_params = f"{format_count(header['n_params'])} params" if "n_params" in header else ""
-    number = f"run {run}" if run else ""
-    parts = (header.get("title"), header.get("model"), n_params, header.get("device"), header.get("precision"), number, round_words(header))
+    parts = (header.get("title"), header.get("model"), n_params, header.get("device"), header.get("precision"), name, round_words(header))
     return visible(" · ".join(str(part) for part in parts if part))
 
 
@@ -591,12 +602,13 @@ def tip_lines(board: Board) -> list[str]:
 def summary_line(board: Board) -> str:
     """How the run ended, and its best epoch: `✓ completed · 5 epochs · 00:12 · best val_loss 0.1 at epoch 4`.
 
-    An evaluation has neither epochs nor a best one: `✓ completed · 00:12`.
+    Of a run that was read from its folder all parts count. An evaluation has neither epochs nor a best one: `✓ completed · 00:12`.
     """
-    p = board.progress
-    has_epochs = p.epoch > 0 and not board.is_evaluation
-    epochs = epochs_words(p.epoch - board.place.first_epoch, p.epoch) if has_epochs else ""
-    parts = (state_words(board.status), visible(board.reason), epochs, format_time(p.elapsed_s), board.best_words)
+    p, epochs, time_s = board.progress, "", board.progress.elapsed_s
+    if p.epoch > 0 and not board.is_evaluation:
+        first = min([board.place.first_epoch, *(row["epoch"] - 1 for row in board.epochs[:1])])
+        epochs, time_s = epochs_words(p.epoch - first, p.epoch), board.total_s
+    parts = (state_words(board.status), visible(board.reason), epochs, format_time(time_s), board.best_words)
     return " · ".join(filter(None, parts))
 
 
@@ -678,16 +690,31 @@ class TableLine:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of metrics as HTML and text show them. `n_folded`: the number of columns beyond the width."""
+    """Rows of metrics as HTML and text show them.
+
+    `folded`: the columns beyond the width. `source`: how to see them. `n_plain`: how many columns are before those of metrics.
+    """
 
     names: list[str]
     lines: list[TableLine]
-    n_folded: int = 0
+    folded: Sequence[str] = ()
+    source: str = "history.df"
+    n_plain: int = 0
 
     @property
     def folded_words(self) -> str:
-        """`+ 14 columns: history.df`; empty if all columns are shown."""
-        return f"+ {self.n_folded} column{'s' * (self.n_folded > 1)}: history.df" if self.n_folded else ""
+        """`+ 14 columns: auroc, brier, f1, … · history.df`; empty if all columns are shown."""
+        return f"{folded_words(self.folded)} · {self.source}" if self.folded else ""
+
+
+_N_NAMED = 3
+
+
+def folded_words(names: Sequence[str]) -> str:
+    """How many columns are left out, and the first metrics among them: `+ 14 columns: auroc, brier, f1, …`."""
+    metrics = list(dict.fromkeys(_metric(name) for name in titles(names)))
+    more = ["…"] if len(metrics) > _N_NAMED else []
+    return f"+ {len(names)} column{'s' * (len(names) > 1)}: {', '.join([*metrics[:_N_NAMED], *more])}"
 
 
 _ALWAYS = ("epoch", "round", "time_s")
@@ -705,13 +732,23 @@ def fitting_columns(names: Sequence[str], widths: Mapping[str, int], width: floa
     return [name for name in names if name in kept]
 
 
-def _column_rank(names: Sequence[str], odd: Sequence[str]) -> Callable[[str], tuple[int, int]]:
-    """The losses are before the `odd` metrics, and these before the others; train_acc and val_acc stay or go together."""
+def is_constant(values: Iterable[Any]) -> bool:
+    """Whether these are several values, and all equal."""
+    known = list(values)
+    return len(known) > 1 and all(value == known[0] for value in known)
+
+
+def _column_rank(names: Sequence[str], odd: Sequence[str], moving: Collection[str]) -> Callable[[str], tuple[int, int]]:
+    """The losses are before the `odd` metrics, these before the others, and what does not move is last; train_acc and val_acc stay or go
+    together."""
     metrics = list(dict.fromkeys(map(_metric, names)))
     first = set(map(_metric, odd))
+    alive = set(map(_metric, moving))
 
     def rank(name: str) -> tuple[int, int]:
-        kind = 2 if _metric(name) in first else 3
+        kind = 3 if _metric(name) in alive else 4
+        if _metric(name) in first:
+            kind = 2
         if name in _ALWAYS or is_rate(name):
             kind = 0
         elif name.endswith("loss"):
@@ -734,10 +771,11 @@ def make_table(
     max_width: float = math.inf,
     title: int = 99,
     past: Sequence[Row] = (),
+    first: Sequence[str] = (),
 ) -> Table:
     """Make the table of `rows`. `is_live`: at most twelve lines, the newest at the end. `max_width`: in characters; a title counts at
     most `title` characters, because longer ones are wrapped. `has_lr=False` leaves out the column for the learning rate. `past`: rows
-    of the runs before, of which the best and the last are shown."""
+    of the runs before, of which the best and the last are shown. `first`: metrics that stay before others where room is short."""
     names = [name for name in shown_columns([*past, *rows]) if has_lr or not is_rate(name)]
     before = visible_rows(past, best, n_max=3, n_first=0, n_last=1)
     now = visible_rows(rows, best, n_max=12, n_first=0, n_last=9) if is_live else visible_rows(rows, best)
@@ -745,7 +783,8 @@ def make_table(
     formats = {name: number_format(row.get(name) for row in seen) for name in names}
     texts = [[text[:title] for text in titles(names)], *(cells(row, names, formats) for row in seen)]
     widths = {name: 2 + max(map(len, column)) for name, column in zip(names, zip(*texts))}
-    kept = fitting_columns(names, widths, max_width, _column_rank(names, odd_metrics([*rows[:1], *seen])))
+    moving = [name for name in names if not is_constant(row.get(name) for row in seen)]
+    kept = fitting_columns(names, widths, max_width, _column_rank(names, [*first, *odd_metrics([*rows[:1], *seen])], moving))
 
     def line(row: Row | int, *, is_past: bool) -> TableLine:
         if not isinstance(row, int):
@@ -756,7 +795,7 @@ def make_table(
 
     cut = [TableLine()] if before else []
     lines = [*(line(row, is_past=True) for row in before), *cut, *(line(row, is_past=False) for row in now)]
-    return Table(kept, lines, len(names) - len(kept))
+    return Table(kept, lines, [name for name in names if name not in kept])
 
 
 _CUT = "── continued ──"
@@ -814,9 +853,13 @@ def record_table(board: Board, max_width: int, title: int = 99, *, is_short: boo
     return board.tables[options]
 
 
-def title_line(board: Board, number: str = "") -> str:
-    """The header; after the run also the learning rate, if it was constant (during a run the current one is shown elsewhere)."""
-    line, lr = header_line(board.header, number or board.progress.run), None if board.is_on else fixed_lr(board)
+def title_line(board: Board, name: str = "") -> str:
+    """The header; after the run also the learning rate, if it was constant (during a run the current one is shown elsewhere).
+
+    `name`: that of the run among others. By default it is that of its folder; without one, its number among the runs of its trainer.
+    """
+    number = f"run {board.progress.run}" if board.progress.run else ""
+    line, lr = header_line(board.header, name or board.name or number), None if board.is_on else fixed_lr(board)
     return line if lr is None else f"{line} · lr {format_value(lr)}"
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cells import cell
 from samples import Regress, make_loader, make_trainer, make_valid
 
 from nbtrain.errors import ConfigError
@@ -83,15 +85,48 @@ def test_damaged_record_has_no_label_and_is_no_error(damaged: dict[str, Any]) ->
     assert all(isinstance(text, str) for text in settings(damaged).values())
 
 
-def test_comparison_names_runs_by_what_differs(tmp_path: Path) -> None:
+def test_comparison_has_columns_for_what_differs(tmp_path: Path) -> None:
+    class Bigger(Other):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            return {"loss": 2 * super().train_step(batch)["loss"]}
+
+    class Wide(torch.nn.Linear):
+        pass
+
     run(tmp_path, optimizer=torch.optim.SGD, batch_size=16)
     run(tmp_path, optimizer=torch.optim.SGD, batch_size=32)
-    comparison = compare(tmp_path / "run-001", tmp_path / "run-002")
-    assert comparison.labels == {"run-001": "", "run-002": "batch_size 16 → 32"}
-    rows = [line.split("  ")[0] for line in comparison.table().splitlines()]
-    assert rows == ["run", "run-001", "run-002 · batch_size 16 → 32"]
-    labels = [text.get_text() for text in comparison.plot().axes[0].get_legend().get_texts()]
-    assert labels == ["run-001", "batch_size 16 → 32"]
+    run(tmp_path, Bigger, optimizer=torch.optim.SGD, model=Wide(8, 1))
+    first, second, third = (tmp_path / f"run-00{i}" for i in (1, 2, 3))
+    comparison = compare(first, second)
+    lines = [line.split() for line in comparison.table().splitlines()]
+    assert [line[:2] for line in lines] == [["run", "batch_size"], ["run-001", "16"], ["run-002", "32"]]
+    assert [text.get_text().removeprefix("★ ") for text in comparison.plot().axes[0].texts] == ["batch_size 16", "batch_size 32"]
+    head, _, other = compare(first, third).table().splitlines()
+    assert head.split()[:4] == ["run", "class", "model", "epoch"] and other.split()[:3] == ["run-003", "Bigger", "Wide"]
+    assert "★" not in compare(first, third).table() and compare(first, second, third).table().count("★") == 1
+
+
+def test_trainers_in_memory_have_the_columns_of_runs_in_folders() -> None:
+    trainers = []
+    for kind, size in ((Regress, 8), (Regress, 16), (Other, 8)):
+        trainers.append(make_trainer(kind))
+        trainers[-1].run(1, make_loader(batch_size=size), make_valid())
+    rows = [line.replace("Regress 2", "Second").split()[:3] for line in compare(*trainers).table().splitlines()]
+    assert rows == [["run", "class", "batch_size"], ["Regress", "Regress", "8"], ["Second", "Regress", "16"], ["Other", "Other", "8"]]
+
+
+def test_edited_functions_of_compared_runs_are_words(tmp_path: Path) -> None:
+    for factor in (1, 2):
+        names: dict[str, Any] = {"Regress": Regress, "__name__": "cells"}
+        step = f"loss = Regress.train_step(self, batch)['loss']\n        return {{'loss': {factor} * loss}}"
+        cell(f"class Edited(Regress):\n    def train_step(self, batch):\n        {step}\n", names)
+        run(tmp_path, names["Edited"])
+    shown = compare(tmp_path / "run-001", tmp_path / "run-002")
+    assert [line.split()[1] for line in shown.table().splitlines()] == ["train_step", "original", "edited"]
+    text = "# ==== make.<locals>.<lambda> · a.py\nlambda x: x\n"
+    found = settings({"arguments": {"optimizer": "lambda p: SGD(p, lr=0.1)"}, "steps": text})
+    assert found["optimizer"] == "a function" and re.fullmatch("code [0-9a-f]{6}", found["lambda"]) and "<lambda>" not in found
+    assert differences({"steps": text}, {"steps": text.replace(": x", ": -x")}) == ["lambda changed"]
 
 
 def test_view_has_the_newest_other_run_of_the_class_behind_it(tmp_path: Path) -> None:

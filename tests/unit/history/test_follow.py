@@ -117,7 +117,7 @@ def test_follow_shows_a_run_that_is_over(tmp_path: Path, capsys: pytest.CaptureF
     trainer.run(1, make_loader(), make_valid())
     assert main(["follow", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("Regress · Sequential") and lines[-1].startswith("✓ completed · 1 epoch, 2 in all")
+    assert lines[0].startswith("Regress · Sequential") and lines[-1].startswith("✓ completed · 2 epochs · 00:00")
     assert main(["follow", str(tmp_path / "nowhere")]) == 2
 
 

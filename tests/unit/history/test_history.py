@@ -27,6 +27,7 @@ from nbtrain.history.run_folder import open_run_folder
 from nbtrain.library.drawn_history import past_of
 from nbtrain.library.recorded_run import show
 from nbtrain.views import text
+from nbtrain.views.svg import COLOURS
 
 
 def test_history_lives_across_runs(tmp_path: Path) -> None:
@@ -381,8 +382,11 @@ def test_run_that_goes_on_shows_its_past_in_its_record_and_in_the_plot(
     for shown in (history, load_run(trainer.run_dir)) if trainer.run_dir else (history,):
         assert shown.cut[0].step == 10 and shown.cut[1] == "continued"
         axes = shown.plot().axes[0]
-        (faint,) = [line.get_xydata() for line in axes.lines if line.get_color() == "C0" and line.get_alpha() == 0.4]
-        solid = max((line.get_xydata() for line in axes.lines if line.get_color() == "C0" and line.get_alpha() is None), key=len)
+        (faint,) = [line.get_xydata() for line in axes.lines if line.get_color() == COLOURS["light"]["train"] and line.get_alpha() == 0.4]
+        solid = max(
+            (line.get_xydata() for line in axes.lines if line.get_color() == COLOURS["light"]["train"] and line.get_alpha() is None),
+            key=len,
+        )
         assert tuple(faint[-1]) == tuple(solid[0]) and faint[-1][0] == 10 and "continued" in axes.texts[0].get_text()
 
 

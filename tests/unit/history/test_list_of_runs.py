@@ -17,8 +17,10 @@ from nbtrain import StateManagerAddon
 from nbtrain.cli import main
 from nbtrain.errors import ConfigError
 from nbtrain.history.differences import differences, kept
+from nbtrain.history.run_folder import read_events
+from nbtrain.library.compare import compare
+from nbtrain.library.recorded_run import show
 from nbtrain.library.runs import Runs, runs
-from nbtrain.views.runs import places_of
 
 
 def sgd(lr: float) -> Any:
@@ -81,38 +83,41 @@ def test_a_run_that_goes_on_in_its_folder_is_one_of_the_session(tmp_path: Path) 
     entry, other = listed()
     assert entry.folder == trainer.run_dir and [row["epoch"] for row in entry.card.board.epochs] == [1, 2, 3]
     assert entry.best["val_loss"] == trainer.history.best["val_loss"]
-    assert [run.folder for run in nbtrain.runs()][trainer[nbtrain.addons.LiveViewAddon]._run.place] == trainer.run_dir, (
-        "both parts have one number"
-    )
     entry.delete()
     assert [run.name for run in listed()] == [other.name] == ["Continued 2"]
 
 
-def test_a_number_that_is_read_is_the_place_in_the_list(folder: Path) -> None:
+def test_a_run_is_called_by_its_folder_in_the_list_its_lines_and_its_record(folder: Path) -> None:
     found = runs(folder)
-    lines = repr(found).splitlines()[1:]
-    for line, row in zip(lines, found.df.index):
-        number, lr, *_ = line.split()
-        assert int(number) == row and found[int(number)].settings["lr"] == lr
-        assert repr(found[row]).splitlines()[1].startswith(found[row].name), "a run alone has its name"
-    rows = re.findall(r'aria-label="(?:best · )?run (\d+), lr ([\d.]+)', found._repr_html_())
-    records = re.findall(r" · (run \d+) · lr ", found._repr_html_())
-    assert records == ["run 0", "run 1"], "the record of a line has its number"
-    assert rows == [(str(i), run.settings["lr"]) for i, run in enumerate(found)]
-    assert [line.split()[:2] for line in repr(found[::-1]).splitlines()[1:]] == [["0", "0.01"], ["1", "0.1"]]
+    names = ["run-001", "run-002"]
+    assert [line.split()[0] for line in repr(found).splitlines()[1:]] == names == list(found.df.run)
+    assert re.findall(r'aria-label="(?:best · )?run (run-\d+), lr', found._repr_html_()) == names
+    assert re.findall(r" · (run-\d+) · lr ", found._repr_html_()) == names, "the record of a line"
+    assert re.search(r" · run-002( · |\n)", show(folder / "run-002")) and repr(found[1]).splitlines()[1].startswith("run-002")
 
 
-def test_a_run_has_the_number_of_the_session_where_no_list_of_it_is_shown() -> None:
-    class Placed(Regress):
+def test_runs_of_two_folders_have_the_folders_before_their_names(tmp_path: Path) -> None:
+    class Twice(Regress):
         pass
 
-    trainers = [train(None, lr, kind=Placed) for lr in (0.1, 0.01, 0.001)]
-    session = nbtrain.runs()
-    cards = [entry.card for entry in trainers[0].runs]
-    assert [session[int(number)].card for number in places_of(cards)] == cards
-    last = cards[2].place
-    trainers[0].runs[0].delete()
-    assert cards[2].place == last - 1 and nbtrain.runs()[last - 1].card is cards[2]
+    for name in "ab":
+        train(tmp_path / name, kind=Twice)
+    assert [run.name for run in nbtrain.runs()][-2:] == ["a/run-001", "b/run-001"]
+
+
+def test_time_epochs_and_best_are_those_of_the_whole_run(tmp_path: Path) -> None:
+    trainer = train(tmp_path, n_epoch=4)
+    for n_epoch in (6, 2):
+        trainer.run(n_epoch, make_loader(), make_valid())
+    ends = [event.progress.elapsed_s for event in read_events(trainer.run_dir) if event.kind == "end"]
+    trainer.evaluate(make_valid())
+    (found,) = runs(tmp_path)
+    assert len(ends) == 3 and found.card.board.total_s == pytest.approx(sum(ends), rel=1e-2) == runs(tmp_path).df["time_s"][0]
+    assert found.settings["n_epoch"] == "12" and found.best == trainer.history.best
+    train(tmp_path, n_epoch=4)
+    assert [line.split()[:2] for line in compare(*(tmp_path / f"run-00{i}" for i in (1, 2))).table().splitlines()] == [
+        ["run", "n_epoch"], ["run-001", "12"], ["run-002", "4"],
+    ]  # fmt: skip
 
 
 def test_runs_of_this_session_need_no_folder_and_an_evaluation_is_a_column() -> None:

@@ -442,7 +442,7 @@ def steady(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 STEP = "HIDDEN = 64\n\ndef step(x):\n    return {}(x) * HIDDEN\n"
 SHOWN = """\
 run-001
-Lines · Linear · 10 params · run 1
+Lines · Linear · 10 params · run-001
 epoch  train_loss  val_loss
     1         0.5      0.25 ★
 ✓ completed · 1 epoch · 00:02 · best val_loss 0.25 at epoch 1

@@ -258,9 +258,9 @@ def test_run_that_has_not_begun_is_in_no_list_of_runs(tmp_path: Path) -> None:
     n = len(nbtrain.runs())
     trainer = make_trainer(Fails, save_path=tmp_path)
     _fail(trainer)
-    assert len(nbtrain.runs()) <= n and trainer[nbtrain.addons.LiveViewAddon]._run is None  # trainers of other tests may be gone
+    assert len(nbtrain.runs()) <= n and trainer[nbtrain.addons.LiveViewAddon].run is None  # trainers of other tests may be gone
     trainer.run(1, make_loader())
-    assert trainer[nbtrain.addons.LiveViewAddon]._run is not None
+    assert trainer[nbtrain.addons.LiveViewAddon].run is not None
 
 
 TRACKERS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {

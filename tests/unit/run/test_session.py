@@ -38,7 +38,7 @@ def test_a_session_is_one_run_in_the_view_the_folder_and_the_history(tmp_path: P
     trainer = make_trainer(save_path=tmp_path, log_bar=True)
     assert train(trainer, 3, 2) == [0, 1, 2]
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith("· run 2 · round 1 of 3") and lines[-1].startswith("✓ completed · 6 epochs · ") and len(lines) == 8
+    assert lines[0].endswith("· run-001 · round 1 of 3") and lines[-1].startswith("✓ completed · 6 epochs · ") and len(lines) == 8
     assert lines[3].startswith("epoch 3/6 · round 2 · train_loss")
     assert [row["round"] for row in trainer.history.epochs] == [1, 1, 2, 2, 3, 3] and len(trainer.history.tests) == 3
     with open(tmp_path / "run-001" / "history.csv") as file:

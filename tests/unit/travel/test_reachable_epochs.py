@@ -21,13 +21,13 @@ def keeping(**options: Any) -> Any:
     return make_trainer(keep_states=True, **options)
 
 
-def test_slider_offers_the_start_and_all_epochs_with_the_monitored_value() -> None:
+def test_slider_offers_the_start_and_all_epochs_whose_values_are_in_the_table() -> None:
     trainer = keeping()
     trainer.run(3, make_loader(), make_valid())
     places = reachable_epochs(trainer)
     assert [place.epoch for place in places] == [0, 1, 2, 3]
     assert [place.epoch for place in places if place.is_best] == [trainer.history.best["epoch"]]
-    assert all(place.words.startswith("val_loss ") for place in places[1:])
+    assert [place.line for place in places[1:]] == [f"the end of epoch {n}" for n in (1, 2, 3)]
 
 
 def test_every_epoch_that_is_offered_can_be_reached_and_no_other_one() -> None:
@@ -57,7 +57,7 @@ def test_what_is_recomputed_is_said() -> None:
     trainer = keeping()
     trainer.run(3, make_loader())
     trainer.states.memory.states = trainer.states.memory.states[:1]
-    words = [place.words.partition(" · ")[2] for place in reachable_epochs(trainer)]
+    words = [place.words for place in reachable_epochs(trainer)]
     assert words == ["", *(f"recomputes {n} batches" for n in (5, 10, 15))]
 
 
@@ -144,7 +144,7 @@ def saved(tmp_path: Path) -> Any:
 
 
 def test_checkpoints_on_the_disk_are_offered(saved: Any) -> None:
-    words = [place.words.partition(" · ")[2] for place in reachable_epochs(saved)]
+    words = [place.words for place in reachable_epochs(saved)]
     assert words == [f"from epoch={n}-step={5 * n}.ckpt" for n in (1, 2, 3)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,11 +14,14 @@ from IPython.core.formatters import DisplayFormatter
 from IPython.core.pylabtools import print_figure
 from matplotlib.figure import Figure
 
+from nbtrain.errors import ConfigError
 from nbtrain.events import Event, Progress
 from nbtrain.history.history import History
 from nbtrain.views import html, plots
+from nbtrain.views.axes import Sweep
 from nbtrain.views.curve import LossCurve
 from nbtrain.views.panels import also_measured, panels, panels_svg, panels_words
+from nbtrain.views.svg import COLOURS, HUES
 
 TWELVE = (
     "train_loss", "val_loss", "val_acc", "val_f1", "val_recall", "val_mcc", "val_kappa", "val_brier", "auroc", "grad_norm", "val_wer", "x",
@@ -47,12 +51,12 @@ def test_six_quantities_have_panels_and_the_others_a_quiet_line() -> None:
     assert also_measured(["loss"]) == ""
 
 
-def test_best_value_has_a_ring_and_words() -> None:
+def test_best_value_has_a_ring_and_its_number_is_in_the_table_only() -> None:
     rows = rows_of(10, "train_loss", "val_loss")
     drawing = Drawing(panels_svg(rows, rows[3]))
     (ring,) = [part for part in drawing.parts("circle") if part.attrib["class"] == "best"]
     dots = [part for part in drawing.parts("circle") if part.attrib["class"] == "val"]
-    assert ring.attrib["cx"] == dots[3].attrib["cx"] and drawing.words()[-1] == "by epoch · best val_loss 1.5 at epoch 4"
+    assert ring.attrib["cx"] == dots[3].attrib["cx"] and drawing.words()[-1] == "by epoch"
 
 
 def test_best_value_of_a_thinned_line_stays_and_what_was_before_the_cut_is_faint() -> None:
@@ -63,7 +67,7 @@ def test_best_value_of_a_thinned_line_stays_and_what_was_before_the_cut_is_faint
     (ring,) = [part for part in drawing.parts("circle") if part.attrib["class"] == "best"]
     assert (float(ring.attrib["cx"]), float(ring.attrib["cy"])) in drawing.points("val past")
     assert drawing.points("val past")[-1] == drawing.points("val")[0] and len(drawing.points("cut")) == 2
-    assert drawing.words()[-1] == "by epoch · continued after epoch 500 · best val_loss 0.5 at epoch 3"
+    assert drawing.words()[-1] == "by epoch · continued after epoch 500"
 
 
 def test_metric_that_is_nan_or_late_has_one_of_the_six_panels() -> None:
@@ -77,9 +81,9 @@ def test_epochs_of_a_long_run_do_not_overlap() -> None:
     Drawing(panels_svg(rows_of(2000, "val_loss", "val_acc", "val_f1"))).check()
 
 
-def test_last_values_stand_below_the_titles() -> None:
+def test_lines_are_named_below_the_titles() -> None:
     drawing = Drawing(panels_svg(rows_of(10, "train_loss", "val_loss", "auroc")))
-    assert [drawing.words(kind) for kind in ("train", "val")] == [["train 0.2", "last 2.2"], ["val 1.2"]]
+    assert [drawing.words(kind) for kind in ("train", "val")] == [["train"], ["val"]]
 
 
 def test_marks_are_numbered_in_every_panel() -> None:
@@ -148,7 +152,7 @@ def test_figure_has_six_panels_at_most_and_names_the_others() -> None:
 def test_axis_of_a_figure_is_that_of_the_record(values: list[float], scale: str, labels: list[str]) -> None:
     (axes,) = plots.curves(with_values("val_loss", values)).axes
     assert axes.get_yscale() == scale and [label.get_text() for label in axes.get_yticklabels()] == labels
-    assert texts(axes) == ([] if labels else ["no finite value"])
+    assert texts(axes) == (["val"] if labels else ["no finite value"])
 
 
 def history_of(n_epochs: int) -> History:
@@ -178,28 +182,68 @@ def test_changes_are_numbered_in_a_figure() -> None:
     history = history_of(2)
     history.marks += [(Progress(step=10, processed=10), "lr"), (Progress(step=60, processed=60, epoch=1), "train_step changed")]
     axes = history.plot().axes[0]
-    assert texts(axes) == ["1", "2"] and len(axes.patches) == 0
+    assert [text for text in texts(axes) if text.isdecimal()] == ["1", "2"] and len(axes.patches) == 0
 
 
 def test_a_long_name_leaves_room_for_the_curves() -> None:
     rows = rows_of(3, "train_loss", "train_acc")
-    figure = plots.compared({"a": rows, "b" + 200 * " lr 0.1 → 0.2": rows})
+    figure = plots.compared([plots.ComparedRun(label, rows) for label in ("a", "b" + 200 * " lr 0.1 → 0.2")])
     plots.png(figure)  # matplotlib warns where nothing is left of the panels
     width = figure.get_figwidth() * figure.dpi
-    assert all(axes.get_window_extent().width > 0.3 * width for axes in figure.axes)
+    assert all(axes.get_window_extent().width > 0.2 * width for axes in figure.axes)
 
 
-def test_compared_runs_have_the_panels_of_one() -> None:
-    figure = plots.compared({"a": rows_of(9, *TWELVE), "b": rows_of(3, "train_loss")})
-    assert len(figure.axes) == 6 and [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["a", "b"]
+def test_compared_runs_have_the_panels_of_one_and_names_at_the_ends_of_their_lines() -> None:
+    runs = [plots.ComparedRun("a", rows_of(9, *TWELVE)), plots.ComparedRun("b", rows_of(3, "train_loss"), is_best=True)]
+    figure = plots.compared(runs)
+    assert len(figure.axes) == 6 and all(axes.get_legend() is None for axes in figure.axes)
+    assert texts(figure.axes[0]) == ["★ b", "a"] and [text.get_color() for text in figure.axes[0].texts] == [*HUES["light"][1::-1]]
+    assert figure.get_supxlabel().startswith("thin: train · also measured: ")
 
 
-def test_legend_is_in_the_corner_that_the_ends_of_the_curves_leave_free() -> None:
-    falling, rising, unknown = [4.0, 2.0, 1.0], [0.5, 0.8, 0.9], [0.5, 0.8, math.nan]
-    rows = [{"epoch": i + 1, "train_loss": falling[i], "train_acc": rising[i], "train_f1": unknown[i]} for i in range(3)]
-    corners = {axes.get_title(loc="left"): axes.get_legend()._loc for axes in plots.compared({"a": rows, "b": rows}).axes}
-    upper_right, lower_right = 1, 4  # codes of matplotlib
-    assert corners == {"loss": upper_right, "acc": lower_right, "f1": lower_right}
+def test_figure_of_a_history_has_the_colours_of_its_record_and_a_ring_at_the_best() -> None:
+    rows = rows_of(9, "train_loss", "val_loss")
+    (axes,) = plots.curves(rows, rows[3]).axes
+    named = {text.get_text(): text.get_color() for text in axes.texts}
+    assert named == {name: COLOURS["light"][name] for name in ("train", "val")} and axes.get_legend() is None
+    assert [line.get_color() for line in axes.lines[:2]] == [COLOURS["light"]["train"], COLOURS["light"]["val"]]
+    assert [tuple(line.get_xydata()[0]) for line in axes.lines if line.get_markersize() == 8] == [(4, rows[3]["val_loss"])]
+
+
+def test_a_metric_that_does_not_change_gives_way_and_any_can_be_chosen() -> None:
+    rows = [row | {"val_still": 1.0} for row in rows_of(9, "val_loss", "train_acc", "val_acc")]
+    assert list(panels(rows)) == ["loss", "acc", "still"] and list(panels([{"epoch": 1, "a": 1.0, "b": 2.0}])) == ["a", "b"]
+    assert (
+        panels(rows, metrics=["still", "val_acc"])
+        == {"still": ["val_still"], "acc": ["val_acc"]}
+        == panels(rows, metrics=("val_acc", "still"))
+    )
+    with pytest.raises(ConfigError, match="'f1' was not measured(?s:.*)Give some of acc, loss, still"):
+        plots.curves(rows, metrics=["f1"])
+    many = rows_of(9, *TWELVE)
+    assert len(plots.curves(many, metrics=list(panels(many))).axes) == len(panels(many)) > 6
+
+
+def test_runs_of_one_epoch_are_drawn_over_the_number_in_which_they_differ() -> None:
+    results = [{"epoch": 1, "train_loss": 2 * loss, "val_loss": loss} for loss in (0.5, 0.2, 0.9)]
+    rates = [0.001, 0.01, 0.1]
+    runs = [plots.ComparedRun(f"lr {lr}", [row], row, lr == 0.01, lr) for lr, row in zip(rates, results)]
+    (axes,) = plots.compared(runs, sweep=Sweep("lr", rates)).axes
+    assert axes.get_xlabel() == "lr" and axes.get_xscale() == "log"
+    train, val, ring = (list(map(tuple, line.get_xydata())) for line in axes.lines)
+    assert val == [(0.001, 0.5), (0.01, 0.2), (0.1, 0.9)] and len(train) == 3 and ring == [(0.01, 0.2)]
+    assert "★ lr 0.01" in texts(axes)
+    (axes,) = plots.compared([replace(run, value=float(i)) for i, run in enumerate(runs)], sweep=Sweep("depth", [0.0, 1.0, 2.0])).axes
+    assert axes.get_xscale() == "linear"
+
+
+def test_longer_runs_have_a_panel_over_the_number_before_their_curves() -> None:
+    runs = [plots.ComparedRun(f"lr {i}", rows := rows_of(5, "val_loss", "val_acc"), rows[-1], i == 1, float(i)) for i in range(3)]
+    figure = plots.compared(runs, sweep=Sweep("lr", [0.0, 1.0, 2.0]))
+    assert [(axes.get_title("left"), axes.get_xlabel()) for axes in figure.axes] == [
+        ("best val_loss", "lr"), ("loss", "epoch"), ("acc", "epoch"),
+    ]  # fmt: skip
+    assert len(plots.compared(runs[:2], sweep=Sweep("lr", [0.0, 1.0])).axes) == 2, "two dots are no curve"
 
 
 def test_figure_is_shown_at_half_its_dots() -> None:

@@ -12,7 +12,7 @@ from drawn import Drawing
 
 from nbtrain.events import Progress
 from nbtrain.views import cell_runs
-from nbtrain.views.runs import RunCard, best_of, label_of, run_table, runs_html, runs_svg, runs_text, spread_lines, varying
+from nbtrain.views.runs import RunCard, best_of, in_words, label_of, run_table, runs_html, runs_svg, runs_text, spread_lines, varying
 from nbtrain.views.text import Board
 
 
@@ -46,7 +46,7 @@ def test_the_best_run_has_the_star(mode: str, best: int) -> None:
     assert best_of(cards) is cards[best]
     lines = runs_text(cards).splitlines()
     assert [line.endswith("★") for line in lines[1:5]] == [i == best for i in range(4)]
-    assert lines[0].split() == ["run", "val_loss", "at", "epoch", "time"] and lines[4].split()[1] == "–"
+    assert lines[0].split() == ["run", "val_loss", "at", "epoch", "time"] and lines[4].split()[2] == "–"
 
 
 def test_runs_that_are_compared_by_different_metrics_have_no_best() -> None:
@@ -94,14 +94,58 @@ def test_more_runs_than_colours_are_a_ramp_over_the_setting_with_the_most_values
     assert "lr 3, kind" not in runs_svg(cards[:8]) and len(Drawing(runs_svg(cards[:8])).words("c0")) == 1, "eight have a colour each"
 
 
-def test_runs_that_do_not_differ_have_the_number_of_their_line() -> None:
-    cards = [card([]), card([1.0, 0.5]), card([1.0, 0.4])]
+def test_a_run_is_called_by_its_name_in_the_table_the_picture_the_title_and_its_record() -> None:
+    cards = [card(values, name) for values, name in (([], "run-007"), ([1.0, 0.5], "run-008"), ([1.0, 0.4], "run-009"))]
     svg, page = runs_svg(cards), runs_html(cards, "x")
-    assert "run 1<" in svg and "★ run 2<" in svg and "★ val_loss 0.4 with run 2<" in page
-    assert "with lr 2 · run 1<" in runs_html(of_rates("1", "2"), "x"), "the best may be out of sight"
-    numbers = ["7", "8", "9"]
-    assert "★ run 9<" in runs_svg(cards, numbers) and "with run 9<" in runs_html(cards, "x", numbers=numbers)
-    assert [line.split()[0] for line in runs_text(cards, numbers).splitlines()[1:4]] == numbers
+    assert "run-008<" in svg and "★ run-009<" in svg and "★ val_loss 0.4 with run-009<" in page
+    assert re.findall(r"Toy · (run-00\d)", page) == [card.name for card in cards]
+    assert "with lr 2 · Toy 1<" in runs_html(of_rates("1", "2"), "x"), "the best may be out of sight"
+    assert [line.split()[0] for line in runs_text(cards).splitlines()[1:4]] == [card.name for card in cards]
+
+
+def test_one_run_is_one_run() -> None:
+    page = runs_html([card([0.5])], "x")
+    assert ">1 run ·" in page and "1 runs" not in page and runs_html(of_rates("1", "2"), "x").count("2 runs") == 2
+
+
+def test_runs_of_two_classes_are_not_ranked_against_each_other() -> None:
+    cards = [
+        card([value], **{"class": kind}, lr=lr) for kind, lr, value in (("A", "1", 9.0), ("B", "1", 0.4), ("A", "2", 8.0), ("B", "2", 0.2))
+    ]
+    table = run_table(cards)
+    assert best_of(cards) is None and table.bests == [cards[2], cards[3]] and table.heads[1] == "class"
+    assert dict(zip(table.heads, table.orders))["val_loss"] == [1, 3, 0, 2], "each class is a group, the best of it first"
+    assert [line.endswith("★") for line in runs_text(cards).splitlines()[1:5]] == [False, False, True, True]
+    assert "★ val_loss 8 with A, lr 2 · Toy 1 · ★ val_loss 0.2 with B, lr 2" in runs_html(cards, "x") and "★ A, lr 2<" in runs_svg(cards)
+    assert run_table(cards[1:]).bests == [cards[3]], "one run of a class is the best of none"
+
+
+def test_functions_that_differ_are_words_within_a_class() -> None:
+    codes = (("A", "0"), ("A", "1"), ("B", "2"), ("A", "3"), ("A", "1"))
+    cards = [card([0.5], "run", **{"class": kind}, train_step=f"code 00000{code}", loss_of="code abcdef") for kind, code in codes]
+    words = [line.split() for line in runs_text(cards).splitlines()[:6]]
+    assert words[0][1:3] == ["class", "train_step"]
+    assert [" ".join(line[2:-3]).replace(" 0.5000", "") for line in words[1:]] == ["original", "edited", "original", "edited 2", "edited"]
+    assert varying(in_words([cards[0], cards[2]])) == ["class"] and "code" not in runs_html(cards, "x") + runs_svg(cards)
+
+
+def test_runs_of_one_epoch_are_dots_over_the_number_in_which_they_differ() -> None:
+    cards = [card([value], lr=lr, seed=str(i)) for i, (lr, value) in enumerate((("0.001", 0.9), ("0.01", 0.2), ("0.1", 0.5)))]
+    drawing = picture_of(cards)
+    drawing.check()
+    places = [float(dot.attrib["cx"]) for dot in drawing.parts("circle") if dot.attrib["class"] == "train"]
+    assert len(places) == 3 and places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.2), "a log axis"
+    (ring,) = [dot for dot in drawing.parts("circle") if dot.attrib["class"] == "best"]
+    assert float(ring.attrib["cx"]) == places[1] and drawing.words("strong") == ["val_loss", "lr", "★ lr 0.01 · Toy 1"]
+    assert "epoch" not in " ".join(drawing.words()) and 'alt="val_loss of 3 runs by lr"' in runs_html(cards, "x")
+
+
+def test_a_note_of_two_lines_has_two_lines() -> None:
+    cards = [card([0.5]), card([0.7])]
+    cards[0].note = "first try\nwith a warm start"
+    lines = runs_text(cards).splitlines()
+    assert lines[1].endswith("★ first try") and lines[2].strip() == "with a warm start" and lines[2].index("w") > len(lines[3])
+    assert re.search(r"white-space:pre-line[^>]*>first try\nwith a warm start<", runs_html(cards, "x"))
 
 
 def test_runs_without_a_value_are_not_drawn() -> None:
@@ -165,7 +209,7 @@ def test_settings_of_strangers_are_shown_as_text() -> None:
 
 def test_what_has_no_column_is_counted() -> None:
     cards = [card([0.5], **{name: f"{name}{i}" if i & bit else "0" for name, bit in zip("abcd", (1, 2, 4, 8))}) for i in range(16)]
-    assert "1 more settings differ" in runs_text(cards)
+    assert "1 more setting differs" in runs_text(cards)
 
 
 def test_a_long_number_has_five_digits_and_still_differs() -> None:

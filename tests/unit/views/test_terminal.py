@@ -107,7 +107,7 @@ SCREENS = {
     40: """Digits · SmallCNN · 12.3k params ·
   cuda:0 · bf16-mixed · run 1
  epoch  train_loss   val_loss
-+ 5 columns
++ 5 columns: acc, f1, lr, …
      1         0.5     0.4375 ★
 note: the loader's workers are started
   again at each epoch:
@@ -115,7 +115,7 @@ note: the loader's workers are started
 epoch 2/10 · 250/500 · loss 0.5""",
     80: """Digits · SmallCNN · 12.3k params · cuda:0 · bf16-mixed · run 1
  epoch  train_loss  train_acc   val_loss    val_acc     val_f1         lr
-+ 1 column
++ 1 column: time
      1         0.5       0.75     0.4375     0.8125        0.8      0.001 ★
 note: the loader's workers are started again at each epoch:
   persistent_workers=True keeps them

@@ -150,10 +150,11 @@ def test_table_of_a_live_run_has_twelve_lines_at_most_and_keeps_the_best() -> No
     assert len(lines) == 12 and lines[:3] == ["… 1 earlier epoch", lines[1], "… 489 epochs"] and lines[1].endswith(" ★")
 
 
-def test_summary_says_what_this_run_did() -> None:
-    events = run_events()
-    events[0] = Event("start", Progress(n_epochs=3, epoch=2), 0.0, HEADER)
-    assert text.summary_line(board_after(events)) == "✓ completed · 1 epoch, 3 in all · 00:04 · best val_loss 0.4 at epoch 2"
+def test_summary_says_what_this_run_did_and_all_its_parts_if_they_were_read() -> None:
+    part = continued_board(run_events())
+    assert text.summary_line(part) == "✓ completed · 3 epochs, 5 in all · 00:04 · best val_loss 0.3 at epoch 2"
+    whole = continued_board(run_events(), whole=True)
+    assert text.summary_line(whole) == "✓ completed · 5 epochs · 00:07 · best val_loss 0.3 at epoch 2"
 
 
 def test_evaluation_has_neither_epochs_nor_a_best_one() -> None:
@@ -177,7 +178,6 @@ def test_epochs_that_differ_in_the_sixth_digit_are_told_apart_and_the_best_stays
         newest = [line.split()[2] for line in lines if re.match(r" *(19\d\d|2000)\b", line)]
         assert len(set(newest)) == len(newest) >= 9 and any(line.endswith(" ★") and line.split()[0] == "3" for line in lines)
         assert text.best_words(board.best, "val_loss", board.epochs) == "best val_loss 0.589996 at epoch 3"
-    assert "val 0.686002" in svg_of(html.record_html(board_after(events))).words("val")
     live, log = TerminalView(io.StringIO(), width=200), LogView(io.StringIO(), every_s=0)
     for event in events[:30]:
         live.update(event), log.update(event)
@@ -188,7 +188,7 @@ def test_metric_that_is_always_nan_or_appears_late_keeps_its_column() -> None:
     wide = [{"epoch": e, **{f"train_metric_{i}": 0.5 for i in range(20)}, "val_nan": math.nan} for e in (1, 2, 3)]
     wide[2] |= {"val_late": 0.5}
     table = html.table_html(wide)
-    assert "columns: history.df" in table and ">nan<" in table and ">late<" in table
+    assert ", … · history.df" in table and ">nan<" in table and ">late<" in table
     head, _, line = RowWriter().lines(wide[2], 60, "val_loss", rows=wide)
     many = [wide[0], *[wide[2] | {"epoch": e} for e in range(2, 90)]]
     assert "val_late" in text.make_table(many, max_width=60, is_live=True).names
@@ -196,8 +196,8 @@ def test_metric_that_is_always_nan_or_appears_late_keeps_its_column() -> None:
 
 
 # -- the past of a run
-def continued_board(events: list[Event], n_past: int = 2) -> text.Board:
-    """A run that goes on after `n_past` epochs of another one."""
+def continued_board(events: list[Event], n_past: int = 2, *, whole: bool = False) -> text.Board:
+    """A run that goes on after `n_past` epochs of an earlier part, which is only known, or read as well."""
     past = board_after(run_events((0.5, 0.3, *[0.4] * (n_past - 2))))
     best = past.best
 
@@ -209,7 +209,7 @@ def continued_board(events: list[Event], n_past: int = 2) -> text.Board:
             row = {**row, "epoch": row["epoch"] + n_past, "step": row["step"] + 4 * n_past, "processed": row["processed"] + 6 * n_past}
         return replace(event, progress=place, data={**event.data, **({"row": row} if row else {}), "best": best})
 
-    board = text.Board(find_past=lambda: text.Past(past.curve, past.epochs))
+    board = past if whole else text.Board(find_past=lambda: text.Past(past.curve, past.epochs))
     for event in events:
         board.update(later(event))
     return board
@@ -323,7 +323,8 @@ def test_columns_beyond_the_width_are_folded_and_counted() -> None:
     wide = [{"epoch": 1, "train_loss": 0.5, **{f"val_metric_{i}": 0.25 for i in range(20)}, "val_loss": 0.5, "time_s": 1.0}]
     table = html.table_html(wide)
     heads = re.findall(r"<th scope=\"col\"[^>]*>(.*?)</th>", table)
-    assert f"+ {24 - len(heads)} columns: history.df" in table and heads[-2:] == ["loss", "time"] and "metric_<wbr>0" in heads
+    assert f"+ {24 - len(heads)} columns: metric_" in table and ", … · history.df" in table
+    assert heads[-2:] == ["loss", "time"] and "metric_<wbr>0" in heads
 
 
 def test_live_record_says_when_it_was_drawn_and_the_last_one_does_not() -> None:
@@ -333,13 +334,38 @@ def test_live_record_says_when_it_was_drawn_and_the_last_one_does_not() -> None:
     assert html.record_html(board_after(events), live=live) == html.record_html(board_after(events))  # the same in every execution
 
 
+def test_a_pause_is_amber_and_a_note_of_two_lines_has_two() -> None:
+    events = run_events()
+    board = board_after(events[:4])
+    assert "#ffc107" not in html.record_html(board)
+    board.update(Event("state", events[3].progress, 0.0, {"state": "paused"}))
+    board.update(Event("note", events[3].progress, 0.0, {"text": "first\nsecond"}))
+    record = html.record_html(board)
+    assert re.search(r"background:#ffc107[^>]*>‖ paused</span>", record) and "note: first\nsecond" in text.record_text(board)
+    assert re.search(r"white-space:pre-line[^>]*>note: first\nsecond<", record)
+
+
+def test_the_best_value_stands_in_the_status_and_in_the_table_of_a_record_only() -> None:
+    events = run_events((0.5, 0.4321, 0.45, 0.46, 0.47, 0.48))
+    record = html.record_html(board_after(events))
+    assert record.count("0.4321") == 2 and not any("0.4321" in words for words in svg_of(record).words())
+
+
+def test_a_record_is_called_by_its_folder() -> None:
+    board = board_after(run_events())
+    assert "· run 1 ·" in text.title_line(board)
+    board.name = "run-007"
+    assert "· run-007 ·" in text.record_text(board) and "· run-007 ·" in html.record_html(board) and "run 1" not in text.record_text(board)
+
+
 def test_record_of_a_run_that_was_resumed_after_a_crash_has_each_epoch_once() -> None:
     events = run_events((0.5, 0.4, 0.3))
     crashed = next(i for i, event in enumerate(events) if event.kind == "epoch" and event.data["row"]["epoch"] == 2)
     saved = next(i for i, event in enumerate(events) if event.kind == "epoch")  # the checkpoint
     resumed = Event("start", replace(events[saved].progress, step=4, processed=6), 0.0, {**events[0].data, "resumed": True})
     board = board_after([*events[: crashed + 1], resumed, *events[saved + 1 :]])
-    assert text.record_text(board) == text.record_text(board_after(events))
+    spent = text.record_text(board).replace("00:06", "00:04")  # the lost epoch took time
+    assert spent == text.record_text(board_after(events)) != text.record_text(board)
 
 
 def test_record_of_a_resumed_run_does_not_say_that_it_is_fresh() -> None:
