@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import time
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -229,6 +230,7 @@ class Board:
     header: dict[str, Any] = field(default_factory=dict)
     name: str = ""  # of its run folder
     progress: Progress = field(default_factory=Progress)
+    begun_s: float = 0.0  # when it began, in seconds since 1970
     before_s: float = 0.0  # the seconds of its parts before this one
     rows: list[Row] = field(default_factory=list)  # finished epochs and test passes
     epochs: list[Row] = field(default_factory=list)  # finished epochs only
@@ -294,6 +296,7 @@ class Board:
         """Begin a run, or continue one from a saved state: what came after that state is repeated."""
         p, continues = event.progress, bool(self.header) and event.progress.run == self.progress.run
         self.before_s = max(0.0, self.total_s - p.elapsed_s)
+        self.begun_s = self.begun_s or event.time_s
         self.header, self.status, self.reason = dict(event.data), "running", ""
         self.speed = Speed(p.elapsed_s)
         self.tables.clear()
@@ -856,10 +859,10 @@ def record_table(board: Board, max_width: int, title: int = 99, *, is_short: boo
 def title_line(board: Board, name: str = "") -> str:
     """The header; after the run also the learning rate, if it was constant (during a run the current one is shown elsewhere).
 
-    `name`: that of the run among others. By default it is that of its folder; without one, its number among the runs of its trainer.
+    `name`: that of the run among others. By default it is that of its folder; without one, when it started: `started 14:05`.
     """
-    number = f"run {board.progress.run}" if board.progress.run else ""
-    line, lr = header_line(board.header, name or board.name or number), None if board.is_on else fixed_lr(board)
+    started = time.strftime("started %H:%M", time.localtime(board.begun_s)) if board.begun_s else ""
+    line, lr = header_line(board.header, name or board.name or started), None if board.is_on else fixed_lr(board)
     return line if lr is None else f"{line} · lr {format_value(lr)}"
 
 
