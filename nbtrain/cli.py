@@ -242,8 +242,10 @@ def _resume(line: CommandLine) -> int:
     if newest is None:
         raise ConfigError(f"There is no checkpoint in {str(folder)!r} to resume from.", remedy="Give a run folder with checkpoints.")
     if not (folder / CONFIG_FILE).exists():
-        remedy = f"Resume it with your own: nbtrain fit -f run.yaml --checkpoint.resume_from {newest}, or run(..., resume=path)."
-        raise ConfigError(f"{str(folder)!r} has no configuration: nbtrain fit did not begin it.", remedy=remedy)
+        raise ConfigError(
+            f"{str(folder)!r} has no configuration: nbtrain fit did not begin it.",
+            remedy=f"Resume it with your own: nbtrain fit -f run.yaml --checkpoint.resume_from {newest}, or run(..., resume=path).",
+        )
     at = Override("checkpoint.resume_from", str(newest), False, "--checkpoint.resume_from")
     line = CommandLine({"file": [str(folder / CONFIG_FILE)]}, line.switches, [*line.overrides, at])
     return _train(_read(line))

@@ -296,12 +296,15 @@ def samples_per_batch(loader: Any, micro_batch_size: int | None = None) -> int:
     """The samples of a batch of `loader`. Raises ConfigError if they are unknown, or not `micro_batch_size`."""
     size = getattr(loader, "batch_size", None)
     if micro_batch_size is not None and size not in (None, micro_batch_size):
-        what = f"micro_batch_size={micro_batch_size}, but the batches of the loader have {size} samples."
-        raise ConfigError(what, remedy="Make the loader with that batch_size, or leave micro_batch_size out.")
+        raise ConfigError(
+            f"micro_batch_size={micro_batch_size}, but the batches of the loader have {size} samples.",
+            remedy="Make the loader with that batch_size, or leave micro_batch_size out.",
+        )
     found = micro_batch_size or size
     if found is None:
-        what = "global_batch_size needs the samples of a batch, and the loader has no batch_size."
-        raise ConfigError(what, remedy="Give micro_batch_size.")
+        raise ConfigError(
+            "global_batch_size needs the samples of a batch, and the loader has no batch_size.", remedy="Give micro_batch_size."
+        )
     return found
 
 
@@ -329,8 +332,10 @@ class _Windows(PassCallback):
             return
         given = pl_trainer.accumulate_grad_batches
         if given not in (1, wanted):
-            what = f"lightning={{'accumulate_grad_batches': {given}}} contradicts AccumulationAddon, which makes it {wanted}."
-            raise ConfigError(what, remedy="Leave one of them out.")
+            raise ConfigError(
+                f"lightning={{'accumulate_grad_batches': {given}}} contradicts AccumulationAddon, which makes it {wanted}.",
+                remedy="Leave one of them out.",
+            )
         pl_trainer.accumulate_grad_batches = wanted
 
 
@@ -519,8 +524,9 @@ class AccumulationAddon(AddOnBase):
         for name in ("grad_reduction", "loss_reduction"):
             value = getattr(self, name)
             if value == "per-token-mean" and self.aggregate_outputs_fn is None:
-                what = f"{name}='per-token-mean' needs the number of tokens."
-                raise ConfigError(what, remedy="Give aggregate_outputs_fn, which counts them.")
+                raise ConfigError(
+                    f"{name}='per-token-mean' needs the number of tokens.", remedy="Give aggregate_outputs_fn, which counts them."
+                )
         self._loader: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -551,8 +557,10 @@ class AccumulationAddon(AddOnBase):
         """Raise ConfigError for an option that a LightningModule can't have: it accumulates as Lightning does."""
         what = "a LightningModule accumulates gradients as Lightning does."
         if isinstance(self.accumulate, Mapping):
-            remedy = 'Give lightning={"callbacks": [GradientAccumulationScheduler({0: 1, 4: 2})]}, which counts epochs.'
-            raise ConfigError(f"accumulate={{...}}: {what}", remedy=remedy)
+            raise ConfigError(
+                f"accumulate={{...}}: {what}",
+                remedy='Give lightning={"callbacks": [GradientAccumulationScheduler({0: 1, 4: 2})]}, which counts epochs.',
+            )
         given = [name for name in ("loss_reduction", "aggregate_outputs_fn") if getattr(self, name) is not None]
         if self.grad_reduction != "mean":
             given = [f"grad_reduction={self.grad_reduction!r}"]

@@ -59,8 +59,10 @@ class _Freeze(Freezer):
             parameter.requires_grad, parameter.grad = False, None
             self.frozen.append(parameter)
         if not any(p.requires_grad for p in model.parameters()):
-            what = f"In epoch {pl_trainer.current_epoch + 1} all parameters are frozen, so there is nothing to train."
-            raise ConfigError(what, remedy="Leave some out of freeze=.")
+            raise ConfigError(
+                f"In epoch {pl_trainer.current_epoch + 1} all parameters are frozen, so there is nothing to train.",
+                remedy="Leave some out of freeze=.",
+            )
         for name, part in model.named_modules():
             if isinstance(part, BATCH_NORM) and part.training and any(fits(name, pattern) for pattern in patterns):
                 part.eval()

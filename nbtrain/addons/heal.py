@@ -115,8 +115,10 @@ class HealAddon(AddOnBase):
         step, optimizer = trainer.train_state.counts.step, trainer.optimizer
         assert optimizer is not None
         if self.n_heals == self.max_heals:
-            remedy = "Lower the learning rate, clip the gradients, or give max_heals=; rewind(step=...) goes back by hand."
-            raise StepError(f"In step {step + 1} {what}, and the run was healed {self.n_heals} times before.", remedy=remedy)
+            raise StepError(
+                f"In step {step + 1} {what}, and the run was healed {self.n_heals} times before.",
+                remedy="Lower the learning rate, clip the gradients, or give max_heals=; rewind(step=...) goes back by hand.",
+            )
         self.n_heals, copy = self.n_heals + 1, self.copies[0]
         trainer.model.load_state_dict(copy["model"])
         groups = optimizer.state_dict()["param_groups"]  # the rates continue

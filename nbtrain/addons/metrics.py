@@ -65,8 +65,10 @@ def _by_name(metrics: Any) -> dict[str, Measure]:
     found: dict[str, Measure] = {}
     for name, measure in named:
         if not isinstance(measure, (Metric, MetricCollection)) and not (callable(measure) and n_required(measure) in (1, 2)):
-            remedy = "Give fn(y_true, y_pred), a compute_metrics(eval_pred), or a torchmetrics object."
-            raise ConfigError(f"metrics={measure!r} is not a metric.", remedy=remedy)
+            raise ConfigError(
+                f"metrics={measure!r} is not a metric.",
+                remedy="Give fn(y_true, y_pred), a compute_metrics(eval_pred), or a torchmetrics object.",
+            )
         if name in found:
             raise ConfigError(f"Two metrics are named {name!r}.", remedy='Give a dict: metrics={"one": ..., "two": ...}.')
         found[name] = measure
@@ -114,8 +116,10 @@ def label_and_output(phase: str, outputs: Any) -> tuple[Tensor, Tensor]:
     returned = outputs if isinstance(outputs, Mapping) else {}
     for name in ("label", "output"):
         if not isinstance(returned.get(name), Tensor):
-            what = f"{'train_step' if phase == 'train' else 'test_step'} returned no tensor {name!r}, which metrics= needs."
-            raise StepError(what, remedy='Add it: return {"output": ..., "label": ...}.')
+            raise StepError(
+                f"{'train_step' if phase == 'train' else 'test_step'} returned no tensor {name!r}, which metrics= needs.",
+                remedy='Add it: return {"output": ..., "label": ...}.',
+            )
     return returned["label"].detach(), returned["output"].detach()
 
 

@@ -145,11 +145,14 @@ class RanksAddon(Launcher):
     def _fit_parallelism(self, trainer: TrainerProtocol) -> None:
         """Choose the parallelism for "auto". Raises ConfigError for a strategy or an addon that does not work for `trainer` in ranks."""
         for name in {"strategy", "num_nodes", "use_distributed_sampler"} & trainer.lightning.keys():
-            remedy = f"Leave it out, or use {name}=... of the addon."
-            raise ConfigError(f"lightning={{{name!r}: ...}} is set by {type(self).__name__}.", remedy=remedy)
+            raise ConfigError(
+                f"lightning={{{name!r}: ...}} is set by {type(self).__name__}.", remedy=f"Leave it out, or use {name}=... of the addon."
+            )
         if trainer.configures_optimizers and (self.strategy == "auto" or self.parallelism.splits or not self.parallelism.returns):
-            what = f"strategy={self.strategy!r} can't shard a LightningModule here."
-            raise ConfigError(what, remedy="Use strategy='ddp', or shard it in its configure_model, with lightning.Trainer(strategy=...).")
+            raise ConfigError(
+                f"strategy={self.strategy!r} can't shard a LightningModule here.",
+                remedy="Use strategy='ddp', or shard it in its configure_model, with lightning.Trainer(strategy=...).",
+            )
         if self.strategy == "auto":
             n = self.n_processes
             size = min(device_memory(device, n) for device in self.devices) if self.memory_gb is None else int(self.memory_gb * 1e9)
@@ -317,8 +320,10 @@ class MultiGPUAddon(RanksAddon):
             return os.environ.get("MASTER_ADDR", "localhost"), int(port)
         found = re.fullmatch(r"tcp://([^:/]+|\[.+\]):(\d{1,5})", self.init_method)
         if found is None:
-            remedy = 'Give "tcp://localhost:12355", or leave it out: then no port is needed.'
-            raise ConfigError(f"init_method: expected tcp://HOST:PORT, got {self.init_method!r}.", remedy=remedy)
+            raise ConfigError(
+                f"init_method: expected tcp://HOST:PORT, got {self.init_method!r}.",
+                remedy='Give "tcp://localhost:12355", or leave it out: then no port is needed.',
+            )
         return found[1].strip("[]"), int(found[2])
 
     @classmethod

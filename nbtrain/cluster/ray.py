@@ -374,8 +374,9 @@ class RayLaunch:
             else:
                 self._begin(pack(again))
         except self._ray.exceptions.RayActorError as error:
-            remedy = f"Ray starts a rank again max_restarts={self._max_restarts} times."
-            raise WorkerError(lost, where=first_line(error), remedy=remedy) from error
+            raise WorkerError(
+                lost, where=first_line(error), remedy=f"Ray starts a rank again max_restarts={self._max_restarts} times."
+            ) from error
         if trainer.control.state in ("pausing", "paused"):
             self.send(("pausing",))
 
@@ -453,8 +454,10 @@ class RayAddon(RanksAddon):
         if self.min_workers is not None and not 1 <= self.min_workers <= self.workers:
             raise ConfigError(f"min_workers={self.min_workers} must be from 1 to workers={self.workers}.")
         if self.gpus_per_worker not in (0, 1):
-            remedy = "A worker trains on one device: give 1, or 0 for CPUs, and more workers."
-            raise ConfigError(f"gpus_per_worker={self.gpus_per_worker!r} is invalid.", remedy=remedy)
+            raise ConfigError(
+                f"gpus_per_worker={self.gpus_per_worker!r} is invalid.",
+                remedy="A worker trains on one device: give 1, or 0 for CPUs, and more workers.",
+            )
         if self.strategy == "auto" and self.memory_gb is None:
             raise ConfigError("strategy='auto' does not know the memory of the workers.", remedy="Give memory_gb=80, for example.")
         check_address(self.address)

@@ -61,8 +61,10 @@ def _connect(ray: Any, address: str | None) -> None:
         other_version = "ersion" in str(error)
         if other_version or is_open:
             said = " ".join(str(error).split())[:300]
-            remedy = "Install the same versions on each node." if other_version else _TOKEN
-            raise ConfigError(f"The Ray cluster {where} can't be used: {said}", remedy=remedy) from error
+            raise ConfigError(
+                f"The Ray cluster {where} can't be used: {said}",
+                remedy="Install the same versions on each node." if other_version else _TOKEN,
+            ) from error
         raise ConfigError(f"No Ray cluster answers {where}: {first_line(error)}", remedy=_START) from error
 
 

@@ -106,8 +106,9 @@ class JobInfo:
         try:
             return cls(**json.loads(read_own(run_dir, _INFO)))
         except (OSError, ValueError, TypeError) as error:
-            remedy = "Give the run folder of a job: it holds job/job.json."
-            raise ConfigError(f"{str(run_dir)!r} is not the run folder of a job.", remedy=remedy) from error
+            raise ConfigError(
+                f"{str(run_dir)!r} is not the run folder of a job.", remedy="Give the run folder of a job: it holds job/job.json."
+            ) from error
 
 
 def environment() -> dict[str, str]:
@@ -318,8 +319,9 @@ class Resources:
         """Raise ConfigError or OptionError for what can't be submitted here."""
         known = [*_OPTIONS, *vars(self), "name", "save_path"]
         for name in self.options.keys() - set(_OPTIONS):
-            remedy = f"{nearest(name, known)} sbatch={{...}} takes any other of sbatch."
-            raise OptionError(f"submit takes no option {name!r}.", remedy=remedy)
+            raise OptionError(
+                f"submit takes no option {name!r}.", remedy=f"{nearest(name, known)} sbatch={{...}} takes any other of sbatch."
+            )
         for name, least in (("nodes", 1), ("tasks_per_node", 1), ("gpus_per_node", 0)):
             if (value := getattr(self, name)) < least:
                 raise ConfigError(f"{name}={value!r} must {'be a positive integer' if least else 'not be negative'}.")
@@ -336,13 +338,17 @@ class Resources:
         if self.nodes > 1:
             raise ConfigError(f"nodes={self.nodes}: cluster='local' is this machine alone.", remedy="Give tasks_per_node.")
         if self.gpus_per_node > (n_gpus := torch.cuda.device_count()):
-            what = f"gpus_per_node={self.gpus_per_node}: this machine has {n_gpus} CUDA devices."
-            raise ConfigError(what, remedy="Give fewer, or tasks_per_node for processes on the CPU.")
+            raise ConfigError(
+                f"gpus_per_node={self.gpus_per_node}: this machine has {n_gpus} CUDA devices.",
+                remedy="Give fewer, or tasks_per_node for processes on the CPU.",
+            )
 
     def _check_slurm(self) -> None:
         if shutil.which("sbatch") is None or shutil.which("srun") is None:
-            remedy = "Submit from a login node of the cluster; cluster='local' starts the processes on this machine."
-            raise ConfigError("SLURM is not here: sbatch is not found.", remedy=remedy)
+            raise ConfigError(
+                "SLURM is not here: sbatch is not found.",
+                remedy="Submit from a login node of the cluster; cluster='local' starts the processes on this machine.",
+            )
         if self.partition is not None and (known := partitions()) and self.partition not in known:
             raise ConfigError(f"SLURM has no partition {self.partition!r}.", remedy=nearest(self.partition, known))
 

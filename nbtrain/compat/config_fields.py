@@ -210,8 +210,10 @@ def _translate_hybrid(problems: Problems) -> None:
         if not _is_hybrid(section):
             continue
         if name == "optimizer" and section.get("param_clss_fn") is None:
-            remedy = "Name a function of a parameter's name that returns (optimizer, group)."
-            problems.add("optimizer.param_clss_fn is missing, which HybridOptimizer needs.", remedy)
+            problems.add(
+                "optimizer.param_clss_fn is missing, which HybridOptimizer needs.",
+                "Name a function of a parameter's name that returns (optimizer, group).",
+            )
         kept = {key: value for key, value in section.items() if key not in ("type", "args")}
         parts = _hybrid_parts(name, problems)
         kept |= parts[0] if name == "lr_scheduler" and len(parts) == 1 else {"each": parts}

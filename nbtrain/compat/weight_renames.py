@@ -49,8 +49,10 @@ def check_rename(rename: Mapping[str, str | None], names: Sequence[str]) -> None
     for old in rename:
         if all(renamed(name, {old: "?"}) == name for name in names):
             parts = {name.partition(".")[0] for name in names}
-            remedy = nearest(old.strip("."), parts) if len(parts) <= 20 else "The names are those in the file."
-            raise CheckpointError(f"rename has {old!r}, and no name of the weights begins with it.", remedy=remedy)
+            raise CheckpointError(
+                f"rename has {old!r}, and no name of the weights begins with it.",
+                remedy=nearest(old.strip("."), parts) if len(parts) <= 20 else "The names are those in the file.",
+            )
     found: dict[str, str] = {}
     new_names = {old: new for old, new in rename.items() if new is not None}
     for name in names if rename else ():

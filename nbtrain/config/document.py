@@ -228,13 +228,17 @@ class _YamlReader:
     def _value(self, node: yaml.Node, at: str, above: tuple[yaml.Node, ...]) -> Any:
         self._n_values += 1
         if node in above or self._n_values > _MAX_VALUES:
-            what = "An alias refers to a value that contains it." if node in above else f"More than {_MAX_VALUES:,} values."
-            raise ConfigError(what, where=self._place(node), remedy="Write the values out, without aliases.")
+            raise ConfigError(
+                "An alias refers to a value that contains it." if node in above else f"More than {_MAX_VALUES:,} values.",
+                where=self._place(node),
+                remedy="Write the values out, without aliases.",
+            )
         self.places.setdefault(at, self._place(node))
         above = (*above, node)
         if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN_TAGS:
-            what = f"The tag {node.tag} is not supported: only plain data is read."
-            raise ConfigError(what, where=self._place(node), remedy="Leave it out.")
+            raise ConfigError(
+                f"The tag {node.tag} is not supported: only plain data is read.", where=self._place(node), remedy="Leave it out."
+            )
         if isinstance(node, yaml.MappingNode):
             return dict(self._items(node, at, above))
         if isinstance(node, yaml.SequenceNode):

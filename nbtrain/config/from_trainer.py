@@ -88,8 +88,11 @@ def _groups(read: Reader, trainer: TrainerBase, optimizer: Optimizer) -> dict[st
     params = [[id(p) for p in group["params"]] for group in groups]
     if params != [list(names)]:
         if unknown := sum(p not in names for group in params for p in group):
-            remedy = 'Name a function that makes it: to_config(path, optimizer={"type": ...}).'
-            read.refuse("optimizer", f"{unknown} of its parameters are not in the model.", remedy)
+            read.refuse(
+                "optimizer",
+                f"{unknown} of its parameters are not in the model.",
+                'Name a function that makes it: to_config(path, optimizer={"type": ...}).',
+            )
             return {}
         each = enumerate(zip(groups, params))
         return {"groups": [
@@ -97,8 +100,9 @@ def _groups(read: Reader, trainer: TrainerBase, optimizer: Optimizer) -> dict[st
         ]}  # fmt: skip
     if trainer.given.get("scheduler") is None:  # a scheduler changes them
         for name in [name for name in known if name in groups[0] and not same_value(groups[0][name], known[name])]:
-            what = f"optimizer.args.{name} is {groups[0][name]!r}, and it was made with {known[name]!r}."
-            read.problems.add(what, say_it("optimizer.args"))
+            read.problems.add(
+                f"optimizer.args.{name} is {groups[0][name]!r}, and it was made with {known[name]!r}.", say_it("optimizer.args")
+            )
     return {}
 
 
@@ -117,8 +121,11 @@ def _several(read: Reader, trainer: TrainerBase, optimizer: JointOptimizer, clip
         at, params = f"optimizer.{i}", [names.get(id(p)) for p in parameters_in(part)]
         if len(part.param_groups) > 1 or None in params:
             has = "parameters that are not in the model" if None in params else "several groups"
-            remedy = 'Name a function that gets the parameters and returns the list: to_config(path, optimizer={"type": ...}).'
-            read.refuse(at, f"{name} has {has}.", remedy)
+            read.refuse(
+                at,
+                f"{name} has {has}.",
+                'Name a function that gets the parameters and returns the list: to_config(path, optimizer={"type": ...}).',
+            )
         made = {"type": read.name(type(part), f"{at}.type"), "args": _own_args(read, part, f"{at}.args")}
         if name != by_class:
             made["name"] = name
@@ -136,8 +143,11 @@ def _lr_scheduler(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) 
     if scheduler is None or "type" in given:
         return {}
     if isinstance(scheduler, JointScheduler):
-        what = f"a file has one for all optimizers, and the trainer has one for {', '.join(scheduler.schedulers)}."
-        read.refuse(at, what, 'Name a function that gets the optimizer: to_config(path, lr_scheduler={"type": ...}).')
+        read.refuse(
+            at,
+            f"a file has one for all optimizers, and the trainer has one for {', '.join(scheduler.schedulers)}.",
+            'Name a function that gets the optimizer: to_config(path, lr_scheduler={"type": ...}).',
+        )
         return {}
     if isinstance(scheduler, (LRScheduler, ReduceLROnPlateau)):
         made = _part(read, scheduler, at, given, ("optimizer", "last_epoch"))
@@ -147,8 +157,9 @@ def _lr_scheduler(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) 
                 read.refuse(at, "it steps each batch, and a job's each update.")
         return made
     if n_required(scheduler) == 1:
-        remedy = "Write a factory (optimizer, plan) around it, in a module."
-        read.refuse(at, "a job can't make a scheduler from a function of the step.", remedy)
+        read.refuse(
+            at, "a job can't make a scheduler from a function of the step.", "Write a factory (optimizer, plan) around it, in a module."
+        )
         return {}
     factory, args = (scheduler.func, scheduler.keywords) if isinstance(scheduler, partial) else (scheduler, {})
     return {"type": read.name(factory, f"{at}.type"), "args": read.plain(args, f"{at}.args"), "interval": "step"}
@@ -233,8 +244,11 @@ def _dataset(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> di
     for stage, dataset in datasets.items():
         made |= _part(read, dataset, "dataset", given, key=f"{stage}_args")
     if made.get("val_args") == {}:
-        remedy = 'Give one of them: to_config(path, dataset={"val_args": {...}}).'
-        read.refuse("dataset.val_args", "it was made without arguments, and without them a job has no validation.", remedy)
+        read.refuse(
+            "dataset.val_args",
+            "it was made without arguments, and without them a job has no validation.",
+            'Give one of them: to_config(path, dataset={"val_args": {...}}).',
+        )
     return made
 
 

@@ -92,8 +92,11 @@ def importable_name(item: Any) -> str:
     except ConfigError:
         found = None
     if found is not item:
-        what = f"{name or repr(item)} can't be imported by name."
-        raise ConfigError(what, where=f"It is from {module}." if module else "", remedy="Put it into a module: nbtrain export my.ipynb.")
+        raise ConfigError(
+            f"{name or repr(item)} can't be imported by name.",
+            where=f"It is from {module}." if module else "",
+            remedy="Put it into a module: nbtrain export my.ipynb.",
+        )
     return current_name(str(full))
 
 
@@ -193,8 +196,9 @@ class Maker:
             frames, place = extract_tb(error.__traceback__), self.document.place(at)
             is_refusal = isinstance(error, (TypeError, ValueError, RuntimeError)) and not isinstance(error, NbtrainError)
             if is_refusal and (len(frames) == 1 or not is_user_file(frames[-1].filename)):
-                what = f"{at}: {getattr(target, '__qualname__', target)} raised {type(error).__name__}: {first_line(error)}"
-                raise ConfigError(what, where=place) from error
+                raise ConfigError(
+                    f"{at}: {getattr(target, '__qualname__', target)} raised {type(error).__name__}: {first_line(error)}", where=place
+                ) from error
             add_note(error, f"nbtrain: {at}, {place}")
             raise
 
@@ -266,8 +270,11 @@ def check_call(
     free = known.keys() - set(automatic)
     for argument in given:
         if not takes_any and argument not in known:
-            remedy = same_argument(argument, free) or (nearest(argument, free) if free else "Leave it out.")
-            problems.add(f"{name} takes no argument {argument!r}.", remedy, at=f"{at}.{argument}")
+            problems.add(
+                f"{name} takes no argument {argument!r}.",
+                same_argument(argument, free) or (nearest(argument, free) if free else "Leave it out."),
+                at=f"{at}.{argument}",
+            )
     needed = [p.name for p in known.values() if p.default is p.empty and p.name not in (*given, *automatic)]
     if needed:
         problems.add(f"{name} needs {', '.join(map(repr, needed))}.", f"Give it below {at}.", at=at)

@@ -133,8 +133,9 @@ class Reader:
     def _text(self, text: str, at: str) -> Any:
         said = f'{at.rpartition(".")[2]} = "{text}"'
         if blot_out(said) != said:
-            remedy = f"{say_it(at)[:-1]}, and $(NAME) for that of the environment."
-            self.problems.add(f"{at} is a secret, which no file should hold.", remedy)
+            self.problems.add(
+                f"{at} is a secret, which no file should hold.", f"{say_it(at)[:-1]}, and $(NAME) for that of the environment."
+            )
         return text if literal(text) == text and "$" not in text else {"__value_type": "str", "value": escape(text)}
 
     def _object(self, value: Any, at: str) -> Any:

@@ -96,8 +96,11 @@ def apply_overrides(problems: Problems, overrides: Sequence[Override]) -> None:
             document.set(override.at, override.value, override.text)
         except KeyError as error:
             holder = str(error.args[0])
-            what = f"{override.text} can't be set: {holder} is {document[holder]!r}, and holds no fields."
-            problems.add(what, f"Replace it first: --{holder}! {override.text} {override.value}.", at=holder)
+            problems.add(
+                f"{override.text} can't be set: {holder} is {document[holder]!r}, and holds no fields.",
+                f"Replace it first: --{holder}! {override.text} {override.value}.",
+                at=holder,
+            )
 
 
 # %% ../../nbs/config/overrides.ipynb #49036295
@@ -146,8 +149,9 @@ class _References:
             if name in os.environ:
                 return os.environ[name]
             near = get_close_matches(name, self.names, n=1) or [known for known in self.names if known.endswith(f".{name}")]
-            remedy = f"Did you mean $({near[0]})?" if near else "Give the full path: $(model.args.dim)."
-            self.problems.add(f"$({name}) does not exist.", remedy, at=at)
+            self.problems.add(
+                f"$({name}) does not exist.", f"Did you mean $({near[0]})?" if near else "Give the full path: $(model.args.dim).", at=at
+            )
             return None
         self.open.append(name)
         try:

@@ -290,8 +290,7 @@ class _SectionReader:
         for name, value in values.items():
             here = below(at, name)
             if name not in known:
-                remedy = remedy_of_field(str(name), known) or nearest(str(name), known)
-                self.problems.add(f"There is no field {here}.", remedy, at=here)
+                self.problems.add(f"There is no field {here}.", remedy_of_field(str(name), known) or nearest(str(name), known), at=here)
                 continue
             try:
                 fit, least = self.value(hints[name], value, here), known[name].metadata["least"]

@@ -245,8 +245,9 @@ class RankCallback(L.Callback):
             return  # a RankLoader begins each epoch with the random state of rank 0
         states = gather(random_state(devices=False), self.group)
         if not all(same_random(states[0], state) for state in states[1:]):
-            text = "The processes end an epoch with different random numbers. A second run and a resume begin with those of rank 0."
-            self.trainer.recorder.note(text, once=True)
+            self.trainer.recorder.note(
+                "The processes end an epoch with different random numbers. A second run and a resume begin with those of rank 0.", once=True
+            )
 
     def on_validation_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.obey_soon()

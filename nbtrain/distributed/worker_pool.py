@@ -383,8 +383,9 @@ def serve_store(host: str, port: int) -> TCPStore:
         server.close()
         if error.errno != errno.EADDRINUSE:
             raise
-        remedy = "Give no address, and no MASTER_PORT: then no port is needed."
-        raise WorkerError(f"The address tcp://{host}:{port} is in use already.", remedy=remedy) from error
+        raise WorkerError(
+            f"The address tcp://{host}:{port} is in use already.", remedy="Give no address, and no MASTER_PORT: then no port is needed."
+        ) from error
     server.listen()
     port = server.getsockname()[1]
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())

@@ -104,9 +104,11 @@ def read_content(path: Path, trust: bool = False) -> Any:
             return torch.load(path, map_location="cpu", weights_only=not trust)
     except Exception as error:  # an untrusted file can make the readers raise anything
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = f"{path.name} holds Python objects ({found[1]}), which are not unpickled." if found else f"{path.name} can't be read."
-        remedy = "It may be damaged." if trust else "If you trust it, unpickle it with trust=True (--trust): that may run any code."
-        raise CheckpointError(what, where=str(path), remedy=remedy) from error
+        raise CheckpointError(
+            f"{path.name} holds Python objects ({found[1]}), which are not unpickled." if found else f"{path.name} can't be read.",
+            where=str(path),
+            remedy="It may be damaged." if trust else "If you trust it, unpickle it with trust=True (--trust): that may run any code.",
+        ) from error
 
 
 # %% ../../nbs/foreign/foreign_files.ipynb #5f7e8000

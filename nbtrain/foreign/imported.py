@@ -182,8 +182,11 @@ def fit_run(trainer: TrainerProtocol, runs: Sequence[ForeignRun], rename: Mappin
     """
     run = runs[0]
     if len(runs) > 1 or not run.weights:
-        remedy = f"`nbtrain import {short_path(run.path)}` makes run folders of their metrics."
-        raise ConfigError("There are no weights to continue with.", where=str(run.path), remedy=remedy)
+        raise ConfigError(
+            "There are no weights to continue with.",
+            where=str(run.path),
+            remedy=f"`nbtrain import {short_path(run.path)}` makes run folders of their metrics.",
+        )
     names = trainer.model.state_dict()
     weights, best = (None if found is None else fit_names(found, names, rename).weights for found in (run.weights, run.best))
     assert weights is not None

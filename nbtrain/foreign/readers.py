@@ -434,8 +434,11 @@ def read_runs(
     except NbtrainError:
         raise
     except Exception as error:  # an untrusted file can make a reader raise anything
-        what = f"{files.path.name} is not as {reader.system} writes it: {first_line(error)}."
-        raise CheckpointError(what, where=str(files.path), remedy="Its weights may load with apply_weights(path).") from error
+        raise CheckpointError(
+            f"{files.path.name} is not as {reader.system} writes it: {first_line(error)}.",
+            where=str(files.path),
+            remedy="Its weights may load with apply_weights(path).",
+        ) from error
     runs = found if isinstance(found, list) else [found]
     if not runs:
         raise ConfigError(f"{files.path.name} has no rows.", where=str(files.path), remedy="Give a table with values.")

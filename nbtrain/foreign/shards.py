@@ -118,8 +118,11 @@ def deepspeed_state(folder: Path, trust: bool = False) -> dict[str, Any]:
     Raises CheckpointError if shards are missing, and for tensors that are cut in another way.
     """
     if any(folder.glob("*mp_rank_01_*")):
-        what = f"{folder.name} is of a model that is split over several devices (mp_rank_01)."
-        raise CheckpointError(what, where=str(folder), remedy="Merge it with DeepSpeed's own tools, and import the result.")
+        raise CheckpointError(
+            f"{folder.name} is of a model that is split over several devices (mp_rank_01).",
+            where=str(folder),
+            remedy="Merge it with DeepSpeed's own tools, and import the result.",
+        )
     contents = [read_content(file, trust) for file in sorted(folder.glob(_MODEL))]
     files = sorted(folder.glob(_OPTIMIZER), key=_number)
     parts = [read_content(file, trust)["optimizer_state_dict"] for file in files]

@@ -104,8 +104,11 @@ class Job:
             if note := open_pretrained(path, self.trainer.model).load():
                 self.trainer.recorder.note(note)
         except CheckpointError as error:
-            remedy = "Use the configuration of that run, or --checkpoint.resume_from with another state."
-            raise CheckpointError(first_line(error), where=str(path), remedy=remedy) from error
+            raise CheckpointError(
+                first_line(error),
+                where=str(path),
+                remedy="Use the configuration of that run, or --checkpoint.resume_from with another state.",
+            ) from error
         return Path(path).name
 
     def evaluate(self, stage: str) -> dict[str, float]:
@@ -170,8 +173,10 @@ def _classified(model: nn.Module, parts: Sequence[OneOptimizerConfig], maker: Ma
         place = function(name)
         index, group = (*place, 0)[:2] if isinstance(place, tuple) else (place, 0)
         if index not in range(len(parts)) or group not in range(len(found[index])):
-            what = f"optimizer.param_clss_fn returned {place!r} for {name!r}, and there is no such optimizer or group."
-            raise ConfigError(what, remedy="Return the index of an optimizer, or (optimizer, group), both counted from 0.")
+            raise ConfigError(
+                f"optimizer.param_clss_fn returned {place!r} for {name!r}, and there is no such optimizer or group.",
+                remedy="Return the index of an optimizer, or (optimizer, group), both counted from 0.",
+            )
         found[index][group].append(parameter)
     made: list[list[Any]] = []
     for i, (part, groups) in enumerate(zip(parts, found)):

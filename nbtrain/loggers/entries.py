@@ -37,8 +37,10 @@ def check_names(service: str, begin: Callable[..., Any], options: Mapping[str, A
     known = {*inspect.signature(begin).parameters, *also}
     for name in options:
         if name not in known:
-            what = f"web_logger={{{service!r}: {{{name!r}: ...}}}}: {service}.{begin.__name__} takes no such argument."
-            raise OptionError(what, remedy=nearest(name, known))
+            raise OptionError(
+                f"web_logger={{{service!r}: {{{name!r}: ...}}}}: {service}.{begin.__name__} takes no such argument.",
+                remedy=nearest(name, known),
+            )
 
 
 def _finite(value: float) -> float | None:

@@ -68,8 +68,9 @@ def _is_too_much(trainer: Showing, epoch: int) -> bool:
     if n < of_epoch and len(shown) < in_all:
         return False
     limit = f"of each epoch the first {of_epoch}" if n >= of_epoch else f"the first {in_all} of all"
-    text = f"show: {limit} are kept, the others left out. {type(trainer).__name__}.show_limits = {of_epoch, in_all} is the limit."
-    trainer.recorder.note(text, once=True)
+    trainer.recorder.note(
+        f"show: {limit} are kept, the others left out. {type(trainer).__name__}.show_limits = {of_epoch, in_all} is the limit.", once=True
+    )
     return True
 
 
