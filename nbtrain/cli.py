@@ -362,7 +362,8 @@ def _sweep(line: CommandLine) -> int:
     from nbtrain.jobs.sweep import run_sweep
     from nbtrain.views.runs import runs_text
 
-    folder, jobs = line.options.get("out", ["sweep"])[-1], _count(line, "jobs")
+    folder = line.options.get("out", ["sweep"])[-1]
+    jobs = _count(line, "jobs")
     if not line.options.get("file"):
         raise ConfigError("No configuration was given.", remedy="Give a file: -f run.yaml.")
     codes = run_sweep(line.options["file"], line.overrides, folder, jobs, trust="trust" in line.switches)
@@ -448,7 +449,8 @@ def _completion(arguments: argparse.Namespace) -> None:
 
     fields = [line.split()[0] for line in describe_fields() if line.startswith("  --")]
     commands = [*_CONFIGURED, *map(_name, _ARGUMENTS), "--version"]
-    configured, options = [name for name in _CONFIGURED if name != "export"], [*_OPTIONS, *_SWITCHES, *fields]
+    configured = [name for name in _CONFIGURED if name != "export"]
+    options = [*_OPTIONS, *_SWITCHES, *fields]
     print(_COMPLETION.format(commands=" ".join(commands), configured="|".join(configured), options=" ".join(options)))
 
 

@@ -232,12 +232,15 @@ class _Readers:
     """The processes that read batches: whether the batch of this process counts, and sums over all processes."""
 
     def __init__(self, pl_trainer: L.Trainer) -> None:
-        self.strategy, self.n_processes, self.rank = pl_trainer.strategy, pl_trainer.world_size, find_rank(pl_trainer)
+        self.strategy = pl_trainer.strategy
+        self.n_processes = pl_trainer.world_size
+        self.rank = find_rank(pl_trainer)
         self.n = self.n_processes
         self.group = torch.distributed.group.WORLD if self.n > 1 else None  # the process group of the readers; None for a single process
         if self.rank is not None:
             self.rank.weighs = False  # this addon weights by the samples of a window
-            self.n, self.group = self.rank.n_readers, self.rank.readers or self.group
+            self.n = self.rank.n_readers
+            self.group = self.rank.readers or self.group
 
     @property
     def count_this(self) -> bool:
@@ -401,7 +404,8 @@ class _Accumulate(_Windows):
             loss.register_hook(lambda gradient: gradient * weight)
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        window, self.window = self.window, _Window()
+        window = self.window
+        self.window = _Window()
         n_samples, n_batches = self._readers.totals(window.n_samples, window.n_counted)
         loss = window.loss if self.loss_reduction is not None else None
         found = self._aggregate(window.outputs, loss, n_batches)

@@ -99,7 +99,8 @@ class _Averaging(L.Callback):
     on_validation_end = on_test_end = on_predict_end = teardown = on_exception = _take_back
 
     def state_dict(self) -> dict[str, Any]:
-        average, parameters = self.addon.average, averaged(self.trainer.model)
+        average = self.addon.average
+        parameters = averaged(self.trainer.model)
         # the averages of 16-bit weights in 32 bits, which the weights in a checkpoint round
         return {"n": average.n, "exact": [v for v, p in zip(average.values, parameters) if v.dtype != p.dtype]}
 

@@ -33,7 +33,9 @@ class _Freeze(Freezer):
         check_patterns(self.trainer.model, self.addon.epochs)
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        wrapper, first, last = pl_trainer.strategy.model, pl_trainer.current_epoch, pl_trainer.max_epochs or -1
+        wrapper = pl_trainer.strategy.model
+        first = pl_trainer.current_epoch
+        last = pl_trainer.max_epochs or -1
         if not isinstance(wrapper, DistributedDataParallel) or wrapper.find_unused_parameters:
             return
         left = range(first, last if last >= 0 else 2**62)  # the epochs of this run

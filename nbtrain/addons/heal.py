@@ -77,7 +77,7 @@ class HealAddon(AddOnBase):
         check_positive(self, "heal_steps", "heal_factor", "heal_window", "max_heals", kind="number", remedy=remedy)
         self.n_heals = 0
         self.losses, self.norms = deque[float](maxlen=self.heal_window), deque[float](maxlen=self.heal_window)
-        self.copies = deque[dict[str, Any]](maxlen=2)
+        self.copies: deque[dict[str, Any]] = deque(maxlen=2)
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Watch(self, trainer)]
@@ -119,7 +119,8 @@ class HealAddon(AddOnBase):
                 f"In step {step + 1} {what}, and the run was healed {self.n_heals} times before.",
                 remedy="Lower the learning rate, clip the gradients, or give max_heals=; rewind(step=...) goes back by hand.",
             )
-        self.n_heals, copy = self.n_heals + 1, self.copies[0]
+        self.n_heals = self.n_heals + 1
+        copy = self.copies[0]
         trainer.model.load_state_dict(copy["model"])
         groups = optimizer.state_dict()["param_groups"]  # the rates continue
         optimizer.load_state_dict({"state": deepcopy(copy["state"]), "param_groups": groups})

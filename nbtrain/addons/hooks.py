@@ -268,7 +268,8 @@ class _Ends(L.Callback):
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._ends = self._bound("on_train_end", pl_trainer)
-        notify, watch = notifier(pl_trainer, "on_after_optimizer_step"), getattr(pl_module, "watch", None)
+        notify = notifier(pl_trainer, "on_after_optimizer_step")
+        watch = getattr(pl_module, "watch", None)
         if notify is not None and watch is not None:  # each step that is made by hand
             watch.after.append(notify)
         elif notify is not None:
@@ -281,7 +282,8 @@ class _Ends(L.Callback):
         self._remove()
         self._call(self._ends)
         self._call(self._finals)
-        late, self._late = self._late, None
+        late = self._late
+        self._late = None
         if late is not None:
             raise late
 

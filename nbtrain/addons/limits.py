@@ -69,7 +69,8 @@ class ValidateSteps(L.Callback):
         is_due = n_updates // self.n_steps > self._n_updates // self.n_steps
         if self.n_epochs is not None and is_last_batch(pl_trainer):
             is_due = is_due or (pl_trainer.current_epoch + 1) % self.n_epochs == 0
-        self._n_updates, pl_trainer.val_check_batch = n_updates, 1 if is_due else _NEVER
+        self._n_updates = n_updates
+        pl_trainer.val_check_batch = 1 if is_due else _NEVER
 
 
 # %% ../../nbs/addons/limits.ipynb #b56e4f13

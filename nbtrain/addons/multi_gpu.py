@@ -211,9 +211,11 @@ class RanksAddon(Launcher):
         rank = self._rank(trainer)
         if rank is None:
             return {}
-        environment, n = cast(ClusterEnvironment, self.world.environment), self.world.n_local
+        environment = cast(ClusterEnvironment, self.world.environment)
+        n = self.world.n_local
         if isinstance(rank, InWorker):
-            environment, n = WorkerEnvironment(rank.rank), rank.rank.n_local
+            environment = WorkerEnvironment(rank.rank)
+            n = rank.rank.n_local
         strategy = self.parallelism.make(environment)
         on_cuda = self.devices[0].type == "cuda"
         devices = [device.index for device in self.devices[:n]] if on_cuda else n
@@ -347,7 +349,8 @@ class MultiGPUAddon(RanksAddon):
 # %% ../../nbs/addons/multi_gpu.ipynb #70ae4538
 def _follow(launch: Launched, trainer: StatefulTrainer, loaders: tuple[Any, Any]) -> tuple[Status, str]:
     """Wait for the ranks, and restore the state that they return."""
-    listener, control = _Listener(trainer), trainer.control
+    listener = _Listener(trainer)
+    control = trainer.control
     control.elsewhere = launch.send
     if control.renew is not None:
         control.renew.begin()
@@ -378,7 +381,8 @@ class _Listener:
     """Handles the messages of the ranks."""
 
     def __init__(self, trainer: TrainerProtocol) -> None:
-        self.trainer, self.before = trainer, replace(trainer.train_state.counts)
+        self.trainer = trainer
+        self.before = replace(trainer.train_state.counts)
         self.state: bytes | None = None
         self.terminated: int | None = None
 

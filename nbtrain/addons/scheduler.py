@@ -148,10 +148,12 @@ class _Step(PassCallback):
             in_a_row = first_epoch * math.ceil(n_batches / now["accumulate"]) if n_batches != math.inf else 0
             now = self._begin or now | {"update": in_a_row}  # missing in older checkpoints
         goal = max(pl_trainer.max_epochs or 0, now.get("goal", 0))  # a run that was rewound keeps its plan
-        kind, n_updates = Plan, None
+        kind = Plan
+        n_updates = None
         if session is not None:
             first_epoch, n_updates = session["first_epoch"], session["steps"]
-            kind, goal = _OpenPlan if session["goal"] is None else Plan, max(goal, session["goal"] or 0)
+            kind = _OpenPlan if session["goal"] is None else Plan
+            goal = max(goal, session["goal"] or 0)
             n_batches = now.get("n_batches", n_batches)
             now = now | {"n_batches": n_batches, "first_epoch": first_epoch}
         elif n_batches != math.inf:

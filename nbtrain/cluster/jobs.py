@@ -167,7 +167,8 @@ class _Record:
     """The events of a run so far, read as they come."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.run_dir, self.board = run_dir, Board()
+        self.run_dir = run_dir
+        self.board = Board()
         self.is_begun = self.has_ended = False
         self._events = recorded_events(run_dir)
 
@@ -225,10 +226,12 @@ class JobHandle:
 
     @checked
     def __init__(self, run_dir: str | Path, trainer: TrainerBase | None = None) -> None:
-        self.run_dir, self.trainer = Path(run_dir), trainer
+        self.run_dir = Path(run_dir)
+        self.trainer = trainer
         self.info = JobInfo.read(self.run_dir)
         self._record = _Record(self.run_dir)
-        self._state, self._asked_s = JobState(""), float("-inf")
+        self._state = JobState("")
+        self._asked_s = float("-inf")
         self._gone = SignOfLife(self.run_dir).gone
         self._shown: tuple[View, Thread] | None = None
 
@@ -294,11 +297,13 @@ class JobHandle:
     @completed_by_value
     def result(self) -> RunResult | None:
         """The result; None until the run has ended, and where it has failed before it began."""
-        status, board = self.status, self._record.read()
+        status = self.status
+        board = self._record.read()
         if self._is_on(status) or not self._record.is_begun:
             return None
         history = read_history(self.run_dir)
-        ended, last = _read_json(self.run_dir, ENDED), history.last
+        ended = _read_json(self.run_dir, ENDED)
+        last = history.last
         metrics = ResultMetrics(last.metrics if last is not None else {}, history)
         n_epochs = board.progress.epoch - board.place.first_epoch
         reason = str(ended.get("reason", board.reason))
@@ -307,14 +312,17 @@ class JobHandle:
     @property
     def error(self) -> WorkerError | None:
         """The error that ended the job, with its traceback as the cause; None without one."""
-        failed, status = _read_json(self.run_dir, FAILED), self.status
+        failed = _read_json(self.run_dir, FAILED)
+        status = self.status
         if status != "failed":
             return None
         if not failed:
             state = f" ({self._state.reason or self._state.name})" if self._state.name else ""
             lines = "\n".join(self.log().splitlines()[-10:])
             return WorkerError(f"The job ended without a result{state}.", where=lines, remedy="handle.log() has all that it printed.")
-        kind, text, place = failed.get("kind"), failed.get("text", ""), f"rank {failed.get('rank')} of job {self.info.id}"
+        kind = failed.get("kind")
+        text = failed.get("text", "")
+        place = f"rank {failed.get('rank')} of job {self.info.id}"
         error = WorkerError(f"{kind}: {text}", where=place, remedy=f"handle.log({failed.get('rank') or ''}) has all that it printed.")
         error.__cause__ = RemoteTraceback(f"{kind}: {text}", place, str(failed.get("traceback")), str(failed.get("frames")))
         return error
@@ -567,7 +575,8 @@ class JobHandle:
 
     def _events(self) -> Iterator[Event | None]:
         """The events of the run; before it has any, what the job does."""
-        before, said = Progress(run=0), ""
+        before = Progress(run=0)
+        said = ""
         while not (self.run_dir / "events.jsonl").exists():
             status = self.status
             if not self._is_on(status):
@@ -671,7 +680,8 @@ def submit(
         gpus_per_node = int(trainer.device.type == "cuda")
     resources = Resources(cluster, nodes, gpus_per_node, tasks_per_node, time, partition, options)
     resources.check()
-    n_processes, counts = nodes * resources.tasks_per_node, trainer.train_state.counts
+    n_processes = nodes * resources.tasks_per_node
+    counts = trainer.train_state.counts
     check_trainer(trainer, n_epoch, loader, valid_loader, n_processes)
     payload = send_trainer(trainer, n_epoch, loader, valid_loader, n_processes)
     run_dir = open_folder(trainer, save_path)

@@ -97,7 +97,8 @@ class Member:
 
     def __init__(self) -> None:
         self._life = secrets.token_hex(8)  # another one after each start
-        self._channel, self._store = _Channel(), None
+        self._channel = _Channel()
+        self._store = None
 
     def life(self) -> str:
         """Which start of this actor it is."""
@@ -165,10 +166,13 @@ class RayLaunch:
     """
 
     def __init__(self, job: Job, address: str | None, n: int, each: dict[str, float], max_restarts: int, backend: str) -> None:
-        self._job, self._trainer, self._backend = job, job.trainer, backend
+        self._job = job
+        self._trainer = job.trainer
+        self._backend = backend
         self._n, self._each, self._max_restarts = n, each, max_restarts
         parts = {"trainer": job.trainer, "loader": job.loaders[0], "valid_loader": job.loaders[1]}
-        data, self._before = pack(job, parts=parts), replace(job.trainer.train_state.counts)
+        data = pack(job, parts=parts)
+        self._before = replace(job.trainer.train_state.counts)
         self._at_first = OwnCopies(job) if max_restarts else None
         self._folder = FolderReceiver(job.trainer.run_dir) if job.trainer.run_dir is not None else None
         self._seen = f".seen-{secrets.token_hex(4)}"
@@ -243,7 +247,8 @@ class RayLaunch:
 
     def _await(self, refs: list[Any], why: Callable[[], str] = lambda: "it starts the workers") -> list[Any]:
         """Wait for `refs`, as long as the run is not stopped; a note says why, where it takes long. Returns their values."""
-        began_s, is_noted = time.monotonic(), False
+        began_s = time.monotonic()
+        is_noted = False
         while len(self._ray.wait(refs, num_returns=len(refs), timeout=_POLL_S)[0]) < len(refs):
             if self._trainer.control.is_stopping:
                 raise Leave("before the ranks began")
@@ -254,7 +259,8 @@ class RayLaunch:
 
     def _check_nodes(self, undo: ExitStack) -> None:
         """Raise ConfigError for a node with other versions, or that can't use the run folder: one that shares it sees a file there."""
-        run_dir, make = self._trainer.run_dir, self._remote(looker(), max_retries=0)
+        run_dir = self._trainer.run_dir
+        make = self._remote(looker(), max_retries=0)
         if run_dir is not None:
             (run_dir / self._seen).touch()
             undo.callback((run_dir / self._seen).unlink, missing_ok=True)
@@ -279,8 +285,11 @@ class RayLaunch:
         for rank, member in enumerate(self._members):
             self._lives[rank] = self._new_life(member, self._lives.get(rank))
         (meeting,) = self._await([self._members[0].meet.remote()])
-        texts, payload, n = cell_texts(), self._ray.put(data), self._n
-        self._outcome, self._kill_at_s = Outcome(n), float("inf")
+        texts = cell_texts()
+        payload = self._ray.put(data)
+        n = self._n
+        self._outcome = Outcome(n)
+        self._kill_at_s = float("inf")
         if self._folder is not None:
             counts = self._trainer.train_state.counts
             self._folder.begin(counts.epoch, counts.step)
@@ -350,7 +359,8 @@ class RayLaunch:
         for rank, member in enumerate(self._members):
             if rank not in self._outcome.deaths and rank not in self._outcome.failures:
                 self._ray.kill(member, no_restart=False)
-        job, trainer = self._job, cast(Any, self._trainer)
+        job = self._job
+        trainer = cast(Any, self._trainer)
         before, n = self._n, _addon_of(trainer)._shrink_to(self._places_left(), trainer)
         path = go_back(trainer, self._before, *job.loaders, between_epochs=n < before)
         lost = first_line(cause) if isinstance(cause, WorkerError) else f"Rank {cause.rank} has lost the others."

@@ -121,7 +121,8 @@ def environment() -> dict[str, str]:
 
 def check_environment(info: JobInfo) -> None:
     """Raise ConfigError if this process differs from the notebook in a version, or lacks a folder that modules are imported from."""
-    here, there = environment(), info.environment
+    here = environment()
+    there = info.environment
     differing = [f"{name} {here.get(name)} here, {value} in the notebook" for name, value in there.items() if here.get(name) != value]
     differing += [f"{folder} is not here" for folder in info.path if not Path(folder).exists()]
     if differing:
@@ -278,7 +279,8 @@ def _signals(reader: CommandReader) -> Iterator[Callable[[], None]]:
     """
     from submitit.core.job_environment import JobEnvironment
 
-    signum, pid = getattr(signal, f"SIG{JobEnvironment.USR_SIG}"), os.getpid()
+    signum = getattr(signal, f"SIG{JobEnvironment.USR_SIG}")
+    pid = os.getpid()
     of_submitit: Any = signal.getsignal(signum)
     of_sigterm = signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -408,7 +410,8 @@ def open_folder(trainer: TrainerBase, save_path: str | Path | None) -> Path:
     save_path = save_path if save_path is not None else trainer.save_path
     if save_path is None:
         raise ConfigError("A submitted run needs a folder that all nodes see.", remedy='Give save_path="runs", on a disk that they share.')
-    root, counts = (trainer.made_in / save_path).absolute(), trainer.train_state.counts
+    root = (trainer.made_in / save_path).absolute()
+    counts = trainer.train_state.counts
     if not trainer.train_state.run or trainer.run_dir is None:
         return open_run_folder(root)
     return open_branch_folder(root, Fork(trainer.run_dir.name, counts.epoch, counts.step, counts.processed))
@@ -432,7 +435,8 @@ def _check_open_epoch(trainer: TrainerBase, n_tasks: int) -> None:
     is_exact = all(addon.strict for addon in trainer.active_addons if isinstance(addon, StateManagerAddon))
     shares = any(addon.n_readers != addon.n_processes for addon in trainer.active_addons if isinstance(addon, Launcher))
     if own["finished"] is not None and own["world_size"] != n_tasks and is_exact and not shares:
-        place, saved = f"epoch {trainer.train_state.counts.epoch + 1}, after batch {own['finished']}", own["world_size"]
+        place = f"epoch {trainer.train_state.counts.epoch + 1}, after batch {own['finished']}"
+        saved = own["world_size"]
         raise ConfigError(
             f"The loaded state is in mid-epoch, saved by {saved} {'process' if saved == 1 else 'processes'}, and the job has {n_tasks}.",
             where=place,
@@ -458,7 +462,8 @@ def start(run_dir: Path, payload: bytes, resources: Resources, name: str, n_epoc
         info = new_info(resources, name, n_epoch, counts)
         make_folder(run_dir)
         write_own(run_dir, _PAYLOAD, payload)
-        info.submitted_s, info.host = time.time(), socket.gethostname()
+        info.submitted_s = time.time()
+        info.host = socket.gethostname()
         info.write(run_dir)
         info.id = resources.launch(run_dir, info.name)
         info.write(run_dir)
@@ -481,5 +486,7 @@ def _reason(error: BaseException) -> str:
 def new_info(resources: Resources, name: str, n_epoch: int = 0, counts: Sequence[int] = ()) -> JobInfo:
     """What is known of a job of this process, before it is submitted: its folders, and a name without spaces."""
     path = [str(Path(entry or ".").absolute()) for entry in sys.path if Path(entry or ".").exists()]
-    name, folder, shape = re.sub(r"[^\w.-]", "_", name), str(Path.cwd()), (resources.nodes, resources.tasks_per_node)
+    name = re.sub(r"[^\w.-]", "_", name)
+    folder = str(Path.cwd())
+    shape = (resources.nodes, resources.tasks_per_node)
     return JobInfo(resources.cluster, name, *shape, environment(), path, folder, n_epoch=n_epoch, counts=list(counts))

@@ -72,7 +72,8 @@ def _policy(settings: Settings, problems: Problems) -> str | None:
 
 def plan_compute(settings: Settings, n_available: int, problems: Problems) -> ComputePlan:
     """The plan for `compute_config` and `pas_policy`; errors are added to `problems`."""
-    compute, policy = settings.compute_config, _policy(settings, problems)
+    compute = settings.compute_config
+    policy = _policy(settings, problems)
     if policy is None:
         return ComputePlan(1, 1)
     n, shards = compute.runtime_ngpus, compute.plan_ngpus

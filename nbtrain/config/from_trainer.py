@@ -115,10 +115,12 @@ def _own_args(read: Reader, optimizer: Optimizer, at: str) -> dict[str, Any]:
 
 def _several(read: Reader, trainer: TrainerBase, optimizer: JointOptimizer, clip: Any) -> dict[str, Any]:
     """Several optimizers, each with the names of its parameters."""
-    names, each = {id(p): name for name, p in trainer.model.named_parameters()}, list[Any]()
+    names = {id(p): name for name, p in trainer.model.named_parameters()}
+    each: list[Any] = []
     usual = named_optimizers(list(optimizer.optimizers.values()))
     for i, ((name, part), by_class) in enumerate(zip(optimizer.optimizers.items(), usual)):
-        at, params = f"optimizer.{i}", [names.get(id(p)) for p in parameters_in(part)]
+        at = f"optimizer.{i}"
+        params = [names.get(id(p)) for p in parameters_in(part)]
         if len(part.param_groups) > 1 or None in params:
             has = "parameters that are not in the model" if None in params else "several groups"
             read.refuse(
@@ -139,7 +141,8 @@ def _several(read: Reader, trainer: TrainerBase, optimizer: JointOptimizer, clip
 
 
 def _lr_scheduler(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
-    scheduler, at = trainer.given.get("scheduler"), "lr_scheduler"
+    scheduler = trainer.given.get("scheduler")
+    at = "lr_scheduler"
     if scheduler is None or "type" in given:
         return {}
     if isinstance(scheduler, JointScheduler):
@@ -175,7 +178,8 @@ def _unsaved(trainer: TrainerBase) -> dict[str, Any]:
     """Options of StateManagerAddon that `checkpoint` has no field for, or that have another default there."""
     if StateManagerAddon not in type(trainer).addons or trainer.ran is None:
         return {}
-    manager, found = trainer[StateManagerAddon], {}
+    manager = trainer[StateManagerAddon]
+    found = {}
     if manager.stop_on_save_error:
         found["stop_on_save_error"] = True
     if not manager.save_on_error:
@@ -187,13 +191,16 @@ def _unsaved(trainer: TrainerBase) -> dict[str, Any]:
 
 
 def _trainer(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
-    kind, at, said = written_class(type(trainer)), "trainer.args", given.get("args", {})
+    kind = written_class(type(trainer))
+    at = "trainer.args"
+    said = given.get("args", {})
     own_fields = {*_TRAINER, *({*_DATASETS, *_OPTIMIZES} & trainer.given.keys()), *said}
     if StateManagerAddon in type(trainer).addons:
         own_fields.add("save_path")
     if isinstance(trainer.given.get("precision"), Mapping):
         own_fields.add("precision")
-    kept, found = vars(trainer) | trainer.given, {}
+    kept = vars(trainer) | trainer.given
+    found = {}
     for p in constructor_parameters(kind):
         if p.name in own_fields:
             continue
@@ -256,7 +263,8 @@ def _dataset(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> di
 def _dataloader(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
     if "type" in given:
         return {}
-    made, loaders = {}, {stage: loader for stage, loader in _loaders(trainer).items() if hasattr(loader, "dataset")}
+    made = {}
+    loaders = {stage: loader for stage, loader in _loaders(trainer).items() if hasattr(loader, "dataset")}
     if len({type(loader) for loader in loaders.values()}) > 1:
         read.refuse("dataloader", "training and validation have loaders of two classes, and a job has one.")
     for stage, loader in loaders.items():
@@ -318,7 +326,8 @@ def _checkpoint(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) ->
 def _addons(read: Reader, trainer: TrainerBase) -> Any:
     found = []
     for i, addon in enumerate(kind for kind in type(trainer).addons if kind not in (StateManagerAddon, MultiGPUAddon)):
-        at, known = f"addons.{i}", options(addon).keys() - {*_TRAINER, "save_path", "device"}
+        at = f"addons.{i}"
+        known = options(addon).keys() - {*_TRAINER, "save_path", "device"}
         instance = type(trainer)._addon_instances.get(addon)
         given = trainer.given if instance is None else chosen_options(instance)
         args = read.plain({n: v for n, v in given.items() if n in known}, f"{at}.args")
@@ -330,8 +339,10 @@ def _compute(read: Reader, trainer: TrainerBase, said: Mapping[str, Any]) -> dic
     """The devices, and how they share the work. Under "auto" each device reads a whole batch, so that more of them make an update."""
     if MultiGPUAddon not in type(trainer).addons:
         return {}
-    addon, n = trainer[MultiGPUAddon], trainer[MultiGPUAddon].n_processes
-    strategy, found = addon.strategy, {"runtime_ngpus": n}
+    addon = trainer[MultiGPUAddon]
+    n = trainer[MultiGPUAddon].n_processes
+    strategy = addon.strategy
+    found = {"runtime_ngpus": n}
     if strategy == "fsdp2":
         found["use_zero"] = True
         if addon.shard_size:
@@ -409,7 +420,8 @@ def configuration(trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, A
     translate_fields(problems)
     read_settings(Settings, problems)
     problems.raise_any()
-    said, read = problems.document.data, Reader(problems)
+    said = problems.document.data
+    read = Reader(problems)
     found = {"trainer": _trainer(read, trainer, said.get("trainer") or {})}
     for name, find in _SECTIONS.items():
         own = said.get(name) or {}

@@ -45,7 +45,8 @@ def load_name(name: Any, short: str = "", *, trusted: bool = True) -> Any:
         check_written(name, ".".join(parts))
     found: Any = None
     while parts and (module := _import(f"{found.__name__}.{parts[0]}" if found else parts[0], name)) is not None:
-        found, parts = module, parts[1:]
+        found = module
+        parts = parts[1:]
     if found is None:
         raise ConfigError(f"{name!r} can't be imported: there is no module {parts[0]!r}.", remedy="Is it installed, or in this folder?")
     full = found.__name__
@@ -193,7 +194,8 @@ class Maker:
         try:
             return target(*first, **arguments)
         except Exception as error:
-            frames, place = extract_tb(error.__traceback__), self.document.place(at)
+            frames = extract_tb(error.__traceback__)
+            place = self.document.place(at)
             is_refusal = isinstance(error, (TypeError, ValueError, RuntimeError)) and not isinstance(error, NbtrainError)
             if is_refusal and (len(frames) == 1 or not is_user_file(frames[-1].filename)):
                 raise ConfigError(
@@ -262,7 +264,8 @@ def check_call(
         parameters = list(inspect.signature(target).parameters.values())
     except (ValueError, TypeError):  # a builtin without a signature
         return
-    name, given = getattr(target, "__qualname__", repr(target)), list(given)
+    name = getattr(target, "__qualname__", repr(target))
+    given = list(given)
     if not any(p.kind is p.VAR_POSITIONAL for p in parameters[:n_first]):
         parameters = parameters[n_first:]
     known = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

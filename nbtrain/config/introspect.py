@@ -163,7 +163,9 @@ class Reader:
 
     def arguments(self, item: Any, at: str, without: Iterable[str] = ()) -> dict[str, Any] | None:
         """The constructor arguments of `item` that differ from defaults; None, with a problem, if `item` does not store all of them."""
-        kept, found, unknown = _kept(item), {}, []
+        kept = _kept(item)
+        found = {}
+        unknown = []
         for p in parameters_of(type(item)):
             if p.name in without:
                 continue

@@ -46,7 +46,8 @@ def read_command_line(arguments: Sequence[str], options: Mapping[str, str], swit
     `options` are the command's options with a value, `switches` those without, each a dict from spelling to name: {"-f": "file"}. Every
     other `--key` is an override. Raises OptionError for an option without a value, and for an unknown option with a single dash.
     """
-    found, queue = CommandLine(), list(arguments)
+    found = CommandLine()
+    queue = list(arguments)
     while queue:
         token = queue.pop(0)
         key, equals, value = token.partition("=")
@@ -118,7 +119,8 @@ def escape(value: Any) -> Any:
 
 class _References:
     def __init__(self, problems: Problems) -> None:
-        self.document, self.problems = problems.document, problems
+        self.document = problems.document
+        self.problems = problems
         self.open: list[str] = []  # the references being resolved, outermost first
         self.circles: list[set[str]] = []  # circular references that were reported
         self.names = sorted(at for at in self.document.places if at)

@@ -113,7 +113,8 @@ def _is_named(name: str, *, function: bool = False) -> bool:
     if _is_below(name, _REFUSED):
         return False
     if parts[-1] in _METHODS:
-        parts, function = parts[:-1], False
+        parts = parts[:-1]
+        function = False
     direct = ".".join(parts[:-1]) in (("torch",) if function else _PACKAGES)
     return direct or _is_below(".".join(parts), _CALLED if function else (*_CALLED, *_CLASSES))
 

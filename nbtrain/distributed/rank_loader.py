@@ -102,7 +102,8 @@ class RankLoader(LoaderWrapper):
         yield from map(self._hand_out, batches)  # a loop would hold a batch until the next one is read
 
     def _hand_out(self, batch: Any) -> Any:
-        seed, self._seed = self._seed, None
+        seed = self._seed
+        self._seed = None
         if seed is not None:  # the order was drawn with the first batch
             self._diverge(seed)
         return batch
@@ -179,7 +180,8 @@ class RankMeter(Meter):
 
     def __init__(self, group: Any = None) -> None:
         super().__init__()
-        self.group, self.skips = group, False
+        self.group = group
+        self.skips = False
 
     def add(self, values: Mapping[str, Any], n: int) -> None:
         if not self.skips:

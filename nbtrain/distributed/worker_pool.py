@@ -418,7 +418,8 @@ class Launch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        workers, self._workers = self._workers, []
+        workers = self._workers
+        self._workers = []
         if self._outcome.running or self._outcome.has_failed:
             for worker in workers:
                 worker.kill()

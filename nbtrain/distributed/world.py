@@ -52,7 +52,8 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") 
 
 
 def _world(environment: ClusterEnvironment, name: str) -> World:
-    size, n_local = environment.world_size(), int(os.environ.get(name, "1"))
+    size = environment.world_size()
+    n_local = int(os.environ.get(name, "1"))
     if size % n_local:
         raise ConfigError(
             f"{size} processes were started, {n_local} of them on this machine.", remedy="Start the same number on each machine."

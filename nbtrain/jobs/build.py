@@ -209,7 +209,8 @@ def _clip(settings: Settings, optimizer: Any) -> float | dict[str, float]:
 
 
 def _model_and_optimizer(settings: Settings, maker: Maker) -> tuple[Any, Any]:
-    model, section = maker.part(settings.model, "model"), settings.optimizer
+    model = maker.part(settings.model, "model")
+    section = settings.optimizer
     if section.each:
         return model, _each(model, section, maker)
     return model, maker.part(section, "optimizer", _parameters(model, maker.value(section.groups, "optimizer.groups")))
@@ -306,7 +307,8 @@ def _named_devices(kind: str, n: int) -> list[str]:
 # %% ../../nbs/jobs/build.ipynb #1733f58b
 def _addons(settings: Settings, maker: Maker, lengths: dict[str, Any]) -> tuple[list[type[AddOnBase]], dict[str, Any]]:
     """The addons of the trainer, and their options."""
-    saves, reducing = not settings.checkpoint.no_save, _reducing(settings, maker, lengths)
+    saves = not settings.checkpoint.no_save
+    reducing = _reducing(settings, maker, lengths)
     addons: list[type[AddOnBase]] = [AccumulationAddon] if reducing is not None else []
     addons += [StateManagerAddon] if saves else []
     given = reducing or {}

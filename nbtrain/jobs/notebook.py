@@ -81,7 +81,8 @@ def reached(statements: list[Statement], roots: list[Statement], *, effects: boo
 
     `effects`: also statements that set no name and read only needed names: `torch.manual_seed(0)`, an earlier `trainer.run(1, loader)`.
     """
-    kept, names = list(roots), {name for s in statements for name in s.defines}
+    kept = list(roots)
+    names = {name for s in statements for name in s.defines}
     while True:
         wanted = {name for s in kept for name in s.reads}
         is_open = not wanted <= names  # then `from module import *` may give the rest

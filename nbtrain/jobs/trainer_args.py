@@ -72,7 +72,8 @@ def _plain(data: Any) -> Any:
 
 def _count_processes(document: Document) -> None:
     """Under torchrun or SLURM, `runtime_ngpus` is the number of processes if it is left out."""
-    world, compute = find_world(), document.data.get("compute_config")
+    world = find_world()
+    compute = document.data.get("compute_config")
     if world.size > 1 and (compute is None or (isinstance(compute, dict) and compute.get("runtime_ngpus") is None)):
         document.set("compute_config.runtime_ngpus", world.size, "the number of processes")
 

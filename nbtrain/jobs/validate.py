@@ -162,7 +162,8 @@ def n_available(device_type: str) -> int:
 
 
 def _check_compute(settings: Settings, problems: Problems) -> ComputePlan:
-    found, world = Problems(problems.document), find_world()
+    found = Problems(problems.document)
+    world = find_world()
     if not getattr(settings.compute_config, "use_end2end", True):
         found.add("compute_config.use_end2end is false, but nbtrain only trains whole steps.", "Leave it out.")
     plan = plan_compute(settings, world.size if world.size > 1 else n_available(device_type(settings)), found)
@@ -205,7 +206,8 @@ def _check_limits(settings: Settings, problems: Problems) -> None:
 
 def _check_reduction(settings: Settings, problems: Problems) -> None:
     """Check that a reduction by tokens has a function that counts them."""
-    optimizer, at = settings.optimizer, "optimizer.aggregate_outputs_fn"
+    optimizer = settings.optimizer
+    at = "optimizer.aggregate_outputs_fn"
     if optimizer.aggregate_outputs_fn is not None:
         check_name(optimizer.aggregate_outputs_fn, at, problems)
     elif "per-token-mean" in (optimizer.grad_reduction, optimizer.loss_reduction):
@@ -217,10 +219,12 @@ def _check_data(settings: Settings, problems: Problems) -> None:
     if settings.dataset.type is None:
         problems.add("dataset.type is missing.", "Give the full name of a class: package.module.Class.")
     for name in ("dataset", "dataloader", "dataset_sampler"):
-        section, automatic = getattr(settings, name), AUTOMATIC.get(name, ())
+        section = getattr(settings, name)
+        automatic = AUTOMATIC.get(name, ())
         target = check_name(section.type, f"{name}.type", problems) if section.type is not None else None
         for stage in STAGES:
-            arguments, at = getattr(section, f"{stage}_args"), f"{name}.{stage}_args"
+            arguments = getattr(section, f"{stage}_args")
+            at = f"{name}.{stage}_args"
             check_value(arguments, at, problems)
             if arguments or (stage == "train" and name == "dataset"):
                 check_call(target, [argument for argument in arguments if argument not in automatic], at, problems, automatic=automatic)
@@ -275,7 +279,8 @@ def check_settings(settings: Settings, problems: Problems) -> None:
 def notes(settings: Settings, document: Document) -> list[str]:
     """A line for each kind of setting that has no effect, or another one than in nnScaler."""
     lines = []
-    compute, given = settings.compute_config, (settings.global_batch_size, settings.grad_accumulation_steps)
+    compute = settings.compute_config
+    given = (settings.global_batch_size, settings.grad_accumulation_steps)
     plan = plan_compute(settings, compute.runtime_ngpus, Problems(document))
     if (n := accumulation(settings, plan.n_copies, Problems(), plan.n_sharing)) > 1 and given == (None, None):
         size = n * settings.micro_batch_size

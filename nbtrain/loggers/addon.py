@@ -54,7 +54,8 @@ def source_files(trainer: TrainerProtocol) -> dict[str, bytes]:
         return {}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            names_only, device = keep_source == "names", str(trainer.device)
+            names_only = keep_source == "names"
+            device = str(trainer.device)
             record(Path(folder), [trainer], arguments=trainer.given, run={}, seed=trainer.seed, device=device, names_only=names_only)
         except Exception as error:  # the user's objects may raise anything when they are inspected
             trainer.recorder.note(f"The source of this run was not kept: {type(error).__name__}: {error}")
@@ -91,7 +92,8 @@ class _WholeRun(L.Callback):
         self._conclude()
 
     def _conclude(self) -> None:
-        was_on, self._is_on = self._is_on, False
+        was_on = self._is_on
+        self._is_on = False
         history = self.trainer.train_state.history
         best = history.best
         if not was_on or best is None:

@@ -83,7 +83,8 @@ class RetryQueue:
     def deliver(self) -> None:
         """Make the calls until the queue is closed and nothing is left to do."""
         while (call := self._next()) is not None:
-            wait_s, n_attempts = self.retry_s, 1
+            wait_s = self.retry_s
+            n_attempts = 1
             while not self._passes(call):
                 if n_attempts >= _MAX_ATTEMPTS and self._next_passes():
                     self.n_lost += 1
@@ -92,7 +93,8 @@ class RetryQueue:
                     self.n_lost += 1 + len(self._calls)
                     return
                 self._wait(wait_s)
-                wait_s, n_attempts = min(2 * wait_s, _MAX_WAIT_S), n_attempts + 1
+                wait_s = min(2 * wait_s, _MAX_WAIT_S)
+                n_attempts = n_attempts + 1
 
     def _next(self) -> Callable[[], Any] | None:
         with self._changed:
@@ -205,7 +207,8 @@ class _Sender:
     def begin(self, random_state: Any) -> None:
         """Connect in the thread, and deliver what is queued. A second call changes nothing."""
         if not self.has_begun:
-            self.random_state, self.began_s = random_state, time.monotonic()
+            self.random_state = random_state
+            self.began_s = time.monotonic()
             self.thread.start()
 
     def wait_until_connected(self, patience_s: float) -> bool:
@@ -217,7 +220,8 @@ class _Sender:
     def close(self, status: str) -> None:
         """Let the thread deliver the rest, with at most three attempts for each call, and close the logger."""
         if not self.calls.is_closed:
-            self._status, self.closed_s = "success" if self.is_stopped else status, time.monotonic()
+            self._status = "success" if self.is_stopped else status
+            self.closed_s = time.monotonic()
             self.calls.close()
 
     def join(self, patience_s: float) -> None:

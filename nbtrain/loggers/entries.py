@@ -107,7 +107,8 @@ class Entries:
 
     def __call__(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """`metrics` under the tracker's names, with the values that it can hold."""
-        found, new = dict[str, float](), dict[str, str]()
+        found: dict[str, float] = {}
+        new: dict[str, str] = {}
         for name, value in metrics.items():
             at = isinstance(metrics, PointValues) and name != "epoch", name  # which Lightning logs with each entry
             if at not in self._names:

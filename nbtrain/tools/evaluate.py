@@ -426,7 +426,9 @@ def measure(trainer: TrainerBase, loader: Any, metrics: Any = None) -> dict[str,
 
 
 def _measure(trainer: TrainerBase, loader: Any, gathered: Gathered | None) -> dict[str, float]:
-    module, index, n_all = StepModule(trainer), itertools.count(), n_batches(loader, "sequential")
+    module = StepModule(trainer)
+    index = itertools.count()
+    n_all = n_batches(loader, "sequential")
     named = named_loaders(loader)
     module.loader_names = () if named is None else tuple(named)
 
@@ -447,7 +449,8 @@ def _measure(trainer: TrainerBase, loader: Any, gathered: Gathered | None) -> di
     whole: dict[str, Any] = {}
     for name, values in (gathered.compute() if gathered is not None else {}).items():
         whole.update({name: math.nan} if values is None else values)  # None: it could not be computed
-    means, own = meter.means(), module.own_metrics()
+    means = meter.means()
+    own = module.own_metrics()
     return means | joined_metrics(means, own, whole, "evaluate(metrics=...)")
 
 

@@ -377,7 +377,8 @@ def samples_of(
 ) -> list[Sample]:
     """The samples of a batch, on the CPU. Without an "output" they have none; raises StepError if it has another number of rows."""
     cpu = torch.device("cpu")
-    singles, output = split(to_device(batch, cpu), 1), to_device(dict(output), cpu)
+    singles = split(to_device(batch, cpu), 1)
+    output = to_device(dict(output), cpu)
     _check_rows(trainer, output, len(singles))
     label = output.get("label")
     if label is None and isinstance(batch, (list, tuple)) and len(batch) > 1:
@@ -407,7 +408,8 @@ def _check_rows(trainer: TrainerBase, output: Mapping[str, Any], n: int) -> None
 
 def _step(trainer: TrainerBase, batch: Any) -> Mapping[str, Any] | None:
     """What the step returns; None for a batch that it leaves out."""
-    where, output = f"{trainer.title}.test_step", trainer.test_step(batch)
+    where = f"{trainer.title}.test_step"
+    output = trainer.test_step(batch)
     if output is None:
         return None
     output = check_output(output, "test_step", lambda: where)

@@ -176,7 +176,8 @@ def _train_loop(
 
 
 def _compared(trace: StepTrace, own: StepTrace, steps: int, tolerance: float) -> PortCheck:
-    n, n_own = min(len(trace.steps), len(own.steps)), len(own.steps)
+    n = min(len(trace.steps), len(own.steps))
+    n_own = len(own.steps)
     for number in range(1, n + 1):
         pair = StepPair((trace, own), number, tolerance)
         if not pair.equal:

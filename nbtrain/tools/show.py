@@ -44,7 +44,8 @@ _IN_CELL = ("validate", "run_batch")  # operations that have no record
 
 def _is_in_step() -> bool:
     """Whether this is called in a step, whose batch is not counted yet."""
-    frame, steps = inspect.currentframe(), (StepModule.training_step.__code__, StepModule.validation_step.__code__)
+    frame = inspect.currentframe()
+    steps = (StepModule.training_step.__code__, StepModule.validation_step.__code__)
     while frame is not None and frame.f_code not in steps:
         frame = frame.f_back
     return frame is not None
@@ -101,7 +102,8 @@ def show_value(trainer: Showing, name: str, value: Any, kind: ShownKind | None =
     epoch = _epoch(trainer)
     if is_sanity_check(module.trainer) or _is_too_much(trainer, epoch):
         return
-    made, counts = convert(name, value, kind, caption), trainer.train_state.counts
+    made = convert(name, value, kind, caption)
+    counts = trainer.train_state.counts
     file = _write(trainer, name, made, epoch)
     shown = Shown(name, made.kind, made.content, epoch, counts.step, counts.processed + _is_in_step(), file)
     trainer.recorder.emit_now("show", vars(shown))

@@ -63,7 +63,8 @@ def digest(value: Tensor) -> Digest:
     flat = value.detach().reshape(-1).contiguous()
     if flat.is_floating_point() and flat.element_size() > 1:
         flat = flat + 0  # -0.0 equals 0.0
-    words, numbers = flat.view(_INTEGERS[flat.element_size()]).long(), flat.double()
+    words = flat.view(_INTEGERS[flat.element_size()]).long()
+    numbers = flat.double()
     places = torch.arange(flat.numel(), device=flat.device)
     fixed = (places.double() * 0.6180339887498949) % 1 - 0.5
     bits = int((words * (places * 2 + 1)).sum())
@@ -163,7 +164,8 @@ class StepTrace:
             yield
 
     def _enter(self, name: str, module: nn.Module, args: Any, options: Any) -> None:
-        now, is_traced = self._open, self._within[0][0] if self._within else torch.is_grad_enabled()
+        now = self._open
+        is_traced = self._within[0][0] if self._within else torch.is_grad_enabled()
         if is_traced and len(self.steps) == self.most:
             self._leave_off(has_more=module.training)
         if is_traced and not now.random:
@@ -212,9 +214,12 @@ class StepTrace:
     def _end(self, trained: dict[str, nn.Parameter], groups: list[tuple[list[str], dict[str, Any]]], kind: str, optimizer: Any) -> None:
         if len(self.steps) == self.most:
             self._leave_off(has_more=True)
-        now, self._open = self._open, TracedStep()
+        now = self._open
+        self._open = TracedStep()
         now.gradients = digests({name: p.grad for name, p in trained.items() if p.grad is not None})
-        now.weights, now.groups, now.optimizer = self._weights(), groups, kind
+        now.weights = self._weights()
+        now.groups = groups
+        now.optimizer = kind
         now.age = self._ages.get(optimizer, 0)
         self._ages[optimizer] = now.age + 1
         after = random_state()

@@ -62,12 +62,14 @@ def _check(trainer: TrainerBase, batch: Any, operation: Operation) -> str:
     lines = [f"batch: {describe(batch)}"]
     modes: tuple[Mode, Mode] = ("train", "test")
     for mode in modes:
-        training, name = mode == "train", f"{mode}_step"
+        training = mode == "train"
+        name = f"{mode}_step"
         trainer.model.train(training)
         trainer.mode = mode
         with torch.set_grad_enabled(training):
             step = trainer.train_step if training else trainer.test_step
-            place, found = f"{trainer.title}.{name}, one batch", step(batch)
+            place = f"{trainer.title}.{name}, one batch"
+            found = step(batch)
             output = {} if found is None else check_output(found, name, place.format, trainer.device)
             if training and output:
                 output["loss"].backward()

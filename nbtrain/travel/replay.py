@@ -64,7 +64,8 @@ class Layer:
     @property
     def row(self) -> dict[str, Any]:
         """The values as a row of a table."""
-        is_called, has_gradient = not math.isnan(self.zeros), self.n_bad_gradients > 0 or not math.isnan(self.gradient)
+        is_called = not math.isnan(self.zeros)
+        has_gradient = self.n_bad_gradients > 0 or not math.isnan(self.gradient)
         known = dict.fromkeys(("mean", "std", "zeros"), is_called) | {"gradient": has_gradient}
         known |= dict.fromkeys(("update", "share"), self.has_weights)
         return {"layer": self.name or "(model)", "type": self.kind} | {name: getattr(self, name) if known[name] else "–" for name in known}
@@ -200,7 +201,10 @@ class StepWatcher(Checkpoint):
         if counts.step != self.before or self._is_bad:
             return
         self.place = f"epoch {counts.epoch + 1}, batch {batch_idx + 1}"
-        self.batch, self.output, self._outputs, self._gradients = None, None, {}, {}
+        self.batch = None
+        self.output = None
+        self._outputs = {}
+        self._gradients = {}
         if self.pl_trainer is None:
             self.pl_trainer = pl_trainer
             self._begin(self.trainer.model)
@@ -294,7 +298,8 @@ def watched_step(trainer: TrainerBase, step: int, *, anomalies: bool = False) ->
 
 def _before(trainer: TrainerBase, step: int) -> Place:
     """The place before the first batch of the update `step`. A batch may make several updates: then that before all of them."""
-    table, counts = trainer.train_state.history.steps["train"], trainer.train_state.counts
+    table = trainer.train_state.history.steps["train"]
+    counts = trainer.train_state.counts
     n = bisect_left(table.steps, step)
     if table.thinning["stride"] > 1:  # the first batch of the update may be missing
         return Place(table.processed[n - 1] if n else 0, step - 1)
@@ -363,7 +368,8 @@ def _span(value: Any) -> str:
 
 
 def _of_module(name: str, part: nn.Module, output: Any, inputs: Any) -> Diagnosis:
-    n, n_bad = sum(found.numel() for found in tensors(output)), _n_bad(output)
+    n = sum(found.numel() for found in tensors(output))
+    n_bad = _n_bad(output)
     input_text = "its input is not finite either" if _n_bad(inputs) else f"its input is finite{_span(inputs)}"
     where = f"{name or 'the model'} ({type(part).__name__})"
     return Diagnosis(f"The output of {where} is the first that is not finite: {n_bad} of {n} values; {input_text}.", name)

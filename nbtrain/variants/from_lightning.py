@@ -91,7 +91,8 @@ class Configured:
         """
         self.optimizers = pl_trainer.strategy.optimizers
         self.schedulers = [config.scheduler for config in pl_trainer.lr_scheduler_configs]
-        state, self._state = restored if restored is not None else self._state, None
+        state = restored if restored is not None else self._state
+        self._state = None
         if state is not None:
             same = {id(part) for part in single([before])} if before is not None else set[int]()
             for part, names in zip(single(self.optimizers), state.get("nbtrain", {}).get("groups") or ()):
@@ -286,7 +287,8 @@ def _step_alone(module: L.LightningModule, batch: Any, pl_trainer: L.Trainer) ->
             f"{type(module).__name__} optimizes by hand, so its loss of one sample can't be computed.",
             remedy="Use replay(step=...) instead.",
         )
-    own, before = vars(module), dict(vars(module))
+    own = vars(module)
+    before = dict(vars(module))
     own |= {"_trainer": pl_trainer, **dict.fromkeys(("log", "log_dict"), lambda *args, **options: None)}
     try:
         return as_output(module.training_step(batch, 0))

@@ -198,7 +198,8 @@ class MultiOptimizerTrainer(Trainer):
             others["scheduler"] = join_schedulers(joint, schedulers)
         super().__init__(model, device, mode, joint, **others)
         self.given |= given | {"optimizer": None}
-        self.joint, self.every = joint, dict(every or {})
+        self.joint = joint
+        self.every = dict(every or {})
         self.own_names |= {"joint", "every"}
 
     def train_step(self, batch: Any) -> dict[str, Any] | None:

@@ -207,7 +207,8 @@ class WrappedModule(StepModule):
 
     def _keep_logged(self) -> None:
         """Keep what was logged for the epoch in the pass that ends; in several processes that of rank 0."""
-        strategy, results = self.trainer.strategy, current_results(self.trainer)
+        strategy = self.trainer.strategy
+        results = current_results(self.trainer)
         assert results is not None
         found = results.metrics(on_step=False)["callback"]
         twice = {f"{name}_epoch" for name in found}  # what was also logged by step has two names
@@ -261,7 +262,8 @@ class WrappedModule(StepModule):
     def on_train_epoch_end(self) -> None:
         self.inner.on_train_epoch_end()
         self._keep_logged()
-        calls, self._after_epoch = self._after_epoch, []
+        calls = self._after_epoch
+        self._after_epoch = []
         for call in calls:
             call()
 
