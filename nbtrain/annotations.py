@@ -120,9 +120,7 @@ def _musts(hint: Any) -> list[Must]:
 
 def find_misfit(at: str, value: Any, hint: Any) -> Misfit | None:
     """The first part of `value` that does not fit `hint`; None if all of it fits. `at`: the value's place, as Python code."""
-    origin = get_origin(hint)
-    options = get_args(hint)
-    whole = (at, value, hint)
+    origin, options, whole = get_origin(hint), get_args(hint), (at, value, hint)
     if origin is Annotated:
         inner = find_misfit(at, value, options[0])
         if inner is None:
@@ -144,8 +142,7 @@ def find_misfit(at: str, value: Any, hint: Any) -> Misfit | None:
 
 def find_item_misfit(at: str, value: Any, hint: Any) -> Misfit | None:
     """As `find_misfit`, for the items of a container. Checks only containers that reading does not use up."""
-    origin = get_origin(hint)
-    options = get_args(hint)
+    origin, options = get_origin(hint), get_args(hint)
     if isinstance(value, Mapping):
         parts = [(f"a key of {at}", key, options[0]) for key in value]
         parts += [(f"{at}[{key!r}]", item, options[1]) for key, item in value.items()]
@@ -181,9 +178,7 @@ def describe(hint: Any) -> str:
 
 
 def _words_of(choice: Any) -> list[str]:
-    origin = get_origin(choice)
-    options = get_args(choice)
-    musts = _musts(choice)
+    origin, options, musts = get_origin(choice), get_args(choice), _musts(choice)
     if musts:
         return [musts[0].words]
     if choice is bool:
@@ -198,8 +193,7 @@ def _words_of(choice: Any) -> list[str]:
 
 def _choices(hint: Any) -> list[Any]:
     """The alternatives of `hint`, of which a value must fit one."""
-    origin = get_origin(hint)
-    options = get_args(hint)
+    origin, options = get_origin(hint), get_args(hint)
     if _musts(hint) or origin not in (Annotated, Union, UnionType):
         return [hint]
     return [choice for option in (options[:1] if origin is Annotated else options) for choice in _choices(option)]

@@ -167,11 +167,8 @@ class GrowingBest:
         if rows and rows[-1] is not search.newest:
             for row in rows[search.n : -1]:
                 search.add(row, self.restarts.counts(row, is_epoch=is_epoch))
-            search.newest = rows[-1]
-            search.whole = _Search(monitor, mode)
-            search.whole.is_known = search.is_known
-            search.whole.is_counted = search.is_counted
-            search.whole.found = {**search.found}
+            search.newest, search.whole = rows[-1], _Search(monitor, mode)
+            search.whole.is_known, search.whole.is_counted, search.whole.found = search.is_known, search.is_counted, {**search.found}
             search.whole.add(rows[-1], self.restarts.counts(rows[-1], is_epoch=is_epoch))
         return search.whole
 

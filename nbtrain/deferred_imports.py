@@ -122,8 +122,7 @@ def _enter() -> None:
     with _lock:
         if not _n_entered:
             _collector_was_on = gc.isenabled()
-            _import = builtins.__import__
-            builtins.__import__ = _import_later
+            _import, builtins.__import__ = builtins.__import__, _import_later
         gc.disable()
         _n_entered += 1
 

@@ -106,8 +106,7 @@ def _encode(value: Any) -> Any:
     return [_encode(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-_DECODER = json.JSONDecoder()
+_ENCODER, _DECODER = json.JSONEncoder(allow_nan=False, separators=(",", ":")), json.JSONDecoder()
 
 
 def _decode(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -331,8 +330,7 @@ class Event:
             fields, end = _DECODER.raw_decode(line)  # loads() looks for white space around it, which takes as long as a short line
             if line[end:].strip():
                 raise ValueError("more than one value")
-            data = fields["data"]
-            is_older = "update" in fields["progress"]
+            data, is_older = fields["data"], "update" in fields["progress"]
             fields["progress"] = read_progress(fields["progress"])
             for name in ("values", "row", "best"):
                 if data.get(name) is not None:
@@ -364,8 +362,7 @@ def steps_of(event: Event, before: int | None = None) -> Sequence[int]:
     `before` is the step of the row before, if it is known. An older nbtrain has not stored the steps of batches whose gradients were
     accumulated: these are spread evenly.
     """
-    n = event.data["n"]
-    p = event.progress
+    n, p = event.data["n"], event.progress
     if p.phase != "train":
         return [p.step] * n
     if (stored := event.data.get("steps")) is not None:

@@ -152,12 +152,10 @@ def _patterns() -> list[tuple[re.Pattern[str], bool]]:
 def _without_groups(match: re.Match[str]) -> str:
     """The match with its groups hidden; without groups, all of it is hidden."""
     spans = [match.span(i) for i in range(1, match.re.groups + 1) if match[i]] or [match.span()]
-    text = ""
-    end = match.start()
+    text, end = "", match.start()
     for first, last in sorted(spans):
         if first >= end:
-            text = f"{text}{match.string[end:first]}{HIDDEN}"
-            end = last
+            text, end = f"{text}{match.string[end:first]}{HIDDEN}", last
     return text + match.string[end : match.end()]
 
 

@@ -106,8 +106,7 @@ def own_error(error: BaseException) -> BaseException | None:
     message = _message(wrapper.exc_msg, wrapper.exc_type.__name__) if wrapper is not None else None
     if wrapper is None or message is None:
         return None
-    own = remake(wrapper.exc_type, message)
-    place = wrapper.where.removeprefix("in ")
+    own, place = remake(wrapper.exc_type, message), wrapper.where.removeprefix("in ")
     own.__cause__ = RemoteTraceback(f"raised in {place}", place, wrapper.exc_msg)
     return own.with_traceback(error.__traceback__)
 

@@ -259,8 +259,7 @@ def _causes(error: BaseException) -> list[tuple[BaseException, str]]:
 
 def _is_raised_by_user(error: BaseException) -> bool:
     """Whether the user's code raised `error` directly."""
-    kept = getattr(error, "nbtrain_traceback", None)
-    entries = _entries(error.__traceback__)
+    kept, entries = getattr(error, "nbtrain_traceback", None), _entries(error.__traceback__)
     is_of_library = isinstance(kept, KeptTraceback) and kept.is_of_library
     return bool(entries) and not _library(entries[-1]) and not is_of_library
 
@@ -280,8 +279,7 @@ def _format(error: BaseException, entries: Sequence[TracebackType], context: int
 
 def _remote_lines(error: BaseException, shell: Any) -> list[str]:
     """The user's frames in the process that raised `error`; cells by number."""
-    lines = []
-    cell_of = getattr(shell.compile, "format_code_name", lambda file: None)
+    lines, cell_of = [], getattr(shell.compile, "format_code_name", lambda file: None)
     for frame in _remote_frames(error):
         cell = cell_of(frame["file"])
         place = " ".join(cell) if cell else f'File "{frame["file"]}"'

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..annotations import check_positive
-from ..data.batch import batch_size, can_split, is_out_of_memory, split
+from ..data.batch import batch_size, can_split, detached, is_out_of_memory, split
 from ..distributed.rank import find_rank, reduced
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import Notifier, PassCallback, active_callbacks, notifier
@@ -59,7 +59,7 @@ class _Sum:
         loss = output["loss"].reshape(()) * (1.0 if self.sums else size / self.n)
         found = gradients_of(loss, self.parameters, pl_trainer)
         self.gradients = list(map(_plus, self.gradients, found))
-        self.outputs.append(_detached(output))
+        self.outputs.append(detached(output))
         self.sizes.append(size)
 
     def whole(self) -> dict[str, Any]:
@@ -89,10 +89,6 @@ def _plus(old: Tensor | None, new: Tensor | None) -> Tensor | None:
     if old is None or new is None:
         return new if old is None else old
     return old + new
-
-
-def _detached(output: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()}
 
 
 # %% ../../nbs/addons/accumulation.ipynb #2a53f4d4
@@ -389,7 +385,7 @@ class _Accumulate(_Windows):
         if not self._readers.count_this:
             return
         if self.addon.aggregate_outputs_fn is not None:
-            self.window.outputs.append(_detached(output))
+            self.window.outputs.append(detached(output))
         else:
             self.window.loss = self.window.loss + output["loss"].detach() * (self._samples if self.loss_reduction == "mean" else 1)
 

@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 import lightning as L
-from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from ..private.lightning_parts import evaluation_loop, is_window_open
 from ..compat.hook_names import HOOK_NAMES, TrainHook, names_at
+from ..data.batch import detached
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import Callback, active_callbacks, as_list, call_hook, listeners, notes, notifier
 from ..engine.control import Leave
@@ -119,7 +119,7 @@ class _UpdateBatches:
 
     def keep(self, output: Mapping[str, Any]) -> None:
         """Keep the output of a step. A callback gets it too late, with the loss divided by the batches of a window."""
-        self.outputs.append({name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()})
+        self.outputs.append(detached(output))
 
     def add(self, outputs: Any, batch: Any) -> None:
         """End a batch."""
@@ -268,8 +268,7 @@ class _Ends(L.Callback):
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._ends = self._bound("on_train_end", pl_trainer)
-        notify = notifier(pl_trainer, "on_after_optimizer_step")
-        watch = getattr(pl_module, "watch", None)
+        notify, watch = notifier(pl_trainer, "on_after_optimizer_step"), getattr(pl_module, "watch", None)
         if notify is not None and watch is not None:  # each step that is made by hand
             watch.after.append(notify)
         elif notify is not None:
@@ -282,8 +281,7 @@ class _Ends(L.Callback):
         self._remove()
         self._call(self._ends)
         self._call(self._finals)
-        late = self._late
-        self._late = None
+        late, self._late = self._late, None
         if late is not None:
             raise late
 

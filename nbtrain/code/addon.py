@@ -104,8 +104,7 @@ class SourceAddon(AddOnBase, CodeService):
         arguments, run, roots = _described(trainer, n_epoch, loader, valid_loader)
         run |= {"parent": trainer.origin.parent} if trainer.origin.parent is not None else {}
         try:
-            names_only = self.keep_source == "names"
-            device = str(trainer.device)
+            names_only, device = self.keep_source == "names", str(trainer.device)
             record(trainer.run_dir, roots, arguments=arguments, run=run, seed=trainer.seed, device=device, names_only=names_only)
         except Exception as error:
             trainer.recorder.note(f"The source of this run was not kept: {type(error).__name__}: {error}")

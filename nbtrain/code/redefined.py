@@ -62,8 +62,7 @@ def with_addons(trainer: TrainerBase, steps: type[TrainerBase]) -> type[TrainerB
 
 def change_class(trainer: TrainerBase, steps: type[TrainerBase]) -> None:
     """Change the class of `trainer` to `steps`, with the addons of `trainer`."""
-    whole = with_addons(trainer, steps)
-    module = trainer.module
+    whole, module = with_addons(trainer, steps), trainer.module
     loop = module.trainer.fit_loop.epoch_loop if module is not None else None
     if isinstance(loop, OwnEpochLoop) and loop.whole_step is not None:
         raise ConfigError(
@@ -185,8 +184,7 @@ def _monitored(trainer: TrainerBase, codes: Iterable[StepCode]) -> list[str]:
 def _mark(trainer: TrainerBase, before: StepCode, after: StepCode) -> None:
     """Mark what has changed. Where nothing was trained since the last change, this mark replaces the one of that."""
     counts, history, failure = trainer.train_state.counts, trainer.train_state.history, trainer.control.failure
-    place = (counts.epoch, counts.processed)
-    withdrawn = [failure.summary, failure.choices] if failure is not None else []
+    place, withdrawn = (counts.epoch, counts.processed), [failure.summary, failure.choices] if failure is not None else []
     if (changed := _kept(trainer).changed) is not None and changed[0] == place:
         _, before, text = changed
         withdrawn.append(text)
@@ -200,8 +198,7 @@ def _mark(trainer: TrainerBase, before: StepCode, after: StepCode) -> None:
     if best is not None and not after.computes_as(before, _monitored(trainer, (before, after))):
         monitor = history.monitor if history.monitor in best else "train_loss"
         has = f"apply_weights(before={number or len(history.restarts.places) + 1}) has {monitor} {format_value(best[monitor])}"
-        text = f"{text}; best starts again, {has}"
-        data = data | {"ranking": "restarts"}
+        text, data = f"{text}; best starts again, {has}", data | {"ranking": "restarts"}
     if _kept(trainer).keep_source is True and (diff := after.diff(before)):
         data["diff"] = diff
     _kept(trainer).changed = place, before, text
@@ -312,9 +309,7 @@ class RenewsElsewhere:
             values = _attributes(trainer)
             attributes = {name: self._known(value) for name, value in values.items()}
             changed = {name: value for name, value in values.items() if self._attributes.get(name) != attributes[name]}
-            code = _reached(trainer, self._loaders)
-            held = list(_held(trainer))
-            given = written_class(steps) if steps else None
+            code, held, given = _reached(trainer, self._loaders), list(_held(trainer)), written_class(steps) if steps else None
             data = self._sent.pack(code, held, changed, steps=given, holds_steps=_kept(trainer).holds_steps)
         except NbtrainError as error:
             if steps is not None:
@@ -325,16 +320,14 @@ class RenewsElsewhere:
         self._given.append((trainer.train_state.counts.processed, changed))
         if data is not None:
             trainer.control.request_elsewhere("_use_sent", data=data)
-        here = self._here
-        self._here = self._compared()
+        here, self._here = self._here, self._compared()
         for what, remedy in _NOT_SENT.items():
             if here[what] != self._here[what]:
                 trainer.recorder.note(f"The {what} changed here, but the run is in other processes and keeps its own: {remedy}")
 
     def _compared(self) -> dict[str, Any]:
         """What is compared of the objects that a run in other processes has copies of, by what it is."""
-        model = self._trainer.model
-        optimizers = self._trainer._each_optimizer()
+        model, optimizers = self._trainer.model, self._trainer._each_optimizer()
         groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
         return {
             "weights": [(version_of(tensor), tensor.data_ptr()) for tensor in (*model.parameters(), *model.buffers())],

@@ -25,6 +25,7 @@ __all__ = [
     "describe",
     "change_tensors",
     "to_device",
+    "detached",
     "pin",
     "tensors",
     "split",
@@ -231,6 +232,11 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 # %% ../../nbs/data/batch.ipynb #e9258dbc
+def detached(output: Mapping[str, Any]) -> dict[str, Any]:
+    """What a step returned, with its tensors without their graph."""
+    return {name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()}
+
+
 def pin(batch: Any) -> Any:
     """Pin the CPU tensors of `batch` in page-locked memory; tensors that are pinned already are not copied. Needs CUDA."""
 

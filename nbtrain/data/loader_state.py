@@ -83,8 +83,7 @@ class LoaderParts:
 
 def find_parts(loader: Any) -> LoaderParts:
     """Search the objects of `loader`, each once."""
-    found = LoaderParts()
-    search = Search([("", loader)], libraries=True)
+    found, search = LoaderParts(), Search([("", loader)], libraries=True)
     for path, item in search:
         if not path.startswith(tuple(f"{at}.{ITERATOR}" for at in found.loaders)):  # a pass of torch's, which can't be restored
             found.add(path, item)
@@ -151,8 +150,7 @@ class LoaderState:
         In data, and beside the loader's own state, only the few that may be counters.
         """
         few = ("",) if self.is_stated or isinstance(self.loader, (list, tuple)) else parts.indexed
-        budget = [MOST_NUMBERS]
-        found: dict[str, Any] = {}
+        budget, found = [MOST_NUMBERS], dict[str, Any]()
         for path, holder in parts.holders.items():
             limits = _FEW if path.startswith(few) else (MOST_ITEMS, MOST_NUMBERS)
             is_whole = type(holder) in (list, deque, set) and len(holder) <= limits[0] and all_plain(holder)
@@ -161,8 +159,7 @@ class LoaderState:
 
     def _changed(self, path: str, values: Any) -> Any:
         """The values that have changed; all items of a list that has."""
-        before = self._before.get(path, {})
-        missing = object()
+        before, missing = self._before.get(path, {}), object()
         if type(before) is not type(values):
             return values
         if isinstance(values, list):
@@ -201,8 +198,7 @@ class LoaderState:
 
         An own state that was taken after the last batch may be restored as that place: then the pass after it begins.
         """
-        loaded = self._loaded
-        self._loaded = None
+        loaded, self._loaded = self._loaded, None
         random = random_state() if loaded is not None else {}
         batches = iter(self.loader)
         return batches if loaded is None else self._next_if_finished(batches, loaded, random)

@@ -117,8 +117,7 @@ class OrderCheck:
     """
 
     def __init__(self, state: LoaderState) -> None:
-        self.state = state
-        parts = state.first
+        self.state, parts = state, state.first
         self.reasons = [] if state.is_stated else why_not_exact(parts)
         self._orders = {} if state.is_stated else _orders(parts)
         self._fresh: Any = None  # a copy of the loader, if its samplers will be checked
@@ -160,8 +159,7 @@ class OrderCheck:
         restored = _copied(self._fresh, find_parts(self._fresh))
         ours = _drawn(live)
         LoaderState(restored).put(place, workers=False)
-        theirs = _drawn(restored)
-        reasons = []
+        theirs, reasons = _drawn(restored), []
         for path, (name, indices, draws) in ours.items():
             if theirs[path][1] != indices:
                 reasons.append(f"the order of {name} comes from more than its generators and counters")

@@ -65,8 +65,7 @@ class _Rest:
         return self
 
     def skip(self) -> None:
-        n = self._left
-        self._left = 0
+        n, self._left = self._left, 0
         deque(islice(self._live, n), maxlen=0)
 
     def __next__(self) -> Any:
@@ -181,16 +180,14 @@ class ResumableLoader(LoaderWrapper):
         self._newest: deque[tuple[int, dict[str, Any]]] = deque(maxlen=3)
 
     def __iter__(self) -> Iterator[Any]:
-        again = self._again
-        self._again = None
+        again, self._again = self._again, None
         batches = self._open() if again is None else self._reread(*again)
         self._ended = False
         self._live = map(self._hand_out, batches)  # a loop would hold the batch until the next one is read
         yield from self.read_on()
 
     def _open(self) -> Iterator[Any]:
-        saved = self._next
-        self._next = None
+        saved, self._next = self._next, None
         if saved is None:
             batches = self._begin_pass(after_cut=not self._is_whole() and self._n_handed > 0)
         else:
@@ -283,9 +280,7 @@ class ResumableLoader(LoaderWrapper):
             set_random_state(random)
             return self._begin_pass(place["own"] if state["whole"] else None, after_cut=not state["whole"])
         _check_length(state["length"], self._length())  # now: your code has begun the epoch
-        self._begin = state["begin"]
-        self._n_handed = finished
-        ahead = state["handed"] - finished
+        self._begin, self._n_handed, ahead = state["begin"], finished, state["handed"] - finished
         if (newest := state.get("newest")) is not None:
             batches = self.state.reopen(self._begin, place | {"own": newest["own"]})
             set_random_state(newest["random"])

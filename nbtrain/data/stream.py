@@ -52,8 +52,7 @@ def lost_in_pass(loader: Any) -> list[str]:
         return []
     if not isinstance(loader, DataLoader):
         return [f"the random numbers that the nodes of the {type(loader).__name__} draw ahead are not in its state, if they draw any"]
-    name = type(loader.dataset).__name__
-    is_lost = loader.num_workers and has_state(loader.dataset)
+    name, is_lost = type(loader.dataset).__name__, loader.num_workers and has_state(loader.dataset)
     return [f"the random numbers of the loader's workers are not in its state, if {name} draws any there"] if is_lost else []
 
 

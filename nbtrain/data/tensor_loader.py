@@ -97,8 +97,7 @@ def _checked(given: tuple[Any, ...]) -> tuple[list[Any] | None, list[Tensor]]:
     if len(given) == 1 and type(given[0]) is TensorDataset:  # a subclass may do more than index
         given = given[0].tensors
     elif len(given) == 1 and isinstance(given[0], Mapping):
-        names = list(given[0])
-        given = tuple(given[0].values())
+        names, given = list(given[0]), tuple(given[0].values())
     given = tuple(as_tensor(item) if is_array(item) else item for item in given)
     wrong = [type(item).__name__ for item in given if not isinstance(item, Tensor) or item.ndim == 0]
     if wrong or not given:

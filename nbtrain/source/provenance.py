@@ -226,8 +226,7 @@ def _values(reached: Reached) -> dict[str, Any]:
 
 def _source(reached: Reached, names_only: bool = False) -> tuple[str, dict[str, Any]]:
     """The text of the definitions, and the values that they read; with `names_only`, hashes of them."""
-    texts = []
-    values = _values(reached)
+    texts, values = [], _values(reached)
     for definition in reached.definitions:
         place = "cell" if is_cell(definition.file) else Path(definition.file).name
         text = f"# {_hash(definition.text)}\n" if names_only else blot_out(definition.text, code=True)

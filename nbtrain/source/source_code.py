@@ -119,8 +119,7 @@ def chain(path: str, item: Any, attributes: Iterable[str]) -> Iterator[tuple[str
         holder = next((names for names in held if name in names), None)
         if holder is None:
             return
-        path = f"{path}.{name}"
-        item = holder[name]
+        path, item = f"{path}.{name}", holder[name]
         yield path, item
 
 

@@ -60,8 +60,7 @@ class SourceFile:
         while stack:
             parent, prefix, statement = stack.pop()
             for node in ast.iter_child_nodes(parent):
-                inner = prefix
-                around = node if isinstance(node, ast.stmt) else statement
+                inner, around = prefix, node if isinstance(node, ast.stmt) else statement
                 if isinstance(node, ast.ClassDef):
                     self.classes.setdefault(prefix + node.name, []).append(node)
                     inner = f"{prefix}{node.name}."
@@ -82,8 +81,7 @@ class SourceFile:
 
     def definition(self, name: str, node: ast.AST) -> Definition:
         """The definition of `node`, with its text."""
-        first = first_line(node)
-        last = getattr(node, "end_lineno", 0)
+        first, last = first_line(node), getattr(node, "end_lineno", 0)
         return Definition(name, self.file, first, last, textwrap.dedent("".join(self.lines[first - 1 : last])).rstrip() + "\n")
 
 

@@ -267,17 +267,14 @@ class StepCode:
             return None
         code = cls()
         groups = {root: {name: Part(digest) for name, digest in parts.items()} for root, parts in state["parts"].items()}
-        code._objects = groups.pop("", {})
-        code.roots = groups
-        code._methods = set(state["methods"])
+        code._objects, code.roots, code._methods = groups.pop("", {}), groups, set(state["methods"])
         return code
 
     def _differing(self, before: StepCode, roots: Iterable[str]) -> dict[str, tuple[Part | None, Part | None]]:
         """The parts that differ, old and new; None for one that is not there."""
         found: dict[str, tuple[Part | None, Part | None]] = {}
         for root in roots:
-            old = before.roots.get(root, {})
-            new = self.roots.get(root, {})
+            old, new = before.roots.get(root, {}), self.roots.get(root, {})
             found |= {name: (old.get(name), new.get(name)) for name in new | old if old.get(name) != new.get(name)}
         return found
 

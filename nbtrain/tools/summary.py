@@ -27,7 +27,7 @@ from ..formatting import format_count
 from ..views.text import table_text
 
 # %% auto #0
-__all__ = ["check", "Summary", "own_params", "shared_params", "summary"]
+__all__ = ["check", "Summary", "layers_of", "own_params", "shared_params", "summary"]
 
 
 # %% ../../nbs/tools/summary.ipynb #99022a2a
@@ -106,6 +106,15 @@ class Summary:
         return table_html(self.rows, caption=self._total) + "".join(f"<div>{escape(line)}</div>" for line in self.shared)
 
 
+def _has_own_params(layer: nn.Module) -> bool:
+    return any(True for _ in layer.parameters(recurse=False))
+
+
+def layers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers of a model by name: modules that hold parameters, and modules without submodules."""
+    return {name: part for name, part in model.named_modules() if not any(part.children()) or _has_own_params(part)}
+
+
 def own_params(model: nn.Module) -> dict[str, int]:
     """The number of parameters that each module holds directly, by name; a shared one counts where it appears first."""
     seen: set[int] = set()
@@ -155,15 +164,14 @@ def summary(trainer: TrainerBase, batch: Batch) -> Summary:
 def _summary(trainer: TrainerBase, batch: Any, operation: Operation) -> Summary:
     operation.keep(unchanged(trainer))
     model = trainer.model
-    holders = {id(module) for module in model.modules() if any(True for _ in module.parameters(recurse=False))}
-    layers = [(name, layer) for name, layer in model.named_modules() if not any(layer.children()) or id(layer) in holders]
+    layers = layers_of(model)
     rows = _called(trainer, batch, layers)
     own = own_params(model)
     called = {row["layer"] for row in rows}
     for row in rows:
         row["params"] = own.pop(row["layer"], 0)  # a layer that is called twice counts once
-    for name, layer in layers:
-        if name not in called and id(layer) in holders:
+    for name, layer in layers.items():
+        if name not in called and _has_own_params(layer):
             row = {"layer": name, "type": type(layer).__name__, "output": "–", "params": own[name]}
             rows.insert(_place(rows, name), row)
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
@@ -172,7 +180,7 @@ def _summary(trainer: TrainerBase, batch: Any, operation: Operation) -> Summary:
     return Summary(rows, sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained), shared_params(model))
 
 
-def _called(trainer: TrainerBase, batch: Any, layers: list[tuple[str, nn.Module]]) -> list[dict[str, Any]]:
+def _called(trainer: TrainerBase, batch: Any, layers: dict[str, nn.Module]) -> list[dict[str, Any]]:
     """A row for each call of one of `layers` in a test step."""
     rows: list[dict[str, Any]] = []
 
@@ -183,7 +191,7 @@ def _called(trainer: TrainerBase, batch: Any, layers: list[tuple[str, nn.Module]
 
         return hook
 
-    handles = [layer.register_forward_hook(row(name)) for name, layer in layers]
+    handles = [layer.register_forward_hook(row(name)) for name, layer in layers.items()]
     try:
         # compiled code would not call the hooks
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):

@@ -30,13 +30,14 @@ from ..base.operation import Operation, operate
 from ..base.trainer_base import TrainerBase
 from .rewind import nearest_state
 from ..tools.scratch_trainer import scratch_trainer
+from ..tools.summary import layers_of
 from .recompute import Place, train_from
 from ..views.html import table_html
 from ..formatting import format_value
 from ..views.text import table_text
 
 # %% auto #0
-__all__ = ["Layer", "Replay", "layers_of", "norm_of", "StepWatcher", "watched_step", "replay", "Diagnosis", "diagnose"]
+__all__ = ["Layer", "Replay", "norm_of", "StepWatcher", "watched_step", "replay", "Diagnosis", "diagnose"]
 
 
 # %% ../../nbs/travel/replay.ipynb #c0205bfd
@@ -144,11 +145,6 @@ class Replay:
 
 
 # %% ../../nbs/travel/replay.ipynb #b114ab4b
-def layers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers of a model by name: modules that hold parameters, and modules without submodules."""
-    return {name: part for name, part in model.named_modules() if not any(part.children()) or any(True for _ in part.parameters(False))}
-
-
 def norm_of(values: Sequence[Tensor]) -> float:
     """The L2 norm of all numbers in some tensors; NaN without a tensor."""
     found = [value.detach().double().norm().cpu() for value in values]

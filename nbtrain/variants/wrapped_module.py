@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..private.torch_parts import CHILDREN, children_of
 from ..private.lightning_parts import hyperparameters_of
+from ..data.batch import detached
 from ..engine.addon import Phase
 from ..engine.logged import current_results
 from ..engine.pass_module import PassModule
@@ -175,7 +176,7 @@ class WrappedModule(StepModule):
         meter.add({}, count_samples(self.owner, batch))
         for name, value in row.items():
             meter.amend(name, value)
-        own["output"] = {name: value.detach() if isinstance(value, Tensor) else value for name, value in row.items()}
+        own["output"] = detached(row)
         return output
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
