@@ -315,24 +315,6 @@ def _values(overrides: Sequence[Override]) -> dict[str, object]:
     return found
 
 
-def _fit_notebook(path: str, values: dict[str, object], devices: int) -> int:
-    """Write the notebook's run as a module, and execute it."""
-    from importlib import import_module
-    from tempfile import TemporaryDirectory
-
-    from nbtrain.jobs.notebook import export_run
-
-    with TemporaryDirectory() as folder:
-        name = export_run(path, folder, "notebook_run", values=values, devices=devices).stem
-        sys.path.insert(0, folder)
-        try:
-            import_module(name).main()
-        finally:
-            sys.path.remove(folder)
-            sys.modules.pop(name, None)
-        return 0
-
-
 def _fit(line: CommandLine) -> int:
     """train as a configuration says, or as a notebook's last run: nbtrain fit -f run.yaml --max_epochs 2, nbtrain fit my.ipynb --lr 0.1"""
     if not line.rest:
@@ -343,7 +325,21 @@ def _fit(line: CommandLine) -> int:
         raise ConfigError(f"{stray!r} is unexpected.", remedy=remedy)
     if line.options.keys() - {"devices"} or len(line.rest) > 1:
         raise ConfigError("A notebook's run takes no configuration.", remedy="Train from one of both: fit my.ipynb, or fit -f run.yaml.")
-    return _fit_notebook(line.rest[0], _values(line.overrides), _count(line, "devices"))
+    # Write the notebook's run as a module, and execute it.
+    from importlib import import_module
+    from tempfile import TemporaryDirectory
+
+    from nbtrain.jobs.notebook import export_run
+
+    with TemporaryDirectory() as folder:
+        name = export_run(line.rest[0], folder, "notebook_run", values=_values(line.overrides), devices=_count(line, "devices")).stem
+        sys.path.insert(0, folder)
+        try:
+            import_module(name).main()
+        finally:
+            sys.path.remove(folder)
+            sys.modules.pop(name, None)
+        return 0
 
 
 def _export(line: CommandLine) -> int:

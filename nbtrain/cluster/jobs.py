@@ -485,7 +485,12 @@ class JobHandle:
             if timeout_s is not None and time.monotonic() - begun_s > timeout_s:
                 raise TimeoutError(f"the job is still {status} after {timeout_s} s")
             time.sleep(0.1 if self.info.cluster == "local" else 1.0)
-        self._finish_view()
+        # Wait until the view has the end of the run, and send it from the current cell: see `NotebookView.refresh`.
+        if self._shown is not None:
+            (view, thread), self._shown = self._shown, None
+            thread.join(_ASK_EVERY_S * 5)
+            if isinstance(view, NotebookView):
+                view.refresh()
         if (error := self.error) is not None:
             raise error
         result = self.result
@@ -564,14 +569,6 @@ class JobHandle:
         if self.is_on:
             return ""
         return first_line(self.error) if self.error is not None else self.status
-
-    def _finish_view(self) -> None:
-        """Wait until the view has the end of the run, and send it from the current cell: see `NotebookView.refresh`."""
-        if self._shown is not None:
-            (view, thread), self._shown = self._shown, None
-            thread.join(_ASK_EVERY_S * 5)
-            if isinstance(view, NotebookView):
-                view.refresh()
 
     def _events(self) -> Iterator[Event | None]:
         """The events of the run; before it has any, what the job does."""

@@ -219,7 +219,11 @@ class RayLaunch:
         self._lives: dict[int, str] = {}
         self._members: list[Any] = []
         with ExitStack() as undo:
-            self._reserve(undo)
+            # Reserve the places, and wait for them.
+            groups = importlib.import_module("ray.util.placement_group")
+            self._group = groups.placement_group([dict(self._each)] * self._n)
+            undo.callback(groups.remove_placement_group, self._group)
+            self._await([self._group.ready()], self._free)
             self._check_nodes(undo)
             undo.callback(self._kill)
             make = self._remote(Member, max_restarts=self._max_restarts, concurrency_groups=_THREADS)
@@ -233,13 +237,6 @@ class RayLaunch:
         each = self._each
         made = self._ray.remote(num_cpus=each["CPU"], num_gpus=each.get("GPU", 0), **options)(what)
         return lambda i: made.options(scheduling_strategy=strategy(self._group, placement_group_bundle_index=i))
-
-    def _reserve(self, undo: ExitStack) -> None:
-        """Reserve the places, and wait for them."""
-        groups = importlib.import_module("ray.util.placement_group")
-        self._group = groups.placement_group([dict(self._each)] * self._n)
-        undo.callback(groups.remove_placement_group, self._group)
-        self._await([self._group.ready()], self._free)
 
     def _free(self) -> str:
         free = self._ray.available_resources()

@@ -332,27 +332,21 @@ class Resources:
         if find_spec("submitit") is None:
             raise ConfigError("submit needs submitit, which is not installed.", remedy="pip install submitit.")
         if self.cluster == "local":
-            self._check_local()
+            if self.nodes > 1:
+                raise ConfigError(f"nodes={self.nodes}: cluster='local' is this machine alone.", remedy="Give tasks_per_node.")
+            if self.gpus_per_node > (n_gpus := torch.cuda.device_count()):
+                raise ConfigError(
+                    f"gpus_per_node={self.gpus_per_node}: this machine has {n_gpus} CUDA devices.",
+                    remedy="Give fewer, or tasks_per_node for processes on the CPU.",
+                )
         else:
-            self._check_slurm()
-
-    def _check_local(self) -> None:
-        if self.nodes > 1:
-            raise ConfigError(f"nodes={self.nodes}: cluster='local' is this machine alone.", remedy="Give tasks_per_node.")
-        if self.gpus_per_node > (n_gpus := torch.cuda.device_count()):
-            raise ConfigError(
-                f"gpus_per_node={self.gpus_per_node}: this machine has {n_gpus} CUDA devices.",
-                remedy="Give fewer, or tasks_per_node for processes on the CPU.",
-            )
-
-    def _check_slurm(self) -> None:
-        if shutil.which("sbatch") is None or shutil.which("srun") is None:
-            raise ConfigError(
-                "SLURM is not here: sbatch is not found.",
-                remedy="Submit from a login node of the cluster; cluster='local' starts the processes on this machine.",
-            )
-        if self.partition is not None and (known := partitions()) and self.partition not in known:
-            raise ConfigError(f"SLURM has no partition {self.partition!r}.", remedy=nearest(self.partition, known))
+            if shutil.which("sbatch") is None or shutil.which("srun") is None:
+                raise ConfigError(
+                    "SLURM is not here: sbatch is not found.",
+                    remedy="Submit from a login node of the cluster; cluster='local' starts the processes on this machine.",
+                )
+            if self.partition is not None and (known := partitions()) and self.partition not in known:
+                raise ConfigError(f"SLURM has no partition {self.partition!r}.", remedy=nearest(self.partition, known))
 
     def executor(self, folder: Path, name: str) -> Any:
         """submitit's executor with these resources."""
@@ -426,11 +420,7 @@ def check_trainer(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader:
     if not trainer.configures_optimizers:
         check_optimizer(trainer.optimizer, trainer.model)
         check_trained(trainer.optimizer, trainer.model, vars(trainer))
-    _check_open_epoch(trainer, n_tasks)
-
-
-def _check_open_epoch(trainer: TrainerBase, n_tasks: int) -> None:
-    """Raise ConfigError if a state in mid-epoch was loaded that another number of processes than `n_tasks` has saved."""
+    # Raise ConfigError if a state in mid-epoch was loaded that another number of processes than `n_tasks` has saved.
     own = (trainer.states.restored or {}).get("nbtrain", {"finished": None})
     is_exact = all(addon.strict for addon in trainer.active_addons if isinstance(addon, StateManagerAddon))
     shares = any(addon.n_readers != addon.n_processes for addon in trainer.active_addons if isinstance(addon, Launcher))

@@ -68,20 +68,18 @@ def read_command_line(arguments: Sequence[str], options: Mapping[str, str], swit
             elif not key.startswith("--"):
                 raise OptionError(f"There is no option {key}.", remedy=nearest(key, [*options, *switches]))
             else:
-                found.overrides.append(_override(key, given))
+                name = key[2:].removesuffix("!").replace("-", "_")
+                if not all(name.split(".")):
+                    raise OptionError(
+                        f"{key} can't be the path of a field.", remedy="Write names with dots between them: --model.args.dim 32."
+                    )
+                found.overrides.append(Override(name, given, key.endswith("!"), key))
     return found
 
 
 def _is_key(token: str) -> bool:
     """Whether it is a key. A negative number or a single dash is a value."""
     return re.match(r"--\w|-[A-Za-z]", token) is not None and not re.fullmatch(r"-(inf|nan)", token)
-
-
-def _override(key: str, value: str | None) -> Override:
-    name = key[2:].removesuffix("!").replace("-", "_")
-    if not all(name.split(".")):
-        raise OptionError(f"{key} can't be the path of a field.", remedy="Write names with dots between them: --model.args.dim 32.")
-    return Override(name, value, key.endswith("!"), key)
 
 
 # %% ../../nbs/config/overrides.ipynb #6abc3651

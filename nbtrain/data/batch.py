@@ -120,7 +120,11 @@ def _of_list(items: Sequence[Any]) -> _Count:
     if any(map(_n_rows, items)):
         return _of_parts(items) if not _look_like_images(items) else _Count(_n_rows(items[0]), "its tensors may be parts or samples")
     if all(map(_is_list, items)):
-        return _of_lists(items)
+        # The samples of a list of lists: one list for each sample, or one for each part.
+        kinds = [[_kind(item) for item in one] for one in items]
+        if all(len({*of_one}) > 1 for of_one in kinds) and all(of_one == kinds[0] for of_one in kinds):
+            return _Count(len(items))  # of an image and its label each
+        return _of_list_parts(items)
     if len({*kinds}) > 1:
         return _of_parts(items)
     inner = [_count(item) for item in items]
@@ -129,14 +133,6 @@ def _of_list(items: Sequence[Any]) -> _Count:
     if len(items) == 1 and inner[0].n:
         return _Count(inner[0].n, "its one item may be a batch or a sample")
     return _Count(len(items))
-
-
-def _of_lists(lists: Sequence[Sequence[Any]]) -> _Count:
-    """The samples of a list of lists: one list for each sample, or one for each part."""
-    kinds = [[_kind(item) for item in one] for one in lists]
-    if all(len({*of_one}) > 1 for of_one in kinds) and all(of_one == kinds[0] for of_one in kinds):
-        return _Count(len(lists))  # of an image and its label each
-    return _of_list_parts(lists)
 
 
 def _of_list_parts(lists: Sequence[Sequence[Any]]) -> _Count:

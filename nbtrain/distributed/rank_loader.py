@@ -105,7 +105,12 @@ class RankLoader(LoaderWrapper):
         seed = self._seed
         self._seed = None
         if seed is not None:  # the order was drawn with the first batch
-            self._diverge(seed)
+            # Continue with a random state that is different in each rank.
+            rank_seed = derive_seed(seed, self.number)
+            if self.number:
+                seed_process(rank_seed)
+            if torch.cuda.is_initialized():
+                torch.cuda.manual_seed(rank_seed)
         return batch
 
     def _read_all(self) -> Iterator[Any]:
@@ -120,14 +125,6 @@ class RankLoader(LoaderWrapper):
         state = found[0][0]
         set_random_state(state)
         return int.from_bytes(blake2b(state["torch"].numpy().tobytes(), digest_size=7).digest(), "big")
-
-    def _diverge(self, seed: int) -> None:
-        """Continue with a random state that is different in each rank."""
-        rank_seed = derive_seed(seed, self.number)
-        if self.number:
-            seed_process(rank_seed)
-        if torch.cuda.is_initialized():
-            torch.cuda.manual_seed(rank_seed)
 
 
 # %% ../../nbs/distributed/rank_loader.ipynb #samplshr

@@ -85,19 +85,6 @@ _FIELDS = {"seed": "seed", "gradient_clip": "optimizer.clip_gnorm", "log_bar": "
 _FIELDS |= {"model": "model", "optimizer": "optimizer", "scheduler": "lr_scheduler"}
 
 
-def _check_trainer(section: PartConfig, problems: Problems) -> None:
-    """Check that the trainer is a subclass of Trainer, and that its arguments are not given by other fields."""
-    if section.type is not None:
-        check_part(section, "trainer", problems, automatic=("model", "optimizer"))
-        kind = load_checked(section.type, "trainer.type", Problems(problems.document))
-        if kind is not None and not (isinstance(kind, type) and issubclass(kind, Trainer)):
-            problems.add(
-                f"trainer.type: {section.type!r} is not a subclass of Trainer.", "Give the full name of your trainer: package.module.Class."
-            )
-    for name in section.args.keys() & _FIELDS.keys():
-        problems.add(f"trainer.args.{name} is given by the field {_FIELDS[name]}.", f"Give --{_FIELDS[name]}.")
-
-
 def _check_scheduler(section: LRSchedulerConfig, n_optimizers: int, problems: Problems) -> None:
     """Check the schedule, or that of each of several optimizers."""
     if not section.each:
@@ -120,7 +107,17 @@ def _check_parts(settings: Settings, problems: Problems) -> None:
     check_optimizer(settings.optimizer, problems)
     if settings.lr_scheduler is not None:
         _check_scheduler(settings.lr_scheduler, max(len(settings.optimizer.each), 1), problems)
-    _check_trainer(settings.trainer, problems)
+    # Check that the trainer is a subclass of Trainer, and that its arguments are not given by other fields.
+    if settings.trainer.type is not None:
+        check_part(settings.trainer, "trainer", problems, automatic=("model", "optimizer"))
+        kind = load_checked(settings.trainer.type, "trainer.type", Problems(problems.document))
+        if kind is not None and not (isinstance(kind, type) and issubclass(kind, Trainer)):
+            problems.add(
+                f"trainer.type: {settings.trainer.type!r} is not a subclass of Trainer.",
+                "Give the full name of your trainer: package.module.Class.",
+            )
+    for name in settings.trainer.args.keys() & _FIELDS.keys():
+        problems.add(f"trainer.args.{name} is given by the field {_FIELDS[name]}.", f"Give --{_FIELDS[name]}.")
     for name, parts, short in (("log", settings.log, LOGGERS), ("addons", settings.addons, "nbtrain")):
         for i, part in enumerate(parts):
             check_part(part, f"{name}.{i}", problems, short=short)
@@ -204,16 +201,6 @@ def _check_limits(settings: Settings, problems: Problems) -> None:
             problems.add("checkpoint.convert_fn is given, and there is nothing to convert.", "Give checkpoint.resume_from, a file.")
 
 
-def _check_reduction(settings: Settings, problems: Problems) -> None:
-    """Check that a reduction by tokens has a function that counts them."""
-    optimizer = settings.optimizer
-    at = "optimizer.aggregate_outputs_fn"
-    if optimizer.aggregate_outputs_fn is not None:
-        check_name(optimizer.aggregate_outputs_fn, at, problems)
-    elif "per-token-mean" in (optimizer.grad_reduction, optimizer.loss_reduction):
-        problems.add(f"per-token-mean needs {at}.", "Name a function that returns the number of tokens.", at="optimizer.grad_reduction")
-
-
 # %% ../../nbs/jobs/validate.ipynb #47b9c191
 def _check_data(settings: Settings, problems: Problems) -> None:
     if settings.dataset.type is None:
@@ -258,7 +245,13 @@ def check_settings(settings: Settings, problems: Problems) -> None:
     plan = _check_compute(settings, problems)
     device_batches(settings, plan, problems)
     _check_limits(settings, problems)
-    _check_reduction(settings, problems)
+    # Check that a reduction by tokens has a function that counts them.
+    optimizer = settings.optimizer
+    at = "optimizer.aggregate_outputs_fn"
+    if optimizer.aggregate_outputs_fn is not None:
+        check_name(optimizer.aggregate_outputs_fn, at, problems)
+    elif "per-token-mean" in (optimizer.grad_reduction, optimizer.loss_reduction):
+        problems.add(f"per-token-mean needs {at}.", "Name a function that returns the number of tokens.", at="optimizer.grad_reduction")
     check_value(settings.vars, "vars", problems)
     check_value(settings.optimizer.groups, "optimizer.groups", problems)
     check_value(settings.lightning, "lightning", problems)

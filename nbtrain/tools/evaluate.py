@@ -95,21 +95,17 @@ def run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
     operation = Operation(trainer, "run_batch", trainer.mode)
     operation.begin()
     try:
-        return _run_batch(trainer, batch)
+        with driving(trainer, trainer.step_module(whole_epoch=False), trains=trainer.mode == "train") as module:
+            pl_trainer = make_pl_trainer(max_epochs=trainer.train_state.counts.epoch + 1, **_unlimited(_unlogged(trainer.lightning_args())))
+            use_loops(pl_trainer, trainer)
+            if trainer.mode == "test":
+                pl_trainer.test(module, BatchList([batch]), verbose=False)
+            else:
+                continue_counts(pl_trainer, trainer.train_state.counts)
+                pl_trainer.fit(module, BatchList([batch]))
+        return module.output
     finally:
         operation.end()
-
-
-def _run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
-    with driving(trainer, trainer.step_module(whole_epoch=False), trains=trainer.mode == "train") as module:
-        pl_trainer = make_pl_trainer(max_epochs=trainer.train_state.counts.epoch + 1, **_unlimited(_unlogged(trainer.lightning_args())))
-        use_loops(pl_trainer, trainer)
-        if trainer.mode == "test":
-            pl_trainer.test(module, BatchList([batch]), verbose=False)
-        else:
-            continue_counts(pl_trainer, trainer.train_state.counts)
-            pl_trainer.fit(module, BatchList([batch]))
-    return module.output
 
 
 @command

@@ -379,7 +379,14 @@ def samples_of(
     cpu = torch.device("cpu")
     singles = split(to_device(batch, cpu), 1)
     output = to_device(dict(output), cpu)
-    _check_rows(trainer, output, len(singles))
+    for name in ("output", "label", "losses"):
+        found = output.get(name)
+        if isinstance(found, Tensor) and (found.shape[:1] != (len(singles),) or (name == "losses" and found.ndim > 1)):
+            raise StepError(
+                f"test_step returned {name!r} of shape {tuple(found.shape)} for a batch of {len(singles)}.",
+                where=f"{trainer.title}.test_step",
+                remedy=f"Return a row of {name!r} for each sample; of 'losses', a number.",
+            )
     label = output.get("label")
     if label is None and isinstance(batch, (list, tuple)) and len(batch) > 1:
         label = to_device(batch[1], cpu)
@@ -393,17 +400,6 @@ def samples_of(
 
 def _row(value: Any, i: int) -> Any:
     return apply_to_collection(value, Tensor, lambda tensor: tensor[i])
-
-
-def _check_rows(trainer: TrainerBase, output: Mapping[str, Any], n: int) -> None:
-    for name in ("output", "label", "losses"):
-        found = output.get(name)
-        if isinstance(found, Tensor) and (found.shape[:1] != (n,) or (name == "losses" and found.ndim > 1)):
-            raise StepError(
-                f"test_step returned {name!r} of shape {tuple(found.shape)} for a batch of {n}.",
-                where=f"{trainer.title}.test_step",
-                remedy=f"Return a row of {name!r} for each sample; of 'losses', a number.",
-            )
 
 
 def _step(trainer: TrainerBase, batch: Any) -> Mapping[str, Any] | None:

@@ -191,14 +191,11 @@ class StepTrace:
         step = self._open if self._open.calls or not self.steps else self.steps[-1]
         step.losses.append(value)
         if not self._is_hooked and self._open.calls:
-            self._end_by_hand()
-
-    def _end_by_hand(self) -> None:
-        """End the step if the weights have changed since its first call."""
-        now = self._weights()
-        if any(now[name] != self._open.began[name] for name in self._names.values()):
-            trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-            self._end(trained, [(list(trained), {})], "", self)
+            # End the step if the weights have changed since its first call.
+            now = self._weights()
+            if any(now[name] != self._open.began[name] for name in self._names.values()):
+                trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+                self._end(trained, [(list(trained), {})], "", self)
 
     def _stepped(self, optimizer: Any, args: Any, options: Any) -> None:
         known = [[p for p in group["params"] if id(p) in self._names] for group in optimizer.param_groups]

@@ -363,14 +363,6 @@ def _span(value: Any) -> str:
     return f", in [{format_value(float(low))}, {format_value(float(high))}]"
 
 
-def _of_module(name: str, part: nn.Module, output: Any, inputs: Any) -> Diagnosis:
-    n = sum(found.numel() for found in tensors(output))
-    n_bad = _n_bad(output)
-    input_text = "its input is not finite either" if _n_bad(inputs) else f"its input is finite{_span(inputs)}"
-    where = f"{name or 'the model'} ({type(part).__name__})"
-    return Diagnosis(f"The output of {where} is the first that is not finite: {n_bad} of {n} values; {input_text}.", name)
-
-
 def diagnose(trainer: TrainerBase, step: int) -> Diagnosis:
     """Name the first thing in training step `step` that is not finite."""
     return operate(trainer, "debug", lambda operation: _diagnose(trainer, step), mode="train")
@@ -386,7 +378,11 @@ def _diagnose(trainer: TrainerBase, step: int) -> Diagnosis:
         return Diagnosis(f"The batch has {bad} {'value that is' if bad == 1 else 'values that are'} not finite.")
     if seen.first_bad is not None:
         name, output, inputs = seen.first_bad
-        return _of_module(name, modules[name], output, inputs)
+        n = sum(found.numel() for found in tensors(output))
+        n_bad = _n_bad(output)
+        input_text = "its input is not finite either" if _n_bad(inputs) else f"its input is finite{_span(inputs)}"
+        where = f"{name or 'the model'} ({type(modules[name]).__name__})"
+        return Diagnosis(f"The output of {where} is the first that is not finite: {n_bad} of {n} values; {input_text}.", name)
     if seen.output is not None and _n_bad(seen.output.get("loss")):
         return Diagnosis("The outputs of all modules are finite, and the loss is not: look at how train_step computes it.")
     if seen.error is not None:

@@ -86,11 +86,6 @@ def prediction_of(output: Mapping[str, Any]) -> Any:
 
 
 # %% ../../nbs/variants/model_trainer.ipynb #e4683f53
-def _target(batch: Any) -> Any:
-    key = label_key(batch)
-    return None if key is None else batch[key]
-
-
 def _parted(batch: Any) -> tuple[Any, Any]:
     """The model's input and the target of a batch."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
@@ -405,7 +400,8 @@ class ModelTrainer(DatasetTrainer):
         """Return the loss, the other scalars, and, if known, "output" and "label"."""
         batch = self.prepare_batch(batch)
         if self.loss_fn is None:
-            return _as_step(call_model(self.model, batch), _target(batch))
+            key = label_key(batch)
+            return _as_step(call_model(self.model, batch), None if key is None else batch[key])
         given, label = _parted(batch)
         output = call_model(self.model, given)
         return {"loss": self.loss_fn(output, label), "output": output, "label": label}
