@@ -106,13 +106,15 @@ class HealAddon(AddOnBase):
 
     def _copy_weights(self, trainer: TrainerProtocol) -> None:
         """Copy the weights and the optimizer, if the newest copy is old enough."""
-        step, optimizer = trainer.train_state.counts.step, trainer.optimizer
+        step = trainer.train_state.counts.step
+        optimizer = trainer.optimizer
         if optimizer is not None and (not self.copies or step >= self.copies[-1]["step"] + self.heal_steps):
             self.copies.append({"step": step, **deepcopy({"model": trainer.model.state_dict(), "state": optimizer.state_dict()["state"]})})
 
     def _heal(self, trainer: TrainerProtocol, what: str) -> None:
         """Restore the older copy; drop the gradients, so that this update changes nothing. Raises StepError after `max_heals` times."""
-        step, optimizer = trainer.train_state.counts.step, trainer.optimizer
+        step = trainer.train_state.counts.step
+        optimizer = trainer.optimizer
         assert optimizer is not None
         if self.n_heals == self.max_heals:
             raise StepError(

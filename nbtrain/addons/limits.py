@@ -54,7 +54,8 @@ class ValidateSteps(L.Callback):
     def on_fit_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         loop = pl_trainer.fit_loop.epoch_loop
         if isinstance(loop, OwnEpochLoop) and is_whole_epoch(pl_module):
-            loop.validate_steps, loop.validate_epochs = self.n_steps, self.n_epochs
+            loop.validate_steps = self.n_steps
+            loop.validate_epochs = self.n_epochs
             pl_trainer.val_check_interval = _NEVER
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -432,13 +432,12 @@ class _Graphed(PassCallback):
             rare = f"no more than {steps.n_warm_up} batches had the same form (plain tensors, their shapes and dtypes)"
             self._say(steps.broken or ("" if steps.n_replays else rare))
 
-    def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self._end(pl_trainer)
-
-    def _end(self, pl_trainer: L.Trainer) -> None:
+    def _end(self, pl_trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         """Release the graph's memory."""
         if self.steps is not None:
             _own_loop(pl_trainer).whole_step = self.steps = None
+
+    on_exception = _end  # pyright: ignore[reportAssignmentType]  # for the name pl_trainer
 
     def _say(self, reason: str) -> None:
         if reason:

@@ -141,7 +141,9 @@ class _Step(PassCallback):
 
         In a session that of all its rounds, as it was when the first of its runs began.
         """
-        session, n_batches, first_epoch = self.trainer.train_state.session, pl_trainer.num_training_batches, pl_trainer.current_epoch
+        session = self.trainer.train_state.session
+        n_batches = pl_trainer.num_training_batches
+        first_epoch = pl_trainer.current_epoch
         now: dict[str, Any] = {"update": pl_trainer.global_step, "accumulate": pl_trainer.accumulate_grad_batches}
         if self._goes_on:
             first_epoch = self._first_epoch
@@ -300,7 +302,8 @@ class _Step(PassCallback):
         if self._is_replaced:
             return
         if self._schedule.interval == "batch":
-            before, self._update = self._update, self.trainer.train_state.counts.step
+            before = self._update
+            self._update = self.trainer.train_state.counts.step
             several = pl_trainer.world_size > 1 and pl_trainer.accumulate_grad_batches > 1
             if not getattr(pl_module, "leaves_out", False) or self._update != before or several:
                 self._schedule.step()
@@ -318,7 +321,8 @@ class _Step(PassCallback):
         if is_whole_epoch(pl_module) and not self._is_replaced:
             assert isinstance(pl_module, StepModule)
             self._follow_updates(pl_trainer)  # a window may end with its epoch, after its last batch
-            monitor, metrics = self.trainer.train_state.history.monitor, pl_module.epoch_metrics
+            monitor = self.trainer.train_state.history.monitor
+            metrics = pl_module.epoch_metrics
             falls_back = monitor == "val_loss" and not pl_trainer.enable_validation
             self._schedule.end_epoch(metrics.get(monitor, metrics.get("train_loss") if falls_back else None))
 

@@ -476,7 +476,8 @@ class RayAddon(RanksAddon):
 
     def _shrink_to(self, room: int, trainer: Any) -> int:
         """Use as many workers as have place in `room` and as the strategy can use, at least `min_workers`. Returns how many are used."""
-        devices, parallelism = self.devices, self.parallelism
+        devices = self.devices
+        parallelism = self.parallelism
         for n in range(room, (self.min_workers or self.workers) - 1, -1) if room < len(devices) else ():
             with suppress(ConfigError):  # shards or tensor parallelism that do not divide so many
                 self.use(devices[:n])

@@ -76,7 +76,8 @@ def plan_compute(settings: Settings, n_available: int, problems: Problems) -> Co
     policy = _policy(settings, problems)
     if policy is None:
         return ComputePlan(1, 1)
-    n, shards = compute.runtime_ngpus, compute.plan_ngpus
+    n = compute.runtime_ngpus
+    shards = compute.plan_ngpus
     if n % shards:
         problems.add(
             f"compute_config.runtime_ngpus is {n}, and must be a multiple of plan_ngpus {shards}.", "Give a multiple, or plan_ngpus 1."
@@ -111,7 +112,8 @@ def plan_compute(settings: Settings, n_available: int, problems: Problems) -> Co
 def _sizes(strategy: str, settings: Settings, problems: Problems) -> dict[str, int]:
     """The options that say how many devices share a copy."""
     compute = settings.compute_config
-    n, groups = compute.runtime_ngpus, compute.zero_ngroups
+    n = compute.runtime_ngpus
+    groups = compute.zero_ngroups
     if strategy == "tp":
         return {"tensor_parallel_size": compute.plan_ngpus}
     if strategy != "fsdp2" or groups == 1:
@@ -129,7 +131,9 @@ def accumulation(settings: Settings, n_copies: int, problems: Problems, n_sharin
 
     If only `micro_batch_size` is given, they are as many as `n_sharing` devices need, so that each has the same number of samples.
     """
-    micro, steps, whole = settings.micro_batch_size, settings.grad_accumulation_steps, settings.global_batch_size
+    micro = settings.micro_batch_size
+    steps = settings.grad_accumulation_steps
+    whole = settings.global_batch_size
     if whole is None:
         return steps or n_sharing // math.gcd(micro, n_sharing)
     product = f"micro_batch_size {micro} × {n_copies} {'copy' if n_copies == 1 else 'copies'} of the model"
@@ -150,7 +154,8 @@ def accumulation(settings: Settings, n_copies: int, problems: Problems, n_sharin
 
 def device_batches(settings: Settings, plan: ComputePlan, problems: Problems) -> tuple[int, int]:
     """The samples of a batch on one device, and how many of these batches make an update. What can't be is added to `problems`."""
-    micro, n_sharing = settings.micro_batch_size, plan.n_sharing
+    micro = settings.micro_batch_size
+    n_sharing = plan.n_sharing
     window = accumulation(settings, plan.n_copies, problems, n_sharing)
     share, rest = divmod(micro * window, n_sharing)
     if rest:

@@ -83,7 +83,8 @@ def _optimizer(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> 
 
 def _groups(read: Reader, trainer: TrainerBase, optimizer: Optimizer) -> dict[str, Any]:
     """The groups of parameters of an optimizer, if they are more than all of the model's in one."""
-    groups, known = optimizer.param_groups, optimizer.defaults
+    groups = optimizer.param_groups
+    known = optimizer.defaults
     names = {id(p): name for name, p in trainer.model.named_parameters()}
     params = [[id(p) for p in group["params"]] for group in groups]
     if params != [list(names)]:

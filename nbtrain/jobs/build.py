@@ -190,7 +190,8 @@ def _classified(model: nn.Module, parts: Sequence[OneOptimizerConfig], maker: Ma
 
 def _each(model: nn.Module, section: OptimizerConfig, maker: Maker) -> JointOptimizer:
     """The optimizers of a list."""
-    parts, name = section.each, section.param_clss_fn
+    parts = section.each
+    name = section.param_clss_fn
     if name is None:
         driven: list[list[Any]] = [*_driven(model, parts)]
     else:

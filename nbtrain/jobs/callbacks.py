@@ -82,16 +82,12 @@ class TraceUpdates(L.Callback):
                 warnings.simplefilter("ignore", UserWarning)
                 self._profiler.step()
 
-    def on_train_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._stop()
-
-    def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
+    def _stop(self, *args: Any, **kwargs: Any) -> None:
         if self._profiler is not None:
             self._profiler.stop()
         self._profiler = None
+
+    on_train_end = on_exception = _stop
 
 
 # %% ../../nbs/jobs/callbacks.ipynb #jobcb008

@@ -182,7 +182,8 @@ def _check_compute(settings: Settings, problems: Problems) -> ComputePlan:
 
 # %% ../../nbs/jobs/validate.ipynb #6694d359
 def _check_limits(settings: Settings, problems: Problems) -> None:
-    saving, resume = settings.checkpoint, settings.checkpoint.resume_from
+    saving = settings.checkpoint
+    resume = settings.checkpoint.resume_from
     if settings.max_epochs is None and settings.max_train_steps is None:
         problems.add("Neither max_epochs nor max_train_steps is given: the run would have no end.", "Give one of them.")
     if saving.every_n_train_steps is not None and saving.every_n_epochs is not None:

@@ -85,13 +85,7 @@ class _WholeRun(L.Callback):
             for name, content in source_files(self.trainer).items():
                 self.delivery.put(lambda tracker, name=name, content=content: tracker.log_file(name, content))
 
-    def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self._conclude()
-
-    def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._conclude()
-
-    def _conclude(self) -> None:
+    def _conclude(self, *args: Any, **kwargs: Any) -> None:
         was_on = self._is_on
         self._is_on = False
         history = self.trainer.train_state.history
@@ -106,6 +100,8 @@ class _WholeRun(L.Callback):
         if self.addon.log_checkpoints and self.trainer.train_state.best_weights is not None:
             weights = save(self.trainer.train_state.best_weights)
             self.delivery.put(lambda tracker: tracker.log_file("best.safetensors", weights))
+
+    teardown = on_exception = _conclude
 
 
 # %% ../../nbs/loggers/addon.ipynb #7ce1255a

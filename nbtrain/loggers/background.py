@@ -235,7 +235,8 @@ class _Sender:
 
     def outcome(self, wait_s: float) -> str | None:
         """The note to show at the end; None if everything arrived without an error."""
-        error, n_lost = self.calls.error, self.calls.n_lost
+        error = self.calls.error
+        n_lost = self.calls.n_lost
         if self.thread.is_alive():
             return (
                 f"{self.label} was not done within {wait_s:g} s; it continues in the background, and the end of this process waits for it."

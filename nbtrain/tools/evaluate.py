@@ -152,8 +152,10 @@ def _validate(trainer: TrainerBase, loader: Any) -> dict[str, float]:
 
 _SHOWN = (BatchSizeFinder, LearningRateFinder, ProgressBar)  # these try values before a run, or show its progress
 _OF_RUNS = (EarlyStopping, StochasticWeightAveraging, Timer)  # these count epochs or the time of a run
-_LIMITS = ("min_epochs", "min_steps", "max_steps", "max_time", "limit_train_batches", "limit_val_batches", "limit_test_batches")
-_LIMITS += ("overfit_batches", "fast_dev_run", "val_check_interval", "check_val_every_n_epoch")
+_LIMITS = (
+    "min_epochs", "min_steps", "max_steps", "max_time", "limit_train_batches", "limit_val_batches", "limit_test_batches",
+    "overfit_batches", "fast_dev_run", "val_check_interval", "check_val_every_n_epoch",
+)  # fmt: skip
 
 
 def _unlogged(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -243,13 +245,13 @@ def _alone(trainer: TrainerBase) -> dict[str, Any]:
 # %% ../../nbs/tools/evaluate.ipynb #f7bd7371
 _HOOKS = (*(name for name in dir(L.Callback) if name.startswith("on_predict_")), "setup", "teardown", "on_exception")
 # Arguments of Lightning that affect only training, evaluation, views or logs
-_ELSEWHERE = frozenset(
-    ("callbacks", "logger", "log_every_n_steps", "default_root_dir")
-    + ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "num_sanity_val_steps")
-    + ("gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches", "reload_dataloaders_every_n_epochs")
-    + ("min_epochs", "min_steps", "max_steps", "max_time", "val_check_interval", "check_val_every_n_epoch")
-    + ("limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches")
-)
+_ELSEWHERE = (
+    "callbacks", "logger", "log_every_n_steps", "default_root_dir",
+    "enable_progress_bar", "enable_model_summary", "enable_checkpointing", "num_sanity_val_steps",
+    "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches", "reload_dataloaders_every_n_epochs",
+    "min_epochs", "min_steps", "max_steps", "max_time", "val_check_interval", "check_val_every_n_epoch",
+    "limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches",
+)  # fmt: skip
 
 
 def _acts(callback: Any) -> bool:

@@ -63,7 +63,8 @@ def _epoch(trainer: Showing) -> int:
 def _is_too_much(trainer: Showing, epoch: int) -> bool:
     """Whether the limit of this epoch or evaluation, or that of all, is reached; a note says so once."""
     shown, (of_epoch, in_all) = trainer.train_state.history.shown, trainer.show_limits
-    counts, at = trainer.train_state.counts, trainer.recorder.pass_place
+    counts = trainer.train_state.counts
+    at = trainer.recorder.pass_place
     begin = counts.processed - at.batch if at.phase == "test" else 0
     n = sum(1 for _ in takewhile(lambda one: one.epoch == epoch and one.processed >= begin, reversed(shown)))
     if n < of_epoch and len(shown) < in_all:
@@ -91,7 +92,8 @@ def _write(trainer: Showing, name: str, made: ShownValue, epoch: int) -> str | N
 
 def show_value(trainer: Showing, name: str, value: Any, kind: ShownKind | None = None, caption: str | Sequence[str] | None = None) -> None:
     """Show `value` under `name`, where this is called. Raises StepError for a value that can't be shown."""
-    operation, module = trainer._operation, trainer.module
+    operation = trainer._operation
+    module = trainer.module
     if not trainer.is_main_process:
         return
     if module is None or (operation is not None and not operation.records):

@@ -165,7 +165,8 @@ class StepPair:
 
     def _gradients(self, a: TracedStep, b: TracedStep) -> Found | None:
         """Gradients that differ though the outputs and losses are equal."""
-        mine, theirs = a.gradients, b.gradients
+        mine = a.gradients
+        theirs = b.gradients
         for name in sorted(mine.keys() ^ theirs.keys()):
             if {**mine, **theirs}[name].norm:  # zeros are as good as none
                 who = "the trainer" if name in mine else "your loop"

@@ -130,7 +130,7 @@ class Replay:
             >>> trainer.replay(step=2).debug().module
             ''
         """
-        return diagnose(self._trainer, self.step)
+        return operate(self._trainer, "debug", lambda operation: diagnose(self._trainer, self.step), mode="train")
 
     @property
     def _head(self) -> str:
@@ -365,10 +365,6 @@ def _span(value: Any) -> str:
 
 def diagnose(trainer: TrainerBase, step: int) -> Diagnosis:
     """Name the first thing in training step `step` that is not finite."""
-    return operate(trainer, "debug", lambda operation: _diagnose(trainer, step), mode="train")
-
-
-def _diagnose(trainer: TrainerBase, step: int) -> Diagnosis:
     with watched_step(trainer, step, anomalies=True) as (copy, seen):
         modules = dict(copy.model.named_modules())
     if seen.bad_weights:

@@ -31,7 +31,8 @@ __all__ = ["place_of", "nearest_state", "outside", "Rewound", "rewind", "state_a
 # %% ../../nbs/travel/rewind.ipynb #80c257c3
 def place_of(trainer: TrainerBase, at: str | None, epoch: int | None, step: int | None) -> Place:
     """Return the place that the arguments of `rewind` or `branch` name. Raises ConfigError if there is no such place."""
-    history, counts = trainer.train_state.history, trainer.train_state.counts
+    history = trainer.train_state.history
+    counts = trainer.train_state.counts
     given = [name for name, value in (("at", at), ("epoch", epoch), ("step", step)) if value is not None]
     if len(given) != 1:
         raise ConfigError(f"{' and '.join(given) or 'No place'} was given.", remedy='Give one of epoch=3, step=1200 and "best".')

@@ -154,7 +154,19 @@ class LightningSteps(TrainerBase):
 
     def _step_alone(self, batch: Any, pl_trainer: L.Trainer) -> dict[str, Any]:
         """Call `training_step` after a run, without logging. Raises ConfigError for a module that optimizes by hand."""
-        return _step_alone(self.lightning_module, batch, pl_trainer)
+        module = self.lightning_module
+        if not module.automatic_optimization:
+            raise ConfigError(
+                f"{type(module).__name__} optimizes by hand, so its loss of one sample can't be computed.",
+                remedy="Use replay(step=...) instead.",
+            )
+        own, before = vars(module), dict(vars(module))
+        own |= {"_trainer": pl_trainer, **dict.fromkeys(("log", "log_dict"), lambda *args, **options: None)}
+        try:
+            return as_output(module.training_step(batch, 0))
+        finally:
+            own.clear()
+            own |= before
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         raise StepError(
@@ -279,22 +291,6 @@ def from_lightning(
 def _unpickled(base: type[Any], addons: tuple[Any, ...], kind: type[Any]) -> Any:
     found: Any = lightning_trainer(compose(base, addons) if addons else base, kind)
     return found.__new__(found)
-
-
-def _step_alone(module: L.LightningModule, batch: Any, pl_trainer: L.Trainer) -> dict[str, Any]:
-    if not module.automatic_optimization:
-        raise ConfigError(
-            f"{type(module).__name__} optimizes by hand, so its loss of one sample can't be computed.",
-            remedy="Use replay(step=...) instead.",
-        )
-    own = vars(module)
-    before = dict(vars(module))
-    own |= {"_trainer": pl_trainer, **dict.fromkeys(("log", "log_dict"), lambda *args, **options: None)}
-    try:
-        return as_output(module.training_step(batch, 0))
-    finally:
-        own.clear()
-        own |= before
 
 
 def _too_short(pl_trainer: L.Trainer) -> Iterator[str]:
