@@ -82,9 +82,11 @@ def _other_schedule(saved: Mapping[str, Any], kind: str | None, scheduler: Any) 
 
 # %% ../../nbs/addons/scheduler.ipynb #6473bfa9
 class _Step(PassCallback):
+    _schedule: Schedule
+
     def __init__(self, trainer: TrainerProtocol, addon: SchedulerAddon, scheduler: Scheduler, on_batch: bool) -> None:
         self.trainer, self.addon, self.scheduler, self.on_batch = trainer, addon, scheduler, on_batch
-        self._schedule: Schedule | None = None
+        self._schedule = None  # pyright: ignore[reportAttributeAccessIssue]  # before a run, and from then on its schedule
         self._update = 0
         self._is_replaced = False
         self._saved: dict[str, Any] | None = None  # the scheduler's state from a checkpoint
@@ -211,7 +213,7 @@ class _Step(PassCallback):
 
     def _follow(self, planned: int | None, total: int | None, epoch: int) -> None:
         """Continue a run that has become longer or shorter on the schedule of its new length."""
-        assert self._schedule is not None and self.trainer.optimizer is not None
+        assert self.trainer.optimizer is not None
         self._schedule.skip(self._update - self._begin["update"], epoch - self._first_epoch)
         scale_lr(self.trainer.optimizer, self.addon.factor)
         self.trainer.recorder.note(
@@ -220,7 +222,6 @@ class _Step(PassCallback):
 
     def _take_factor(self, optimizer: Optimizer) -> None:
         """Keep a factor set by hand if the schedule continues from run to run; reset it for a schedule of this run only."""
-        assert self._schedule is not None
         if isinstance(self._schedule.scheduler, FunctionSchedule):
             scale_lr(optimizer, self.addon.factor)  # its constructor set the learning rate
         elif self._schedule.scheduler is not self.scheduler and not self._goes_on:
@@ -229,7 +230,6 @@ class _Step(PassCallback):
 
     def scale(self, factor: float) -> None:
         """Multiply all later learning rates by `factor`."""
-        assert self._schedule is not None
         self.addon.factor *= factor
         self._schedule.factor = self.addon.factor
 
@@ -285,7 +285,6 @@ class _Step(PassCallback):
         session = self.trainer.train_state.session or {}
         if self._is_said or self._planned is None or session.get("steps") is not None or n_batches in (math.inf, self._planned):
             return
-        assert self._schedule is not None
         scheduler = self._schedule.scheduler
         has_length = any(getattr(scheduler, length, None) is not None for length in ("total_steps", "total_iters", "T_max"))
         if self._schedule.interval == "epoch" or not (has_length or is_factory(self.scheduler)):
@@ -298,7 +297,6 @@ class _Step(PassCallback):
         )
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        assert self._schedule is not None
         if self._is_replaced:
             return
         if self._schedule.interval == "batch":
@@ -311,13 +309,11 @@ class _Step(PassCallback):
             self._follow_updates(pl_trainer)
 
     def _follow_updates(self, pl_trainer: L.Trainer) -> None:
-        assert self._schedule is not None
         if self._schedule.interval == "update" and pl_trainer.global_step != self._update:
             self._update = pl_trainer.global_step
             self._schedule.step()
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert self._schedule is not None
         if is_whole_epoch(pl_module) and not self._is_replaced:
             assert isinstance(pl_module, StepModule)
             self._follow_updates(pl_trainer)  # a window may end with its epoch, after its last batch
