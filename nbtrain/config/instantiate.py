@@ -15,6 +15,8 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
+from lightning_utilities.core.apply_func import apply_to_collection
+
 from .document import Document, Problems, below, literal
 from .trust import check_arguments, check_found, check_written
 from ..compat.config_fields import current_name
@@ -103,11 +105,7 @@ def importable_name(item: Any) -> str:
 
 def named(value: Any) -> Any:
     """`value` with each class and function in it replaced by its `importable_name`."""
-    if isinstance(value, dict):
-        return {key: named(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [named(item) for item in value]
-    return importable_name(value) if callable(value) else value
+    return apply_to_collection(value, Callable, importable_name)  # pyright: ignore[reportArgumentType]
 
 
 # %% ../../nbs/config/instantiate.ipynb #43d9dcec

@@ -80,8 +80,8 @@ def is_own(module: str) -> bool:
     spec = _spec(name)
     places = [spec.origin, *(spec.submodule_search_locations or ())] if spec is not None else []
     files = [Path(place).resolve() for place in places if place and place not in ("built-in", "frozen")]
-    own = [file for file in files if is_user_file(str(file)) and any(file.is_relative_to(folder.resolve()) for folder in _folders())]
-    return bool(own)
+    folders = [folder.resolve() for folder in _folders()]
+    return any(is_user_file(str(file)) and any(map(file.is_relative_to, folders)) for file in files)
 
 
 # %% ../../nbs/config/trust.ipynb #048858b3

@@ -25,6 +25,7 @@ __all__ = [
     "describe",
     "change_tensors",
     "to_device",
+    "plain",
     "detached",
     "pin",
     "tensors",
@@ -228,6 +229,11 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 # %% ../../nbs/data/batch.ipynb #e9258dbc
+def plain(value: Any) -> Any:
+    """A tensor of one number as that number; anything else as it is."""
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
 def detached(output: Mapping[str, Any]) -> dict[str, Any]:
     """What a step returned, with its tensors without their graph."""
     return {name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()}

@@ -162,13 +162,10 @@ class _Worker:
         self.last_output.extend(text)
         return text
 
-    def has_output(self) -> bool:
-        return self.is_open and bool(select.select([self.output], [], [], 0)[0])
-
     def read_rest(self) -> str:
         """Read the rest of its output."""
         texts = []
-        while self.has_output():
+        while self.is_open and select.select([self.output], [], [], 0)[0]:
             texts.append(self.read_output())
         return "".join(texts)
 

@@ -139,12 +139,6 @@ def _known(model: nn.Module, patterns: Iterable[str], section: str) -> dict[str,
     return known
 
 
-def _parameters(model: nn.Module, groups: list[dict[str, Any]]) -> Any:
-    """What the optimizer gets: all parameters, or the groups that are given by names."""
-    known = _known(model, (str(name) for group in groups for name in group.get("params", [])), "optimizer.groups")
-    return [{**group, "params": [known[name] for name in group.get("params", [])]} for group in groups] or model.parameters()
-
-
 def _driven(model: nn.Module, parts: Sequence[OneOptimizerConfig]) -> list[list[nn.Parameter]]:
     """The parameters of each of several optimizers. Raises ConfigError for a name that is not there, or an optimizer without any."""
     known: dict[str, nn.Parameter] = {}
@@ -214,7 +208,10 @@ def _model_and_optimizer(settings: Settings, maker: Maker) -> tuple[Any, Any]:
     section = settings.optimizer
     if section.each:
         return model, _each(model, section, maker)
-    return model, maker.part(section, "optimizer", _parameters(model, maker.value(section.groups, "optimizer.groups")))
+    groups = maker.value(section.groups, "optimizer.groups")
+    known = _known(model, (str(name) for group in groups for name in group.get("params", [])), "optimizer.groups")
+    parameters = [{**group, "params": [known[name] for name in group.get("params", [])]} for group in groups] or model.parameters()
+    return model, maker.part(section, "optimizer", parameters)
 
 
 def _parameters_of(function: Callable[..., Any]) -> Collection[str]:

@@ -19,7 +19,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from ..annotations import command
-from ..data.batch import describe, split, tensors, to_device
+from ..data.batch import describe, plain, split, tensors, to_device
 from ..data.loader import as_loader
 from ..data.resumable_loader import borrowed
 from ..engine.step_output import check_output
@@ -75,7 +75,7 @@ class Sample:
     @property
     def prediction(self) -> Any:
         """The class with the highest score if the label is a class; else a number, or the output."""
-        output = _plain(self.output)
+        output = plain(self.output)
         if isinstance(output, Tensor) and output.ndim == 1 and (self.label is None or _is_class(self.label)):
             return int(output.argmax())
         return output
@@ -83,7 +83,7 @@ class Sample:
     @property
     def is_wrong(self) -> bool:
         """Whether the predicted class differs from the label."""
-        return _is_class(self.label) and _is_class(self.prediction) and self.prediction != _plain(self.label)
+        return _is_class(self.label) and _is_class(self.prediction) and self.prediction != plain(self.label)
 
     @property
     def words(self) -> str:
@@ -110,17 +110,13 @@ class Sample:
         return in_words(value)
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-
-
 def _is_class(value: Any) -> bool:
-    return isinstance(_plain(value), int)
+    return isinstance(plain(value), int)
 
 
 def in_words(value: Any) -> str:
     """A number as a number, anything else by its type and shape."""
-    value = _plain(value)
+    value = plain(value)
     return describe(value) if isinstance(value, (Tensor, tuple, list, dict)) else format_value(value)
 
 

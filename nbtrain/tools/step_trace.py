@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..data.batch import tensors
+from ..data.batch import plain, tensors
 from ..optim.joint_optimizer import JointOptimizer
 from ..rng import random_state
 
@@ -204,7 +204,7 @@ class StepTrace:
         self._is_hooked = True
         groups = []
         for members, group in zip(known, optimizer.param_groups):
-            options = {key: _plain(value) for key, value in group.items() if key not in _NO_OPTIONS}
+            options = {key: plain(value) for key, value in group.items() if key not in _NO_OPTIONS}
             groups.append(([self._names[id(p)] for p in members], options))
         self._end({self._names[id(p)]: p for p in chain.from_iterable(known)}, groups, type(optimizer).__name__, optimizer)
 
@@ -227,7 +227,3 @@ class StepTrace:
 
 _NO_OPTIONS = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "foreach", "fused"}
 _NO_OPTIONS |= {"capturable", "differentiable"}
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
