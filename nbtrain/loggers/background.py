@@ -22,6 +22,7 @@ from typing import Any
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 
 from ..errors import NbtrainError
 from .entries import LIMITS, Entries, Limits
@@ -306,22 +307,6 @@ def _words(error: Exception) -> str:
 _SHORT_WAIT_S = 2.0  # for a service that was not reached in the run before
 
 
-class _IgnoresCalls:
-    """In place of a client's object that is not connected: it takes every call."""
-
-    def _ignore(self, *args: Any, **options: Any) -> None:
-        return None
-
-    def __getattr__(self, name: str) -> Any:
-        return self._ignore
-
-    def __getitem__(self, key: Any) -> Any:
-        return self
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        return None
-
-
 class Delivery(Logger):
     """A Lightning logger that passes every call to another logger, in a background thread.
 
@@ -352,7 +337,7 @@ class Delivery(Logger):
     def experiment(self) -> Any:
         """The client's object for this run; until it is connected, an object that ignores every call."""
         self._queue()
-        return _experiment(self._logger) if self._logger is not None else _IgnoresCalls()
+        return _experiment(self._logger) if self._logger is not None else DummyLogger().experiment
 
     def put(self, call: Callable[[Any], Any]) -> None:
         """Queue `call(logger)` for the thread, with the logger that `connect` returned. Does nothing outside a run."""
