@@ -130,7 +130,7 @@ SHARED: dict[str, dict[str, str]] = {  # arguments that many functions take; "" 
         "where": "Where: the class and method, epoch, batch, file.",
         "remedy": "What to do.",
         "n": "How many samples, the first or the worst ones.",
-        "draw": "`draw(axes, sample)` draws a Sample on matplotlib axes. Without it, images, curves, short rows and masks are recognized.",
+        "draw": "`draw(axes, sample)` draws a Sample on matplotlib axes. Without it, images, curves and short rows are recognized.",
         "classes": "The names of the classes, by number.",
         "batch_size": "The number of samples in a batch; for a dataset only. None: 32.",
     },

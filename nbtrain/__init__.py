@@ -79,50 +79,59 @@ PUBLIC = {
 __all__ = [*PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
-    from nbtrain.addons.accumulation import AccumulationAddon as AccumulationAddon
-    from nbtrain.addons.accumulation import AggregatedOutputs as AggregatedOutputs
+    from nbtrain.addons.accumulation import (
+        AccumulationAddon as AccumulationAddon,
+        AggregatedOutputs as AggregatedOutputs,
+        MicroBatchAddon as MicroBatchAddon,
+    )
     from nbtrain.addons.ema import EMAAddon as EMAAddon
     from nbtrain.engine.addon import AddOnBase as AddOnBase
-    from nbtrain.addons.performance import EnvironmentAddon as EnvironmentAddon
+    from nbtrain.addons.performance import (
+        CompileAddon as CompileAddon,
+        CudaGraphAddon as CudaGraphAddon,
+        EnvironmentAddon as EnvironmentAddon,
+        PrefetchAddon as PrefetchAddon,
+    )
     from nbtrain.addons.heal import HealAddon as HealAddon
-    from nbtrain.loggers.addon import LoggersAddon as LoggersAddon
-    from nbtrain.loggers.addon import NeptuneLoggerAddon as NeptuneLoggerAddon
-    from nbtrain.loggers.addon import WandBLoggerAddon as WandBLoggerAddon
-    from nbtrain.addons.accumulation import MicroBatchAddon as MicroBatchAddon
+    from nbtrain.loggers.addon import (
+        LoggersAddon as LoggersAddon,
+        NeptuneLoggerAddon as NeptuneLoggerAddon,
+        WandBLoggerAddon as WandBLoggerAddon,
+    )
     from nbtrain.addons.metrics import MetricsAddon as MetricsAddon
     from nbtrain.addons.multi_gpu import MultiGPUAddon as MultiGPUAddon
     from nbtrain.addons.non_finite import NonFiniteAddon as NonFiniteAddon
-    from nbtrain.addons.gradients import GradientClipAddon as GradientClipAddon
+    from nbtrain.addons.gradients import (
+        GradientClipAddon as GradientClipAddon,
+        GradientStatsAddon as GradientStatsAddon,
+        SAMAddon as SAMAddon,
+        UpdateRatioAddon as UpdateRatioAddon,
+    )
     from nbtrain.addons.scheduler import SchedulerAddon as SchedulerAddon
-    from nbtrain.addons.performance import CompileAddon as CompileAddon
-    from nbtrain.addons.performance import CudaGraphAddon as CudaGraphAddon
-    from nbtrain.addons.performance import PrefetchAddon as PrefetchAddon
     from nbtrain.addons.state_manager import StateManagerAddon as StateManagerAddon
     from nbtrain.addons.early_stopping import EarlyStoppingAddon as EarlyStoppingAddon
     from nbtrain.addons.limits import LimitsAddon as LimitsAddon
     from nbtrain.addons.system_monitor import SystemMonitorAddon as SystemMonitorAddon
     from nbtrain.addons.freeze import FreezeAddon as FreezeAddon
     from nbtrain.optim.param_groups import param_groups as param_groups
-    from nbtrain.addons.gradients import GradientStatsAddon as GradientStatsAddon
-    from nbtrain.addons.gradients import SAMAddon as SAMAddon
-    from nbtrain.addons.gradients import UpdateRatioAddon as UpdateRatioAddon
     from nbtrain.library.compare import compare as compare
     from nbtrain.tools.port_check import check_port as check_port
     from nbtrain.jobs.trainer_args import TrainerArgs as TrainerArgs
     from nbtrain.data.tensor_loader import TensorLoader as TensorLoader
-    from nbtrain.errors import AddOnError as AddOnError
-    from nbtrain.errors import CheckpointError as CheckpointError
-    from nbtrain.errors import ConfigError as ConfigError
-    from nbtrain.errors import NbtrainError as NbtrainError
-    from nbtrain.errors import OptionError as OptionError
-    from nbtrain.errors import OutOfMemory as OutOfMemory
-    from nbtrain.errors import RunPaused as RunPaused
-    from nbtrain.errors import RunStopped as RunStopped
-    from nbtrain.errors import StepError as StepError
-    from nbtrain.errors import WorkerError as WorkerError
+    from nbtrain.errors import (
+        AddOnError as AddOnError,
+        CheckpointError as CheckpointError,
+        ConfigError as ConfigError,
+        NbtrainError as NbtrainError,
+        OptionError as OptionError,
+        OutOfMemory as OutOfMemory,
+        RunPaused as RunPaused,
+        RunStopped as RunStopped,
+        StepError as StepError,
+        WorkerError as WorkerError,
+    )
     from nbtrain.cluster.ray import RayAddon as RayAddon
-    from nbtrain.history.history import History as History
-    from nbtrain.history.history import RunResult as RunResult
+    from nbtrain.history.history import History as History, RunResult as RunResult
     from nbtrain.history.run_folder import load_run as load_run
     from nbtrain.library.runs import runs as runs
     from nbtrain.engine.callback import Callback as Callback
@@ -131,15 +140,16 @@ if TYPE_CHECKING:
     from nbtrain.variants.model_trainer import ModelTrainer as ModelTrainer
     from nbtrain.variants.multi_optimizer import MultiOptimizerTrainer as MultiOptimizerTrainer
     from nbtrain.data.task_loader import TaskLoader as TaskLoader
-    from nbtrain.schedules import CosineAnnealingScheduler as CosineAnnealingScheduler
-    from nbtrain.schedules import SchedulerBase as SchedulerBase
-    from nbtrain.schedules import WarmUpScheduler as WarmUpScheduler
-    from nbtrain.schedules import get_combined_lr_scheduler as get_combined_lr_scheduler
-    from nbtrain.schedules import get_lr_scheduler as get_lr_scheduler
-    from nbtrain.schedules import get_multi_step_lr_scheduler as get_multi_step_lr_scheduler
-    from nbtrain.tools.schedule_plot import plot_schedule as plot_schedule
-    from nbtrain.tools.schedule_plot import plot_schedules as plot_schedules
-    from nbtrain.schedules import warmup_cosine as warmup_cosine
+    from nbtrain.schedules import (
+        CosineAnnealingScheduler as CosineAnnealingScheduler,
+        SchedulerBase as SchedulerBase,
+        WarmUpScheduler as WarmUpScheduler,
+        get_combined_lr_scheduler as get_combined_lr_scheduler,
+        get_lr_scheduler as get_lr_scheduler,
+        get_multi_step_lr_scheduler as get_multi_step_lr_scheduler,
+        warmup_cosine as warmup_cosine,
+    )
+    from nbtrain.tools.schedule_plot import plot_schedule as plot_schedule, plot_schedules as plot_schedules
     from nbtrain.data.seeded_loader import SeededLoader as SeededLoader
     from nbtrain.base.addon_options import TrainerOptions as TrainerOptions
     from nbtrain.base.progress_checker import ProgressChecker as ProgressChecker

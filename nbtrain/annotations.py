@@ -48,15 +48,6 @@ __all__ = [
 _TOO_LARGE = 2**64
 
 
-def _is_scalar(value: Any, kind: type[Any]) -> bool:
-    """Whether `value` is a bool, an int or a float by these rules."""
-    if kind is bool or isinstance(value, bool):
-        return kind is bool and isinstance(value, bool)
-    if kind is int:
-        return isinstance(value, int) and abs(value) < _TOO_LARGE
-    return isinstance(value, Real) and value == value  # NaN can't be meant
-
-
 def _is_container(value: Any, kind: type[Any]) -> bool:
     if issubclass(kind, Mapping):
         return isinstance(value, Mapping)
@@ -72,7 +63,12 @@ def _fits_kind(value: Any, hint: Any) -> bool:
     if hint in (None, NoneType):
         return value is None
     if hint in (bool, int, float):
-        return _is_scalar(value, hint)
+        # Whether `value` is a bool, an int or a float by these rules.
+        if hint is bool or isinstance(value, bool):
+            return hint is bool and isinstance(value, bool)
+        if hint is int:
+            return isinstance(value, int) and abs(value) < _TOO_LARGE
+        return isinstance(value, Real) and value == value  # NaN can't be meant
     if hint is Callable:
         return callable(value)
     if hint is str or hint is Path:
@@ -174,7 +170,8 @@ _WORDS = {
 
 def describe(hint: Any) -> str:
     """Describe in words what `hint` accepts."""
-    return _enumerate(word for choice in _choices(hint) for word in _words_of(choice))
+    *most, last = dict.fromkeys(word for choice in _choices(hint) for word in _words_of(choice))
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def _words_of(choice: Any) -> list[str]:
@@ -197,11 +194,6 @@ def _choices(hint: Any) -> list[Any]:
     if _musts(hint) or origin not in (Annotated, Union, UnionType):
         return [hint]
     return [choice for option in (options[:1] if origin is Annotated else options) for choice in _choices(option)]
-
-
-def _enumerate(words: Iterable[str]) -> str:
-    *most, last = dict.fromkeys(words)
-    return f"{', '.join(most)} or {last}" if most else last
 
 
 def _with_article(name: str) -> str:

@@ -240,8 +240,10 @@ def _resume(line: CommandLine) -> int:
     if hasattr(os, "getuid") and (owner := folder.stat().st_uid) != os.getuid():
         print(f"nbtrain: {folder} is another user's (number {owner}): look at its {CONFIG_FILE} before you trust it.", file=sys.stderr)
     if not (folder / CONFIG_FILE).exists():
-        remedy = f"Resume it with your own: nbtrain fit -f run.yaml --checkpoint.resume_from {newest}, or run(..., resume=path)."
-        raise ConfigError(f"{str(folder)!r} has no configuration: nbtrain fit did not begin it.", remedy=remedy)
+        raise ConfigError(
+            f"{str(folder)!r} has no configuration: nbtrain fit did not begin it.",
+            remedy=f"Resume it with your own: nbtrain fit -f run.yaml --checkpoint.resume_from {newest}, or run(..., resume=path).",
+        )
     at = Override("checkpoint.resume_from", str(newest), False, "--checkpoint.resume_from")
     line = CommandLine({"file": [str(folder / CONFIG_FILE)]}, line.switches, [*line.overrides, at])
     return _train(_read(line))
@@ -311,24 +313,6 @@ def _values(overrides: Sequence[Override]) -> dict[str, object]:
     return found
 
 
-def _fit_notebook(path: str, values: dict[str, object], devices: int) -> int:
-    """Write the notebook's run as a module, and execute it."""
-    from importlib import import_module
-    from tempfile import TemporaryDirectory
-
-    from nbtrain.jobs.notebook import export_run
-
-    with TemporaryDirectory() as folder:
-        name = export_run(path, folder, "notebook_run", values=values, devices=devices).stem
-        sys.path.insert(0, folder)
-        try:
-            import_module(name).main()
-        finally:
-            sys.path.remove(folder)
-            sys.modules.pop(name, None)
-        return 0
-
-
 def _fit(line: CommandLine) -> int:
     """train as a configuration says, or as a notebook's last run: nbtrain fit -f run.yaml --max_epochs 2, nbtrain fit my.ipynb --lr 0.1"""
     if not line.rest:
@@ -339,7 +323,21 @@ def _fit(line: CommandLine) -> int:
         raise ConfigError(f"{stray!r} is unexpected.", remedy=remedy)
     if line.options.keys() - {"devices"} or len(line.rest) > 1:
         raise ConfigError("A notebook's run takes no configuration.", remedy="Train from one of both: fit my.ipynb, or fit -f run.yaml.")
-    return _fit_notebook(line.rest[0], _values(line.overrides), _count(line, "devices"))
+    # Write the notebook's run as a module, and execute it.
+    from importlib import import_module
+    from tempfile import TemporaryDirectory
+
+    from nbtrain.jobs.notebook import export_run
+
+    with TemporaryDirectory() as folder:
+        name = export_run(line.rest[0], folder, "notebook_run", values=_values(line.overrides), devices=_count(line, "devices")).stem
+        sys.path.insert(0, folder)
+        try:
+            import_module(name).main()
+        finally:
+            sys.path.remove(folder)
+            sys.modules.pop(name, None)
+        return 0
 
 
 def _export(line: CommandLine) -> int:
@@ -358,7 +356,8 @@ def _sweep(line: CommandLine) -> int:
     from nbtrain.jobs.sweep import run_sweep
     from nbtrain.views.runs import runs_text
 
-    folder, jobs = line.options.get("out", ["sweep"])[-1], _count(line, "jobs")
+    folder = line.options.get("out", ["sweep"])[-1]
+    jobs = _count(line, "jobs")
     if not line.options.get("file"):
         raise ConfigError("No configuration was given.", remedy="Give a file: -f run.yaml.")
     codes = run_sweep(line.options["file"], line.overrides, folder, jobs, trust="trust" in line.switches)
@@ -443,7 +442,8 @@ def _completion(arguments: argparse.Namespace) -> None:
 
     fields = [line.split()[0] for line in describe_fields() if line.startswith("  --")]
     commands = [*_CONFIGURED, *map(_name, _ARGUMENTS), "--version"]
-    configured, options = [name for name in _CONFIGURED if name != "export"], [*_OPTIONS, *_SWITCHES, *fields]
+    configured = [name for name in _CONFIGURED if name != "export"]
+    options = [*_OPTIONS, *_SWITCHES, *fields]
     print(_COMPLETION.format(commands=" ".join(commands), configured="|".join(configured), options=" ".join(options)))
 
 

@@ -71,10 +71,6 @@ def remake(kind: type[BaseException], message: str) -> BaseException:
                 return error
         except Exception:  # a custom constructor with other arguments
             continue
-    return _without_constructor(kind, message)
-
-
-def _without_constructor(kind: type[BaseException], message: str) -> BaseException:
     named = {"__str__": lambda self: message, "__reduce__": lambda self: (remake, (kind, message), vars(self))}
     named |= {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     return kind.__new__(type(kind.__name__, (kind,), named), message)

@@ -319,7 +319,8 @@ def get_lr_scheduler(
         >>> rate(0), rate(1), rate(10)
         (0.05, 0.1, 0.01)
     """
-    low, decay = _final_lr(max_lr, min_lr, final_div_factor), _DECAYS[decay_type]
+    low = _final_lr(max_lr, min_lr, final_div_factor)
+    decay = _DECAYS[decay_type]
 
     def after(step: int) -> float:
         left = decay(min((step - warmup_steps) / (max_steps - warmup_steps), 1.0))

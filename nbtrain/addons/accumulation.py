@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..annotations import check_positive
-from ..data.batch import batch_size, can_split, is_out_of_memory, split
+from ..data.batch import batch_size, can_split, detached, is_out_of_memory, split
 from ..distributed.rank import find_rank, reduced
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import Notifier, PassCallback, active_callbacks, notifier
@@ -59,7 +59,7 @@ class _Sum:
         loss = output["loss"].reshape(()) * (1.0 if self.sums else size / self.n)
         found = gradients_of(loss, self.parameters, pl_trainer)
         self.gradients = list(map(_plus, self.gradients, found))
-        self.outputs.append(_detached(output))
+        self.outputs.append(detached(output))
         self.sizes.append(size)
 
     def whole(self) -> dict[str, Any]:
@@ -89,10 +89,6 @@ def _plus(old: Tensor | None, new: Tensor | None) -> Tensor | None:
     if old is None or new is None:
         return new if old is None else old
     return old + new
-
-
-def _detached(output: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()}
 
 
 # %% ../../nbs/addons/accumulation.ipynb #2a53f4d4
@@ -232,12 +228,15 @@ class _Readers:
     """The processes that read batches: whether the batch of this process counts, and sums over all processes."""
 
     def __init__(self, pl_trainer: L.Trainer) -> None:
-        self.strategy, self.n_processes, self.rank = pl_trainer.strategy, pl_trainer.world_size, find_rank(pl_trainer)
+        self.strategy = pl_trainer.strategy
+        self.n_processes = pl_trainer.world_size
+        self.rank = find_rank(pl_trainer)
         self.n = self.n_processes
         self.group = torch.distributed.group.WORLD if self.n > 1 else None  # the process group of the readers; None for a single process
         if self.rank is not None:
             self.rank.weighs = False  # this addon weights by the samples of a window
-            self.n, self.group = self.rank.n_readers, self.rank.readers or self.group
+            self.n = self.rank.n_readers
+            self.group = self.rank.readers or self.group
 
     @property
     def count_this(self) -> bool:
@@ -296,12 +295,15 @@ def samples_per_batch(loader: Any, micro_batch_size: int | None = None) -> int:
     """The samples of a batch of `loader`. Raises ConfigError if they are unknown, or not `micro_batch_size`."""
     size = getattr(loader, "batch_size", None)
     if micro_batch_size is not None and size not in (None, micro_batch_size):
-        what = f"micro_batch_size={micro_batch_size}, but the batches of the loader have {size} samples."
-        raise ConfigError(what, remedy="Make the loader with that batch_size, or leave micro_batch_size out.")
+        raise ConfigError(
+            f"micro_batch_size={micro_batch_size}, but the batches of the loader have {size} samples.",
+            remedy="Make the loader with that batch_size, or leave micro_batch_size out.",
+        )
     found = micro_batch_size or size
     if found is None:
-        what = "global_batch_size needs the samples of a batch, and the loader has no batch_size."
-        raise ConfigError(what, remedy="Give micro_batch_size.")
+        raise ConfigError(
+            "global_batch_size needs the samples of a batch, and the loader has no batch_size.", remedy="Give micro_batch_size."
+        )
     return found
 
 
@@ -329,8 +331,10 @@ class _Windows(PassCallback):
             return
         given = pl_trainer.accumulate_grad_batches
         if given not in (1, wanted):
-            what = f"lightning={{'accumulate_grad_batches': {given}}} contradicts AccumulationAddon, which makes it {wanted}."
-            raise ConfigError(what, remedy="Leave one of them out.")
+            raise ConfigError(
+                f"lightning={{'accumulate_grad_batches': {given}}} contradicts AccumulationAddon, which makes it {wanted}.",
+                remedy="Leave one of them out.",
+            )
         pl_trainer.accumulate_grad_batches = wanted
 
 
@@ -381,7 +385,7 @@ class _Accumulate(_Windows):
         if not self._readers.count_this:
             return
         if self.addon.aggregate_outputs_fn is not None:
-            self.window.outputs.append(_detached(output))
+            self.window.outputs.append(detached(output))
         else:
             self.window.loss = self.window.loss + output["loss"].detach() * (self._samples if self.loss_reduction == "mean" else 1)
 
@@ -396,7 +400,8 @@ class _Accumulate(_Windows):
             loss.register_hook(lambda gradient: gradient * weight)
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        window, self.window = self.window, _Window()
+        window = self.window
+        self.window = _Window()
         n_samples, n_batches = self._readers.totals(window.n_samples, window.n_counted)
         loss = window.loss if self.loss_reduction is not None else None
         found = self._aggregate(window.outputs, loss, n_batches)
@@ -519,8 +524,9 @@ class AccumulationAddon(AddOnBase):
         for name in ("grad_reduction", "loss_reduction"):
             value = getattr(self, name)
             if value == "per-token-mean" and self.aggregate_outputs_fn is None:
-                what = f"{name}='per-token-mean' needs the number of tokens."
-                raise ConfigError(what, remedy="Give aggregate_outputs_fn, which counts them.")
+                raise ConfigError(
+                    f"{name}='per-token-mean' needs the number of tokens.", remedy="Give aggregate_outputs_fn, which counts them."
+                )
         self._loader: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -551,8 +557,10 @@ class AccumulationAddon(AddOnBase):
         """Raise ConfigError for an option that a LightningModule can't have: it accumulates as Lightning does."""
         what = "a LightningModule accumulates gradients as Lightning does."
         if isinstance(self.accumulate, Mapping):
-            remedy = 'Give lightning={"callbacks": [GradientAccumulationScheduler({0: 1, 4: 2})]}, which counts epochs.'
-            raise ConfigError(f"accumulate={{...}}: {what}", remedy=remedy)
+            raise ConfigError(
+                f"accumulate={{...}}: {what}",
+                remedy='Give lightning={"callbacks": [GradientAccumulationScheduler({0: 1, 4: 2})]}, which counts epochs.',
+            )
         given = [name for name in ("loss_reduction", "aggregate_outputs_fn") if getattr(self, name) is not None]
         if self.grad_reduction != "mean":
             given = [f"grad_reduction={self.grad_reduction!r}"]

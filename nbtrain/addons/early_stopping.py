@@ -55,11 +55,14 @@ class _EarlyStop(Stopper):
         value = metrics.get(name, pl_trainer.callback_metrics.get(name))
         if value is None:
             return
-        value, addon, mode = float(value), self.addon, self.trainer.train_state.history.monitor_mode
+        value = float(value)
+        addon = self.addon
+        mode = self.trainer.train_state.history.monitor_mode
         self._follow_restarts()
         shortened = value + addon.delta if mode == "min" else value - addon.delta
         if is_better(shortened, addon.best_value, mode):
-            addon.best_value, self.n_waited = value, 0
+            addon.best_value = value
+            self.n_waited = 0
         else:
             self.n_waited += 1
         reason = f"{name} has not improved {self.n_waited} times in a row" if self.n_waited > 1 else f"{name} has not improved"
@@ -69,7 +72,9 @@ class _EarlyStop(Stopper):
         """Reset the best value if the steps have changed, because old and new values can't be compared."""
         places = self.trainer.train_state.history.restarts.places
         if places != self.addon.restarts:
-            self.addon.best_value, self.n_waited, self.addon.restarts = None, 0, list(places)
+            self.addon.best_value = None
+            self.n_waited = 0
+            self.addon.restarts = list(places)
 
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":

@@ -52,12 +52,6 @@ class Average:
             move_all(self.values, parameters, 1 - decay)
         self.n += 1
 
-    def swap_into(self, model: nn.Module) -> list[Tensor]:
-        """Copy the average into the model. Returns copies of the weights that it replaces."""
-        had = [p.detach().clone() for p in averaged(model)]
-        set_values(model, self.values)
-        return had
-
     def by_name(self, model: nn.Module) -> dict[str, Tensor]:
         """The average by the names of the `state_dict` of the uncompiled model, in its dtypes."""
         own = {id(p): value for p, value in zip(averaged(model), self.values)}
@@ -99,7 +93,8 @@ class _Averaging(L.Callback):
     on_validation_end = on_test_end = on_predict_end = teardown = on_exception = _take_back
 
     def state_dict(self) -> dict[str, Any]:
-        average, parameters = self.addon.average, averaged(self.trainer.model)
+        average = self.addon.average
+        parameters = averaged(self.trainer.model)
         # the averages of 16-bit weights in 32 bits, which the weights in a checkpoint round
         return {"n": average.n, "exact": [v for v, p in zip(average.values, parameters) if v.dtype != p.dtype]}
 
@@ -161,7 +156,8 @@ class EMAAddon(AddOnBase):
         """Copy the average into the model until `_take_back`. Returns False if there is none, or if the model has it already."""
         if self._own is not None or self.average.n == 0:
             return False
-        self._own = self.average.swap_into(model)
+        self._own = [p.detach().clone() for p in averaged(model)]
+        set_values(model, self.average.values)
         return True
 
     def _take_back(self, model: nn.Module) -> None:

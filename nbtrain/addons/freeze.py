@@ -33,7 +33,9 @@ class _Freeze(Freezer):
         check_patterns(self.trainer.model, self.addon.epochs)
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        wrapper, first, last = pl_trainer.strategy.model, pl_trainer.current_epoch, pl_trainer.max_epochs or -1
+        wrapper = pl_trainer.strategy.model
+        first = pl_trainer.current_epoch
+        last = pl_trainer.max_epochs or -1
         if not isinstance(wrapper, DistributedDataParallel) or wrapper.find_unused_parameters:
             return
         left = range(first, last if last >= 0 else 2**62)  # the epochs of this run
@@ -59,8 +61,10 @@ class _Freeze(Freezer):
             parameter.requires_grad, parameter.grad = False, None
             self.frozen.append(parameter)
         if not any(p.requires_grad for p in model.parameters()):
-            what = f"In epoch {pl_trainer.current_epoch + 1} all parameters are frozen, so there is nothing to train."
-            raise ConfigError(what, remedy="Leave some out of freeze=.")
+            raise ConfigError(
+                f"In epoch {pl_trainer.current_epoch + 1} all parameters are frozen, so there is nothing to train.",
+                remedy="Leave some out of freeze=.",
+            )
         for name, part in model.named_modules():
             if isinstance(part, BATCH_NORM) and part.training and any(fits(name, pattern) for pattern in patterns):
                 part.eval()

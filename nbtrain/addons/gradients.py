@@ -258,7 +258,8 @@ class _Ratios(L.Callback):
                 self._before[name] = trained
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        before, self._before = self._before, {}
+        before = self._before
+        self._before = {}
         for name, trained in before.items():
             change = total_norm(p.detach() - old for p, old in trained)
             size = total_norm(old for _, old in trained)
@@ -382,7 +383,8 @@ class SAMAddon(AddOnBase):
         assert module is not None
 
         def sharp(batch: Any) -> Mapping[str, Any] | None:
-            output, optimizer = step(batch), trainer.optimizer
+            output = step(batch)
+            optimizer = trainer.optimizer
             if output is None or optimizer is None or not output["loss"].requires_grad:
                 return output
             parameters: list[Tensor] = [p for p in parameters_in(optimizer) if p.requires_grad]

@@ -77,7 +77,7 @@ class HealAddon(AddOnBase):
         check_positive(self, "heal_steps", "heal_factor", "heal_window", "max_heals", kind="number", remedy=remedy)
         self.n_heals = 0
         self.losses, self.norms = deque[float](maxlen=self.heal_window), deque[float](maxlen=self.heal_window)
-        self.copies = deque[dict[str, Any]](maxlen=2)
+        self.copies: deque[dict[str, Any]] = deque(maxlen=2)
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Watch(self, trainer)]
@@ -106,18 +106,23 @@ class HealAddon(AddOnBase):
 
     def _copy_weights(self, trainer: TrainerProtocol) -> None:
         """Copy the weights and the optimizer, if the newest copy is old enough."""
-        step, optimizer = trainer.train_state.counts.step, trainer.optimizer
+        step = trainer.train_state.counts.step
+        optimizer = trainer.optimizer
         if optimizer is not None and (not self.copies or step >= self.copies[-1]["step"] + self.heal_steps):
             self.copies.append({"step": step, **deepcopy({"model": trainer.model.state_dict(), "state": optimizer.state_dict()["state"]})})
 
     def _heal(self, trainer: TrainerProtocol, what: str) -> None:
         """Restore the older copy; drop the gradients, so that this update changes nothing. Raises StepError after `max_heals` times."""
-        step, optimizer = trainer.train_state.counts.step, trainer.optimizer
+        step = trainer.train_state.counts.step
+        optimizer = trainer.optimizer
         assert optimizer is not None
         if self.n_heals == self.max_heals:
-            remedy = "Lower the learning rate, clip the gradients, or give max_heals=; rewind(step=...) goes back by hand."
-            raise StepError(f"In step {step + 1} {what}, and the run was healed {self.n_heals} times before.", remedy=remedy)
-        self.n_heals, copy = self.n_heals + 1, self.copies[0]
+            raise StepError(
+                f"In step {step + 1} {what}, and the run was healed {self.n_heals} times before.",
+                remedy="Lower the learning rate, clip the gradients, or give max_heals=; rewind(step=...) goes back by hand.",
+            )
+        self.n_heals = self.n_heals + 1
+        copy = self.copies[0]
         trainer.model.load_state_dict(copy["model"])
         groups = optimizer.state_dict()["param_groups"]  # the rates continue
         optimizer.load_state_dict({"state": deepcopy(copy["state"]), "param_groups": groups})

@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 import lightning as L
-from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from ..private.lightning_parts import evaluation_loop, is_window_open
 from ..compat.hook_names import HOOK_NAMES, TrainHook, names_at
+from ..data.batch import detached
 from ..engine.addon import AddOnBase, TrainStep
 from ..engine.callback import Callback, active_callbacks, as_list, call_hook, listeners, notes, notifier
 from ..engine.control import Leave
@@ -119,7 +119,7 @@ class _UpdateBatches:
 
     def keep(self, output: Mapping[str, Any]) -> None:
         """Keep the output of a step. A callback gets it too late, with the loss divided by the batches of a window."""
-        self.outputs.append({name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()})
+        self.outputs.append(detached(output))
 
     def add(self, outputs: Any, batch: Any) -> None:
         """End a batch."""

@@ -54,7 +54,8 @@ class ValidateSteps(L.Callback):
     def on_fit_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         loop = pl_trainer.fit_loop.epoch_loop
         if isinstance(loop, OwnEpochLoop) and is_whole_epoch(pl_module):
-            loop.validate_steps, loop.validate_epochs = self.n_steps, self.n_epochs
+            loop.validate_steps = self.n_steps
+            loop.validate_epochs = self.n_epochs
             pl_trainer.val_check_interval = _NEVER
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -69,7 +70,8 @@ class ValidateSteps(L.Callback):
         is_due = n_updates // self.n_steps > self._n_updates // self.n_steps
         if self.n_epochs is not None and is_last_batch(pl_trainer):
             is_due = is_due or (pl_trainer.current_epoch + 1) % self.n_epochs == 0
-        self._n_updates, pl_trainer.val_check_batch = n_updates, 1 if is_due else _NEVER
+        self._n_updates = n_updates
+        pl_trainer.val_check_batch = 1 if is_due else _NEVER
 
 
 # %% ../../nbs/addons/limits.ipynb #b56e4f13

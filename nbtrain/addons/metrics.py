@@ -65,8 +65,10 @@ def _by_name(metrics: Any) -> dict[str, Measure]:
     found: dict[str, Measure] = {}
     for name, measure in named:
         if not isinstance(measure, (Metric, MetricCollection)) and not (callable(measure) and n_required(measure) in (1, 2)):
-            remedy = "Give fn(y_true, y_pred), a compute_metrics(eval_pred), or a torchmetrics object."
-            raise ConfigError(f"metrics={measure!r} is not a metric.", remedy=remedy)
+            raise ConfigError(
+                f"metrics={measure!r} is not a metric.",
+                remedy="Give fn(y_true, y_pred), a compute_metrics(eval_pred), or a torchmetrics object.",
+            )
         if name in found:
             raise ConfigError(f"Two metrics are named {name!r}.", remedy='Give a dict: metrics={"one": ..., "two": ...}.')
         found[name] = measure
@@ -92,7 +94,8 @@ def _marked(label: Tensor, output: Tensor, ignore_index: int | None) -> tuple[Te
     if ignore_index is None or label.is_floating_point() or label.dtype == torch.bool or output.shape[: label.ndim] != label.shape:
         return label, output, None
     if label.ndim > 1 and output.ndim == label.ndim + 1:
-        label, output = label.flatten(), output.flatten(0, -2)
+        label = label.flatten()
+        output = output.flatten(0, -2)
     return label, output, label != ignore_index
 
 
@@ -114,8 +117,10 @@ def label_and_output(phase: str, outputs: Any) -> tuple[Tensor, Tensor]:
     returned = outputs if isinstance(outputs, Mapping) else {}
     for name in ("label", "output"):
         if not isinstance(returned.get(name), Tensor):
-            what = f"{'train_step' if phase == 'train' else 'test_step'} returned no tensor {name!r}, which metrics= needs."
-            raise StepError(what, remedy='Add it: return {"output": ..., "label": ...}.')
+            raise StepError(
+                f"{'train_step' if phase == 'train' else 'test_step'} returned no tensor {name!r}, which metrics= needs.",
+                remedy='Add it: return {"output": ..., "label": ...}.',
+            )
     return returned["label"].detach(), returned["output"].detach()
 
 
@@ -162,7 +167,9 @@ class Gathered:
     """Labels and outputs of one pass over one loader, or the metrics that are updated with them."""
 
     def __init__(self, measures: Mapping[str, Measure], ignore_index: int | None, device: torch.device, readers: Any) -> None:
-        self.ignore_index, self.readers, self.is_empty = ignore_index, readers, True
+        self.ignore_index = ignore_index
+        self.readers = readers
+        self.is_empty = True
         self.clones = {n: _clone(m, device, readers) for n, m in measures.items() if isinstance(m, (Metric, MetricCollection))}
         self.functions = {n: m for n, m in measures.items() if n not in self.clones}
         self.pairs: list[tuple[Tensor, Tensor]] = []
@@ -207,7 +214,8 @@ class Gathered:
         """Restore what `state` returned."""
         for name, clone in self.clones.items():
             Unpacker(device).unpack_module(clone, state["clones"][name])
-        self.pairs, self.is_empty = list(state["pairs"]), state["is_empty"]
+        self.pairs = list(state["pairs"])
+        self.is_empty = state["is_empty"]
 
     def compute(self) -> dict[str, dict[str, float] | None]:
         """The values of each metric by name; None for a metric if all labels in all ranks are ignored."""
@@ -261,9 +269,11 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
 def _newest(trainer: TrainerProtocol, split: str) -> dict[str, float]:
     """The newest metrics of "train", "eval" or "test"."""
     history = trainer.train_state.history
-    rows, prefix = history.epochs, "val_" if split == "eval" else f"{split}_"
+    rows = history.epochs
+    prefix = "val_" if split == "eval" else f"{split}_"
     if split == "test":
-        rows, prefix = history.tests, ""
+        rows = history.tests
+        prefix = ""
     newest = rows[-1].metrics if rows else {}
     found = {name: value for name, value in newest.items() if name.startswith(prefix)}
     if not found:
@@ -382,7 +392,8 @@ class _Measure(PassKeeper):
 
     def compute(self, phase: Phase) -> dict[str, float]:
         """The metrics of a finished pass: of all its samples together, of each of several loaders, and of each task."""
-        gathered, self._passes[phase] = self._passes[phase], {}
+        gathered = self._passes[phase]
+        self._passes[phase] = {}
         found: dict[str, float] = {}
         missing: list[str] = []
         for group in dict.fromkeys(group for own in gather(list(gathered), self._readers) for group in own):
@@ -414,7 +425,8 @@ class _Measure(PassKeeper):
         """The names of a metric that has not returned any yet: its own, and that of the monitor if nothing else has it."""
         prefix = {"train": "train_", "valid": "val_", "test": "test_"}[phase]
         monitor = self.trainer.train_state.history.monitor
-        key, log = monitor.removeprefix(prefix), self.trainer.train_state.meters["train" if phase == "train" else "test"].log
+        key = monitor.removeprefix(prefix)
+        log = self.trainer.train_state.meters["train" if phase == "train" else "test"].log
         known = {*log, *self._measures(None), *(key for keys in self.addon.keys.values() for key in keys)}
         if not monitor.startswith(prefix) or self.trainer._reads_tensors or key in known:
             return (name,)

@@ -145,11 +145,14 @@ class RanksAddon(Launcher):
     def _fit_parallelism(self, trainer: TrainerProtocol) -> None:
         """Choose the parallelism for "auto". Raises ConfigError for a strategy or an addon that does not work for `trainer` in ranks."""
         for name in {"strategy", "num_nodes", "use_distributed_sampler"} & trainer.lightning.keys():
-            remedy = f"Leave it out, or use {name}=... of the addon."
-            raise ConfigError(f"lightning={{{name!r}: ...}} is set by {type(self).__name__}.", remedy=remedy)
+            raise ConfigError(
+                f"lightning={{{name!r}: ...}} is set by {type(self).__name__}.", remedy=f"Leave it out, or use {name}=... of the addon."
+            )
         if trainer.configures_optimizers and (self.strategy == "auto" or self.parallelism.splits or not self.parallelism.returns):
-            what = f"strategy={self.strategy!r} can't shard a LightningModule here."
-            raise ConfigError(what, remedy="Use strategy='ddp', or shard it in its configure_model, with lightning.Trainer(strategy=...).")
+            raise ConfigError(
+                f"strategy={self.strategy!r} can't shard a LightningModule here.",
+                remedy="Use strategy='ddp', or shard it in its configure_model, with lightning.Trainer(strategy=...).",
+            )
         if self.strategy == "auto":
             n = self.n_processes
             size = min(device_memory(device, n) for device in self.devices) if self.memory_gb is None else int(self.memory_gb * 1e9)
@@ -208,9 +211,11 @@ class RanksAddon(Launcher):
         rank = self._rank(trainer)
         if rank is None:
             return {}
-        environment, n = cast(ClusterEnvironment, self.world.environment), self.world.n_local
+        environment = cast(ClusterEnvironment, self.world.environment)
+        n = self.world.n_local
         if isinstance(rank, InWorker):
-            environment, n = WorkerEnvironment(rank.rank), rank.rank.n_local
+            environment = WorkerEnvironment(rank.rank)
+            n = rank.rank.n_local
         strategy = self.parallelism.make(environment)
         on_cuda = self.devices[0].type == "cuda"
         devices = [device.index for device in self.devices[:n]] if on_cuda else n
@@ -317,8 +322,10 @@ class MultiGPUAddon(RanksAddon):
             return os.environ.get("MASTER_ADDR", "localhost"), int(port)
         found = re.fullmatch(r"tcp://([^:/]+|\[.+\]):(\d{1,5})", self.init_method)
         if found is None:
-            remedy = 'Give "tcp://localhost:12355", or leave it out: then no port is needed.'
-            raise ConfigError(f"init_method: expected tcp://HOST:PORT, got {self.init_method!r}.", remedy=remedy)
+            raise ConfigError(
+                f"init_method: expected tcp://HOST:PORT, got {self.init_method!r}.",
+                remedy='Give "tcp://localhost:12355", or leave it out: then no port is needed.',
+            )
         return found[1].strip("[]"), int(found[2])
 
     @classmethod
@@ -342,7 +349,8 @@ class MultiGPUAddon(RanksAddon):
 # %% ../../nbs/addons/multi_gpu.ipynb #70ae4538
 def _follow(launch: Launched, trainer: StatefulTrainer, loaders: tuple[Any, Any]) -> tuple[Status, str]:
     """Wait for the ranks, and restore the state that they return."""
-    listener, control = _Listener(trainer), trainer.control
+    listener = _Listener(trainer)
+    control = trainer.control
     control.elsewhere = launch.send
     if control.renew is not None:
         control.renew.begin()
@@ -373,7 +381,8 @@ class _Listener:
     """Handles the messages of the ranks."""
 
     def __init__(self, trainer: TrainerProtocol) -> None:
-        self.trainer, self.before = trainer, replace(trainer.train_state.counts)
+        self.trainer = trainer
+        self.before = replace(trainer.train_state.counts)
         self.state: bytes | None = None
         self.terminated: int | None = None
 

@@ -276,7 +276,9 @@ _INNER_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward"
 
 def why_not_graphed(pl_trainer: L.Trainer, graphs: Graphs | None) -> str:
     """Return why this run can't use a graph, or "" if it can."""
-    loop, module, listeners = pl_trainer.fit_loop.epoch_loop, pl_trainer.lightning_module, Listeners(pl_trainer)
+    loop = pl_trainer.fit_loop.epoch_loop
+    module = pl_trainer.lightning_module
+    listeners = Listeners(pl_trainer)
     if graphs is None:
         return f"the device is {pl_trainer.strategy.root_device}"
     if not isinstance(loop, OwnEpochLoop) or not isinstance(module, StepModule):
@@ -337,7 +339,8 @@ class GraphedTraining:
 
     def __init__(self, graphs: Graphs, pl_trainer: L.Trainer, module: StepModule, n_warm_up: int) -> None:
         self.graphs, self.module, self.n_warm_up = graphs, module, n_warm_up
-        self.optimizer, self.precision = pl_trainer.optimizers[0], pl_trainer.precision_plugin
+        self.optimizer = pl_trainer.optimizers[0]
+        self.precision = pl_trainer.precision_plugin
         allow_steps_before_capture(self.optimizer)  # the warm-up is meant
         self.step: GraphedStep | None = None
         self.broken = ""
@@ -429,13 +432,12 @@ class _Graphed(PassCallback):
             rare = f"no more than {steps.n_warm_up} batches had the same form (plain tensors, their shapes and dtypes)"
             self._say(steps.broken or ("" if steps.n_replays else rare))
 
-    def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self._end(pl_trainer)
-
-    def _end(self, pl_trainer: L.Trainer) -> None:
+    def _end(self, pl_trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         """Release the graph's memory."""
         if self.steps is not None:
             _own_loop(pl_trainer).whole_step = self.steps = None
+
+    on_exception = _end  # pyright: ignore[reportAssignmentType]  # for the name pl_trainer
 
     def _say(self, reason: str) -> None:
         if reason:

@@ -97,9 +97,11 @@ def _edited(saved: Mapping[str, Any], scheduler: Any) -> dict[str, tuple[Any, An
 
 # %% ../../nbs/addons/scheduler.ipynb #6473bfa9
 class _Step(PassCallback):
+    _schedule: Schedule
+
     def __init__(self, trainer: TrainerProtocol, addon: SchedulerAddon, scheduler: Scheduler, on_batch: bool) -> None:
         self.trainer, self.addon, self.scheduler, self.on_batch = trainer, addon, scheduler, on_batch
-        self._schedule: Schedule | None = None
+        self._schedule = None  # pyright: ignore[reportAttributeAccessIssue]  # before a run, and from then on its schedule
         self._update = 0
         self._is_replaced = False
         self._saved: dict[str, Any] | None = None  # the scheduler's state from a checkpoint
@@ -156,7 +158,9 @@ class _Step(PassCallback):
 
         In a session that of all its rounds, as it was when the first of its runs began.
         """
-        session, n_batches, first_epoch = self.trainer.train_state.session, pl_trainer.num_training_batches, pl_trainer.current_epoch
+        session = self.trainer.train_state.session
+        n_batches = pl_trainer.num_training_batches
+        first_epoch = pl_trainer.current_epoch
         now: dict[str, Any] = {"update": pl_trainer.global_step, "accumulate": pl_trainer.accumulate_grad_batches}
         if self._goes_on:
             first_epoch = self._first_epoch
@@ -165,10 +169,12 @@ class _Step(PassCallback):
         elif "again" in self._begin:
             now["first_epoch"] = first_epoch  # of this schedule
         goal = max(pl_trainer.max_epochs or 0, now.get("goal", 0))  # a run that was rewound keeps its plan
-        kind, n_updates = Plan, None
+        kind = Plan
+        n_updates = None
         if session is not None:
             first_epoch, n_updates = session["first_epoch"], session["steps"]
-            kind, goal = _OpenPlan if session["goal"] is None else Plan, max(goal, session["goal"] or 0)
+            kind = _OpenPlan if session["goal"] is None else Plan
+            goal = max(goal, session["goal"] or 0)
             n_batches = now.get("n_batches", n_batches)
             now = now | {"n_batches": n_batches, "first_epoch": first_epoch}
         elif n_batches != math.inf:
@@ -224,7 +230,7 @@ class _Step(PassCallback):
 
     def _follow(self, planned: int | None, total: int | None, epoch: int) -> None:
         """Continue a run that has become longer or shorter on the schedule of its new length."""
-        assert self._schedule is not None and self.trainer.optimizer is not None
+        assert self.trainer.optimizer is not None
         if is_factory(self.scheduler):
             self._schedule.skip(self._update - self._begin["update"], epoch - self._first_epoch)
         else:
@@ -236,7 +242,7 @@ class _Step(PassCallback):
 
     def _continue(self, saved: dict[str, Any], edited: Mapping[str, tuple[Any, Any]], options: list[dict[str, Any]]) -> None:
         """Continue the `saved` schedule, with the `options` of the optimizer's groups before this one was made."""
-        assert self._schedule is not None and self.trainer.optimizer is not None
+        assert self.trainer.optimizer is not None
         for name, (was, now) in edited.items():
             self.trainer.recorder.note(f"{name} was {was} and is {now} here: {was} is used. without=('schedule',) takes {now}")
         self._schedule.scheduler.load_state_dict(saved)
@@ -246,7 +252,6 @@ class _Step(PassCallback):
 
     def _take_factor(self, optimizer: Optimizer) -> None:
         """Keep a factor set by hand if the schedule continues from run to run; reset it for a schedule of this run only."""
-        assert self._schedule is not None
         if isinstance(self._schedule.scheduler, FunctionSchedule):
             scale_lr(optimizer, self.addon.factor)  # its constructor set the learning rate
         elif self._schedule.scheduler is not self.scheduler and not self._goes_on:
@@ -255,7 +260,6 @@ class _Step(PassCallback):
 
     def scale(self, factor: float) -> None:
         """Multiply all later learning rates by `factor`."""
-        assert self._schedule is not None
         self.addon.factor *= factor
         self._schedule.factor = self.addon.factor
 
@@ -311,7 +315,6 @@ class _Step(PassCallback):
         session = self.trainer.train_state.session or {}
         if self._is_said or self._planned is None or session.get("steps") is not None or n_batches in (math.inf, self._planned):
             return
-        assert self._schedule is not None
         scheduler = self._schedule.scheduler
         has_length = any(getattr(scheduler, length, None) is not None for length in ("total_steps", "total_iters", "T_max"))
         if self._schedule.interval == "epoch" or not (has_length or is_factory(self.scheduler)):
@@ -324,11 +327,11 @@ class _Step(PassCallback):
         )
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        assert self._schedule is not None
         if self._is_replaced:
             return
         if self._schedule.interval == "batch":
-            before, self._update = self._update, self.trainer.train_state.counts.step
+            before = self._update
+            self._update = self.trainer.train_state.counts.step
             several = pl_trainer.world_size > 1 and pl_trainer.accumulate_grad_batches > 1
             if not getattr(pl_module, "leaves_out", False) or self._update != before or several:
                 self._schedule.step()
@@ -336,17 +339,16 @@ class _Step(PassCallback):
             self._follow_updates(pl_trainer)
 
     def _follow_updates(self, pl_trainer: L.Trainer) -> None:
-        assert self._schedule is not None
         if self._schedule.interval == "update" and pl_trainer.global_step != self._update:
             self._update = pl_trainer.global_step
             self._schedule.step()
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert self._schedule is not None
         if is_whole_epoch(pl_module) and not self._is_replaced:
             assert isinstance(pl_module, StepModule)
             self._follow_updates(pl_trainer)  # a window may end with its epoch, after its last batch
-            monitor, metrics = self.trainer.train_state.history.monitor, pl_module.epoch_metrics
+            monitor = self.trainer.train_state.history.monitor
+            metrics = pl_module.epoch_metrics
             falls_back = monitor == "val_loss" and not pl_trainer.enable_validation
             self._schedule.end_epoch(metrics.get(monitor, metrics.get("train_loss") if falls_back else None))
 

@@ -147,7 +147,8 @@ class StateManagerAddon(KeptStatesAddon):
     def saved_now(self, trainer: StatefulTrainer) -> Path | None:
         if trainer.run_dir is None:
             return None
-        counts, folder = trainer.train_state.counts, trainer.run_dir / FOLDER
+        counts = trainer.train_state.counts
+        folder = trainer.run_dir / FOLDER
         names = ordered_names(folder) if folder.is_dir() else []
         saved = [folder / name for name in names if progress_of(name) == (counts.epoch, counts.step)]
         return saved[-1] if saved else None

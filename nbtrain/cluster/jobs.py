@@ -170,7 +170,8 @@ class _Record:
     """The events of a run so far, read as they come."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.run_dir, self.board = run_dir, Board()
+        self.run_dir = run_dir
+        self.board = Board()
         self.is_begun = self.has_ended = False
         self._events = recorded_events(run_dir)
 
@@ -228,10 +229,12 @@ class JobHandle:
 
     @checked
     def __init__(self, run_dir: str | Path, trainer: TrainerBase | None = None) -> None:
-        self.run_dir, self.trainer = Path(run_dir), trainer
+        self.run_dir = Path(run_dir)
+        self.trainer = trainer
         self.info = JobInfo.read(self.run_dir)
         self._record = _Record(self.run_dir)
-        self._state, self._asked_s = JobState(""), float("-inf")
+        self._state = JobState("")
+        self._asked_s = float("-inf")
         self._gone = SignOfLife(self.run_dir).gone
         self._shown: tuple[View, Thread] | None = None
 
@@ -297,11 +300,13 @@ class JobHandle:
     @completed_by_value
     def result(self) -> RunResult | None:
         """The result; None until the run has ended, and where it has failed before it began."""
-        status, board = self.status, self._record.read()
+        status = self.status
+        board = self._record.read()
         if self._is_on(status) or not self._record.is_begun:
             return None
         history = read_history(self.run_dir)
-        ended, last = _read_json(self.run_dir, ENDED), history.last
+        ended = _read_json(self.run_dir, ENDED)
+        last = history.last
         metrics = ResultMetrics(last.metrics if last is not None else {}, history)
         n_epochs = board.progress.epoch - board.place.first_epoch
         reason = str(ended.get("reason", board.reason))
@@ -310,14 +315,17 @@ class JobHandle:
     @property
     def error(self) -> WorkerError | None:
         """The error that ended the job, with its traceback as the cause; None without one."""
-        failed, status = _read_json(self.run_dir, FAILED), self.status
+        failed = _read_json(self.run_dir, FAILED)
+        status = self.status
         if status != "failed":
             return None
         if not failed:
             state = f" ({self._state.reason or self._state.name})" if self._state.name else ""
             lines = "\n".join(self.log().splitlines()[-10:])
             return WorkerError(f"The job ended without a result{state}.", where=lines, remedy="handle.log() has all that it printed.")
-        kind, text, place = failed.get("kind"), failed.get("text", ""), f"rank {failed.get('rank')} of job {self.info.id}"
+        kind = failed.get("kind")
+        text = failed.get("text", "")
+        place = f"rank {failed.get('rank')} of job {self.info.id}"
         error = WorkerError(f"{kind}: {text}", where=place, remedy=f"handle.log({failed.get('rank') or ''}) has all that it printed.")
         error.__cause__ = RemoteTraceback(f"{kind}: {text}", place, str(failed.get("traceback")), str(failed.get("frames")))
         return error
@@ -480,7 +488,12 @@ class JobHandle:
             if timeout_s is not None and time.monotonic() - begun_s > timeout_s:
                 raise TimeoutError(f"the job is still {status} after {timeout_s} s")
             time.sleep(0.1 if self.info.cluster == "local" else 1.0)
-        self._finish_view()
+        # Wait until the view has the end of the run, and send it from the current cell: see `NotebookView.refresh`.
+        if self._shown is not None:
+            (view, thread), self._shown = self._shown, None
+            thread.join(_ASK_EVERY_S * 5)
+            if isinstance(view, NotebookView):
+                view.refresh()
         if (error := self.error) is not None:
             raise error
         result = self.result
@@ -561,17 +574,10 @@ class JobHandle:
             return ""
         return first_line(self.error) if self.error is not None else self.status
 
-    def _finish_view(self) -> None:
-        """Wait until the view has the end of the run, and send it from the current cell: see `NotebookView.refresh`."""
-        if self._shown is not None:
-            (view, thread), self._shown = self._shown, None
-            thread.join(_ASK_EVERY_S * 5)
-            if isinstance(view, NotebookView):
-                view.refresh()
-
     def _events(self) -> Iterator[Event | None]:
         """The events of the run; before it has any, what the job does."""
-        before, said = Progress(run=0), ""
+        before = Progress(run=0)
+        said = ""
         while not (self.run_dir / "events.jsonl").exists():
             status = self.status
             if not self._is_on(status):
@@ -675,7 +681,8 @@ def submit(
         gpus_per_node = int(trainer.device.type == "cuda")
     resources = Resources(cluster, nodes, gpus_per_node, tasks_per_node, time, partition, options)
     resources.check()
-    n_processes, counts = nodes * resources.tasks_per_node, trainer.train_state.counts
+    n_processes = nodes * resources.tasks_per_node
+    counts = trainer.train_state.counts
     check_trainer(trainer, n_epoch, loader, valid_loader, n_processes)
     payload = send_trainer(trainer, n_epoch, loader, valid_loader, n_processes)
     run_dir = open_folder(trainer, save_path)

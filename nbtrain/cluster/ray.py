@@ -97,7 +97,8 @@ class Member:
 
     def __init__(self) -> None:
         self._life = secrets.token_hex(8)  # another one after each start
-        self._channel, self._store = _Channel(), None
+        self._channel = _Channel()
+        self._store = None
 
     def life(self) -> str:
         """Which start of this actor it is."""
@@ -165,10 +166,13 @@ class RayLaunch:
     """
 
     def __init__(self, job: Job, address: str | None, n: int, each: dict[str, float], max_restarts: int, backend: str) -> None:
-        self._job, self._trainer, self._backend = job, job.trainer, backend
+        self._job = job
+        self._trainer = job.trainer
+        self._backend = backend
         self._n, self._each, self._max_restarts = n, each, max_restarts
         parts = {"trainer": job.trainer, "loader": job.loaders[0], "valid_loader": job.loaders[1]}
-        data, self._before = pack(job, parts=parts), replace(job.trainer.train_state.counts)
+        data = pack(job, parts=parts)
+        self._before = replace(job.trainer.train_state.counts)
         self._at_first = OwnCopies(job) if max_restarts else None
         self._folder = FolderReceiver(job.trainer.run_dir) if job.trainer.run_dir is not None else None
         self._seen = f".seen-{secrets.token_hex(4)}"
@@ -215,7 +219,11 @@ class RayLaunch:
         self._lives: dict[int, str] = {}
         self._members: list[Any] = []
         with ExitStack() as undo:
-            self._reserve(undo)
+            # Reserve the places, and wait for them.
+            groups = importlib.import_module("ray.util.placement_group")
+            self._group = groups.placement_group([dict(self._each)] * self._n)
+            undo.callback(groups.remove_placement_group, self._group)
+            self._await([self._group.ready()], self._free)
             self._check_nodes(undo)
             undo.callback(self._kill)
             make = self._remote(Member, max_restarts=self._max_restarts, concurrency_groups=_THREADS)
@@ -230,20 +238,14 @@ class RayLaunch:
         made = self._ray.remote(num_cpus=each["CPU"], num_gpus=each.get("GPU", 0), **options)(what)
         return lambda i: made.options(scheduling_strategy=strategy(self._group, placement_group_bundle_index=i))
 
-    def _reserve(self, undo: ExitStack) -> None:
-        """Reserve the places, and wait for them."""
-        groups = importlib.import_module("ray.util.placement_group")
-        self._group = groups.placement_group([dict(self._each)] * self._n)
-        undo.callback(groups.remove_placement_group, self._group)
-        self._await([self._group.ready()], self._free)
-
     def _free(self) -> str:
         free = self._ray.available_resources()
         return f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are free"
 
     def _await(self, refs: list[Any], why: Callable[[], str] = lambda: "it starts the workers") -> list[Any]:
         """Wait for `refs`, as long as the run is not stopped; a note says why, where it takes long. Returns their values."""
-        began_s, is_noted = time.monotonic(), False
+        began_s = time.monotonic()
+        is_noted = False
         while len(self._ray.wait(refs, num_returns=len(refs), timeout=_POLL_S)[0]) < len(refs):
             if self._trainer.control.is_stopping:
                 raise Leave("before the ranks began")
@@ -254,7 +256,8 @@ class RayLaunch:
 
     def _check_nodes(self, undo: ExitStack) -> None:
         """Raise ConfigError for a node with other versions, or that can't use the run folder: one that shares it sees a file there."""
-        run_dir, make = self._trainer.run_dir, self._remote(looker(), max_retries=0)
+        run_dir = self._trainer.run_dir
+        make = self._remote(looker(), max_retries=0)
         if run_dir is not None:
             (run_dir / self._seen).touch()
             undo.callback((run_dir / self._seen).unlink, missing_ok=True)
@@ -279,8 +282,11 @@ class RayLaunch:
         for rank, member in enumerate(self._members):
             self._lives[rank] = self._new_life(member, self._lives.get(rank))
         (meeting,) = self._await([self._members[0].meet.remote()])
-        texts, payload, n = cell_texts(), self._ray.put(data), self._n
-        self._outcome, self._kill_at_s = Outcome(n), float("inf")
+        texts = cell_texts()
+        payload = self._ray.put(data)
+        n = self._n
+        self._outcome = Outcome(n)
+        self._kill_at_s = float("inf")
         if self._folder is not None:
             counts = self._trainer.train_state.counts
             self._folder.begin(counts.epoch, counts.step)
@@ -350,7 +356,8 @@ class RayLaunch:
         for rank, member in enumerate(self._members):
             if rank not in self._outcome.deaths and rank not in self._outcome.failures:
                 self._ray.kill(member, no_restart=False)
-        job, trainer = self._job, cast(Any, self._trainer)
+        job = self._job
+        trainer = cast(Any, self._trainer)
         before, n = self._n, _addon_of(trainer)._shrink_to(self._places_left(), trainer)
         path = go_back(trainer, self._before, *job.loaders, between_epochs=n < before)
         lost = first_line(cause) if isinstance(cause, WorkerError) else f"Rank {cause.rank} has lost the others."
@@ -374,8 +381,9 @@ class RayLaunch:
             else:
                 self._begin(pack(again))
         except self._ray.exceptions.RayActorError as error:
-            remedy = f"Ray starts a rank again max_restarts={self._max_restarts} times."
-            raise WorkerError(lost, where=first_line(error), remedy=remedy) from error
+            raise WorkerError(
+                lost, where=first_line(error), remedy=f"Ray starts a rank again max_restarts={self._max_restarts} times."
+            ) from error
         if trainer.control.state in ("pausing", "paused"):
             self.send(("pausing",))
 
@@ -453,8 +461,10 @@ class RayAddon(RanksAddon):
         if self.min_workers is not None and not 1 <= self.min_workers <= self.workers:
             raise ConfigError(f"min_workers={self.min_workers} must be from 1 to workers={self.workers}.")
         if self.gpus_per_worker not in (0, 1):
-            remedy = "A worker trains on one device: give 1, or 0 for CPUs, and more workers."
-            raise ConfigError(f"gpus_per_worker={self.gpus_per_worker!r} is invalid.", remedy=remedy)
+            raise ConfigError(
+                f"gpus_per_worker={self.gpus_per_worker!r} is invalid.",
+                remedy="A worker trains on one device: give 1, or 0 for CPUs, and more workers.",
+            )
         if self.strategy == "auto" and self.memory_gb is None:
             raise ConfigError("strategy='auto' does not know the memory of the workers.", remedy="Give memory_gb=80, for example.")
         check_address(self.address)
@@ -466,7 +476,8 @@ class RayAddon(RanksAddon):
 
     def _shrink_to(self, room: int, trainer: Any) -> int:
         """Use as many workers as have place in `room` and as the strategy can use, at least `min_workers`. Returns how many are used."""
-        devices, parallelism = self.devices, self.parallelism
+        devices = self.devices
+        parallelism = self.parallelism
         for n in range(room, (self.min_workers or self.workers) - 1, -1) if room < len(devices) else ():
             with suppress(ConfigError):  # shards or tensor parallelism that do not divide so many
                 self.use(devices[:n])

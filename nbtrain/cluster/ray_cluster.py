@@ -50,7 +50,8 @@ def connect(address: str | None) -> Any:
 
 
 def _connect(ray: Any, address: str | None) -> None:
-    place, is_open = re.fullmatch(r"([^:/]+):(\d+)", address or ""), False
+    place = re.fullmatch(r"([^:/]+):(\d+)", address or "")
+    is_open = False
     try:
         if place is not None:  # Ray itself would try for half a minute
             socket.create_connection((place[1], int(place[2])), _CONNECT_S).close()
@@ -61,8 +62,10 @@ def _connect(ray: Any, address: str | None) -> None:
         other_version = "ersion" in str(error)
         if other_version or is_open:
             said = " ".join(str(error).split())[:300]
-            remedy = "Install the same versions on each node." if other_version else _TOKEN
-            raise ConfigError(f"The Ray cluster {where} can't be used: {said}", remedy=remedy) from error
+            raise ConfigError(
+                f"The Ray cluster {where} can't be used: {said}",
+                remedy="Install the same versions on each node." if other_version else _TOKEN,
+            ) from error
         raise ConfigError(f"No Ray cluster answers {where}: {first_line(error)}", remedy=_START) from error
 
 
@@ -134,14 +137,17 @@ def own_versions() -> dict[str, str]:
 
 def check_node(found: dict[str, Any], folder: str, *, has_shards: bool = False) -> None:
     """Raise ConfigError for other versions on a node than here, and for a run `folder` where it can't write, or must share and doesn't."""
-    node, own, other = found["node"], own_versions(), found["versions"]
+    node = found["node"]
+    own = own_versions()
+    other = found["versions"]
     differing = [name for name in own if own[name] != other[name]]
     if differing:
         has = ", ".join(f"{name} {other[name]}" if other[name] else f"no {name}" for name in differing)
         here = ", ".join(f"{name} {own[name]}" for name in differing)
         remedy = "Install the same versions on each node: weights and states are sent as Python objects."
         raise ConfigError(f"The node {node} has {has}; this process has {here}.", remedy=remedy)
-    problem, remedy = found["problem"], "one where the node may write, or none."
+    problem = found["problem"]
+    remedy = "one where the node may write, or none."
     if not problem and has_shards and not found["shares"]:
         problem, remedy = "each rank writes its shard, and the node does not share the disk", "or save_type='merged'."
     if problem:

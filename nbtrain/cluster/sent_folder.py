@@ -25,7 +25,9 @@ from ..state.disk import saved_states
 __all__ = ["Change", "FolderSender", "FolderReceiver"]
 
 # %% ../../nbs/cluster/sent_folder.ipynb #sent0005
-_PIECE_BYTES, _EVERY_S, _MOST_WAITING = 32 * 2**20, 1.0, 4
+_PIECE_BYTES = 32 * 2**20
+_EVERY_S = 1.0
+_MOST_WAITING = 4
 _MARK = ".sent"  # in a folder that a FolderSender made
 
 
@@ -129,7 +131,8 @@ class FolderReceiver:
     """Writes in the run folder `run_dir` what the FolderSender of rank 0 sends."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.run_dir, self.has_received = run_dir, False
+        self.run_dir = run_dir
+        self.has_received = False
         self._writing = ExitStack()
         self._temp: Path | None = None  # where the file that comes is written
 
@@ -141,7 +144,8 @@ class FolderReceiver:
 
     def take(self, change: Change) -> None:
         """Do what a message says. Raises CheckpointError or OSError; what belongs to that file is left out then."""
-        path, self.has_received = self.run_dir / change.name, True
+        path = self.run_dir / change.name
+        self.has_received = True
         if change.kind == "begin":
             self.drop()
             self._temp = self._writing.enter_context(written(path))

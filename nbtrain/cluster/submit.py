@@ -106,8 +106,9 @@ class JobInfo:
         try:
             return cls(**json.loads(read_own(run_dir, _INFO)))
         except (OSError, ValueError, TypeError) as error:
-            remedy = "Give the run folder of a job: it holds job/job.json."
-            raise ConfigError(f"{str(run_dir)!r} is not the run folder of a job.", remedy=remedy) from error
+            raise ConfigError(
+                f"{str(run_dir)!r} is not the run folder of a job.", remedy="Give the run folder of a job: it holds job/job.json."
+            ) from error
 
 
 def environment() -> dict[str, str]:
@@ -120,7 +121,8 @@ def environment() -> dict[str, str]:
 
 def check_environment(info: JobInfo) -> None:
     """Raise ConfigError if this process differs from the notebook in a version, or lacks a folder that modules are imported from."""
-    here, there = environment(), info.environment
+    here = environment()
+    there = info.environment
     differing = [f"{name} {here.get(name)} here, {value} in the notebook" for name, value in there.items() if here.get(name) != value]
     differing += [f"{folder} is not here" for folder in info.path if not Path(folder).exists()]
     if differing:
@@ -277,7 +279,8 @@ def _signals(reader: CommandReader) -> Iterator[Callable[[], None]]:
     """
     from submitit.core.job_environment import JobEnvironment
 
-    signum, pid = getattr(signal, f"SIG{JobEnvironment.USR_SIG}"), os.getpid()
+    signum = getattr(signal, f"SIG{JobEnvironment.USR_SIG}")
+    pid = os.getpid()
     of_submitit: Any = signal.getsignal(signum)
     of_sigterm = signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -318,8 +321,9 @@ class Resources:
         """Raise ConfigError or OptionError for what can't be submitted here."""
         known = [*_OPTIONS, *vars(self), "name", "save_path"]
         for name in self.options.keys() - set(_OPTIONS):
-            remedy = f"{nearest(name, known)} sbatch={{...}} takes any other of sbatch."
-            raise OptionError(f"submit takes no option {name!r}.", remedy=remedy)
+            raise OptionError(
+                f"submit takes no option {name!r}.", remedy=f"{nearest(name, known)} sbatch={{...}} takes any other of sbatch."
+            )
         for name, least in (("nodes", 1), ("tasks_per_node", 1), ("gpus_per_node", 0)):
             if (value := getattr(self, name)) < least:
                 raise ConfigError(f"{name}={value!r} must {'be a positive integer' if least else 'not be negative'}.")
@@ -328,23 +332,21 @@ class Resources:
         if find_spec("submitit") is None:
             raise ConfigError("submit needs submitit, which is not installed.", remedy="pip install submitit.")
         if self.cluster == "local":
-            self._check_local()
+            if self.nodes > 1:
+                raise ConfigError(f"nodes={self.nodes}: cluster='local' is this machine alone.", remedy="Give tasks_per_node.")
+            if self.gpus_per_node > (n_gpus := torch.cuda.device_count()):
+                raise ConfigError(
+                    f"gpus_per_node={self.gpus_per_node}: this machine has {n_gpus} CUDA devices.",
+                    remedy="Give fewer, or tasks_per_node for processes on the CPU.",
+                )
         else:
-            self._check_slurm()
-
-    def _check_local(self) -> None:
-        if self.nodes > 1:
-            raise ConfigError(f"nodes={self.nodes}: cluster='local' is this machine alone.", remedy="Give tasks_per_node.")
-        if self.gpus_per_node > (n_gpus := torch.cuda.device_count()):
-            what = f"gpus_per_node={self.gpus_per_node}: this machine has {n_gpus} CUDA devices."
-            raise ConfigError(what, remedy="Give fewer, or tasks_per_node for processes on the CPU.")
-
-    def _check_slurm(self) -> None:
-        if shutil.which("sbatch") is None or shutil.which("srun") is None:
-            remedy = "Submit from a login node of the cluster; cluster='local' starts the processes on this machine."
-            raise ConfigError("SLURM is not here: sbatch is not found.", remedy=remedy)
-        if self.partition is not None and (known := partitions()) and self.partition not in known:
-            raise ConfigError(f"SLURM has no partition {self.partition!r}.", remedy=nearest(self.partition, known))
+            if shutil.which("sbatch") is None or shutil.which("srun") is None:
+                raise ConfigError(
+                    "SLURM is not here: sbatch is not found.",
+                    remedy="Submit from a login node of the cluster; cluster='local' starts the processes on this machine.",
+                )
+            if self.partition is not None and (known := partitions()) and self.partition not in known:
+                raise ConfigError(f"SLURM has no partition {self.partition!r}.", remedy=nearest(self.partition, known))
 
     def executor(self, folder: Path, name: str) -> Any:
         """submitit's executor with these resources."""
@@ -402,7 +404,8 @@ def open_folder(trainer: TrainerBase, save_path: str | Path | None) -> Path:
     save_path = save_path if save_path is not None else trainer.save_path
     if save_path is None:
         raise ConfigError("A submitted run needs a folder that all nodes see.", remedy='Give save_path="runs", on a disk that they share.')
-    root, counts = (trainer.made_in / save_path).absolute(), trainer.train_state.counts
+    root = (trainer.made_in / save_path).absolute()
+    counts = trainer.train_state.counts
     if not trainer.train_state.run or trainer.run_dir is None:
         return open_run_folder(root)
     return open_branch_folder(root, Fork(trainer.run_dir.name, counts.epoch, counts.step, counts.processed))
@@ -417,16 +420,13 @@ def check_trainer(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader:
     if not trainer.configures_optimizers:
         check_optimizer(trainer.optimizer, trainer.model)
         check_trained(trainer.optimizer, trainer.model, vars(trainer))
-    _check_open_epoch(trainer, n_tasks)
-
-
-def _check_open_epoch(trainer: TrainerBase, n_tasks: int) -> None:
-    """Raise ConfigError if a state in mid-epoch was loaded that another number of processes than `n_tasks` has saved."""
+    # Raise ConfigError if a state in mid-epoch was loaded that another number of processes than `n_tasks` has saved.
     own = (trainer.states.restored or {}).get("nbtrain", {"finished": None})
     is_exact = all(addon.strict for addon in trainer.active_addons if isinstance(addon, StateManagerAddon))
     shares = any(addon.n_readers != addon.n_processes for addon in trainer.active_addons if isinstance(addon, Launcher))
     if own["finished"] is not None and own["world_size"] != n_tasks and is_exact and not shares:
-        place, saved = f"epoch {trainer.train_state.counts.epoch + 1}, after batch {own['finished']}", own["world_size"]
+        place = f"epoch {trainer.train_state.counts.epoch + 1}, after batch {own['finished']}"
+        saved = own["world_size"]
         raise ConfigError(
             f"The loaded state is in mid-epoch, saved by {saved} {'process' if saved == 1 else 'processes'}, and the job has {n_tasks}.",
             where=place,
@@ -452,7 +452,8 @@ def start(run_dir: Path, payload: bytes, resources: Resources, name: str, n_epoc
         info = new_info(resources, name, n_epoch, counts)
         make_folder(run_dir)
         write_own(run_dir, _PAYLOAD, payload)
-        info.submitted_s, info.host = time.time(), socket.gethostname()
+        info.submitted_s = time.time()
+        info.host = socket.gethostname()
         info.write(run_dir)
         info.id = resources.launch(run_dir, info.name)
         info.write(run_dir)
@@ -475,5 +476,7 @@ def _reason(error: BaseException) -> str:
 def new_info(resources: Resources, name: str, n_epoch: int = 0, counts: Sequence[int] = ()) -> JobInfo:
     """What is known of a job of this process, before it is submitted: its folders, and a name without spaces."""
     path = [str(Path(entry or ".").absolute()) for entry in sys.path if Path(entry or ".").exists()]
-    name, folder, shape = re.sub(r"[^\w.-]", "_", name), str(Path.cwd()), (resources.nodes, resources.tasks_per_node)
+    name = re.sub(r"[^\w.-]", "_", name)
+    folder = str(Path.cwd())
+    shape = (resources.nodes, resources.tasks_per_node)
     return JobInfo(resources.cluster, name, *shape, environment(), path, folder, n_epoch=n_epoch, counts=list(counts))

@@ -106,7 +106,8 @@ class _Name:
 
 def _read(code: Sequence[Code]) -> tuple[dict[tuple[int, str], _Name], dict[type, Any]]:
     """The names that `code` reads, by the identity of their namespace, and the user's classes with their contents."""
-    names, kinds = dict[tuple[int, str], _Name](), dict[type, Any]()
+    names: dict[tuple[int, str], _Name] = {}
+    kinds: dict[type, Any] = {}
     for item in code:
         for base in mro(item) if isinstance(item, type) else ():
             if is_user(base):
@@ -148,7 +149,8 @@ class _Pickler(cloudpickle.Pickler):
 
     def __init__(self, file: io.BytesIO, sent: SentCode, held: Iterable[tuple[Any, Any]], by_value: Iterable[str]) -> None:
         super().__init__(file)
-        self._sent, self._by_value = sent, frozenset(by_value)
+        self._sent = sent
+        self._by_value = frozenset(by_value)
         self._held = {id(item): path for path, item in held}
 
     def persistent_id(self, obj: Any) -> Any:
@@ -242,7 +244,8 @@ def _is_code(value: Any) -> bool:
 class _Unpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, places: Mapping[Any, dict[str, Any]], held: Iterable[tuple[Any, Any]]) -> None:
         super().__init__(file)
-        self._places, self._held = places, dict(held)
+        self._places = places
+        self._held = dict(held)
 
     def persistent_load(self, pid: Any) -> Any:
         kind, *path = pid

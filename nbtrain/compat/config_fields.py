@@ -210,8 +210,10 @@ def _translate_hybrid(problems: Problems) -> None:
         if not _is_hybrid(section):
             continue
         if name == "optimizer" and section.get("param_clss_fn") is None:
-            remedy = "Name a function of a parameter's name that returns (optimizer, group)."
-            problems.add("optimizer.param_clss_fn is missing, which HybridOptimizer needs.", remedy)
+            problems.add(
+                "optimizer.param_clss_fn is missing, which HybridOptimizer needs.",
+                "Name a function of a parameter's name that returns (optimizer, group).",
+            )
         kept = {key: value for key, value in section.items() if key not in ("type", "args")}
         parts = _hybrid_parts(name, problems)
         kept |= parts[0] if name == "lr_scheduler" and len(parts) == 1 else {"each": parts}
@@ -220,9 +222,11 @@ def _translate_hybrid(problems: Problems) -> None:
 
 def _hybrid_parts(section: str, problems: Problems) -> list[dict[str, Any]]:
     """The parts of a HybridOptimizer or a HybridLRScheduler, as nbtrain has them."""
-    at, known = f"{section}.args.config.schedulers", {"type", "options"}
+    at = f"{section}.args.config.schedulers"
+    known = {"type", "options"}
     if section == "optimizer":
-        at, known = f"{section}.args.config.optimizers", {"type", "options", "param_groups"}
+        at = f"{section}.args.config.optimizers"
+        known = {"type", "options", "param_groups"}
     given = problems.document.get(at)
     if not (isinstance(given, list) and given and all(isinstance(part, dict) for part in given)):
         problems.add(f"{at}: expected a list of mappings, got {given!r}.")
@@ -240,7 +244,8 @@ def _hybrid_parts(section: str, problems: Problems) -> list[dict[str, Any]]:
 
 def _translate_resume(problems: Problems) -> None:
     """`resume_from: {checkpoint: last}` is `resume_from: last`."""
-    at, document = "checkpoint.resume_from", problems.document
+    at = "checkpoint.resume_from"
+    document = problems.document
     given = document.get(at)
     if not isinstance(given, dict):
         return
@@ -254,7 +259,8 @@ def _translate_resume(problems: Problems) -> None:
 
 def _translate_format(problems: Problems) -> None:
     document = problems.document
-    value, place = document.get(_THEIRS, MISSING), document.place(_THEIRS)
+    value = document.get(_THEIRS, MISSING)
+    place = document.place(_THEIRS)
     if value is MISSING:
         return
     document.delete(_THEIRS)

@@ -65,7 +65,8 @@ def fit_names(weights: Mapping[str, Value], names: Iterable[str], rename: Mappin
     `rename`: as for `renamed`; None leaves a weight out. Raises CheckpointError if one of its names is in no name, or two weights would
     get one name.
     """
-    names, rename = list(names), rename or {}
+    names = list(names)
+    rename = rename or {}
     if not rename and weights.keys() == set(names):
         return Fit(dict(weights), n=len(names))
     own = {prefix: {bare_name(name.removeprefix(prefix)): name for name in reversed(names)} for prefix in _wrappers(names)}

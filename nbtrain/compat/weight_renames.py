@@ -49,8 +49,10 @@ def check_rename(rename: Mapping[str, str | None], names: Sequence[str]) -> None
     for old in rename:
         if all(renamed(name, {old: "?"}) == name for name in names):
             parts = {name.partition(".")[0] for name in names}
-            remedy = nearest(old.strip("."), parts) if len(parts) <= 20 else "The names are those in the file."
-            raise CheckpointError(f"rename has {old!r}, and no name of the weights begins with it.", remedy=remedy)
+            raise CheckpointError(
+                f"rename has {old!r}, and no name of the weights begins with it.",
+                remedy=nearest(old.strip("."), parts) if len(parts) <= 20 else "The names are those in the file.",
+            )
     found: dict[str, str] = {}
     new_names = {old: new for old, new in rename.items() if new is not None}
     for name in names if rename else ():
@@ -119,7 +121,8 @@ def _votes(unknown: Mapping[str, Shape], missing: Mapping[str, Shape]) -> Counte
 
 def _entry(old: str, new: str) -> tuple[str, str]:
     """The entry that makes `old` `new`: all up to the last part that differs."""
-    a, b = old.split("."), new.split(".")
+    a = old.split(".")
+    b = new.split(".")
     end = len(commonprefix([a[::-1], b[::-1]]))
     return _joined(a, 0, len(a) - end), _joined(b, 0, len(b) - end)
 
@@ -134,7 +137,8 @@ def _joined(parts: list[str], start: int, end: int) -> str:
 
 def _entries_inside(old: str, new: str) -> Entries:
     """The entries that make `old` `new` if some parts in the middle differ; () if a number would be replaced, or parts are only added."""
-    a, b = old.split("."), new.split(".")
+    a = old.split(".")
+    b = new.split(".")
     entries = []
     for kind, start, end, other_start, other_end in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if kind == "equal":

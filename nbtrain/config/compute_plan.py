@@ -72,25 +72,33 @@ def _policy(settings: Settings, problems: Problems) -> str | None:
 
 def plan_compute(settings: Settings, n_available: int, problems: Problems) -> ComputePlan:
     """The plan for `compute_config` and `pas_policy`; errors are added to `problems`."""
-    compute, policy = settings.compute_config, _policy(settings, problems)
+    compute = settings.compute_config
+    policy = _policy(settings, problems)
     if policy is None:
         return ComputePlan(1, 1)
-    n, shards = compute.runtime_ngpus, compute.plan_ngpus
+    n = compute.runtime_ngpus
+    shards = compute.plan_ngpus
     if n % shards:
-        what = f"compute_config.runtime_ngpus is {n}, and must be a multiple of plan_ngpus {shards}."
-        problems.add(what, "Give a multiple, or plan_ngpus 1.")
+        problems.add(
+            f"compute_config.runtime_ngpus is {n}, and must be a multiple of plan_ngpus {shards}.", "Give a multiple, or plan_ngpus 1."
+        )
     if n > n_available:
-        what = f"compute_config.runtime_ngpus is {n}, and this machine has {n_available} device{'s'[: n_available != 1]}."
-        problems.add(what, "Request fewer: --compute_config.plan_ngpus 1 --compute_config.runtime_ngpus 1.")
+        problems.add(
+            f"compute_config.runtime_ngpus is {n}, and this machine has {n_available} device{'s'[: n_available != 1]}.",
+            "Request fewer: --compute_config.plan_ngpus 1 --compute_config.runtime_ngpus 1.",
+        )
     strategies = _STRATEGIES.get(policy)
     if strategies is None:
-        remedy = "Pipelines have no counterpart here: use tp, or dp." if policy in _PIPELINES else nearest(policy, _STRATEGIES)
-        problems.add(f"pas_policy is {policy!r}, which is unknown here.", remedy)
+        problems.add(
+            f"pas_policy is {policy!r}, which is unknown here.",
+            "Pipelines have no counterpart here: use tp, or dp." if policy in _PIPELINES else nearest(policy, _STRATEGIES),
+        )
         return ComputePlan(1, 1)
     strategy, sharded, split = strategies
     if shards > 1 and not split:
-        what = f"pas_policy is {policy!r}, and compute_config.plan_ngpus {shards}: it does not split a model."
-        problems.add(what, "Use tp, or plan_ngpus 1.")
+        problems.add(
+            f"pas_policy is {policy!r}, and compute_config.plan_ngpus {shards}: it does not split a model.", "Use tp, or plan_ngpus 1."
+        )
     if n == 1:
         return ComputePlan(1, 1)
     if shards > 1:
@@ -104,14 +112,16 @@ def plan_compute(settings: Settings, n_available: int, problems: Problems) -> Co
 def _sizes(strategy: str, settings: Settings, problems: Problems) -> dict[str, int]:
     """The options that say how many devices share a copy."""
     compute = settings.compute_config
-    n, groups = compute.runtime_ngpus, compute.zero_ngroups
+    n = compute.runtime_ngpus
+    groups = compute.zero_ngroups
     if strategy == "tp":
         return {"tensor_parallel_size": compute.plan_ngpus}
     if strategy != "fsdp2" or groups == 1:
         return {}
     if n % groups:
-        what = f"compute_config.zero_ngroups is {groups}, and must be a divisor of runtime_ngpus {n}."
-        problems.add(what, "Give a divisor, or leave it out.")
+        problems.add(
+            f"compute_config.zero_ngroups is {groups}, and must be a divisor of runtime_ngpus {n}.", "Give a divisor, or leave it out."
+        )
     return {"shard_size": n // groups}
 
 
@@ -121,31 +131,40 @@ def accumulation(settings: Settings, n_copies: int, problems: Problems, n_sharin
 
     If only `micro_batch_size` is given, they are as many as `n_sharing` devices need, so that each has the same number of samples.
     """
-    micro, steps, whole = settings.micro_batch_size, settings.grad_accumulation_steps, settings.global_batch_size
+    micro = settings.micro_batch_size
+    steps = settings.grad_accumulation_steps
+    whole = settings.global_batch_size
     if whole is None:
         return steps or n_sharing // math.gcd(micro, n_sharing)
     product = f"micro_batch_size {micro} × {n_copies} {'copy' if n_copies == 1 else 'copies'} of the model"
     if steps is not None and micro * n_copies * steps != whole:
-        what = f"{product} × grad_accumulation_steps {steps} = {micro * n_copies * steps}, and global_batch_size is {whole}."
-        problems.add(what, "Leave one of them out.", at="global_batch_size")
+        problems.add(
+            f"{product} × grad_accumulation_steps {steps} = {micro * n_copies * steps}, and global_batch_size is {whole}.",
+            "Leave one of them out.",
+            at="global_batch_size",
+        )
     elif whole % (micro * n_copies):
-        what = f"{product} = {micro * n_copies}, and global_batch_size {whole} must be a multiple of it."
-        problems.add(what, f"Give {max(whole // (micro * n_copies), 1) * micro * n_copies}.", at="global_batch_size")
+        problems.add(
+            f"{product} = {micro * n_copies}, and global_batch_size {whole} must be a multiple of it.",
+            f"Give {max(whole // (micro * n_copies), 1) * micro * n_copies}.",
+            at="global_batch_size",
+        )
     return max(whole // (micro * n_copies), 1)
 
 
 def device_batches(settings: Settings, plan: ComputePlan, problems: Problems) -> tuple[int, int]:
     """The samples of a batch on one device, and how many of these batches make an update. What can't be is added to `problems`."""
-    micro, n_sharing = settings.micro_batch_size, plan.n_sharing
+    micro = settings.micro_batch_size
+    n_sharing = plan.n_sharing
     window = accumulation(settings, plan.n_copies, problems, n_sharing)
     share, rest = divmod(micro * window, n_sharing)
     if rest:
-        what = (
+        problems.add(
             f"micro_batch_size {micro} × grad_accumulation_steps {window} = {micro * window} samples of one copy of the model, "
-            f"and they must be a multiple of compute_config.plan_ngpus {n_sharing}, which share them."
+            f"and they must be a multiple of compute_config.plan_ngpus {n_sharing}, which share them.",
+            f"Give a micro_batch_size that is a multiple of {n_sharing}, or plan_ngpus 1.",
+            at="global_batch_size",
         )
-        remedy = f"Give a micro_batch_size that is a multiple of {n_sharing}, or plan_ngpus 1."
-        problems.add(what, remedy, at="global_batch_size")
     size = math.gcd(max(share, 1), micro)
     return size, max(share // size, 1)
 

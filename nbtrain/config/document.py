@@ -109,7 +109,8 @@ class Document:
         Raises KeyError, with the path, if a parent is neither a list nor a dict.
         """
         holder: Any = self.data
-        keys, known = at.split("."), ""
+        keys = at.split(".")
+        known = ""
         for name, following in pairwise(keys):
             key = _room(holder, name, known)
             known = below(known, name)
@@ -145,7 +146,9 @@ class Document:
         for written, value in theirs.items():
             deletes = isinstance(written, str) and written.endswith("!")
             name = written[:-1] if deletes else written
-            key, at, from_at = child_key(mine, name), below(here, name), below(there, written)
+            key = child_key(mine, name)
+            at = below(here, name)
+            from_at = below(there, written)
             if deletes:
                 mine.pop(key, None)
                 self._forget(at)
@@ -214,7 +217,9 @@ class _YamlReader:
     """Turns the nodes of one YAML text into a document."""
 
     def __init__(self, text: str, name: str, problems: Problems) -> None:
-        self.loader, self.name, self.problems = yaml.SafeLoader(text), name, problems
+        self.loader = yaml.SafeLoader(text)
+        self.name = name
+        self.problems = problems
         self.places = problems.document.places
         self._n_values = 0
 
@@ -228,13 +233,17 @@ class _YamlReader:
     def _value(self, node: yaml.Node, at: str, above: tuple[yaml.Node, ...]) -> Any:
         self._n_values += 1
         if node in above or self._n_values > _MAX_VALUES:
-            what = "An alias refers to a value that contains it." if node in above else f"More than {_MAX_VALUES:,} values."
-            raise ConfigError(what, where=self._place(node), remedy="Write the values out, without aliases.")
+            raise ConfigError(
+                "An alias refers to a value that contains it." if node in above else f"More than {_MAX_VALUES:,} values.",
+                where=self._place(node),
+                remedy="Write the values out, without aliases.",
+            )
         self.places.setdefault(at, self._place(node))
         above = (*above, node)
         if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN_TAGS:
-            what = f"The tag {node.tag} is not supported: only plain data is read."
-            raise ConfigError(what, where=self._place(node), remedy="Leave it out.")
+            raise ConfigError(
+                f"The tag {node.tag} is not supported: only plain data is read.", where=self._place(node), remedy="Leave it out."
+            )
         if isinstance(node, yaml.MappingNode):
             return dict(self._items(node, at, above))
         if isinstance(node, yaml.SequenceNode):
@@ -266,7 +275,8 @@ def parse_yaml(text: str, name: str = "<text>") -> Document:
     try:
         data = _YamlReader(text, name, problems).read()
     except yaml.YAMLError as error:
-        mark, what = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error).splitlines()[0]
+        mark = getattr(error, "problem_mark", None)
+        what = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ConfigError(f"Invalid YAML: {what}.", where=f"{name}:{mark.line + 1}" if mark else name) from error
     if isinstance(data, dict):
         document.data = data

@@ -83,13 +83,17 @@ def _optimizer(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> 
 
 def _groups(read: Reader, trainer: TrainerBase, optimizer: Optimizer) -> dict[str, Any]:
     """The groups of parameters of an optimizer, if they are more than all of the model's in one."""
-    groups, known = optimizer.param_groups, optimizer.defaults
+    groups = optimizer.param_groups
+    known = optimizer.defaults
     names = {id(p): name for name, p in trainer.model.named_parameters()}
     params = [[id(p) for p in group["params"]] for group in groups]
     if params != [list(names)]:
         if unknown := sum(p not in names for group in params for p in group):
-            remedy = 'Name a function that makes it: to_config(path, optimizer={"type": ...}).'
-            read.refuse("optimizer", f"{unknown} of its parameters are not in the model.", remedy)
+            read.refuse(
+                "optimizer",
+                f"{unknown} of its parameters are not in the model.",
+                'Name a function that makes it: to_config(path, optimizer={"type": ...}).',
+            )
             return {}
         each = enumerate(zip(groups, params))
         return {"groups": [
@@ -97,8 +101,9 @@ def _groups(read: Reader, trainer: TrainerBase, optimizer: Optimizer) -> dict[st
         ]}  # fmt: skip
     if trainer.given.get("scheduler") is None:  # a scheduler changes them
         for name in [name for name in known if name in groups[0] and not same_value(groups[0][name], known[name])]:
-            what = f"optimizer.args.{name} is {groups[0][name]!r}, and it was made with {known[name]!r}."
-            read.problems.add(what, say_it("optimizer.args"))
+            read.problems.add(
+                f"optimizer.args.{name} is {groups[0][name]!r}, and it was made with {known[name]!r}.", say_it("optimizer.args")
+            )
     return {}
 
 
@@ -111,14 +116,19 @@ def _own_args(read: Reader, optimizer: Optimizer, at: str) -> dict[str, Any]:
 
 def _several(read: Reader, trainer: TrainerBase, optimizer: JointOptimizer, clip: Any) -> dict[str, Any]:
     """Several optimizers, each with the names of its parameters."""
-    names, each = {id(p): name for name, p in trainer.model.named_parameters()}, list[Any]()
+    names = {id(p): name for name, p in trainer.model.named_parameters()}
+    each: list[Any] = []
     usual = named_optimizers(list(optimizer.optimizers.values()))
     for i, ((name, part), by_class) in enumerate(zip(optimizer.optimizers.items(), usual)):
-        at, params = f"optimizer.{i}", [names.get(id(p)) for p in parameters_in(part)]
+        at = f"optimizer.{i}"
+        params = [names.get(id(p)) for p in parameters_in(part)]
         if len(part.param_groups) > 1 or None in params:
             has = "parameters that are not in the model" if None in params else "several groups"
-            remedy = 'Name a function that gets the parameters and returns the list: to_config(path, optimizer={"type": ...}).'
-            read.refuse(at, f"{name} has {has}.", remedy)
+            read.refuse(
+                at,
+                f"{name} has {has}.",
+                'Name a function that gets the parameters and returns the list: to_config(path, optimizer={"type": ...}).',
+            )
         made = {"type": read.name(type(part), f"{at}.type"), "args": _own_args(read, part, f"{at}.args")}
         if name != by_class:
             made["name"] = name
@@ -132,12 +142,16 @@ def _several(read: Reader, trainer: TrainerBase, optimizer: JointOptimizer, clip
 
 
 def _lr_scheduler(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
-    scheduler, at = trainer.given.get("scheduler"), "lr_scheduler"
+    scheduler = trainer.given.get("scheduler")
+    at = "lr_scheduler"
     if scheduler is None or "type" in given:
         return {}
     if isinstance(scheduler, JointScheduler):
-        what = f"a file has one for all optimizers, and the trainer has one for {', '.join(scheduler.schedulers)}."
-        read.refuse(at, what, 'Name a function that gets the optimizer: to_config(path, lr_scheduler={"type": ...}).')
+        read.refuse(
+            at,
+            f"a file has one for all optimizers, and the trainer has one for {', '.join(scheduler.schedulers)}.",
+            'Name a function that gets the optimizer: to_config(path, lr_scheduler={"type": ...}).',
+        )
         return {}
     if isinstance(scheduler, (LRScheduler, ReduceLROnPlateau)):
         made = _part(read, scheduler, at, given, ("optimizer", "last_epoch"))
@@ -147,8 +161,9 @@ def _lr_scheduler(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) 
                 read.refuse(at, "it steps each batch, and a job's each update.")
         return made
     if n_required(scheduler) == 1:
-        remedy = "Write a factory (optimizer, plan) around it, in a module."
-        read.refuse(at, "a job can't make a scheduler from a function of the step.", remedy)
+        read.refuse(
+            at, "a job can't make a scheduler from a function of the step.", "Write a factory (optimizer, plan) around it, in a module."
+        )
         return {}
     factory, args = (scheduler.func, scheduler.keywords) if isinstance(scheduler, partial) else (scheduler, {})
     return {"type": read.name(factory, f"{at}.type"), "args": read.plain(args, f"{at}.args"), "interval": "step"}
@@ -164,7 +179,8 @@ def _unsaved(trainer: TrainerBase) -> dict[str, Any]:
     """Options of StateManagerAddon that `checkpoint` has no field for, or that have another default there."""
     if StateManagerAddon not in type(trainer).addons or trainer.ran is None:
         return {}
-    manager, found = trainer[StateManagerAddon], {}
+    manager = trainer[StateManagerAddon]
+    found = {}
     if manager.stop_on_save_error:
         found["stop_on_save_error"] = True
     if not manager.save_on_error:
@@ -176,13 +192,16 @@ def _unsaved(trainer: TrainerBase) -> dict[str, Any]:
 
 
 def _trainer(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
-    kind, at, said = written_class(type(trainer)), "trainer.args", given.get("args", {})
+    kind = written_class(type(trainer))
+    at = "trainer.args"
+    said = given.get("args", {})
     own_fields = {*_TRAINER, *({*_DATASETS, *_OPTIMIZES} & trainer.given.keys()), *said}
     if StateManagerAddon in type(trainer).addons:
         own_fields.add("save_path")
     if isinstance(trainer.given.get("precision"), Mapping):
         own_fields.add("precision")
-    kept, found = vars(trainer) | trainer.given, {}
+    kept = vars(trainer) | trainer.given
+    found = {}
     for p in constructor_parameters(kind):
         if p.name in own_fields:
             continue
@@ -233,8 +252,11 @@ def _dataset(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> di
     for stage, dataset in datasets.items():
         made |= _part(read, dataset, "dataset", given, key=f"{stage}_args")
     if made.get("val_args") == {}:
-        remedy = 'Give one of them: to_config(path, dataset={"val_args": {...}}).'
-        read.refuse("dataset.val_args", "it was made without arguments, and without them a job has no validation.", remedy)
+        read.refuse(
+            "dataset.val_args",
+            "it was made without arguments, and without them a job has no validation.",
+            'Give one of them: to_config(path, dataset={"val_args": {...}}).',
+        )
     return made
 
 
@@ -242,7 +264,8 @@ def _dataset(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> di
 def _dataloader(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, Any]:
     if "type" in given:
         return {}
-    made, loaders = {}, {stage: loader for stage, loader in _loaders(trainer).items() if hasattr(loader, "dataset")}
+    made = {}
+    loaders = {stage: loader for stage, loader in _loaders(trainer).items() if hasattr(loader, "dataset")}
     if len({type(loader) for loader in loaders.values()}) > 1:
         read.refuse("dataloader", "training and validation have loaders of two classes, and a job has one.")
     for stage, loader in loaders.items():
@@ -304,7 +327,8 @@ def _checkpoint(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) ->
 def _addons(read: Reader, trainer: TrainerBase) -> Any:
     found = []
     for i, addon in enumerate(kind for kind in type(trainer).addons if kind not in (StateManagerAddon, MultiGPUAddon)):
-        at, known = f"addons.{i}", options(addon).keys() - {*_TRAINER, "save_path", "device"}
+        at = f"addons.{i}"
+        known = options(addon).keys() - {*_TRAINER, "save_path", "device"}
         instance = type(trainer)._addon_instances.get(addon)
         given = trainer.given if instance is None else chosen_options(instance)
         args = read.plain({n: v for n, v in given.items() if n in known}, f"{at}.args")
@@ -316,8 +340,10 @@ def _compute(read: Reader, trainer: TrainerBase, said: Mapping[str, Any]) -> dic
     """The devices, and how they share the work. Under "auto" each device reads a whole batch, so that more of them make an update."""
     if MultiGPUAddon not in type(trainer).addons:
         return {}
-    addon, n = trainer[MultiGPUAddon], trainer[MultiGPUAddon].n_processes
-    strategy, found = addon.strategy, {"runtime_ngpus": n}
+    addon = trainer[MultiGPUAddon]
+    n = trainer[MultiGPUAddon].n_processes
+    strategy = addon.strategy
+    found = {"runtime_ngpus": n}
     if strategy == "fsdp2":
         found["use_zero"] = True
         if addon.shard_size:
@@ -395,7 +421,8 @@ def configuration(trainer: TrainerBase, given: Mapping[str, Any]) -> dict[str, A
     translate_fields(problems)
     read_settings(Settings, problems)
     problems.raise_any()
-    said, read = problems.document.data, Reader(problems)
+    said = problems.document.data
+    read = Reader(problems)
     found = {"trainer": _trainer(read, trainer, said.get("trainer") or {})}
     for name, find in _SECTIONS.items():
         own = said.get(name) or {}

@@ -15,6 +15,8 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
+from lightning_utilities.core.apply_func import apply_to_collection
+
 from .document import Document, Problems, below, literal
 from .trust import check_arguments, check_found, check_written
 from ..compat.config_fields import current_name
@@ -45,7 +47,8 @@ def load_name(name: Any, short: str = "", *, trusted: bool = True) -> Any:
         check_written(name, ".".join(parts))
     found: Any = None
     while parts and (module := _import(f"{found.__name__}.{parts[0]}" if found else parts[0], name)) is not None:
-        found, parts = module, parts[1:]
+        found = module
+        parts = parts[1:]
     if found is None:
         raise ConfigError(f"{name!r} can't be imported: there is no module {parts[0]!r}.", remedy="Is it installed, or in this folder?")
     full = found.__name__
@@ -92,18 +95,17 @@ def importable_name(item: Any) -> str:
     except ConfigError:
         found = None
     if found is not item:
-        what = f"{name or repr(item)} can't be imported by name."
-        raise ConfigError(what, where=f"It is from {module}." if module else "", remedy="Put it into a module: nbtrain export my.ipynb.")
+        raise ConfigError(
+            f"{name or repr(item)} can't be imported by name.",
+            where=f"It is from {module}." if module else "",
+            remedy="Put it into a module: nbtrain export my.ipynb.",
+        )
     return current_name(str(full))
 
 
 def named(value: Any) -> Any:
     """`value` with each class and function in it replaced by its `importable_name`."""
-    if isinstance(value, dict):
-        return {key: named(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [named(item) for item in value]
-    return importable_name(value) if callable(value) else value
+    return apply_to_collection(value, Callable, importable_name)  # pyright: ignore[reportArgumentType]
 
 
 # %% ../../nbs/config/instantiate.ipynb #43d9dcec
@@ -190,11 +192,13 @@ class Maker:
         try:
             return target(*first, **arguments)
         except Exception as error:
-            frames, place = extract_tb(error.__traceback__), self.document.place(at)
+            frames = extract_tb(error.__traceback__)
+            place = self.document.place(at)
             is_refusal = isinstance(error, (TypeError, ValueError, RuntimeError)) and not isinstance(error, NbtrainError)
             if is_refusal and (len(frames) == 1 or not is_user_file(frames[-1].filename)):
-                what = f"{at}: {getattr(target, '__qualname__', target)} raised {type(error).__name__}: {first_line(error)}"
-                raise ConfigError(what, where=place) from error
+                raise ConfigError(
+                    f"{at}: {getattr(target, '__qualname__', target)} raised {type(error).__name__}: {first_line(error)}", where=place
+                ) from error
             add_note(error, f"nbtrain: {at}, {place}")
             raise
 
@@ -258,7 +262,8 @@ def check_call(
         parameters = list(inspect.signature(target).parameters.values())
     except (ValueError, TypeError):  # a builtin without a signature
         return
-    name, given = getattr(target, "__qualname__", repr(target)), list(given)
+    name = getattr(target, "__qualname__", repr(target))
+    given = list(given)
     if not any(p.kind is p.VAR_POSITIONAL for p in parameters[:n_first]):
         parameters = parameters[n_first:]
     known = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
@@ -266,8 +271,11 @@ def check_call(
     free = known.keys() - set(automatic)
     for argument in given:
         if not takes_any and argument not in known:
-            remedy = same_argument(argument, free) or (nearest(argument, free) if free else "Leave it out.")
-            problems.add(f"{name} takes no argument {argument!r}.", remedy, at=f"{at}.{argument}")
+            problems.add(
+                f"{name} takes no argument {argument!r}.",
+                same_argument(argument, free) or (nearest(argument, free) if free else "Leave it out."),
+                at=f"{at}.{argument}",
+            )
     needed = [p.name for p in known.values() if p.default is p.empty and p.name not in (*given, *automatic)]
     if needed:
         problems.add(f"{name} needs {', '.join(map(repr, needed))}.", f"Give it below {at}.", at=at)

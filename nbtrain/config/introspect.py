@@ -133,8 +133,9 @@ class Reader:
     def _text(self, text: str, at: str) -> Any:
         said = f'{at.rpartition(".")[2]} = "{text}"'
         if blot_out(said) != said:
-            remedy = f"{say_it(at)[:-1]}, and $(NAME) for that of the environment."
-            self.problems.add(f"{at} is a secret, which no file should hold.", remedy)
+            self.problems.add(
+                f"{at} is a secret, which no file should hold.", f"{say_it(at)[:-1]}, and $(NAME) for that of the environment."
+            )
         return text if literal(text) == text and "$" not in text else {"__value_type": "str", "value": escape(text)}
 
     def _object(self, value: Any, at: str) -> Any:
@@ -162,7 +163,9 @@ class Reader:
 
     def arguments(self, item: Any, at: str, without: Iterable[str] = ()) -> dict[str, Any] | None:
         """The constructor arguments of `item` that differ from defaults; None, with a problem, if `item` does not store all of them."""
-        kept, found, unknown = _kept(item), {}, []
+        kept = _kept(item)
+        found = {}
+        unknown = []
         for p in parameters_of(type(item)):
             if p.name in without:
                 continue

@@ -46,7 +46,8 @@ def read_command_line(arguments: Sequence[str], options: Mapping[str, str], swit
     `options` are the command's options with a value, `switches` those without, each a dict from spelling to name: {"-f": "file"}. Every
     other `--key` is an override. Raises OptionError for an option without a value, and for an unknown option with a single dash.
     """
-    found, queue = CommandLine(), list(arguments)
+    found = CommandLine()
+    queue = list(arguments)
     while queue:
         token = queue.pop(0)
         key, equals, value = token.partition("=")
@@ -67,20 +68,18 @@ def read_command_line(arguments: Sequence[str], options: Mapping[str, str], swit
             elif not key.startswith("--"):
                 raise OptionError(f"There is no option {key}.", remedy=nearest(key, [*options, *switches]))
             else:
-                found.overrides.append(_override(key, given))
+                name = key[2:].removesuffix("!").replace("-", "_")
+                if not all(name.split(".")):
+                    raise OptionError(
+                        f"{key} can't be the path of a field.", remedy="Write names with dots between them: --model.args.dim 32."
+                    )
+                found.overrides.append(Override(name, given, key.endswith("!"), key))
     return found
 
 
 def _is_key(token: str) -> bool:
     """Whether it is a key. A negative number or a single dash is a value."""
     return re.match(r"--\w|-[A-Za-z]", token) is not None and not re.fullmatch(r"-(inf|nan)", token)
-
-
-def _override(key: str, value: str | None) -> Override:
-    name = key[2:].removesuffix("!").replace("-", "_")
-    if not all(name.split(".")):
-        raise OptionError(f"{key} can't be the path of a field.", remedy="Write names with dots between them: --model.args.dim 32.")
-    return Override(name, value, key.endswith("!"), key)
 
 
 # %% ../../nbs/config/overrides.ipynb #6abc3651
@@ -96,8 +95,11 @@ def apply_overrides(problems: Problems, overrides: Sequence[Override]) -> None:
             document.set(override.at, override.value, override.text)
         except KeyError as error:
             holder = str(error.args[0])
-            what = f"{override.text} can't be set: {holder} is {document[holder]!r}, and holds no fields."
-            problems.add(what, f"Replace it first: --{holder}! {override.text} {override.value}.", at=holder)
+            problems.add(
+                f"{override.text} can't be set: {holder} is {document[holder]!r}, and holds no fields.",
+                f"Replace it first: --{holder}! {override.text} {override.value}.",
+                at=holder,
+            )
 
 
 # %% ../../nbs/config/overrides.ipynb #49036295
@@ -115,7 +117,8 @@ def escape(value: Any) -> Any:
 
 class _References:
     def __init__(self, problems: Problems) -> None:
-        self.document, self.problems = problems.document, problems
+        self.document = problems.document
+        self.problems = problems
         self.open: list[str] = []  # the references being resolved, outermost first
         self.circles: list[set[str]] = []  # circular references that were reported
         self.names = sorted(at for at in self.document.places if at)
@@ -146,8 +149,9 @@ class _References:
             if name in os.environ:
                 return os.environ[name]
             near = get_close_matches(name, self.names, n=1) or [known for known in self.names if known.endswith(f".{name}")]
-            remedy = f"Did you mean $({near[0]})?" if near else "Give the full path: $(model.args.dim)."
-            self.problems.add(f"$({name}) does not exist.", remedy, at=at)
+            self.problems.add(
+                f"$({name}) does not exist.", f"Did you mean $({near[0]})?" if near else "Give the full path: $(model.args.dim).", at=at
+            )
             return None
         self.open.append(name)
         try:

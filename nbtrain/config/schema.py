@@ -286,15 +286,16 @@ class _SectionReader:
         if not isinstance(values, dict):
             self.problems.add(f"{at}: expected a mapping, got {values!r}.", f"It has {', '.join(known)}.")
             return kind()
-        hints, found = get_type_hints(kind), {}
+        hints = get_type_hints(kind)
+        found = {}
         for name, value in values.items():
             here = below(at, name)
             if name not in known:
-                remedy = remedy_of_field(str(name), known) or nearest(str(name), known)
-                self.problems.add(f"There is no field {here}.", remedy, at=here)
+                self.problems.add(f"There is no field {here}.", remedy_of_field(str(name), known) or nearest(str(name), known), at=here)
                 continue
             try:
-                fit, least = self.value(hints[name], value, here), known[name].metadata["least"]
+                fit = self.value(hints[name], value, here)
+                least = known[name].metadata["least"]
                 if least is not None and isinstance(fit, int) and fit < least:
                     raise _Unfit(f"{least} or more")
                 found[name] = fit
@@ -303,7 +304,8 @@ class _SectionReader:
         return kind(**found)
 
     def value(self, hint: Any, value: Any, at: str) -> Any:
-        origin, options = get_origin(hint), get_args(hint)
+        origin = get_origin(hint)
+        options = get_args(hint)
         if origin in (Union, types.UnionType):
             return self._one_of(options, value, at)
         if hint is OptimizerConfig and isinstance(value, list):
@@ -325,7 +327,8 @@ class _SectionReader:
     def _one_of(self, options: tuple[Any, ...], value: Any, at: str) -> Any:
         if type(None) in options and (value is None or value in ("None", "null")):
             return None
-        words, mappings = [], [o for o in options if get_origin(o) is dict or is_dataclass(o)]
+        words = []
+        mappings = [o for o in options if get_origin(o) is dict or is_dataclass(o)]
         for option in (mappings if isinstance(value, dict) else ()) or options:
             try:
                 if option is not type(None):
@@ -338,9 +341,12 @@ class _SectionReader:
 # %% ../../nbs/config/schema.ipynb #501dcf3e
 def describe_fields(kind: type[Any] = Settings, at: str = "") -> list[str]:
     """Lines of help: each field as a command-line option, with type and default, followed by its help text."""
-    hints, lines = get_type_hints(kind), []
+    hints = get_type_hints(kind)
+    lines = []
     for name, known in shown_fields(kind).items():
-        hint, here, words = hints[name], below(at, name), known.metadata["help"]
+        hint = hints[name]
+        here = below(at, name)
+        words = known.metadata["help"]
         section = next((option for option in (hint, *get_args(hint)) if is_dataclass(option)), None)
         if section is not None:
             inner = below(here, 0) if get_origin(hint) is list else here

@@ -25,53 +25,37 @@ __all__ = ["is_own", "check_written", "check_found", "check_arguments"]
 # %% ../../nbs/config/trust.ipynb #6db09b9a
 # Modules whose classes and functions may be called
 _CALLED = (
-    *("torch.nn", "torch.optim", "torch.utils.data", "torch.functional", "torch.random", "torch.linalg", "torch.special", "torch.fft"),
-    *("torch.distributions", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.amp"),
-    *("torchvision.models", "torchvision.ops", "torchvision.transforms", "torchmetrics.functional"),
-    *("torchaudio.functional", "torchaudio.models", "torchaudio.pipelines", "torchaudio.transforms"),
-    *("transformers.optimization", "peft.mapping", "peft.mapping_func", "datasets.load"),
-    *("nbtrain.data", "nbtrain.examples", "nbtrain.optim", "nbtrain.schedules", "math"),
-)
+    "torch.nn", "torch.optim", "torch.utils.data", "torch.functional", "torch.random", "torch.linalg", "torch.special", "torch.fft",
+    "torch.distributions", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.amp",
+    "torchvision.models", "torchvision.ops", "torchvision.transforms", "torchmetrics.functional",
+    "torchaudio.functional", "torchaudio.models", "torchaudio.pipelines", "torchaudio.transforms",
+    "transformers.optimization", "peft.mapping", "peft.mapping_func", "datasets.load",
+    "nbtrain.data", "nbtrain.examples", "nbtrain.optim", "nbtrain.schedules", "math",
+)  # fmt: skip
 # Modules of which only classes may be called: their functions write files, load pickles or run commands
 _CLASSES = (
-    *("torchvision.datasets", "torchaudio.datasets", "torchmetrics", "torch.distributed.algorithms"),
-    *(f"lightning.pytorch.{name}" for name in ("accelerators", "callbacks", "core", "demos", "loggers", "plugins", "profilers")),
-    *("lightning.pytorch.strategies", "lightning.pytorch.tuner", "lightning.pytorch.trainer.trainer", "lightning.fabric.accelerators"),
-    *("lightning.fabric.loggers", "lightning.fabric.plugins", "lightning.fabric.strategies"),
-    *(
-        "transformers.models",
-        "transformers.data",
-        "transformers.configuration_utils",
-        "transformers.modeling_utils",
-        "transformers.trainer",
-    ),
-    *("transformers.training_args", "transformers.trainer_callback", "transformers.tokenization", "transformers.generation"),
-    *(
-        "peft",
-        "datasets.arrow_dataset",
-        "nbtrain.addons",
-        "nbtrain.engine",
-        "nbtrain.compat",
-        "nbtrain.trainer",
-        "nbtrain.variants",
-        "nbtrain.code.addon",
-        "nbtrain.library.live_view",
-        "nbtrain.state.addon",
-        "nbtrain.base",
-        "nbtrain.tools",
-        "nbtrain.loggers",
-    ),
-)
+    "torchvision.datasets", "torchaudio.datasets", "torchmetrics", "torch.distributed.algorithms",
+    "lightning.pytorch.accelerators", "lightning.pytorch.callbacks", "lightning.pytorch.core", "lightning.pytorch.demos",
+    "lightning.pytorch.loggers", "lightning.pytorch.plugins", "lightning.pytorch.profilers",
+    "lightning.pytorch.strategies", "lightning.pytorch.tuner", "lightning.pytorch.trainer.trainer", "lightning.fabric.accelerators",
+    "lightning.fabric.loggers", "lightning.fabric.plugins", "lightning.fabric.strategies",
+    "transformers.models", "transformers.data", "transformers.configuration_utils", "transformers.modeling_utils", "transformers.trainer",
+    "transformers.training_args", "transformers.trainer_callback", "transformers.tokenization", "transformers.generation",
+    "peft", "datasets.arrow_dataset", "nbtrain.addons", "nbtrain.engine", "nbtrain.compat", "nbtrain.trainer", "nbtrain.variants",
+    "nbtrain.code.addon", "nbtrain.library.live_view", "nbtrain.state.addon", "nbtrain.base", "nbtrain.tools", "nbtrain.loggers",
+)  # fmt: skip
 # Packages whose direct attributes may be named; where these are defined decides
 _PACKAGES = ("torch", "lightning", "lightning.pytorch", "transformers", "peft", "datasets", "nbtrain")
 _REFUSED = ("torch.from_file", "torch.utils.data.datapipes")
 _METHODS = ("from_pretrained", "from_config")
 _VALUES = (
-    *("collections.OrderedDict", "datetime.timedelta", "decimal.Decimal", "fractions.Fraction", "functools.partial", "pathlib.Path"),
-    *("pathlib.PurePath", "textwrap.dedent", "types.SimpleNamespace"),
-)
-_BUILTINS = (abs, bool, bytes, complex, dict, float, frozenset, int, len, list, max, min, pow, print, range, round, set, slice, sorted, str)
-_BUILTINS += (sum, tuple, zip)
+    "collections.OrderedDict", "datetime.timedelta", "decimal.Decimal", "fractions.Fraction", "functools.partial", "pathlib.Path",
+    "pathlib.PurePath", "textwrap.dedent", "types.SimpleNamespace",
+)  # fmt: skip
+_BUILTINS = (
+    abs, bool, bytes, complex, dict, float, frozenset, int, len, list, max, min, pow, print, range, round, set, slice, sorted, str,
+    sum, tuple, zip,
+)  # fmt: skip
 _ARGUMENTS = {"trust_remote_code": False, "weights_only": True, "allow_pickle": False}  # other values let code from a file run
 
 
@@ -96,8 +80,8 @@ def is_own(module: str) -> bool:
     spec = _spec(name)
     places = [spec.origin, *(spec.submodule_search_locations or ())] if spec is not None else []
     files = [Path(place).resolve() for place in places if place and place not in ("built-in", "frozen")]
-    own = [file for file in files if is_user_file(str(file)) and any(file.is_relative_to(folder.resolve()) for folder in _folders())]
-    return bool(own)
+    folders = [folder.resolve() for folder in _folders()]
+    return any(is_user_file(str(file)) and any(map(file.is_relative_to, folders)) for file in files)
 
 
 # %% ../../nbs/config/trust.ipynb #048858b3
@@ -113,7 +97,8 @@ def _is_named(name: str, *, function: bool = False) -> bool:
     if _is_below(name, _REFUSED):
         return False
     if parts[-1] in _METHODS:
-        parts, function = parts[:-1], False
+        parts = parts[:-1]
+        function = False
     direct = ".".join(parts[:-1]) in (("torch",) if function else _PACKAGES)
     return direct or _is_below(".".join(parts), _CALLED if function else (*_CALLED, *_CLASSES))
 

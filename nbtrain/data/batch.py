@@ -25,6 +25,8 @@ __all__ = [
     "describe",
     "change_tensors",
     "to_device",
+    "plain",
+    "detached",
     "pin",
     "tensors",
     "split",
@@ -119,7 +121,11 @@ def _of_list(items: Sequence[Any]) -> _Count:
     if any(map(_n_rows, items)):
         return _of_parts(items) if not _look_like_images(items) else _Count(_n_rows(items[0]), "its tensors may be parts or samples")
     if all(map(_is_list, items)):
-        return _of_lists(items)
+        # The samples of a list of lists: one list for each sample, or one for each part.
+        kinds = [[_kind(item) for item in one] for one in items]
+        if all(len({*of_one}) > 1 for of_one in kinds) and all(of_one == kinds[0] for of_one in kinds):
+            return _Count(len(items))  # of an image and its label each
+        return _of_list_parts(items)
     if len({*kinds}) > 1:
         return _of_parts(items)
     inner = [_count(item) for item in items]
@@ -128,14 +134,6 @@ def _of_list(items: Sequence[Any]) -> _Count:
     if len(items) == 1 and inner[0].n:
         return _Count(inner[0].n, "its one item may be a batch or a sample")
     return _Count(len(items))
-
-
-def _of_lists(lists: Sequence[Sequence[Any]]) -> _Count:
-    """The samples of a list of lists: one list for each sample, or one for each part."""
-    kinds = [[_kind(item) for item in one] for one in lists]
-    if all(len({*of_one}) > 1 for of_one in kinds) and all(of_one == kinds[0] for of_one in kinds):
-        return _Count(len(lists))  # of an image and its label each
-    return _of_list_parts(lists)
 
 
 def _of_list_parts(lists: Sequence[Sequence[Any]]) -> _Count:
@@ -231,6 +229,16 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 # %% ../../nbs/data/batch.ipynb #e9258dbc
+def plain(value: Any) -> Any:
+    """A tensor of one number as that number; anything else as it is."""
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+def detached(output: Mapping[str, Any]) -> dict[str, Any]:
+    """What a step returned, with its tensors without their graph."""
+    return {name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()}
+
+
 def pin(batch: Any) -> Any:
     """Pin the CPU tensors of `batch` in page-locked memory; tensors that are pinned already are not copied. Needs CUDA."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -179,7 +179,12 @@ class LoaderState:
         """
         parts = find_parts(self.loader)
         if workers:
-            _start_workers(parts, place.get("workers", ()))
+            # Start the persistent workers of these loaders, without changing the global random state.
+            for path in place.get("workers", ()):
+                loader = parts.loaders.get(path)
+                if loader is not None and loader.persistent_workers and iterator_of(loader) is None:
+                    with keep_random(devices=False):
+                        iter(loader)
         if place["own"] is not None and whole and self.keeper is not None:
             self.keeper.load_state_dict(place["own"])
             self._loaded = place
@@ -237,15 +242,6 @@ def _matched(generators: Mapping[str, Any], states: Any) -> Iterator[tuple[Any, 
     if isinstance(states, list):  # of torch generators only, in the order of the search
         return zip((g for g in generators.values() if isinstance(g, torch.Generator)), states)
     return ((generators[path], state) for path, state in states.items() if path in generators)
-
-
-def _start_workers(parts: LoaderParts, paths: Iterable[str]) -> None:
-    """Start the persistent workers of these loaders, without changing the global random state."""
-    for path in paths:
-        loader = parts.loaders.get(path)
-        if loader is not None and loader.persistent_workers and iterator_of(loader) is None:
-            with keep_random(devices=False):
-                iter(loader)
 
 
 # %% ../../nbs/data/loader_state.ipynb #fbb0f507

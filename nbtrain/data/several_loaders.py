@@ -120,7 +120,17 @@ def named_loaders(given: Any, argument: str = "valid_loader") -> dict[str, Any] 
     Raises ConfigError for something that may be a batch, and for names that can't be part of a metric's name.
     """
     if isinstance(given, Mapping):
-        return _of_mapping(given, argument)
+        if not given:
+            raise ConfigError(f"{argument} is an empty dict.", remedy="Give loaders by name, or leave it out.")
+        for name, loader in given.items():
+            if not isinstance(name, str) or not name.strip():
+                raise ConfigError(f"{argument} has a loader named {name!r}.", remedy='Use strings as names: {"easy": loader}.')
+            if not _may_be_loader(loader):
+                raise ConfigError(
+                    f"{argument} must be a dict of loaders by name, but {name!r} is {describe(loader)}.",
+                    remedy=f'Give loaders: {argument}={{"easy": loader}}. For a batch, give a list: {argument}=[batch].',
+                )
+        return dict(given)
     if not isinstance(given, (list, tuple)) or not any(map(_is_loader, given)):
         return None
     if odd := [item for item in given if not _is_loader(item)]:
@@ -129,17 +139,3 @@ def named_loaders(given: Any, argument: str = "valid_loader") -> dict[str, Any] 
             remedy=f'Give several loaders by name: {argument}={{"a": loader, "b": other}}; or batches alone: {argument}=[batch, batch].',
         )
     return {str(i): loader for i, loader in enumerate(given)}
-
-
-def _of_mapping(given: Mapping[Any, Any], argument: str) -> dict[str, Any]:
-    if not given:
-        raise ConfigError(f"{argument} is an empty dict.", remedy="Give loaders by name, or leave it out.")
-    for name, loader in given.items():
-        if not isinstance(name, str) or not name.strip():
-            raise ConfigError(f"{argument} has a loader named {name!r}.", remedy='Use strings as names: {"easy": loader}.')
-        if not _may_be_loader(loader):
-            raise ConfigError(
-                f"{argument} must be a dict of loaders by name, but {name!r} is {describe(loader)}.",
-                remedy=f'Give loaders: {argument}={{"easy": loader}}. For a batch, give a list: {argument}=[batch].',
-            )
-    return dict(given)

@@ -82,10 +82,12 @@ def _owns_weights(block: nn.Module, uses: Mapping[int, int]) -> bool:
 
 def _large(module: nn.Module) -> tuple[list[nn.Module], int]:
     """The innermost large modules in `module`, and the number of its parameters outside of them."""
-    found, rest = [], sum(p.numel() for p in module.parameters(recurse=False))
+    found = []
+    rest = sum(p.numel() for p in module.parameters(recurse=False))
     for child in module.children() if not isinstance(module, nn.MultiheadAttention) else ():  # it reads the weights of its child directly
         inner, n = _large(child)
-        found, rest = [*found, *inner], rest + n
+        found = [*found, *inner]
+        rest = rest + n
     if isinstance(module, nn.MultiheadAttention):
         rest = sum(p.numel() for p in module.parameters())
     return ([*found, module], 0) if rest >= _LARGE and not isinstance(module, _CONTAINERS) else (found, rest)

@@ -237,16 +237,19 @@ class RankCallback(L.Callback):
         if share != 1.0:
             loss.register_hook(lambda gradient: gradient * share)
 
-    def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def _obey(self, *args: Any, **options: Any) -> None:
         self.obey()
+
+    on_train_batch_end = on_validation_batch_end = on_test_batch_end = _obey
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not self.trainer.configures_optimizers:
             return  # a RankLoader begins each epoch with the random state of rank 0
         states = gather(random_state(devices=False), self.group)
         if not all(same_random(states[0], state) for state in states[1:]):
-            text = "The processes end an epoch with different random numbers. A second run and a resume begin with those of rank 0."
-            self.trainer.recorder.note(text, once=True)
+            self.trainer.recorder.note(
+                "The processes end an epoch with different random numbers. A second run and a resume begin with those of rank 0.", once=True
+            )
 
     def on_validation_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.obey_soon()
@@ -260,16 +263,7 @@ class RankCallback(L.Callback):
         self.counts = self._share_of(batch_idx, training=False) > 0
         self._meters["test"].skips = not self.counts
 
-    def on_validation_batch_end(self, *args: Any, **options: Any) -> None:
-        self.obey()
-
-    def on_test_batch_start(
-        self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self.on_validation_batch_start(pl_trainer, pl_module, batch, batch_idx)
-
-    def on_test_batch_end(self, *args: Any, **options: Any) -> None:
-        self.obey()
+    on_test_batch_start = on_validation_batch_start  # pyright: ignore[reportAssignmentType]  # for the name pl_trainer
 
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.loaders.clear()

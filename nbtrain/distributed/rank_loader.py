@@ -102,9 +102,15 @@ class RankLoader(LoaderWrapper):
         yield from map(self._hand_out, batches)  # a loop would hold a batch until the next one is read
 
     def _hand_out(self, batch: Any) -> Any:
-        seed, self._seed = self._seed, None
+        seed = self._seed
+        self._seed = None
         if seed is not None:  # the order was drawn with the first batch
-            self._diverge(seed)
+            # Continue with a random state that is different in each rank.
+            rank_seed = derive_seed(seed, self.number)
+            if self.number:
+                seed_process(rank_seed)
+            if torch.cuda.is_initialized():
+                torch.cuda.manual_seed(rank_seed)
         return batch
 
     def _read_all(self) -> Iterator[Any]:
@@ -119,14 +125,6 @@ class RankLoader(LoaderWrapper):
         state = found[0][0]
         set_random_state(state)
         return int.from_bytes(blake2b(state["torch"].numpy().tobytes(), digest_size=7).digest(), "big")
-
-    def _diverge(self, seed: int) -> None:
-        """Continue with a random state that is different in each rank."""
-        rank_seed = derive_seed(seed, self.number)
-        if self.number:
-            seed_process(rank_seed)
-        if torch.cuda.is_initialized():
-            torch.cuda.manual_seed(rank_seed)
 
 
 # %% ../../nbs/distributed/rank_loader.ipynb #samplshr
@@ -179,7 +177,8 @@ class RankMeter(Meter):
 
     def __init__(self, group: Any = None) -> None:
         super().__init__()
-        self.group, self.skips = group, False
+        self.group = group
+        self.skips = False
 
     def add(self, values: Mapping[str, Any], n: int) -> None:
         if not self.skips:

@@ -169,9 +169,11 @@ class Channel:
     def __init__(self, connection: Connection) -> None:
         self.commands: list[Any] = []
         self.tasks: queue.SimpleQueue[WorkerTask | None] = queue.SimpleQueue()  # None: no more tasks
-        self._connection, self._parent = connection, os.getppid()
+        self._connection = connection
+        self._parent = os.getppid()
         self._lock = threading.Lock()
-        self._sigterm, self._reported = threading.Event(), False
+        self._sigterm = threading.Event()
+        self._reported = False
         threading.Thread(target=self._listen, daemon=True).start()
 
     def emit(self, message: Any) -> None:
@@ -252,7 +254,9 @@ class LateReduce:
         fitting = _PACE_S * self._n_calls / max(now_s - self._started_s, 1e-9)
         self._reduced = torch.tensor([number, min(max(int(fitting), 1), _MOST_CALLS)])
         self._pending = dist.all_reduce(self._reduced, self._op, self._group, async_op=True)
-        self._n_calls, self._started_s, self._is_soon = 0, now_s, False
+        self._n_calls = 0
+        self._started_s = now_s
+        self._is_soon = False
 
     def soon(self) -> None:
         """Reduce with the next call on all ranks, because later calls may be slower."""
@@ -283,7 +287,8 @@ class Agreement:
     def due(self) -> list[Any]:
         """The commands that every rank had received at the last reduction and that were not returned yet."""
         n = self._reduce(len(self._channel.commands))
-        commands, self._n_returned = self._channel.commands[self._n_returned : n], max(n, self._n_returned)
+        commands = self._channel.commands[self._n_returned : n]
+        self._n_returned = max(n, self._n_returned)
         return commands
 
     def soon(self) -> None:

@@ -162,13 +162,10 @@ class _Worker:
         self.last_output.extend(text)
         return text
 
-    def has_output(self) -> bool:
-        return self.is_open and bool(select.select([self.output], [], [], 0)[0])
-
     def read_rest(self) -> str:
         """Read the rest of its output."""
         texts = []
-        while self.has_output():
+        while self.is_open and select.select([self.output], [], [], 0)[0]:
             texts.append(self.read_output())
         return "".join(texts)
 
@@ -383,8 +380,9 @@ def serve_store(host: str, port: int) -> TCPStore:
         server.close()
         if error.errno != errno.EADDRINUSE:
             raise
-        remedy = "Give no address, and no MASTER_PORT: then no port is needed."
-        raise WorkerError(f"The address tcp://{host}:{port} is in use already.", remedy=remedy) from error
+        raise WorkerError(
+            f"The address tcp://{host}:{port} is in use already.", remedy="Give no address, and no MASTER_PORT: then no port is needed."
+        ) from error
     server.listen()
     port = server.getsockname()[1]
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
@@ -417,7 +415,8 @@ class Launch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        workers, self._workers = self._workers, []
+        workers = self._workers
+        self._workers = []
         if self._outcome.running or self._outcome.has_failed:
             for worker in workers:
                 worker.kill()

@@ -22,11 +22,6 @@ __all__ = ["find_world", "reader_number", "StopTogether"]
 
 
 # %% ../../nbs/distributed/world.ipynb #5cde6e18
-def _is_slurm_task() -> bool:
-    """What `SLURMEnvironment.detect` returns, without its warning where `srun` is there and not used, as in a notebook of a login node."""
-    return "SLURM_NTASKS" in os.environ and SLURMEnvironment.job_name() not in ("bash", "interactive")
-
-
 def find_world() -> World:
     """The world of this process: torchrun's, SLURM's, that of another launcher with torchrun's variables, or of size 1.
 
@@ -34,7 +29,8 @@ def find_world() -> World:
     """
     if TorchElasticEnvironment.detect():
         return _world(TorchElasticEnvironment(), "LOCAL_WORLD_SIZE")
-    if _is_slurm_task():
+    # As `SLURMEnvironment.detect`, without its warning where `srun` is there and not used, as in a notebook of a login node
+    if "SLURM_NTASKS" in os.environ and SLURMEnvironment.job_name() not in ("bash", "interactive"):
         # Lightning's requeueing saves its own checkpoint, without the loader's position and the random state
         return _world(SLURMEnvironment(auto_requeue=False), "SLURM_NTASKS_PER_NODE")
     if all(name in os.environ for name in _VARIABLES) and os.environ["WORLD_SIZE"] != "1":
@@ -52,7 +48,8 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") 
 
 
 def _world(environment: ClusterEnvironment, name: str) -> World:
-    size, n_local = environment.world_size(), int(os.environ.get(name, "1"))
+    size = environment.world_size()
+    n_local = int(os.environ.get(name, "1"))
     if size % n_local:
         raise ConfigError(
             f"{size} processes were started, {n_local} of them on this machine.", remedy="Start the same number on each machine."

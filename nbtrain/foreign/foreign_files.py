@@ -80,16 +80,6 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"GLOBAL {module}.{name}")
 
 
-def _read_other(path: Path, trust: bool) -> Any:
-    """The content of a file of safetensors or of pickle."""
-    with open(path, "rb") as file:
-        is_safetensors = file.read(9)[8:] == b"{"
-        file.seek(0)
-        unpickler = _Unpickler(file)
-        unpickler.trust = trust
-        return load_file(path) if is_safetensors else unpickler.load()
-
-
 def read_content(path: Path, trust: bool = False) -> Any:
     """The content of a file of torch, safetensors or pickle, on the CPU, after verifying its checksums.
 
@@ -99,14 +89,22 @@ def read_content(path: Path, trust: bool = False) -> Any:
     verify_weights(path)
     try:
         if not zipfile.is_zipfile(path):
-            return _read_other(path, trust)
+            # The content of a file of safetensors or of pickle.
+            with open(path, "rb") as file:
+                is_safetensors = file.read(9)[8:] == b"{"
+                file.seek(0)
+                unpickler = _Unpickler(file)
+                unpickler.trust = trust
+                return load_file(path) if is_safetensors else unpickler.load()
         with safe_globals([] if trust else [*_numpy_globals(), *_stand_ins(path)]):
             return torch.load(path, map_location="cpu", weights_only=not trust)
     except Exception as error:  # an untrusted file can make the readers raise anything
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = f"{path.name} holds Python objects ({found[1]}), which are not unpickled." if found else f"{path.name} can't be read."
-        remedy = "It may be damaged." if trust else "If you trust it, unpickle it with trust=True (--trust): that may run any code."
-        raise CheckpointError(what, where=str(path), remedy=remedy) from error
+        raise CheckpointError(
+            f"{path.name} holds Python objects ({found[1]}), which are not unpickled." if found else f"{path.name} can't be read.",
+            where=str(path),
+            remedy="It may be damaged." if trust else "If you trust it, unpickle it with trust=True (--trust): that may run any code.",
+        ) from error
 
 
 # %% ../../nbs/foreign/foreign_files.ipynb #5f7e8000

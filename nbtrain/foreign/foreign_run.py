@@ -80,7 +80,8 @@ class ForeignRun:
 
     def taken(self) -> dict[str, str]:
         """What was taken of each part, in words."""
-        history, found = self.history, dict[str, list[str]]()
+        history = self.history
+        found: dict[str, list[str]] = {}
         found["weights"] = _counted((len(self.weights), "tensor"))
         found["optimizer"] = _counted((len(self.optimizers), "state"))
         found["schedule"] = _counted((len(self.schedules), "state"))

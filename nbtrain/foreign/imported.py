@@ -83,7 +83,8 @@ def imported_state(run: ForeignRun, callbacks: Container[str] = ()) -> dict[str,
 # %% ../../nbs/foreign/imported.ipynb #b9df2316
 def report(run: ForeignRun, folder: Path | None = None) -> str:
     """What was taken of each part of a run, and what was lost, and why; a line for each."""
-    taken, lost = run.taken(), run.without()
+    taken = run.taken()
+    lost = run.without()
     others = [part for part in lost if part not in PARTS]
     width = max(map(len, (*PARTS, *others)))
     title = f"{run.system}: {run.name or short_path(run.path)}" + (f" → {short_path(folder)}" if folder is not None else "")
@@ -93,7 +94,8 @@ def report(run: ForeignRun, folder: Path | None = None) -> str:
 
 def _events(run: ForeignRun) -> list[Event]:
     """The record of an imported run."""
-    now, history = time.time(), run.history
+    now = time.time()
+    history = run.history
     last = history.last or {"epoch": 0, "step": 0}
     epoch, step = (run.epoch, run.step) if run.weights else (last["epoch"], last["step"])
     end = Progress(epoch=epoch, n_epochs=epoch, step=step, processed=step)
@@ -123,7 +125,8 @@ def write_run(run: ForeignRun, root: str | Path, callbacks: Container[str] = ())
 
     `callbacks`: as for `imported_state`. Raises ConfigError or CheckpointError if it can't be written.
     """
-    events, state = _events(run), snapshot(imported_state(run, callbacks)) if run.weights else None
+    events = _events(run)
+    state = snapshot(imported_state(run, callbacks)) if run.weights else None
     folder = open_run_folder(root)
     write_file(folder, "provenance.json", json.dumps(_record(run), indent=2, ensure_ascii=False) + "\n")
     write_file(folder, "source/steps.py", f"# The code of this run is not here: it was imported from {run.system}.\n")
@@ -139,7 +142,8 @@ def write_run(run: ForeignRun, root: str | Path, callbacks: Container[str] = ())
 # %% ../../nbs/foreign/imported.ipynb #f8fc96d7
 def _differs(optimizer: Optimizer, state: Mapping[str, Any]) -> str:
     """How the optimizer of a saved `state` differs from this one; "" if it may be the same."""
-    saved, own = state["param_groups"], optimizer.param_groups
+    saved = state["param_groups"]
+    own = optimizer.param_groups
     had, has = ([len(group["params"]) for group in groups] for groups in (saved, own))
     if had != has:
         return f"its groups had {', '.join(map(str, had))} parameters, and have {', '.join(map(str, has))}"
@@ -154,7 +158,8 @@ def _joined(parts: Iterable[str], states: Sequence[Any]) -> Any:
 
 def _fit_states(trainer: TrainerProtocol, run: ForeignRun, *, strict: bool) -> ForeignRun:
     """`run` with states of optimizers and schedules that fit the trainer's. Raises CheckpointError for other optimizers with `strict`."""
-    parts, states = named_parts(trainer.optimizer), run.optimizers
+    parts = named_parts(trainer.optimizer)
+    states = run.optimizers
     if trainer.optimizer is None or trainer.configures_optimizers:  # a LightningModule makes them in its run
         return run
     if run.schedules and trainer.given.get("scheduler") is None:
@@ -182,8 +187,11 @@ def fit_run(trainer: TrainerProtocol, runs: Sequence[ForeignRun], rename: Mappin
     """
     run = runs[0]
     if len(runs) > 1 or not run.weights:
-        remedy = f"`nbtrain import {short_path(run.path)}` makes run folders of their metrics."
-        raise ConfigError("There are no weights to continue with.", where=str(run.path), remedy=remedy)
+        raise ConfigError(
+            "There are no weights to continue with.",
+            where=str(run.path),
+            remedy=f"`nbtrain import {short_path(run.path)}` makes run folders of their metrics.",
+        )
     names = trainer.model.state_dict()
     weights, best = (None if found is None else fit_names(found, names, rename).weights for found in (run.weights, run.best))
     assert weights is not None

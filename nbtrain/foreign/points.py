@@ -144,7 +144,8 @@ def history_of(points: Iterable[Point], monitor: str = "val_loss", mode: Monitor
     """A history of these points. `n_epochs`: of finished epochs; one after them gets no row."""
     history = History(monitor, mode)
     for epoch, group in groupby(_numbered(points), key=lambda point: point.epoch or 1):
-        of_epoch, at = list(group), Progress(epoch=epoch)
+        of_epoch = list(group)
+        at = Progress(epoch=epoch)
         for point in of_epoch:
             at = Progress(1, "train", epoch - 1, step=point.step, processed=point.step)
             trained: dict[str, list[float]] = {}

@@ -115,14 +115,18 @@ def _plain(files: Files, choose: Choose, system: str = "a script", content: Mapp
     named = {**content, **_plain_values(content.get("train_status"))}
     notes: dict[str, str] = {}
     optimizers, schedules = _states(content, lambda _, value: is_optimizer(value)), _states(content, _is_schedule)
-    counted, step, epochs = updates_in(optimizers), _count(named, _STEP), _count(named, _EPOCH)
-    epoch, n_steps = _finished(epochs, schedules, notes), counted or (step[1] if step is not None else 0)
+    counted = updates_in(optimizers)
+    step = _count(named, _STEP)
+    epochs = _count(named, _EPOCH)
+    epoch = _finished(epochs, schedules, notes)
+    n_steps = counted or (step[1] if step is not None else 0)
     if step is not None and n_steps != step[1]:
         notes["optimizer"] = f"{step[0]!r} is {step[1]}; it has counted {counted} updates, which is taken"
     lost = {str(name): "a Python object, which was not made" for name, value in content.items() if isinstance(value, Unmade)}
     points = _measured_in({name: value for name, value in content.items() if "best" not in str(name)}, epoch, n_steps)
     if epochs is None and len(points) > 1:
-        epoch, notes["epoch and step"] = max(point.epoch or 0 for point in points), "as many epochs as have values"
+        epoch = max(point.epoch or 0 for point in points)
+        notes["epoch and step"] = "as many epochs as have values"
     bests = [f"{name} {value:.6g}" for name, value in measured(content).items() if "best" in name]
     if bests and not points:
         lost["best"] = f"only its value is in the file: {', '.join(bests)}"
@@ -158,7 +162,8 @@ def _tlama(files: Files, choose: Choose) -> ForeignRun:
 def _lightning_epochs(content: Mapping[str, Any]) -> tuple[int, int]:
     """The finished epochs, and the finished batches of one that is open."""
     loop = content.get("loops", {}).get("fit_loop", {})
-    current, batches = loop.get("epoch_progress", {}).get("current"), loop.get("epoch_loop.batch_progress", {})
+    current = loop.get("epoch_progress", {}).get("current")
+    batches = loop.get("epoch_loop.batch_progress", {})
     if current is None:
         return content.get("epoch", 0), 0
     is_whole = current["started"] == current["processed"] or batches.get("is_last_batch", False)
@@ -177,7 +182,8 @@ def _lightning_content(files: Files) -> Mapping[str, Any]:
 
 def _lightning(files: Files, choose: Choose, content: Mapping[str, Any] | None = None) -> ForeignRun:
     content = _lightning_content(files) if content is None else content
-    callbacks, points = content.get("callbacks", {}), []
+    callbacks = content.get("callbacks", {})
+    points = []
     (epoch, n_open), step = _lightning_epochs(content), content.get("global_step", 0)
     lost = {"random numbers": "Lightning does not save them: dropout and shuffling draw others from here on"}
     if n_open:
@@ -188,7 +194,8 @@ def _lightning(files: Files, choose: Choose, content: Mapping[str, Any] | None =
     else:
         points = row_points(read_table(table), from_zero=True)
     kept = [state for name, state in callbacks.items() if name.startswith("ModelCheckpoint") and state.get("monitor")]
-    monitor, best = kept[0]["monitor"] if kept else "", None
+    monitor = kept[0]["monitor"] if kept else ""
+    best = None
     file = files.folder / Path((kept[0].get("best_model_path") if kept else "") or "?").name
     if file.is_file() and file != files.path:
         best = choose(file, read_content(file, files.trust))
@@ -222,7 +229,8 @@ def _weights_and_optimizers(files: Files, choose: Choose) -> tuple[Weights, list
 def _hugging_face(files: Files, choose: Choose, system: str) -> ForeignRun:
     """What Hugging Face's Trainer and accelerate save alike."""
     weights, optimizers = _weights_and_optimizers(files, choose)
-    schedules, random = _one(files.part("schedule", "scheduler.pt", "scheduler.bin")), {}
+    schedules = _one(files.part("schedule", "scheduler.pt", "scheduler.bin"))
+    random = {}
     if files.find("rng_state_1.pth", "random_states_1.pkl"):
         files.lost["random numbers"] = "each of several processes had others"
     else:
@@ -234,12 +242,16 @@ def _hugging_face(files: Files, choose: Choose, system: str) -> ForeignRun:
 
 
 def _hf_trainer(files: Files, choose: Choose) -> ForeignRun:
-    state, run = files.json("trainer_state.json"), _hugging_face(files, choose, "Hugging Face Trainer")
-    log, n_epochs = state.get("log_history", []), state.get("epoch") or 0.0
+    state = files.json("trainer_state.json")
+    run = _hugging_face(files, choose, "Hugging Face Trainer")
+    log = state.get("log_history", [])
+    n_epochs = state.get("epoch") or 0.0
     step, n_steps = state.get("global_step", 0), state.get("max_steps", 0)
     if abs(n_epochs - round(n_epochs)) > 1e-6:
         files.lost["the place in the epoch"] = f"it was saved after epoch {n_epochs:.3g}; that epoch begins again"
-    metric, best, weights = state.get("best_metric"), state.get("best_model_checkpoint"), None
+    metric = state.get("best_metric")
+    best = state.get("best_model_checkpoint")
+    weights = None
     found = [name for row in log for name, value in row.items() if value == metric and name.startswith("eval_")]
     folder = files.folder.parent / re.split(r"[\\/]", best)[-1] if best else files.folder
     if folder != files.folder and folder.is_dir():
@@ -252,9 +264,12 @@ def _hf_trainer(files: Files, choose: Choose) -> ForeignRun:
 
 
 def _accelerate(files: Files, choose: Choose) -> ForeignRun:
-    run, epoch, notes = _hugging_face(files, choose, "accelerate"), 0, {}
+    run = _hugging_face(files, choose, "accelerate")
+    epoch = 0
+    notes = {}
     if (named := re.search(r"epoch_(\d+)$", files.folder.name)) is not None:
-        epoch, notes["epoch and step"] = int(named[1]) + 1, f"the folder is {named[0]}, counted from 0"
+        epoch = int(named[1]) + 1
+        notes["epoch and step"] = f"the folder is {named[0]}, counted from 0"
     files.lost["history"] = "accelerate saves none"
     for file in files.names:
         if file.startswith("custom_checkpoint"):
@@ -278,7 +293,8 @@ def _deepspeed(files: Files, choose: Choose) -> ForeignRun:
 def _zae(files: Files, choose: Choose) -> ForeignRun:
     """zae-engine saves whenever the loss is the best so far; its optimizer and its schedule are pickles."""
     optimizers, schedules = _one(files.part("optimizer", "optimizer.zae")), _one(files.part("schedule", "scheduler.zae"))
-    weights, steps = choose(files.find("model.ckpt", "model.safetensor") or files.path, None), updates_in(optimizers)
+    weights = choose(files.find("model.ckpt", "model.safetensor") or files.path, None)
+    steps = updates_in(optimizers)
     lost = files.lost | {"history": "zae-engine saves none", "random numbers": "zae-engine does not save them"}
     if not steps:
         lost["epoch and step"] = "the optimizer has not counted its updates"
@@ -293,13 +309,17 @@ _OMNI_EPOCH = re.compile(r"(.*)_epoch_(\d+)((?:_seed_-?\d+_.+?_-?\d+\.\d{4})*)$"
 
 def _omnigenbench(files: Files, choose: Choose) -> ForeignRun:
     """OmniGenBench saves weights alone; the name of the folder has the epoch and the metrics of its validation."""
-    found, epoch, points, notes = _OMNI_EPOCH.match(files.folder.name), 0, [], {}
+    found = _OMNI_EPOCH.match(files.folder.name)
+    epoch = 0
+    points = []
+    notes = {}
     weights = choose(files.find("pytorch_model.bin") or files.folder, None)  # the other files lack the head
     halves = {str(value.dtype).removeprefix("torch.") for value in weights.values() if value.is_floating_point()} - {"float32"}
     if halves:
         notes["weights"] = f"in {', '.join(sorted(halves))}, so rounded"
     if found is not None:
-        epoch, notes["epoch and step"] = int(found[2]), "OmniGenBench saves no step: each epoch counts as one"
+        epoch = int(found[2])
+        notes["epoch and step"] = "OmniGenBench saves no step: each epoch counts as one"
         for folder in sorted(files.folder.parent.iterdir()):
             other = _OMNI_EPOCH.match(folder.name)
             if other is not None and other[1] == found[1]:
@@ -334,7 +354,8 @@ def _neptune_run(files: Files, name: str, rows: Sequence[Mapping[str, Any]]) -> 
         return ForeignRun("Neptune", files.path, name, points=row_points(rows), is_finished=True, lost=lost)
     series: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        path, value = str(row.get(column)), next((row[c] for c in _VALUES if row.get(c) not in (None, "")), None)
+        path = str(row.get(column))
+        value = next((row[c] for c in _VALUES if row.get(c) not in (None, "")), None)
         if path.startswith(_OF_NEPTUNE) or value is None:
             continue
         if row.get("step") in (None, ""):
@@ -435,8 +456,11 @@ def read_runs(
     except NbtrainError:
         raise
     except Exception as error:  # an untrusted file can make a reader raise anything
-        what = f"{files.path.name} is not as {reader.system} writes it: {first_line(error)}."
-        raise CheckpointError(what, where=str(files.path), remedy="Its weights may load with apply_weights(path).") from error
+        raise CheckpointError(
+            f"{files.path.name} is not as {reader.system} writes it: {first_line(error)}.",
+            where=str(files.path),
+            remedy="Its weights may load with apply_weights(path).",
+        ) from error
     runs = found if isinstance(found, list) else [found]
     if not runs:
         raise ConfigError(f"{files.path.name} has no rows.", where=str(files.path), remedy="Give a table with values.")

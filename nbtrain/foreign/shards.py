@@ -66,7 +66,9 @@ def deepspeed_folder(folder: Path) -> Path | None:
 
 def split(flats: Sequence[Tensor], shapes: Shapes, *, each: bool) -> Weights:
     """The tensors of `shapes` in the flat tensors of all ranks. `each`: every tensor was cut, as in stage 3; else the whole."""
-    found, at, whole = {}, 0, None if each else torch.cat(list(flats))
+    found = {}
+    at = 0
+    whole = None if each else torch.cat(list(flats))
     for name, shape in shapes.items():
         n = torch.Size(shape).numel()
         part = -(-n // len(flats)) if each else n  # rounded up
@@ -93,7 +95,8 @@ def _optimizer(parts: Sequence[Mapping[str, Any]], groups: Sequence[Shapes], *, 
     states: list[Mapping[str, Any]] = [state for state in kept if isinstance(state, Mapping)]
     if len(states) < len(parts) or not all(len(state["state"]) == len(groups) == len(state["param_groups"]) for state in states):
         return None
-    found, named = dict[str, Any](), list[dict[str, Any]]()
+    found: dict[str, Any] = {}
+    named: list[dict[str, Any]] = []
     for number, (shapes, group) in enumerate(zip(groups, states[0]["param_groups"])):
         found |= _joined([state["state"][number] for state in states], shapes, each=each)
         named.append({**group, "params": list(shapes)})
@@ -118,12 +121,16 @@ def deepspeed_state(folder: Path, trust: bool = False) -> dict[str, Any]:
     Raises CheckpointError if shards are missing, and for tensors that are cut in another way.
     """
     if any(folder.glob("*mp_rank_01_*")):
-        what = f"{folder.name} is of a model that is split over several devices (mp_rank_01)."
-        raise CheckpointError(what, where=str(folder), remedy="Merge it with DeepSpeed's own tools, and import the result.")
+        raise CheckpointError(
+            f"{folder.name} is of a model that is split over several devices (mp_rank_01).",
+            where=str(folder),
+            remedy="Merge it with DeepSpeed's own tools, and import the result.",
+        )
     contents = [read_content(file, trust) for file in sorted(folder.glob(_MODEL))]
     files = sorted(folder.glob(_OPTIMIZER), key=_number)
     parts = [read_content(file, trust)["optimizer_state_dict"] for file in files]
-    content, given = contents[0], {name: value for name, value in contents[0].items() if name not in _INNER}
+    content = contents[0]
+    given = {name: value for name, value in contents[0].items() if name not in _INNER}
     given |= {"global_step": content.get("global_steps", 0), "lr_scheduler": content.get("lr_scheduler")}
     if not parts:  # without ZeRO
         return {"model": content["module"], "optimizer": content.get("optimizer"), **given}

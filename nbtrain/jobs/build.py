@@ -104,8 +104,11 @@ class Job:
             if note := open_pretrained(path, self.trainer.model).load():
                 self.trainer.recorder.note(note)
         except CheckpointError as error:
-            remedy = "Use the configuration of that run, or --checkpoint.resume_from with another state."
-            raise CheckpointError(first_line(error), where=str(path), remedy=remedy) from error
+            raise CheckpointError(
+                first_line(error),
+                where=str(path),
+                remedy="Use the configuration of that run, or --checkpoint.resume_from with another state.",
+            ) from error
         return Path(path).name
 
     def evaluate(self, stage: str) -> dict[str, float]:
@@ -136,12 +139,6 @@ def _known(model: nn.Module, patterns: Iterable[str], section: str) -> dict[str,
     return known
 
 
-def _parameters(model: nn.Module, groups: list[dict[str, Any]]) -> Any:
-    """What the optimizer gets: all parameters, or the groups that are given by names."""
-    known = _known(model, (str(name) for group in groups for name in group.get("params", [])), "optimizer.groups")
-    return [{**group, "params": [known[name] for name in group.get("params", [])]} for group in groups] or model.parameters()
-
-
 def _driven(model: nn.Module, parts: Sequence[OneOptimizerConfig]) -> list[list[nn.Parameter]]:
     """The parameters of each of several optimizers. Raises ConfigError for a name that is not there, or an optimizer without any."""
     known: dict[str, nn.Parameter] = {}
@@ -170,8 +167,10 @@ def _classified(model: nn.Module, parts: Sequence[OneOptimizerConfig], maker: Ma
         place = function(name)
         index, group = (*place, 0)[:2] if isinstance(place, tuple) else (place, 0)
         if index not in range(len(parts)) or group not in range(len(found[index])):
-            what = f"optimizer.param_clss_fn returned {place!r} for {name!r}, and there is no such optimizer or group."
-            raise ConfigError(what, remedy="Return the index of an optimizer, or (optimizer, group), both counted from 0.")
+            raise ConfigError(
+                f"optimizer.param_clss_fn returned {place!r} for {name!r}, and there is no such optimizer or group.",
+                remedy="Return the index of an optimizer, or (optimizer, group), both counted from 0.",
+            )
         found[index][group].append(parameter)
     made: list[list[Any]] = []
     for i, (part, groups) in enumerate(zip(parts, found)):
@@ -185,7 +184,8 @@ def _classified(model: nn.Module, parts: Sequence[OneOptimizerConfig], maker: Ma
 
 def _each(model: nn.Module, section: OptimizerConfig, maker: Maker) -> JointOptimizer:
     """The optimizers of a list."""
-    parts, name = section.each, section.param_clss_fn
+    parts = section.each
+    name = section.param_clss_fn
     if name is None:
         driven: list[list[Any]] = [*_driven(model, parts)]
     else:
@@ -204,10 +204,14 @@ def _clip(settings: Settings, optimizer: Any) -> float | dict[str, float]:
 
 
 def _model_and_optimizer(settings: Settings, maker: Maker) -> tuple[Any, Any]:
-    model, section = maker.part(settings.model, "model"), settings.optimizer
+    model = maker.part(settings.model, "model")
+    section = settings.optimizer
     if section.each:
         return model, _each(model, section, maker)
-    return model, maker.part(section, "optimizer", _parameters(model, maker.value(section.groups, "optimizer.groups")))
+    groups = maker.value(section.groups, "optimizer.groups")
+    known = _known(model, (str(name) for group in groups for name in group.get("params", [])), "optimizer.groups")
+    parameters = [{**group, "params": [known[name] for name in group.get("params", [])]} for group in groups] or model.parameters()
+    return model, maker.part(section, "optimizer", parameters)
 
 
 def _parameters_of(function: Callable[..., Any]) -> Collection[str]:
@@ -301,7 +305,8 @@ def _named_devices(kind: str, n: int) -> list[str]:
 # %% ../../nbs/jobs/build.ipynb #1733f58b
 def _addons(settings: Settings, maker: Maker, lengths: dict[str, Any]) -> tuple[list[type[AddOnBase]], dict[str, Any]]:
     """The addons of the trainer, and their options."""
-    saves, reducing = not settings.checkpoint.no_save, _reducing(settings, maker, lengths)
+    saves = not settings.checkpoint.no_save
+    reducing = _reducing(settings, maker, lengths)
     addons: list[type[AddOnBase]] = [AccumulationAddon] if reducing is not None else []
     addons += [StateManagerAddon] if saves else []
     given = reducing or {}

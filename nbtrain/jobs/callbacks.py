@@ -82,16 +82,12 @@ class TraceUpdates(L.Callback):
                 warnings.simplefilter("ignore", UserWarning)
                 self._profiler.step()
 
-    def on_train_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._stop()
-
-    def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
+    def _stop(self, *args: Any, **kwargs: Any) -> None:
         if self._profiler is not None:
             self._profiler.stop()
         self._profiler = None
+
+    on_train_end = on_exception = _stop
 
 
 # %% ../../nbs/jobs/callbacks.ipynb #jobcb008
@@ -103,7 +99,8 @@ class ProgressLines(L.Callback):
         self._step = self._n_batches = 0
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._step, self._n_batches = pl_trainer.global_step, 0
+        self._step = pl_trainer.global_step
+        self._n_batches = 0
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._n_batches += 1
@@ -140,12 +137,14 @@ def check_callbacks(settings: Settings, problems: Problems) -> None:
     def expect(at: str, words: str) -> None:
         problems.add(f"debug.profile.{at}: {words}.")
 
-    known, traces = ("CPU", "CUDA", "XPU"), profile.trace_handler
+    known = ("CPU", "CUDA", "XPU")
+    traces = profile.trace_handler
     if wrong := [name for name in profile.activities if name.upper() not in known]:
         expect("activities", f"expected CPU, CUDA or XPU, got {wrong[0]!r}")
     if profile.schedule.active < 1:
         expect("schedule.active", f"expected 1 or more, got {profile.schedule.active}")
-    at, args = "trace_handler.args", traces.args
+    at = "trace_handler.args"
+    args = traces.args
     for name in args.keys() - set(_ARGS[traces.name]):
         expect(f"{at}.{name}", f"{traces.name!r} has no such argument. {nearest(name, _ARGS[traces.name])}".rstrip())
     files = [name for name in ("export_chrome_trace", "export_stacks") if args.get(name)]

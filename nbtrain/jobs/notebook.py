@@ -81,7 +81,8 @@ def reached(statements: list[Statement], roots: list[Statement], *, effects: boo
 
     `effects`: also statements that set no name and read only needed names: `torch.manual_seed(0)`, an earlier `trainer.run(1, loader)`.
     """
-    kept, names = list(roots), {name for s in statements for name in s.defines}
+    kept = list(roots)
+    names = {name for s in statements for name in s.defines}
     while True:
         wanted = {name for s in kept for name in s.reads}
         is_open = not wanted <= names  # then `from module import *` may give the rest
@@ -132,8 +133,11 @@ def export_notebook(path: str | Path, folder: str | Path = ".", name: str | None
         statements = read_statements(path)
         roots = [s for s in statements if _has_steps(s)]
         if not roots:
-            remedy = "Begin the cells that belong into the module with #| export."
-            raise ConfigError("No cell is marked for export, and no class has a train_step.", where=str(path), remedy=remedy)
+            raise ConfigError(
+                "No cell is marked for export, and no class has a train_step.",
+                where=str(path),
+                remedy="Begin the cells that belong into the module with #| export.",
+            )
         notebook = _notebook([s.text for s in reached(statements, roots)])
     return _write(notebook, Path(folder), name, Path(path).name)
 
@@ -187,8 +191,11 @@ def _set_values(statements: list[Statement], values: Mapping[str, Any], path: st
     known = _plain_names(statements)
     for name in values:
         if name not in known:
-            what = f"No cell that the run needs gives {name!r} a plain value."
-            raise ConfigError(what, where=str(path), remedy=nearest(name, known) if known else f"Write {name} = ... in a cell.")
+            raise ConfigError(
+                f"No cell that the run needs gives {name!r} a plain value.",
+                where=str(path),
+                remedy=nearest(name, known) if known else f"Write {name} = ... in a cell.",
+            )
     texts = {id(known[name]): f"{name} = {value!r}" for name, value in values.items()}
     return [replace(s, text=texts.get(id(s), s.text)) for s in statements]
 
@@ -207,8 +214,9 @@ def _spread(statements: list[Statement], trainer: ast.expr, n: int, path: str | 
         if isinstance(s.node, ast.Assign) and ast.unparse(trainer) in s.defines and _call_in(s) is not None:
             makes.append(s)
     if not makes:
-        what = f"No cell makes {ast.unparse(trainer)} by a call."
-        raise ConfigError(what, where=str(path), remedy="Write trainer = Digits(model, ...) in a cell.")
+        raise ConfigError(
+            f"No cell makes {ast.unparse(trainer)} by a call.", where=str(path), remedy="Write trainer = Digits(model, ...) in a cell."
+        )
     call = _call_in(makes[-1])
     assert call is not None
     call.func = ast.parse(f"spread({ast.unparse(call.func)}, {n})", mode="eval").body

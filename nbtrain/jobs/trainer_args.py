@@ -70,13 +70,6 @@ def _plain(data: Any) -> Any:
     return data
 
 
-def _count_processes(document: Document) -> None:
-    """Under torchrun or SLURM, `runtime_ngpus` is the number of processes if it is left out."""
-    world, compute = find_world(), document.data.get("compute_config")
-    if world.size > 1 and (compute is None or (isinstance(compute, dict) and compute.get("runtime_ngpus") is None)):
-        document.set("compute_config.runtime_ngpus", world.size, "the number of processes")
-
-
 # %% ../../nbs/jobs/trainer_args.ipynb #527e1d08
 @dataclass(frozen=True)
 class TrainerArgs(NnScalerFields, Settings):
@@ -206,7 +199,11 @@ class TrainerArgs(NnScalerFields, Settings):
         resolve_references(problems)
         dropped = drop_fields(problems.document)
         translate_fields(problems)
-        _count_processes(problems.document)
+        # Under torchrun or SLURM, `runtime_ngpus` is the number of processes if it is left out.
+        world = find_world()
+        compute = problems.document.data.get("compute_config")
+        if world.size > 1 and (compute is None or (isinstance(compute, dict) and compute.get("runtime_ngpus") is None)):
+            problems.document.set("compute_config.runtime_ngpus", world.size, "the number of processes")
         args = read_settings(cls, problems)
         problems.raise_any()
         return replace(args, document=problems.document, dropped=dropped)
@@ -291,7 +288,8 @@ class TrainerArgs(NnScalerFields, Settings):
             at most 2 epochs
         """
         compute = plan_compute(self, self.compute_config.runtime_ngpus, Problems(self.document))
-        copies, micro = compute.n_copies, self.micro_batch_size
+        copies = compute.n_copies
+        micro = self.micro_batch_size
         n = accumulation(self, copies, Problems(), compute.n_sharing)
         limits = {"epochs": self.max_epochs, "updates": self.max_train_steps}
         optimizer = ", ".join(_word(part.type) for part in self.optimizer.each or [self.optimizer])

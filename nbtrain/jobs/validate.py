@@ -70,27 +70,19 @@ def check_optimizer(section: OptimizerConfig, problems: Problems) -> None:
             problems.add(f"optimizer.param_clss_fn is given beside {chosen[0]} of an optimizer.", _ONE)
         return
     if any(part.groups for part in section.each):
-        what = "Groups of one of several optimizers need optimizer.param_clss_fn, which returns the group of a parameter."
-        problems.add(what, "Give a function of a parameter's name: it returns (optimizer, group).", at="optimizer")
+        problems.add(
+            "Groups of one of several optimizers need optimizer.param_clss_fn, which returns the group of a parameter.",
+            "Give a function of a parameter's name: it returns (optimizer, group).",
+            at="optimizer",
+        )
     if sum(not part.params and part.dims is None for part in section.each) > 1:
-        what = "Two optimizers name no parameters: only one can drive what is left."
-        problems.add(what, "Give params: names with * for anything.", at="optimizer")
+        problems.add(
+            "Two optimizers name no parameters: only one can drive what is left.", "Give params: names with * for anything.", at="optimizer"
+        )
 
 
 _FIELDS = {"seed": "seed", "gradient_clip": "optimizer.clip_gnorm", "log_bar": "enable_progress_bar", "lightning": "lightning"}
 _FIELDS |= {"model": "model", "optimizer": "optimizer", "scheduler": "lr_scheduler"}
-
-
-def _check_trainer(section: PartConfig, problems: Problems) -> None:
-    """Check that the trainer is a subclass of Trainer, and that its arguments are not given by other fields."""
-    if section.type is not None:
-        check_part(section, "trainer", problems, automatic=("model", "optimizer"))
-        kind = load_checked(section.type, "trainer.type", Problems(problems.document))
-        if kind is not None and not (isinstance(kind, type) and issubclass(kind, Trainer)):
-            what = f"trainer.type: {section.type!r} is not a subclass of Trainer."
-            problems.add(what, "Give the full name of your trainer: package.module.Class.")
-    for name in section.args.keys() & _FIELDS.keys():
-        problems.add(f"trainer.args.{name} is given by the field {_FIELDS[name]}.", f"Give --{_FIELDS[name]}.")
 
 
 def _check_scheduler(section: LRSchedulerConfig, n_optimizers: int, problems: Problems) -> None:
@@ -102,8 +94,10 @@ def _check_scheduler(section: LRSchedulerConfig, n_optimizers: int, problems: Pr
         problems.add("lr_scheduler.type is given beside lr_scheduler.each.", "Leave one out.")
     if len(section.each) != n_optimizers:
         are = "is 1 optimizer" if n_optimizers == 1 else f"are {n_optimizers} optimizers"
-        remedy = "Give one for each, in the order of optimizer.each; or one for all, as lr_scheduler.type."
-        problems.add(f"lr_scheduler.each has {len(section.each)} schedules, and there {are}.", remedy)
+        problems.add(
+            f"lr_scheduler.each has {len(section.each)} schedules, and there {are}.",
+            "Give one for each, in the order of optimizer.each; or one for all, as lr_scheduler.type.",
+        )
     for i, part in enumerate(section.each):
         check_part(part, f"lr_scheduler.each.{i}", problems, n_first=1, automatic=("plan",))
 
@@ -113,7 +107,17 @@ def _check_parts(settings: Settings, problems: Problems) -> None:
     check_optimizer(settings.optimizer, problems)
     if settings.lr_scheduler is not None:
         _check_scheduler(settings.lr_scheduler, max(len(settings.optimizer.each), 1), problems)
-    _check_trainer(settings.trainer, problems)
+    # Check that the trainer is a subclass of Trainer, and that its arguments are not given by other fields.
+    if settings.trainer.type is not None:
+        check_part(settings.trainer, "trainer", problems, automatic=("model", "optimizer"))
+        kind = load_checked(settings.trainer.type, "trainer.type", Problems(problems.document))
+        if kind is not None and not (isinstance(kind, type) and issubclass(kind, Trainer)):
+            problems.add(
+                f"trainer.type: {settings.trainer.type!r} is not a subclass of Trainer.",
+                "Give the full name of your trainer: package.module.Class.",
+            )
+    for name in settings.trainer.args.keys() & _FIELDS.keys():
+        problems.add(f"trainer.args.{name} is given by the field {_FIELDS[name]}.", f"Give --{_FIELDS[name]}.")
     for name, parts, short in (("log", settings.log, LOGGERS), ("addons", settings.addons, "nbtrain")):
         for i, part in enumerate(parts):
             check_part(part, f"{name}.{i}", problems, short=short)
@@ -155,7 +159,8 @@ def n_available(device_type: str) -> int:
 
 
 def _check_compute(settings: Settings, problems: Problems) -> ComputePlan:
-    found, world = Problems(problems.document), find_world()
+    found = Problems(problems.document)
+    world = find_world()
     if not getattr(settings.compute_config, "use_end2end", True):
         found.add("compute_config.use_end2end is false, but nbtrain only trains whole steps.", "Leave it out.")
     plan = plan_compute(settings, world.size if world.size > 1 else n_available(device_type(settings)), found)
@@ -163,22 +168,30 @@ def _check_compute(settings: Settings, problems: Problems) -> ComputePlan:
     if found.found:
         return plan
     if plan.n_devices not in (1, world.size) and world.environment is not None or plan.n_devices < world.size:
-        what = f"compute_config.runtime_ngpus is {plan.n_devices}, and {world.size} processes were started."
-        problems.add(what, f"Give --compute_config.runtime_ngpus {world.size}, or start as many.")
+        problems.add(
+            f"compute_config.runtime_ngpus is {plan.n_devices}, and {world.size} processes were started.",
+            f"Give --compute_config.runtime_ngpus {world.size}, or start as many.",
+        )
     elif plan.strategy == "tp" and not {"tensor_plan", "parallelize"} & settings.trainer.args.keys():
-        remedy = "Give trainer.args.tensor_plan, such as {layers.*: colwise}, or trainer.args.parallelize."
-        problems.add("pas_policy is 'tp', and nothing says how layers are split.", remedy)
+        problems.add(
+            "pas_policy is 'tp', and nothing says how layers are split.",
+            "Give trainer.args.tensor_plan, such as {layers.*: colwise}, or trainer.args.parallelize.",
+        )
     return plan
 
 
 # %% ../../nbs/jobs/validate.ipynb #6694d359
 def _check_limits(settings: Settings, problems: Problems) -> None:
-    saving, resume = settings.checkpoint, settings.checkpoint.resume_from
+    saving = settings.checkpoint
+    resume = settings.checkpoint.resume_from
     if settings.max_epochs is None and settings.max_train_steps is None:
         problems.add("Neither max_epochs nor max_train_steps is given: the run would have no end.", "Give one of them.")
     if saving.every_n_train_steps is not None and saving.every_n_epochs is not None:
-        what = "checkpoint.every_n_train_steps and checkpoint.every_n_epochs are both given."
-        problems.add(what, "Give one of them.", at="checkpoint.every_n_epochs")
+        problems.add(
+            "checkpoint.every_n_train_steps and checkpoint.every_n_epochs are both given.",
+            "Give one of them.",
+            at="checkpoint.every_n_epochs",
+        )
     if resume is not None and resume not in ("last", "best", "auto") and not url_of(resume) and not Path(resume).exists():
         problems.add(f"checkpoint.resume_from: {resume!r} does not exist.", "Give last, best, auto or the path of a checkpoint.")
     elif saving.no_save and resume is not None:
@@ -189,25 +202,17 @@ def _check_limits(settings: Settings, problems: Problems) -> None:
             problems.add("checkpoint.convert_fn is given, and there is nothing to convert.", "Give checkpoint.resume_from, a file.")
 
 
-def _check_reduction(settings: Settings, problems: Problems) -> None:
-    """Check that a reduction by tokens has a function that counts them."""
-    optimizer, at = settings.optimizer, "optimizer.aggregate_outputs_fn"
-    if optimizer.aggregate_outputs_fn is not None:
-        check_name(optimizer.aggregate_outputs_fn, at, problems)
-    elif "per-token-mean" in (optimizer.grad_reduction, optimizer.loss_reduction):
-        remedy = "Name a function that returns the number of tokens."
-        problems.add(f"per-token-mean needs {at}.", remedy, at="optimizer.grad_reduction")
-
-
 # %% ../../nbs/jobs/validate.ipynb #47b9c191
 def _check_data(settings: Settings, problems: Problems) -> None:
     if settings.dataset.type is None:
         problems.add("dataset.type is missing.", "Give the full name of a class: package.module.Class.")
     for name in ("dataset", "dataloader", "dataset_sampler"):
-        section, automatic = getattr(settings, name), AUTOMATIC.get(name, ())
+        section = getattr(settings, name)
+        automatic = AUTOMATIC.get(name, ())
         target = check_name(section.type, f"{name}.type", problems) if section.type is not None else None
         for stage in STAGES:
-            arguments, at = getattr(section, f"{stage}_args"), f"{name}.{stage}_args"
+            arguments = getattr(section, f"{stage}_args")
+            at = f"{name}.{stage}_args"
             check_value(arguments, at, problems)
             if arguments or (stage == "train" and name == "dataset"):
                 check_call(target, [argument for argument in arguments if argument not in automatic], at, problems, automatic=automatic)
@@ -227,8 +232,7 @@ def _check_loader_args(arguments: dict[str, Any], at: str, problems: Problems, *
     if sampled:
         remedies["shuffle"] = f"Give {at.replace('dataloader', 'dataset_sampler')}.shuffle, which is true by default."
     for argument in [argument for argument in remedies if argument in arguments]:
-        what = f"{at}.{argument} does not go with the sampler and batch size that are given."
-        problems.add(what, remedies[argument])
+        problems.add(f"{at}.{argument} does not go with the sampler and batch size that are given.", remedies[argument])
     function = arguments.get("collate_fn")
     if isinstance(function, str) and not function.startswith("$!"):
         check_name(function, f"{at}.collate_fn", problems)
@@ -242,7 +246,13 @@ def check_settings(settings: Settings, problems: Problems) -> None:
     plan = _check_compute(settings, problems)
     device_batches(settings, plan, problems)
     _check_limits(settings, problems)
-    _check_reduction(settings, problems)
+    # Check that a reduction by tokens has a function that counts them.
+    optimizer = settings.optimizer
+    at = "optimizer.aggregate_outputs_fn"
+    if optimizer.aggregate_outputs_fn is not None:
+        check_name(optimizer.aggregate_outputs_fn, at, problems)
+    elif "per-token-mean" in (optimizer.grad_reduction, optimizer.loss_reduction):
+        problems.add(f"per-token-mean needs {at}.", "Name a function that returns the number of tokens.", at="optimizer.grad_reduction")
     check_value(settings.vars, "vars", problems)
     check_value(settings.optimizer.groups, "optimizer.groups", problems)
     check_value(settings.lightning, "lightning", problems)
@@ -263,7 +273,8 @@ def check_settings(settings: Settings, problems: Problems) -> None:
 def notes(settings: Settings, document: Document) -> list[str]:
     """A line for each kind of setting that has no effect, or another one than in nnScaler."""
     lines = []
-    compute, given = settings.compute_config, (settings.global_batch_size, settings.grad_accumulation_steps)
+    compute = settings.compute_config
+    given = (settings.global_batch_size, settings.grad_accumulation_steps)
     plan = plan_compute(settings, compute.runtime_ngpus, Problems(document))
     if (n := accumulation(settings, plan.n_copies, Problems(), plan.n_sharing)) > 1 and given == (None, None):
         size = n * settings.micro_batch_size

@@ -54,7 +54,8 @@ def source_files(trainer: TrainerProtocol) -> dict[str, bytes]:
         return {}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            names_only, device = keep_source == "names", str(trainer.device)
+            names_only = keep_source == "names"
+            device = str(trainer.device)
             record(Path(folder), [trainer], arguments=trainer.given, run={}, seed=trainer.seed, device=device, names_only=names_only)
         except Exception as error:  # the user's objects may raise anything when they are inspected
             trainer.recorder.note(f"The source of this run was not kept: {type(error).__name__}: {error}")
@@ -84,14 +85,9 @@ class _WholeRun(L.Callback):
             for name, content in source_files(self.trainer).items():
                 self.delivery.put(lambda tracker, name=name, content=content: tracker.log_file(name, content))
 
-    def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self._conclude()
-
-    def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._conclude()
-
-    def _conclude(self) -> None:
-        was_on, self._is_on = self._is_on, False
+    def _conclude(self, *args: Any, **kwargs: Any) -> None:
+        was_on = self._is_on
+        self._is_on = False
         history = self.trainer.train_state.history
         best = history.best
         if not was_on or best is None:
@@ -104,6 +100,8 @@ class _WholeRun(L.Callback):
         if self.addon.log_checkpoints and self.trainer.train_state.best_weights is not None:
             weights = save(self.trainer.train_state.best_weights)
             self.delivery.put(lambda tracker: tracker.log_file("best.safetensors", weights))
+
+    teardown = on_exception = _conclude
 
 
 # %% ../../nbs/loggers/addon.ipynb #7ce1255a

@@ -22,6 +22,7 @@ from typing import Any
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 
 from ..errors import NbtrainError
 from .entries import LIMITS, Entries, Limits
@@ -83,7 +84,8 @@ class RetryQueue:
     def deliver(self) -> None:
         """Make the calls until the queue is closed and nothing is left to do."""
         while (call := self._next()) is not None:
-            wait_s, n_attempts = self.retry_s, 1
+            wait_s = self.retry_s
+            n_attempts = 1
             while not self._passes(call):
                 if n_attempts >= _MAX_ATTEMPTS and self._next_passes():
                     self.n_lost += 1
@@ -92,7 +94,8 @@ class RetryQueue:
                     self.n_lost += 1 + len(self._calls)
                     return
                 self._wait(wait_s)
-                wait_s, n_attempts = min(2 * wait_s, _MAX_WAIT_S), n_attempts + 1
+                wait_s = min(2 * wait_s, _MAX_WAIT_S)
+                n_attempts = n_attempts + 1
 
     def _next(self) -> Callable[[], Any] | None:
         with self._changed:
@@ -205,7 +208,8 @@ class _Sender:
     def begin(self, random_state: Any) -> None:
         """Connect in the thread, and deliver what is queued. A second call changes nothing."""
         if not self.has_begun:
-            self.random_state, self.began_s = random_state, time.monotonic()
+            self.random_state = random_state
+            self.began_s = time.monotonic()
             self.thread.start()
 
     def wait_until_connected(self, patience_s: float) -> bool:
@@ -217,7 +221,8 @@ class _Sender:
     def close(self, status: str) -> None:
         """Let the thread deliver the rest, with at most three attempts for each call, and close the logger."""
         if not self.calls.is_closed:
-            self._status, self.closed_s = "success" if self.is_stopped else status, time.monotonic()
+            self._status = "success" if self.is_stopped else status
+            self.closed_s = time.monotonic()
             self.calls.close()
 
     def join(self, patience_s: float) -> None:
@@ -231,7 +236,8 @@ class _Sender:
 
     def outcome(self, wait_s: float) -> str | None:
         """The note to show at the end; None if everything arrived without an error."""
-        error, n_lost = self.calls.error, self.calls.n_lost
+        error = self.calls.error
+        n_lost = self.calls.n_lost
         if self.thread.is_alive():
             return (
                 f"{self.label} was not done within {wait_s:g} s; it continues in the background, and the end of this process waits for it."
@@ -301,22 +307,6 @@ def _words(error: Exception) -> str:
 _SHORT_WAIT_S = 2.0  # for a service that was not reached in the run before
 
 
-class _IgnoresCalls:
-    """In place of a client's object that is not connected: it takes every call."""
-
-    def _ignore(self, *args: Any, **options: Any) -> None:
-        return None
-
-    def __getattr__(self, name: str) -> Any:
-        return self._ignore
-
-    def __getitem__(self, key: Any) -> Any:
-        return self
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        return None
-
-
 class Delivery(Logger):
     """A Lightning logger that passes every call to another logger, in a background thread.
 
@@ -347,7 +337,7 @@ class Delivery(Logger):
     def experiment(self) -> Any:
         """The client's object for this run; until it is connected, an object that ignores every call."""
         self._queue()
-        return _experiment(self._logger) if self._logger is not None else _IgnoresCalls()
+        return _experiment(self._logger) if self._logger is not None else DummyLogger().experiment
 
     def put(self, call: Callable[[Any], Any]) -> None:
         """Queue `call(logger)` for the thread, with the logger that `connect` returned. Does nothing outside a run."""

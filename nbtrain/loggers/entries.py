@@ -37,8 +37,10 @@ def check_names(service: str, begin: Callable[..., Any], options: Mapping[str, A
     known = {*inspect.signature(begin).parameters, *also}
     for name in options:
         if name not in known:
-            what = f"web_logger={{{service!r}: {{{name!r}: ...}}}}: {service}.{begin.__name__} takes no such argument."
-            raise OptionError(what, remedy=nearest(name, known))
+            raise OptionError(
+                f"web_logger={{{service!r}: {{{name!r}: ...}}}}: {service}.{begin.__name__} takes no such argument.",
+                remedy=nearest(name, known),
+            )
 
 
 def _finite(value: float) -> float | None:
@@ -105,7 +107,8 @@ class Entries:
 
     def __call__(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """`metrics` under the tracker's names, with the values that it can hold."""
-        found, new = dict[str, float](), dict[str, str]()
+        found: dict[str, float] = {}
+        new: dict[str, str] = {}
         for name, value in metrics.items():
             at = isinstance(metrics, PointValues) and name != "epoch", name  # which Lightning logs with each entry
             if at not in self._names:

@@ -92,7 +92,8 @@ class TrainingLog(Tracker):
         self._step = None
 
     def _write(self) -> None:
-        found, self._values = self._values, {}
+        found = self._values
+        self._values = {}
         cells = {column: next((found[name] for name in names if name in found), "") for column, names in _SOURCES.items()}
         if self._step is None or all(value == "" for value in cells.values()):
             return
@@ -187,7 +188,9 @@ class MLflowTracker(MLFlowLogger):
 # %% ../../nbs/loggers/local.ipynb #7e3ec647
 def _mlflow(folder: Path, title: str, step: int) -> Logger:
     """One database for all runs in the parent folder; the run's id is kept in the run folder."""
-    database, artifacts, known = inside(folder.parent, "mlflow.db"), inside(folder.parent, "mlflow-artifacts"), folder / "mlflow-run-id"
+    database = inside(folder.parent, "mlflow.db")
+    artifacts = inside(folder.parent, "mlflow-artifacts")
+    known = folder / "mlflow-run-id"
     importlib.import_module("mlflow")  # sets the levels of its loggers
     with hushed("mlflow", "alembic", "lightning.pytorch.loggers.mlflow"):
         logger = MLflowTracker(

@@ -61,7 +61,8 @@ class Logged:
 def _to_tensorboard(logger: Any, one: Logged) -> None:
     import numpy as np
 
-    writer, value = logger.experiment, one.value
+    writer = logger.experiment
+    value = one.value
     if value.kind == "image":
         writer.add_image(one.name, np.asarray(one.image), one.step, dataformats="HWC")
     elif value.kind == "text":
@@ -92,7 +93,8 @@ def _item(client: Any, one: Logged, as_text: Callable[[str], Any]) -> Any:
 
 
 def _to_mlflow(logger: Any, one: Logged) -> None:
-    client, run = logger.experiment, logger.run_id
+    client = logger.experiment
+    run = logger.run_id
     if one.value.kind == "image":
         client.log_image(run, one.image, key=re.sub(r"[^\w/. -]", "_", one.name, flags=re.ASCII), step=one.step)
     else:

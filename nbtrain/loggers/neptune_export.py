@@ -34,7 +34,8 @@ class Entry:
 def _entries(line: str) -> list[Entry]:
     """The values in one line; empty for an operation that sets no value. Raises ValueError for an incomplete line."""
     content = json.loads(line)
-    operation, name = content["obj"], "/".join(content["obj"].get("path", ()))
+    operation = content["obj"]
+    name = "/".join(content["obj"].get("path", ()))
     if operation["type"].startswith("Assign"):
         return [Entry(name, None, content["at"], operation["value"])]
     if operation["type"] in ("LogFloats", "LogStrings"):

@@ -43,7 +43,10 @@ _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 @functools.lru_cache(4096)
 def _read_by(code: CodeType) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...], frozenset[str]]:
     """What `names_read` finds, the modules that `code` imports, and the names that it may read from them."""
-    chains, imported, names, chain = list[tuple[str, ...]](), list[str](), set[str](), tuple[str, ...]()
+    chains: list[tuple[str, ...]] = []
+    imported: list[str] = []
+    names: set[str] = set()
+    chain: tuple[str, ...] = ()
     instructions = list(dis.get_instructions(code))
     body = {i.argval for i in instructions if i.opname == "STORE_NAME"}  # the names of a class body are not globals
     for instruction in instructions:

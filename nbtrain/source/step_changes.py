@@ -48,10 +48,6 @@ def _meaning(code: CodeType, doc: Any = None) -> tuple[Any, ...]:
     return code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_argcount, tuple(constants)
 
 
-def _digest(meaning: Any) -> str:
-    return hashlib.sha256(repr(meaning).encode()).hexdigest()[:16]
-
-
 def _repr(constant: Any) -> str:
     return repr(sorted(constant, key=repr)) if isinstance(constant, frozenset) else repr(constant)
 
@@ -239,7 +235,7 @@ class StepCode:
         for name, functions in search.functions.items():
             meaning = sorted((_meaning(f.__code__, f.__doc__) for f in functions), key=repr)
             written = list(map(self._text_of, functions))
-            found[name] = Part(_digest(meaning), "\n".join(written) if all(written) else "")
+            found[name] = Part(hashlib.sha256(repr(meaning).encode()).hexdigest()[:16], "\n".join(written) if all(written) else "")
         return found | {name: Part(value, f"{name} = {value[:200]}", True) for name, value in search.constants.items() if name not in found}
 
     def _text_of(self, function: FunctionType) -> str:

@@ -95,21 +95,17 @@ def run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
     operation = Operation(trainer, "run_batch", trainer.mode)
     operation.begin()
     try:
-        return _run_batch(trainer, batch)
+        with driving(trainer, trainer.step_module(whole_epoch=False), trains=trainer.mode == "train") as module:
+            pl_trainer = make_pl_trainer(max_epochs=trainer.train_state.counts.epoch + 1, **_unlimited(_unlogged(trainer.lightning_args())))
+            use_loops(pl_trainer, trainer)
+            if trainer.mode == "test":
+                pl_trainer.test(module, BatchList([batch]), verbose=False)
+            else:
+                continue_counts(pl_trainer, trainer.train_state.counts)
+                pl_trainer.fit(module, BatchList([batch]))
+        return module.output
     finally:
         operation.end()
-
-
-def _run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
-    with driving(trainer, trainer.step_module(whole_epoch=False), trains=trainer.mode == "train") as module:
-        pl_trainer = make_pl_trainer(max_epochs=trainer.train_state.counts.epoch + 1, **_unlimited(_unlogged(trainer.lightning_args())))
-        use_loops(pl_trainer, trainer)
-        if trainer.mode == "test":
-            pl_trainer.test(module, BatchList([batch]), verbose=False)
-        else:
-            continue_counts(pl_trainer, trainer.train_state.counts)
-            pl_trainer.fit(module, BatchList([batch]))
-    return module.output
 
 
 @command
@@ -156,8 +152,10 @@ def _validate(trainer: TrainerBase, loader: Any) -> dict[str, float]:
 
 _SHOWN = (BatchSizeFinder, LearningRateFinder, ProgressBar)  # these try values before a run, or show its progress
 _OF_RUNS = (EarlyStopping, StochasticWeightAveraging, Timer)  # these count epochs or the time of a run
-_LIMITS = ("min_epochs", "min_steps", "max_steps", "max_time", "limit_train_batches", "limit_val_batches", "limit_test_batches")
-_LIMITS += ("overfit_batches", "fast_dev_run", "val_check_interval", "check_val_every_n_epoch")
+_LIMITS = (
+    "min_epochs", "min_steps", "max_steps", "max_time", "limit_train_batches", "limit_val_batches", "limit_test_batches",
+    "overfit_batches", "fast_dev_run", "val_check_interval", "check_val_every_n_epoch",
+)  # fmt: skip
 
 
 def _unlogged(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -247,13 +245,13 @@ def _alone(trainer: TrainerBase) -> dict[str, Any]:
 # %% ../../nbs/tools/evaluate.ipynb #f7bd7371
 _HOOKS = (*(name for name in dir(L.Callback) if name.startswith("on_predict_")), "setup", "teardown", "on_exception")
 # Arguments of Lightning that affect only training, evaluation, views or logs
-_ELSEWHERE = frozenset(
-    ("callbacks", "logger", "log_every_n_steps", "default_root_dir")
-    + ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "num_sanity_val_steps")
-    + ("gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches", "reload_dataloaders_every_n_epochs")
-    + ("min_epochs", "min_steps", "max_steps", "max_time", "val_check_interval", "check_val_every_n_epoch")
-    + ("limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches")
-)
+_ELSEWHERE = (
+    "callbacks", "logger", "log_every_n_steps", "default_root_dir",
+    "enable_progress_bar", "enable_model_summary", "enable_checkpointing", "num_sanity_val_steps",
+    "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches", "reload_dataloaders_every_n_epochs",
+    "min_epochs", "min_steps", "max_steps", "max_time", "val_check_interval", "check_val_every_n_epoch",
+    "limit_train_batches", "limit_val_batches", "limit_test_batches", "overfit_batches",
+)  # fmt: skip
 
 
 def _acts(callback: Any) -> bool:
@@ -426,7 +424,9 @@ def measure(trainer: TrainerBase, loader: Any, metrics: Any = None) -> dict[str,
 
 
 def _measure(trainer: TrainerBase, loader: Any, gathered: Gathered | None) -> dict[str, float]:
-    module, index, n_all = StepModule(trainer), itertools.count(), n_batches(loader, "sequential")
+    module = StepModule(trainer)
+    index = itertools.count()
+    n_all = n_batches(loader, "sequential")
     named = named_loaders(loader)
     module.loader_names = () if named is None else tuple(named)
 
@@ -447,7 +447,8 @@ def _measure(trainer: TrainerBase, loader: Any, gathered: Gathered | None) -> di
     whole: dict[str, Any] = {}
     for name, values in (gathered.compute() if gathered is not None else {}).items():
         whole.update({name: math.nan} if values is None else values)  # None: it could not be computed
-    means, own = meter.means(), module.own_metrics()
+    means = meter.means()
+    own = module.own_metrics()
     return means | joined_metrics(means, own, whole, "evaluate(metrics=...)")
 
 

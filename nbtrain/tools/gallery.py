@@ -19,7 +19,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from ..annotations import command
-from ..data.batch import describe, split, tensors, to_device
+from ..data.batch import describe, plain, split, tensors, to_device
 from ..data.loader import as_loader
 from ..data.resumable_loader import borrowed
 from ..engine.step_output import check_output
@@ -39,19 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = [
-    "Draw",
-    "Sample",
-    "in_words",
-    "is_image",
-    "rgb",
-    "masks_of",
-    "draw_sample",
-    "Gallery",
-    "show_results",
-    "show_worst",
-    "samples_of",
-]
+__all__ = ["Draw", "Sample", "in_words", "is_image", "rgb", "draw_sample", "Gallery", "show_results", "show_worst", "samples_of"]
 
 
 # %% ../../nbs/tools/gallery.ipynb #101d120d
@@ -86,28 +74,26 @@ class Sample:
 
     @property
     def prediction(self) -> Any:
-        """The class with the highest score if the label is a class, or a class for each pixel; else a number, or the output."""
-        output = _plain(self.output)
+        """The class with the highest score if the label is a class; else a number, or the output."""
+        output = plain(self.output)
         if isinstance(output, Tensor) and output.ndim == 1 and (self.label is None or _is_class(self.label)):
             return int(output.argmax())
-        if isinstance(output, Tensor) and output.ndim == 3 and len(output) > 1 and _mask(self.label) is not None:
-            return output.argmax(0)
         return output
 
     @property
     def is_wrong(self) -> bool:
         """Whether the predicted class differs from the label."""
-        return _is_class(self.label) and _is_class(self.prediction) and self.prediction != _plain(self.label)
+        return _is_class(self.label) and _is_class(self.prediction) and self.prediction != plain(self.label)
 
     @property
     def words(self) -> str:
-        """Prediction, label and loss in one line: `predicted 8, is 4 · loss 5.95`; a correct class gets a ✓. Masks have no words."""
+        """Prediction, label and loss in one line: `predicted 8, is 4 · loss 5.95`; a correct class gets a ✓."""
         said = [f"predicted {self._name(self.prediction)}"] if self.output is not None else []
         if said and _is_class(self.label) and _is_class(self.prediction) and not self.is_wrong:
             said[0] += " ✓"
         elif self.label is not None:
             said.append(f"is {self._name(self.label)}")
-        parts = [", ".join(said)] if said and _mask(self.label) is None else []
+        parts = [", ".join(said)] if said else []
         if self.loss is not None:
             parts.append(f"loss {format_value(self.loss)}")
         return " · ".join(parts)
@@ -124,30 +110,19 @@ class Sample:
         return in_words(value)
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-
-
 def _is_class(value: Any) -> bool:
-    return isinstance(_plain(value), int)
+    return isinstance(plain(value), int)
 
 
 def in_words(value: Any) -> str:
     """A number as a number, anything else by its type and shape."""
-    value = _plain(value)
+    value = plain(value)
     return describe(value) if isinstance(value, (Tensor, tuple, list, dict)) else format_value(value)
 
 
 def is_image(value: Any) -> bool:
     """Whether `value` is a tensor (H, W), (1, H, W) or (3, H, W)."""
     return isinstance(value, Tensor) and (value.ndim == 2 or value.ndim == 3 and len(value) in (1, 3))
-
-
-def _mask(value: Any) -> Tensor | None:
-    """A class for each pixel as (H, W), if `value` has integers (H, W) or (1, H, W)."""
-    if not is_image(value) or value.is_floating_point() or value.shape[:-2] == (3,):
-        return None
-    return value.reshape(value.shape[-2:]).long()
 
 
 # %% ../../nbs/tools/gallery.ipynb #9d54c96c
@@ -162,16 +137,6 @@ def rgb(image: Tensor) -> Tensor:
     return value
 
 
-def masks_of(sample: Sample) -> dict[str, Tensor]:
-    """The masks (H, W) of a sample whose input is an image of their size, by name: "predicted" and "is", if present."""
-    found = {}
-    for name, value in (("predicted", sample.prediction), ("is", sample.label)):
-        mask = _mask(value)
-        if mask is not None and is_image(sample.input) and mask.shape == sample.input.shape[-2:]:
-            found[name] = mask
-    return found
-
-
 # %% ../../nbs/tools/gallery.ipynb #9d447781
 Draw = Callable[["Axes", Sample], object]
 _LONG = 24  # values; a curve from this length on, bars below
@@ -180,15 +145,12 @@ _LONG = 24  # values; a curve from this length on, bars below
 def draw_sample(axes: Axes, sample: Sample) -> None:
     """Draw a sample with its prediction as the title: an image, bars or a curve, or else text.
 
-    Images are (1, H, W), (3, H, W) or (H, W). Masks, the prediction next to the target, are drawn half opaque over the image; class 0
-    has no colour.
+    Images are (1, H, W), (3, H, W) or (H, W).
     """
     value = sample.input
     title = "\n".join(fill(part, 22) for part in sample.words.split(" · "))
     axes.set_title(title, fontsize=8, color="C3" if sample.is_wrong else "black", parse_math=False)
-    if masks := masks_of(sample):
-        _draw_masks(axes, rgb(value), masks)
-    elif is_image(value):
+    if is_image(value):
         axes.imshow(rgb(value).numpy())
         axes.set_axis_off()
     elif isinstance(value, Tensor) and value.ndim == 1 and len(value) >= _LONG:
@@ -198,17 +160,6 @@ def draw_sample(axes: Axes, sample: Sample) -> None:
     else:
         axes.text(0.5, 0.5, in_words(value), ha="center", va="center", wrap=True, fontsize=8, parse_math=False)
         axes.set_axis_off()
-
-
-def _draw_masks(axes: Axes, image: Tensor, masks: Mapping[str, Tensor]) -> None:
-    """Draw the image with each mask over it, side by side, with their names below."""
-    width = image.shape[1]
-    numbers = torch.cat(list(masks.values()), 1)
-    axes.imshow(torch.cat([image] * len(masks), 1).numpy())
-    colours = (numbers - 1) % 10  # of those of matplotlib, which repeat
-    axes.imshow(colours.numpy(), cmap="tab10", vmin=0, vmax=9, alpha=0.5 * (numbers > 0).float().numpy())
-    axes.set_xticks([(i + 0.5) * width for i in range(len(masks))], list(masks), fontsize=8)
-    axes.set_yticks([])
 
 
 # %% ../../nbs/tools/gallery.ipynb #ada84925
@@ -232,7 +183,7 @@ class Gallery:
     draw: Draw = draw_sample
 
     def plot(self) -> Figure:
-        """Draw the samples on a grid, four in a row, or two if a sample has two masks.
+        """Draw the samples on a grid, four in a row.
 
         Returns:
             A matplotlib figure.
@@ -244,10 +195,9 @@ class Gallery:
             >>> len(trainer.show_results(loader, n=2).plot().axes)
             2
         """
-        width = 3.8 if any(len(masks_of(sample)) == 2 for sample in self.samples) else 1.9
-        n_columns = min(int(7.6 / width), len(self.samples))
+        n_columns = min(4, len(self.samples))
         n_rows = math.ceil(len(self.samples) / n_columns)
-        figure = blank(width * n_columns, 2.1 * n_rows)
+        figure = blank(1.9 * n_columns, 2.1 * n_rows)
         for place, sample in enumerate(self.samples, 1):
             self.draw(figure.add_subplot(n_rows, n_columns, place), sample)
         return figure
@@ -269,7 +219,7 @@ def show_results(
     """Show the first `n` samples of `loader` with the "output" of `test_step` and the label, as a figure. Changes nothing.
 
     The label is the step's "label", or else the second item of the batch. `draw(axes, sample)` draws a sample on matplotlib axes.
-    Without it, images, curves, short rows of features and segmentation masks are recognized and drawn. `classes` are the class
+    Without it, images, curves and short rows of features are recognized and drawn. `classes` are the class
     names, by number.
 
     Args:
@@ -377,8 +327,16 @@ def samples_of(
 ) -> list[Sample]:
     """The samples of a batch, on the CPU. Without an "output" they have none; raises StepError if it has another number of rows."""
     cpu = torch.device("cpu")
-    singles, output = split(to_device(batch, cpu), 1), to_device(dict(output), cpu)
-    _check_rows(trainer, output, len(singles))
+    singles = split(to_device(batch, cpu), 1)
+    output = to_device(dict(output), cpu)
+    for name in ("output", "label", "losses"):
+        found = output.get(name)
+        if isinstance(found, Tensor) and (found.shape[:1] != (len(singles),) or (name == "losses" and found.ndim > 1)):
+            raise StepError(
+                f"test_step returned {name!r} of shape {tuple(found.shape)} for a batch of {len(singles)}.",
+                where=f"{trainer.title}.test_step",
+                remedy=f"Return a row of {name!r} for each sample; of 'losses', a number.",
+            )
     label = output.get("label")
     if label is None and isinstance(batch, (list, tuple)) and len(batch) > 1:
         label = to_device(batch[1], cpu)
@@ -394,20 +352,10 @@ def _row(value: Any, i: int) -> Any:
     return apply_to_collection(value, Tensor, lambda tensor: tensor[i])
 
 
-def _check_rows(trainer: TrainerBase, output: Mapping[str, Any], n: int) -> None:
-    for name in ("output", "label", "losses"):
-        found = output.get(name)
-        if isinstance(found, Tensor) and (found.shape[:1] != (n,) or (name == "losses" and found.ndim > 1)):
-            raise StepError(
-                f"test_step returned {name!r} of shape {tuple(found.shape)} for a batch of {n}.",
-                where=f"{trainer.title}.test_step",
-                remedy=f"Return a row of {name!r} for each sample; of 'losses', a number.",
-            )
-
-
 def _step(trainer: TrainerBase, batch: Any) -> Mapping[str, Any] | None:
     """What the step returns; None for a batch that it leaves out."""
-    where, output = f"{trainer.title}.test_step", trainer.test_step(batch)
+    where = f"{trainer.title}.test_step"
+    output = trainer.test_step(batch)
     if output is None:
         return None
     output = check_output(output, "test_step", lambda: where)

@@ -128,7 +128,8 @@ def _plot(test: RangeTest) -> Figure:
         axes.axvline(best, color="0.4", linewidth=0.8, linestyle=":")
         axes.plot(best, test.smoothed[test.rates.index(best)], "o", color="C1", label=f"steepest: {best:.2g}")
     if test.losses:  # an exploding loss would flatten the rest of the curve
-        low, first = min(test.smoothed), max(test.losses[: max(1, len(test.losses) // 3)])
+        low = min(test.smoothed)
+        first = max(test.losses[: max(1, len(test.losses) // 3)])
         margin = 0.15 * (first - low) or 1
         axes.set_ylim(low - margin, first + 2 * margin)
     axes.set_xscale("log")

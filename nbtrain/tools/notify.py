@@ -184,7 +184,8 @@ class Notifier:
         """Send the end of the run of `trainer`, or its pause by an error. Returns why it was not sent; None if it was."""
         from nbtrain.redaction import blot_out
 
-        history, recorder = trainer.train_state.history, trainer.recorder
+        history = trainer.train_state.history
+        recorder = trainer.recorder
         name = " ".join(filter(None, [trainer.title, trainer.run_dir and trainer.run_dir.name]))
         best = dict(history.best) if history.best is not None else None
         error = blot_out(reason) if status in ("failed", "paused") else None

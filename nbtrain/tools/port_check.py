@@ -154,8 +154,9 @@ def _train_own(own: TrainerBase, n_epoch: int, loaders: tuple[Any, Any], steps: 
     with _traced(own.model, steps, partial(advance, own, 2 * steps), loaders, seed) as (trace, train, valid):
         train_copy(own, n_epoch, train, valid, [_OwnLosses(own, trace)])
     if not trace.steps:
-        remedy = "Leave out CudaGraphAddon, and train the model itself."
-        raise ConfigError("The trainer has made no update that can be watched.", remedy=remedy)
+        raise ConfigError(
+            "The trainer has made no update that can be watched.", remedy="Leave out CudaGraphAddon, and train the model itself."
+        )
     return trace
 
 
@@ -167,13 +168,16 @@ def _train_loop(
         given = {"valid_loader": valid, "record": Record(trace)}
         loop(model, train.batches if isinstance(train, BatchList) else train, **{name: given[name] for name in _named_arguments(loop)})
     if not trace.steps:
-        remedy = "Train its first argument, with an optimizer that the loop makes of its parameters."
-        raise ConfigError("The loop has not updated the model that it got.", remedy=remedy)
+        raise ConfigError(
+            "The loop has not updated the model that it got.",
+            remedy="Train its first argument, with an optimizer that the loop makes of its parameters.",
+        )
     return trace
 
 
 def _compared(trace: StepTrace, own: StepTrace, steps: int, tolerance: float) -> PortCheck:
-    n, n_own = min(len(trace.steps), len(own.steps)), len(own.steps)
+    n = min(len(trace.steps), len(own.steps))
+    n_own = len(own.steps)
     for number in range(1, n + 1):
         pair = StepPair((trace, own), number, tolerance)
         if not pair.equal:

@@ -93,7 +93,8 @@ def copy_trainer(trainer: TrainerBase) -> TrainerBase:
             remedy="Give the object that fails a __deepcopy__, or rewind to the end of an epoch that is kept.",
         ) from error
     kept = made[KeptStatesAddon]
-    kept.states, kept.keep_states = States(trainer.states.memory.copy()), True
+    kept.states = States(trainer.states.memory.copy())
+    kept.keep_states = True
     return made
 
 
@@ -120,7 +121,9 @@ def train_copy(
     `resumed`: from a state that was restored.
     """
     trainer.mode = "train"
-    history, control, arguments = trainer.train_state.history, trainer.control, trainer.lightning_args()
+    history = trainer.train_state.history
+    control = trainer.control
+    arguments = trainer.lightning_args()
     arguments |= {"callbacks": [*arguments["callbacks"], *callbacks], "logger": False}
     arguments["enable_checkpointing"] = any(isinstance(callback, Checkpoint) for callback in callbacks)
     trainer.recorder.start(goal, {"monitor": history.monitor, "monitor_mode": history.monitor_mode, "resumed": resumed})

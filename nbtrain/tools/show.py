@@ -44,7 +44,8 @@ _IN_CELL = ("validate", "run_batch")  # operations that have no record
 
 def _is_in_step() -> bool:
     """Whether this is called in a step, whose batch is not counted yet."""
-    frame, steps = inspect.currentframe(), (StepModule.training_step.__code__, StepModule.validation_step.__code__)
+    frame = inspect.currentframe()
+    steps = (StepModule.training_step.__code__, StepModule.validation_step.__code__)
     while frame is not None and frame.f_code not in steps:
         frame = frame.f_back
     return frame is not None
@@ -62,14 +63,16 @@ def _epoch(trainer: Showing) -> int:
 def _is_too_much(trainer: Showing, epoch: int) -> bool:
     """Whether the limit of this epoch or evaluation, or that of all, is reached; a note says so once."""
     shown, (of_epoch, in_all) = trainer.train_state.history.shown, trainer.show_limits
-    counts, at = trainer.train_state.counts, trainer.recorder.pass_place
+    counts = trainer.train_state.counts
+    at = trainer.recorder.pass_place
     begin = counts.processed - at.batch if at.phase == "test" else 0
     n = sum(1 for _ in takewhile(lambda one: one.epoch == epoch and one.processed >= begin, reversed(shown)))
     if n < of_epoch and len(shown) < in_all:
         return False
     limit = f"of each epoch the first {of_epoch}" if n >= of_epoch else f"the first {in_all} of all"
-    text = f"show: {limit} are kept, the others left out. {type(trainer).__name__}.show_limits = {of_epoch, in_all} is the limit."
-    trainer.recorder.note(text, once=True)
+    trainer.recorder.note(
+        f"show: {limit} are kept, the others left out. {type(trainer).__name__}.show_limits = {of_epoch, in_all} is the limit.", once=True
+    )
     return True
 
 
@@ -89,7 +92,8 @@ def _write(trainer: Showing, name: str, made: ShownValue, epoch: int) -> str | N
 
 def show_value(trainer: Showing, name: str, value: Any, kind: ShownKind | None = None, caption: str | Sequence[str] | None = None) -> None:
     """Show `value` under `name`, where this is called. Raises StepError for a value that can't be shown."""
-    operation, module = trainer._operation, trainer.module
+    operation = trainer._operation
+    module = trainer.module
     if not trainer.is_main_process:
         return
     if module is None or (operation is not None and not operation.records):
@@ -100,7 +104,8 @@ def show_value(trainer: Showing, name: str, value: Any, kind: ShownKind | None =
     epoch = _epoch(trainer)
     if is_sanity_check(module.trainer) or _is_too_much(trainer, epoch):
         return
-    made, counts = convert(name, value, kind, caption), trainer.train_state.counts
+    made = convert(name, value, kind, caption)
+    counts = trainer.train_state.counts
     file = _write(trainer, name, made, epoch)
     shown = Shown(name, made.kind, made.content, epoch, counts.step, counts.processed + _is_in_step(), file)
     trainer.recorder.emit_now("show", vars(shown))

@@ -165,7 +165,8 @@ class StepPair:
 
     def _gradients(self, a: TracedStep, b: TracedStep) -> Found | None:
         """Gradients that differ though the outputs and losses are equal."""
-        mine, theirs = a.gradients, b.gradients
+        mine = a.gradients
+        theirs = b.gradients
         for name in sorted(mine.keys() ^ theirs.keys()):
             if {**mine, **theirs}[name].norm:  # zeros are as good as none
                 who = "the trainer" if name in mine else "your loop"
@@ -188,7 +189,8 @@ class StepPair:
             return "optimizer", layer, _either("it", a.optimizer or "none of torch", b.optimizer or "none of torch")
         mine, theirs = ({name: options for members, options in step.groups for name in members} for step in (a, b))
         for name in names:
-            one, other = mine.get(name, {}), theirs.get(name, {})
+            one = mine.get(name, {})
+            other = theirs.get(name, {})
             keys = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
             if keys:
                 words = "; ".join(_either(key, one.get(key), other.get(key)) for key in keys)

@@ -137,10 +137,14 @@ class _Steps(Checkpoint):
 
     def __init__(self, trainer: TrainerBase, n_ahead: int, n_timed: int, on_step: Callable[[int], None]) -> None:
         self.trainer, self.n_timed, self.on_step = trainer, n_timed, on_step
-        self.n_profiled, self.n_warm_up = min(n_timed, _N_PROFILED), _WARM_UP + n_ahead
+        self.n_profiled = min(n_timed, _N_PROFILED)
+        self.n_warm_up = _WARM_UP + n_ahead
         plan = {"wait": self.n_warm_up + n_timed, "warmup": 1 + n_ahead, "active": self.n_profiled}
         self.profiler = profiler.profile(schedule=schedule(**plan, repeat=1), acc_events=True)  # else it warns that it would forget events
-        self.n_steps, self.n_done, self.began_s, self.step_s = sum(plan.values()), 0, 0.0, 0.0
+        self.n_steps = sum(plan.values())
+        self.n_done = 0
+        self.began_s = 0.0
+        self.step_s = 0.0
         self.stack = ExitStack()
         self._first = trainer.train_state.counts.step
         self._label, self._around = ExitStack(), ""  # the part that continues after a backward pass or an update
@@ -163,7 +167,8 @@ class _Steps(Checkpoint):
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """A context that is the part `name` of a step. The part around it continues afterwards."""
-        outer, self._around = self._around, name
+        outer = self._around
+        self._around = name
         self.enter(name)
         try:
             yield
@@ -231,7 +236,8 @@ def _read(steps: _Steps) -> Profile:
     parts = {part: labels.get(_LABEL + part, 0.0) * scale for part in _PARTS}
     parts["other"] = max(0.0, steps.step_s - sum(parts.values()))
     kernels = [event for event in averages if event.device_type != DeviceType.CPU and not event.is_user_annotation]
-    idle, operators = None, Counter[str]()
+    idle = None
+    operators: Counter[str] = Counter()
     if kernels:
         busy_s = sum(event.self_device_time_total for event in kernels) * 1e-6 / steps.n_profiled
         idle = max(0.0, 1 - busy_s / steps.step_s)
@@ -253,10 +259,13 @@ _READS = {
 
 def _of_loader(found: Profile, loader: Any, time_with: Callable[[Any], float]) -> list[str]:
     """Advice about data, tried where that is possible."""
-    own, waiting = innermost(loader), found.share("data") + found.share("copies")
+    own = innermost(loader)
+    waiting = found.share("data") + found.share("copies")
     if waiting < _MUCH:
         return []
-    words, others, n = suggest_loader(own), {}, min(4, n_cores())
+    words = suggest_loader(own)
+    others = {}
+    n = min(4, n_cores())
     if type(own) is DataLoader and not isinstance(own.dataset, IterableDataset) and own.batch_size is not None:
         if own.num_workers == 0 and n > 1:
             others[f"num_workers={n}"] = with_workers(own, n)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..data.batch import tensors
+from ..data.batch import plain, tensors
 from ..optim.joint_optimizer import JointOptimizer
 from ..rng import random_state
 
@@ -63,7 +63,8 @@ def digest(value: Tensor) -> Digest:
     flat = value.detach().reshape(-1).contiguous()
     if flat.is_floating_point() and flat.element_size() > 1:
         flat = flat + 0  # -0.0 equals 0.0
-    words, numbers = flat.view(_INTEGERS[flat.element_size()]).long(), flat.double()
+    words = flat.view(_INTEGERS[flat.element_size()]).long()
+    numbers = flat.double()
     places = torch.arange(flat.numel(), device=flat.device)
     fixed = (places.double() * 0.6180339887498949) % 1 - 0.5
     bits = int((words * (places * 2 + 1)).sum())
@@ -163,7 +164,8 @@ class StepTrace:
             yield
 
     def _enter(self, name: str, module: nn.Module, args: Any, options: Any) -> None:
-        now, is_traced = self._open, self._within[0][0] if self._within else torch.is_grad_enabled()
+        now = self._open
+        is_traced = self._within[0][0] if self._within else torch.is_grad_enabled()
         if is_traced and len(self.steps) == self.most:
             self._leave_off(has_more=module.training)
         if is_traced and not now.random:
@@ -189,14 +191,11 @@ class StepTrace:
         step = self._open if self._open.calls or not self.steps else self.steps[-1]
         step.losses.append(value)
         if not self._is_hooked and self._open.calls:
-            self._end_by_hand()
-
-    def _end_by_hand(self) -> None:
-        """End the step if the weights have changed since its first call."""
-        now = self._weights()
-        if any(now[name] != self._open.began[name] for name in self._names.values()):
-            trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-            self._end(trained, [(list(trained), {})], "", self)
+            # End the step if the weights have changed since its first call.
+            now = self._weights()
+            if any(now[name] != self._open.began[name] for name in self._names.values()):
+                trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+                self._end(trained, [(list(trained), {})], "", self)
 
     def _stepped(self, optimizer: Any, args: Any, options: Any) -> None:
         known = [[p for p in group["params"] if id(p) in self._names] for group in optimizer.param_groups]
@@ -205,16 +204,19 @@ class StepTrace:
         self._is_hooked = True
         groups = []
         for members, group in zip(known, optimizer.param_groups):
-            options = {key: _plain(value) for key, value in group.items() if key not in _NO_OPTIONS}
+            options = {key: plain(value) for key, value in group.items() if key not in _NO_OPTIONS}
             groups.append(([self._names[id(p)] for p in members], options))
         self._end({self._names[id(p)]: p for p in chain.from_iterable(known)}, groups, type(optimizer).__name__, optimizer)
 
     def _end(self, trained: dict[str, nn.Parameter], groups: list[tuple[list[str], dict[str, Any]]], kind: str, optimizer: Any) -> None:
         if len(self.steps) == self.most:
             self._leave_off(has_more=True)
-        now, self._open = self._open, TracedStep()
+        now = self._open
+        self._open = TracedStep()
         now.gradients = digests({name: p.grad for name, p in trained.items() if p.grad is not None})
-        now.weights, now.groups, now.optimizer = self._weights(), groups, kind
+        now.weights = self._weights()
+        now.groups = groups
+        now.optimizer = kind
         now.age = self._ages.get(optimizer, 0)
         self._ages[optimizer] = now.age + 1
         after = random_state()
@@ -225,7 +227,3 @@ class StepTrace:
 
 _NO_OPTIONS = {"params", "param_names", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "foreach", "fused"}
 _NO_OPTIONS |= {"capturable", "differentiable"}
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value

@@ -27,7 +27,7 @@ from ..formatting import format_count
 from ..views.text import table_text
 
 # %% auto #0
-__all__ = ["check", "Summary", "own_params", "shared_params", "summary"]
+__all__ = ["check", "Summary", "layers_of", "own_params", "shared_params", "summary"]
 
 
 # %% ../../nbs/tools/summary.ipynb #99022a2a
@@ -62,12 +62,14 @@ def _check(trainer: TrainerBase, batch: Any, operation: Operation) -> str:
     lines = [f"batch: {describe(batch)}"]
     modes: tuple[Mode, Mode] = ("train", "test")
     for mode in modes:
-        training, name = mode == "train", f"{mode}_step"
+        training = mode == "train"
+        name = f"{mode}_step"
         trainer.model.train(training)
         trainer.mode = mode
         with torch.set_grad_enabled(training):
             step = trainer.train_step if training else trainer.test_step
-            place, found = f"{trainer.title}.{name}, one batch", step(batch)
+            place = f"{trainer.title}.{name}, one batch"
+            found = step(batch)
             output = {} if found is None else check_output(found, name, place.format, trainer.device)
             if training and output:
                 output["loss"].backward()
@@ -102,6 +104,15 @@ class Summary:
 
     def _repr_html_(self) -> str:
         return table_html(self.rows, caption=self._total) + "".join(f"<div>{escape(line)}</div>" for line in self.shared)
+
+
+def _has_own_params(layer: nn.Module) -> bool:
+    return any(True for _ in layer.parameters(recurse=False))
+
+
+def layers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers of a model by name: modules that hold parameters, and modules without submodules."""
+    return {name: part for name, part in model.named_modules() if not any(part.children()) or _has_own_params(part)}
 
 
 def own_params(model: nn.Module) -> dict[str, int]:
@@ -153,15 +164,14 @@ def summary(trainer: TrainerBase, batch: Batch) -> Summary:
 def _summary(trainer: TrainerBase, batch: Any, operation: Operation) -> Summary:
     operation.keep(unchanged(trainer))
     model = trainer.model
-    holders = {id(module) for module in model.modules() if any(True for _ in module.parameters(recurse=False))}
-    layers = [(name, layer) for name, layer in model.named_modules() if not any(layer.children()) or id(layer) in holders]
+    layers = layers_of(model)
     rows = _called(trainer, batch, layers)
     own = own_params(model)
     called = {row["layer"] for row in rows}
     for row in rows:
         row["params"] = own.pop(row["layer"], 0)  # a layer that is called twice counts once
-    for name, layer in layers:
-        if name not in called and id(layer) in holders:
+    for name, layer in layers.items():
+        if name not in called and _has_own_params(layer):
             row = {"layer": name, "type": type(layer).__name__, "output": "–", "params": own[name]}
             rows.insert(_place(rows, name), row)
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
@@ -170,7 +180,7 @@ def _summary(trainer: TrainerBase, batch: Any, operation: Operation) -> Summary:
     return Summary(rows, sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained), shared_params(model))
 
 
-def _called(trainer: TrainerBase, batch: Any, layers: list[tuple[str, nn.Module]]) -> list[dict[str, Any]]:
+def _called(trainer: TrainerBase, batch: Any, layers: dict[str, nn.Module]) -> list[dict[str, Any]]:
     """A row for each call of one of `layers` in a test step."""
     rows: list[dict[str, Any]] = []
 
@@ -181,7 +191,7 @@ def _called(trainer: TrainerBase, batch: Any, layers: list[tuple[str, nn.Module]
 
         return hook
 
-    handles = [layer.register_forward_hook(row(name)) for name, layer in layers]
+    handles = [layer.register_forward_hook(row(name)) for name, layer in layers.items()]
     try:
         # compiled code would not call the hooks
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):

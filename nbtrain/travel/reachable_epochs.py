@@ -39,7 +39,9 @@ def reachable_epochs(trainer: TrainerBase) -> list[ReachableEpoch]:
     """Return the epochs that `trainer` can be rewound to. Epoch 0 is the start."""
     if trainer.mode != "train":
         return []
-    memory, history, files = trainer.states.memory, trainer.train_state.history, saved_states(trainer.run_dir)
+    memory = trainer.states.memory
+    history = trainer.train_state.history
+    files = saved_states(trainer.run_dir)
     edits = sorted(at.processed for at, _ in history.marks)
 
     def find(processed: int) -> KeptState | Path | None:
@@ -50,7 +52,8 @@ def reachable_epochs(trainer: TrainerBase) -> list[ReachableEpoch]:
         has_edit = bisect_right(edits, processed) > bisect_right(edits, kept.processed)
         return kept if kept.processed == processed or (can_train(kept) and not has_edit) else None
 
-    places, best = list[ReachableEpoch](), history.best["epoch"] if history.best is not None else None
+    places: list[ReachableEpoch] = []
+    best = history.best["epoch"] if history.best is not None else None
     if memory.run_starts and (start := find(memory.run_starts[0])) is not None:
         places.append(ReachableEpoch(0, f"step {start.step}" if isinstance(start, KeptState) and start.step else ""))
     for row in history.epochs:

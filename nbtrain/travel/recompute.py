@@ -70,7 +70,9 @@ class _Advances(L.Callback):
     """Says how far a scratch copy is on its way from one state to a place."""
 
     def __init__(self, trainer: TrainerBase, kept: KeptState, place: Place) -> None:
-        self.trainer, self.place, self.distance = trainer, place, place.distance_of(kept)
+        self.trainer = trainer
+        self.place = place
+        self.distance = place.distance_of(kept)
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
         advance(self.trainer, self.distance, self.distance - self.place.distance_of(self.trainer.train_state.counts))

@@ -30,13 +30,14 @@ from ..base.operation import Operation, operate
 from ..base.trainer_base import TrainerBase
 from .rewind import nearest_state
 from ..tools.scratch_trainer import scratch_trainer
+from ..tools.summary import layers_of
 from .recompute import Place, train_from
 from ..views.html import table_html
 from ..formatting import format_value
 from ..views.text import table_text
 
 # %% auto #0
-__all__ = ["Layer", "Replay", "layers_of", "norm_of", "StepWatcher", "watched_step", "replay", "Diagnosis", "diagnose"]
+__all__ = ["Layer", "Replay", "norm_of", "StepWatcher", "watched_step", "replay", "Diagnosis", "diagnose"]
 
 
 # %% ../../nbs/travel/replay.ipynb #c0205bfd
@@ -64,7 +65,8 @@ class Layer:
     @property
     def row(self) -> dict[str, Any]:
         """The values as a row of a table."""
-        is_called, has_gradient = not math.isnan(self.zeros), self.n_bad_gradients > 0 or not math.isnan(self.gradient)
+        is_called = not math.isnan(self.zeros)
+        has_gradient = self.n_bad_gradients > 0 or not math.isnan(self.gradient)
         known = dict.fromkeys(("mean", "std", "zeros"), is_called) | {"gradient": has_gradient}
         known |= dict.fromkeys(("update", "share"), self.has_weights)
         return {"layer": self.name or "(model)", "type": self.kind} | {name: getattr(self, name) if known[name] else "–" for name in known}
@@ -128,7 +130,7 @@ class Replay:
             >>> trainer.replay(step=2).debug().module
             ''
         """
-        return diagnose(self._trainer, self.step)
+        return operate(self._trainer, "debug", lambda operation: diagnose(self._trainer, self.step), mode="train")
 
     @property
     def _head(self) -> str:
@@ -143,11 +145,6 @@ class Replay:
 
 
 # %% ../../nbs/travel/replay.ipynb #b114ab4b
-def layers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers of a model by name: modules that hold parameters, and modules without submodules."""
-    return {name: part for name, part in model.named_modules() if not any(part.children()) or any(True for _ in part.parameters(False))}
-
-
 def norm_of(values: Sequence[Tensor]) -> float:
     """The L2 norm of all numbers in some tensors; NaN without a tensor."""
     found = [value.detach().double().norm().cpu() for value in values]
@@ -200,7 +197,10 @@ class StepWatcher(Checkpoint):
         if counts.step != self.before or self._is_bad:
             return
         self.place = f"epoch {counts.epoch + 1}, batch {batch_idx + 1}"
-        self.batch, self.output, self._outputs, self._gradients = None, None, {}, {}
+        self.batch = None
+        self.output = None
+        self._outputs = {}
+        self._gradients = {}
         if self.pl_trainer is None:
             self.pl_trainer = pl_trainer
             self._begin(self.trainer.model)
@@ -294,7 +294,8 @@ def watched_step(trainer: TrainerBase, step: int, *, anomalies: bool = False) ->
 
 def _before(trainer: TrainerBase, step: int) -> Place:
     """The place before the first batch of the update `step`. A batch may make several updates: then that before all of them."""
-    table, counts = trainer.train_state.history.steps["train"], trainer.train_state.counts
+    table = trainer.train_state.history.steps["train"]
+    counts = trainer.train_state.counts
     n = bisect_left(table.steps, step)
     if table.thinning["stride"] > 1:  # the first batch of the update may be missing
         return Place(table.processed[n - 1] if n else 0, step - 1)
@@ -362,19 +363,8 @@ def _span(value: Any) -> str:
     return f", in [{format_value(float(low))}, {format_value(float(high))}]"
 
 
-def _of_module(name: str, part: nn.Module, output: Any, inputs: Any) -> Diagnosis:
-    n, n_bad = sum(found.numel() for found in tensors(output)), _n_bad(output)
-    input_text = "its input is not finite either" if _n_bad(inputs) else f"its input is finite{_span(inputs)}"
-    where = f"{name or 'the model'} ({type(part).__name__})"
-    return Diagnosis(f"The output of {where} is the first that is not finite: {n_bad} of {n} values; {input_text}.", name)
-
-
 def diagnose(trainer: TrainerBase, step: int) -> Diagnosis:
     """Name the first thing in training step `step` that is not finite."""
-    return operate(trainer, "debug", lambda operation: _diagnose(trainer, step), mode="train")
-
-
-def _diagnose(trainer: TrainerBase, step: int) -> Diagnosis:
     with watched_step(trainer, step, anomalies=True) as (copy, seen):
         modules = dict(copy.model.named_modules())
     if seen.bad_weights:
@@ -384,7 +374,11 @@ def _diagnose(trainer: TrainerBase, step: int) -> Diagnosis:
         return Diagnosis(f"The batch has {bad} {'value that is' if bad == 1 else 'values that are'} not finite.")
     if seen.first_bad is not None:
         name, output, inputs = seen.first_bad
-        return _of_module(name, modules[name], output, inputs)
+        n = sum(found.numel() for found in tensors(output))
+        n_bad = _n_bad(output)
+        input_text = "its input is not finite either" if _n_bad(inputs) else f"its input is finite{_span(inputs)}"
+        where = f"{name or 'the model'} ({type(modules[name]).__name__})"
+        return Diagnosis(f"The output of {where} is the first that is not finite: {n_bad} of {n} values; {input_text}.", name)
     if seen.output is not None and _n_bad(seen.output.get("loss")):
         return Diagnosis("The outputs of all modules are finite, and the loss is not: look at how train_step computes it.")
     if seen.error is not None:

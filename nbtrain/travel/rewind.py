@@ -31,7 +31,8 @@ __all__ = ["place_of", "nearest_state", "outside", "Rewound", "rewind", "state_a
 # %% ../../nbs/travel/rewind.ipynb #80c257c3
 def place_of(trainer: TrainerBase, at: str | None, epoch: int | None, step: int | None) -> Place:
     """Return the place that the arguments of `rewind` or `branch` name. Raises ConfigError if there is no such place."""
-    history, counts = trainer.train_state.history, trainer.train_state.counts
+    history = trainer.train_state.history
+    counts = trainer.train_state.counts
     given = [name for name, value in (("at", at), ("epoch", epoch), ("step", step)) if value is not None]
     if len(given) != 1:
         raise ConfigError(f"{' and '.join(given) or 'No place'} was given.", remedy='Give one of epoch=3, step=1200 and "best".')
@@ -52,7 +53,8 @@ def place_of(trainer: TrainerBase, at: str | None, epoch: int | None, step: int 
 
 def _after(trainer: TrainerBase, step: int) -> Place:
     """The place right after the update `step`. Raises ConfigError if there is none."""
-    table, counts = trainer.train_state.history.steps["train"], trainer.train_state.counts
+    table = trainer.train_state.history.steps["train"]
+    counts = trainer.train_state.counts
     if not 0 <= step <= counts.step:
         raise ConfigError(f"There is no step {step} yet: {counts.step} updates are done.", remedy=f"Give a step from 0 to {counts.step}.")
     n = bisect_right(table.steps, step)
@@ -92,7 +94,8 @@ def _remedy(trainer: TrainerBase) -> str:
 
 def outside(trainer: TrainerBase) -> list[str]:
     """Describe what can't be restored: loaders that are iterators, generators without a state, counters outside of the trainer."""
-    states, found = trainer.states, dict(trainer.states.reasons)
+    states = trainer.states
+    found = dict(trainer.states.reasons)
     if states.open_loader is not None:
         found |= dict.fromkeys(states.open_loader.why_not_exact())
     methods = [value for kind in type(trainer).__mro__ if is_user(kind) for value in vars(kind).values()]

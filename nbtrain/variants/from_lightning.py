@@ -46,8 +46,9 @@ _OF_MODULE = {
 def check_module(module: Any, options: Mapping[str, Any]) -> None:
     """Raise ConfigError if this is not a LightningModule that can train, and for options that belong in the module."""
     if isinstance(module, type) and issubclass(module, L.LightningModule):
-        what = f"from_lightning needs a LightningModule, got the class {module.__name__}."
-        raise ConfigError(what, remedy=f"Make an instance: {module.__name__}(...).")
+        raise ConfigError(
+            f"from_lightning needs a LightningModule, got the class {module.__name__}.", remedy=f"Make an instance: {module.__name__}(...)."
+        )
     if not isinstance(module, L.LightningModule):
         raise ConfigError(
             f"from_lightning needs a LightningModule, got {type(module).__name__}.",
@@ -56,11 +57,15 @@ def check_module(module: Any, options: Mapping[str, Any]) -> None:
     for name in _OF_MODULE.keys() & options.keys():
         raise ConfigError(f"{name} is made by the LightningModule.", remedy=f"Write it into its {_OF_MODULE[name]}.")
     if options.get("gradient_clip") and not module.automatic_optimization:
-        what = f"gradient_clip: {type(module).__name__} optimizes by hand, so it also clips by hand."
-        raise ConfigError(what, remedy="Call self.clip_gradients(optimizer, gradient_clip_val=...) in its training_step.")
+        raise ConfigError(
+            f"gradient_clip: {type(module).__name__} optimizes by hand, so it also clips by hand.",
+            remedy="Call self.clip_gradients(optimizer, gradient_clip_val=...) in its training_step.",
+        )
     if options.get("on_error") == "pause" and not module.automatic_optimization:
-        what = f'on_error="pause": {type(module).__name__} optimizes by hand, and an error in its step can\'t be taken back.'
-        raise ConfigError(what, remedy='Use automatic optimization, or resume from a checkpoint: StateManagerAddon, resume="auto".')
+        raise ConfigError(
+            f'on_error="pause": {type(module).__name__} optimizes by hand, and an error in its step can\'t be taken back.',
+            remedy='Use automatic optimization, or resume from a checkpoint: StateManagerAddon, resume="auto".',
+        )
 
 
 # %% ../../nbs/variants/from_lightning.ipynb #lightconf
@@ -86,7 +91,8 @@ class Configured:
         """
         self.optimizers = pl_trainer.strategy.optimizers
         self.schedulers = [config.scheduler for config in pl_trainer.lr_scheduler_configs]
-        state, self._state = restored if restored is not None else self._state, None
+        state = restored if restored is not None else self._state
+        self._state = None
         if state is not None:
             same = {id(part) for part in single([before])} if before is not None else set[int]()
             for part, names in zip(single(self.optimizers), state.get("nbtrain", {}).get("groups") or ()):
@@ -148,11 +154,25 @@ class LightningSteps(TrainerBase):
 
     def _step_alone(self, batch: Any, pl_trainer: L.Trainer) -> dict[str, Any]:
         """Call `training_step` after a run, without logging. Raises ConfigError for a module that optimizes by hand."""
-        return _step_alone(self.lightning_module, batch, pl_trainer)
+        module = self.lightning_module
+        if not module.automatic_optimization:
+            raise ConfigError(
+                f"{type(module).__name__} optimizes by hand, so its loss of one sample can't be computed.",
+                remedy="Use replay(step=...) instead.",
+            )
+        own, before = vars(module), dict(vars(module))
+        own |= {"_trainer": pl_trainer, **dict.fromkeys(("log", "log_dict"), lambda *args, **options: None)}
+        try:
+            return as_output(module.training_step(batch, 0))
+        finally:
+            own.clear()
+            own |= before
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        what = f"The training_step of {type(self.model).__name__} can only be called in a run."
-        raise StepError(what, remedy="Call run(n_epoch, loader), or run_batch(batch).")
+        raise StepError(
+            f"The training_step of {type(self.model).__name__} can only be called in a run.",
+            remedy="Call run(n_epoch, loader), or run_batch(batch).",
+        )
 
     def test_step(self, batch: Any) -> dict[str, Any]:
         """Return what the module's `predict_step` returns as "output", for `predict`, `inference` and `summary`."""
@@ -219,8 +239,10 @@ class LightningSteps(TrainerBase):
 
     def _need(self, step: str, command: str) -> None:
         if not is_overridden(step, self.lightning_module):
-            what = f"{type(self.model).__name__} has no {step}, and {command} calls it."
-            raise ConfigError(what, remedy=f"Write {step}(self, batch, batch_idx), or use the trainer's history.")
+            raise ConfigError(
+                f"{type(self.model).__name__} has no {step}, and {command} calls it.",
+                remedy=f"Write {step}(self, batch, batch_idx), or use the trainer's history.",
+            )
 
 
 # %% ../../nbs/variants/from_lightning.ipynb #lightkind1
@@ -269,19 +291,6 @@ def from_lightning(
 def _unpickled(base: type[Any], addons: tuple[Any, ...], kind: type[Any]) -> Any:
     found: Any = lightning_trainer(compose(base, addons) if addons else base, kind)
     return found.__new__(found)
-
-
-def _step_alone(module: L.LightningModule, batch: Any, pl_trainer: L.Trainer) -> dict[str, Any]:
-    if not module.automatic_optimization:
-        what = f"{type(module).__name__} optimizes by hand, so its loss of one sample can't be computed."
-        raise ConfigError(what, remedy="Use replay(step=...) instead.")
-    own, before = vars(module), dict(vars(module))
-    own |= {"_trainer": pl_trainer, **dict.fromkeys(("log", "log_dict"), lambda *args, **options: None)}
-    try:
-        return as_output(module.training_step(batch, 0))
-    finally:
-        own.clear()
-        own |= before
 
 
 def _too_short(pl_trainer: L.Trainer) -> Iterator[str]:

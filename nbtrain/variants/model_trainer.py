@@ -50,7 +50,6 @@ __all__ = [
     "choose_optimizer",
     "perplexity",
     "SavesPretrained",
-    "as_pretrained",
     "enable_checkpointing",
     "DatasetTrainer",
     "ModelTrainer",
@@ -86,11 +85,6 @@ def prediction_of(output: Mapping[str, Any]) -> Any:
 
 
 # %% ../../nbs/variants/model_trainer.ipynb #e4683f53
-def _target(batch: Any) -> Any:
-    key = label_key(batch)
-    return None if key is None else batch[key]
-
-
 def _parted(batch: Any) -> tuple[Any, Any]:
     """The model's input and the target of a batch."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
@@ -150,11 +144,6 @@ class Loading:
             return {name: self.evaluated(part) for name, part in data.items()}
         return self.loader(data, training=False) if is_dataset(data) else data
 
-    def of_evaluation(self, dataset: Any) -> Any:
-        """Loaders for `eval_dataset`: one dataset, or a dict of them."""
-        several = dataset is None or isinstance(dataset, Mapping)
-        return self.evaluated(dataset) if several else self.loader(dataset, training=False)
-
     def loader(self, dataset: Any, *, training: bool) -> Iterable[Any]:
         """A loader of `dataset`: shuffled again in each training epoch; in evaluation in order, with the last short batch."""
         drop_last = self.drop_last and training
@@ -210,13 +199,6 @@ class SavesPretrained(Protocol):
     """A model that saves its weights and configuration in a folder."""
 
     def save_pretrained(self, save_directory: str | Path) -> Any: ...
-
-
-def as_pretrained(model: nn.Module) -> SavesPretrained:
-    """Return `model`, typed as one with `save_pretrained`. Raises ConfigError if it does not have that method."""
-    if not isinstance(model, SavesPretrained):
-        raise ConfigError(f"{type(model).__name__} has no save_pretrained.", remedy="Write its weights with save_model(filename).")
-    return model
 
 
 def enable_checkpointing(model: nn.Module) -> None:
@@ -374,7 +356,10 @@ class ModelTrainer(DatasetTrainer):
         pin = self.device.type == "cuda" if pin_memory is None else pin_memory
         self.loading = Loading(batch_size, num_workers, pin, prefetch_factor, drop_last, collate_fn, self.seed or 0)
         self.train_loader = None if train_dataset is None else self.loading.loader(train_dataset, training=True)
-        self.eval_loader = self.loading.of_evaluation(eval_dataset)
+        if eval_dataset is None or isinstance(eval_dataset, Mapping):
+            self.eval_loader = self.loading.evaluated(eval_dataset)
+        else:
+            self.eval_loader = self.loading.loader(eval_dataset, training=False)
         if gradient_checkpointing:
             enable_checkpointing(model)
 
@@ -405,7 +390,8 @@ class ModelTrainer(DatasetTrainer):
         """Return the loss, the other scalars, and, if known, "output" and "label"."""
         batch = self.prepare_batch(batch)
         if self.loss_fn is None:
-            return _as_step(call_model(self.model, batch), _target(batch))
+            key = label_key(batch)
+            return _as_step(call_model(self.model, batch), None if key is None else batch[key])
         given, label = _parted(batch)
         output = call_model(self.model, given)
         return {"loss": self.loss_fn(output, label), "output": output, "label": label}
@@ -450,6 +436,8 @@ class ModelTrainer(DatasetTrainer):
             >>> ModelTrainer(Saved(1, 1), "cpu", loss_fn=mse_loss).save_pretrained("line").name
             'line'
         """
-        model = as_pretrained(self.model)
+        model = self.model
+        if not isinstance(model, SavesPretrained):
+            raise ConfigError(f"{type(model).__name__} has no save_pretrained.", remedy="Write its weights with save_model(filename).")
         self.control.do(lambda at: model.save_pretrained(folder))
         return Path(folder)

@@ -89,8 +89,10 @@ class _Refusals(L.Callback):
 def _check_class(kind: type[Trainer], mode: str, optimizers: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Raise ConfigError for addons that don't work with several optimizers, and for a missing step."""
     if not kind.automatic_optimization:
-        what = f"{kind.__name__} is a MultiOptimizerTrainer, which steps its optimizers in turn."
-        raise ConfigError(what, remedy="Subclass Trainer, with optimizer={...} by name, to step by hand.")
+        raise ConfigError(
+            f"{kind.__name__} is a MultiOptimizerTrainer, which steps its optimizers in turn.",
+            remedy="Subclass Trainer, with optimizer={...} by name, to step by hand.",
+        )
     if refused := next((own for own in kind.addons if "several_optimizers" in own.excludes), None):
         raise ConfigError(f"Several optimizers can't train with {refused.__name__}.", remedy="Leave it out.")
     if "optimizer" in options or (mode == "train" and not optimizers):
@@ -98,12 +100,16 @@ def _check_class(kind: type[Trainer], mode: str, optimizers: Mapping[str, Any], 
         raise ConfigError(f"{kind.__name__} takes its optimizers by name.", remedy=f"Give {example}.")
     for name in optimizers:
         if not callable(getattr(kind, f"train_step_{name}", None)):
-            what = f"{kind.__name__} has an optimizer {name!r}, and no train_step_{name}."
-            raise ConfigError(what, remedy=f"Write train_step_{name}(self, batch), which returns a dict with 'loss'.")
+            raise ConfigError(
+                f"{kind.__name__} has an optimizer {name!r}, and no train_step_{name}.",
+                remedy=f"Write train_step_{name}(self, batch), which returns a dict with 'loss'.",
+            )
     steps = [name.removeprefix("train_step_") for name in dir(kind) if name.startswith("train_step_")]
     if unused := [name for name in steps if name not in optimizers and mode == "train"]:
-        what = f"{kind.__name__} has train_step_{unused[0]}, and no optimizer {unused[0]!r}."
-        raise ConfigError(what, remedy=f"Give optimizers={{{unused[0]!r}: ..., ...}}, or rename the method.")
+        raise ConfigError(
+            f"{kind.__name__} has train_step_{unused[0]}, and no optimizer {unused[0]!r}.",
+            remedy=f"Give optimizers={{{unused[0]!r}: ..., ...}}, or rename the method.",
+        )
 
 
 def _check_every(every: Mapping[str, int], optimizers: Mapping[str, Any]) -> None:
@@ -121,8 +127,10 @@ def _made(name: str, optimizer: Any, model: nn.Module) -> Optimizer:
     try:
         part = model.get_submodule(name)
     except AttributeError as error:
-        what = f"{type(model).__name__} has no part {name!r}, whose parameters the factory of this name would get."
-        raise ConfigError(what, remedy="Name it as a part of the model, or give an optimizer instead of a factory.") from error
+        raise ConfigError(
+            f"{type(model).__name__} has no part {name!r}, whose parameters the factory of this name would get.",
+            remedy="Name it as a part of the model, or give an optimizer instead of a factory.",
+        ) from error
     made = optimizer(part.parameters()) if callable(optimizer) else None
     if not isinstance(made, Optimizer):
         raise ConfigError(
@@ -190,7 +198,8 @@ class MultiOptimizerTrainer(Trainer):
             others["scheduler"] = join_schedulers(joint, schedulers)
         super().__init__(model, device, mode, joint, **others)
         self.given |= given | {"optimizer": None}
-        self.joint, self.every = joint, dict(every or {})
+        self.joint = joint
+        self.every = dict(every or {})
         self.own_names |= {"joint", "every"}
 
     def train_step(self, batch: Any) -> dict[str, Any] | None:

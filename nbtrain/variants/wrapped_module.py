@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..private.torch_parts import CHILDREN, children_of
 from ..private.lightning_parts import hyperparameters_of
+from ..data.batch import detached
 from ..engine.addon import Phase
 from ..engine.logged import current_results
 from ..engine.pass_module import PassModule
@@ -175,7 +176,7 @@ class WrappedModule(StepModule):
         meter.add({}, count_samples(self.owner, batch))
         for name, value in row.items():
             meter.amend(name, value)
-        own["output"] = {name: value.detach() if isinstance(value, Tensor) else value for name, value in row.items()}
+        own["output"] = detached(row)
         return output
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
@@ -207,7 +208,8 @@ class WrappedModule(StepModule):
 
     def _keep_logged(self) -> None:
         """Keep what was logged for the epoch in the pass that ends; in several processes that of rank 0."""
-        strategy, results = self.trainer.strategy, current_results(self.trainer)
+        strategy = self.trainer.strategy
+        results = current_results(self.trainer)
         assert results is not None
         found = results.metrics(on_step=False)["callback"]
         twice = {f"{name}_epoch" for name in found}  # what was also logged by step has two names
@@ -261,7 +263,8 @@ class WrappedModule(StepModule):
     def on_train_epoch_end(self) -> None:
         self.inner.on_train_epoch_end()
         self._keep_logged()
-        calls, self._after_epoch = self._after_epoch, []
+        calls = self._after_epoch
+        self._after_epoch = []
         for call in calls:
             call()
 

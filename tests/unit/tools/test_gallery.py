@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -16,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from nbtrain import ConfigError, StepError, Trainer
-from nbtrain.tools.gallery import Gallery, Sample, draw_sample, masks_of, rgb
+from nbtrain.tools.gallery import Gallery, Sample, draw_sample, rgb
 from tests.samples import Regress, make_data, make_loader, make_trainer
 
 
@@ -258,60 +257,6 @@ def test_dollars_in_the_name_of_a_class_are_no_formula() -> None:
 def test_classes_have_their_names_in_a_gallery() -> None:
     shown = make_classifier().show_worst(DataLoader(make_points(), batch_size=4), 3, classes=["below", "above"])
     assert all(re.fullmatch(r"predicted (below|above)( ✓|, is (below|above)) · loss \S+", sample.words) for sample in shown.samples)
-
-
-# -- masks
-def make_segmented(**options: Any) -> Sample:
-    """Two classes beside the background; the prediction misses 4 of 64 pixels."""
-    target = torch.zeros(8, 8, dtype=torch.long)
-    target[2:6, 2:6] = 1
-    target[:, 7] = 2
-    predicted = target.clone()
-    predicted[2, 2:6] = 0
-    scores = torch.nn.functional.one_hot(predicted, 3).movedim(-1, 0).float()
-    return Sample(**{"index": 0, "input": torch.rand(3, 8, 8), "output": scores, "label": target, "loss": 0.5} | options)
-
-
-def test_a_mask_is_predicted_pixel_by_pixel() -> None:
-    sample = make_segmented()
-    assert sample.prediction.shape == (8, 8) and int((sample.prediction != sample.label).sum()) == 4
-    assert sample.words == "loss 0.5"
-
-
-def drawn_at(figure: Any, x: float, y: float) -> list[int]:
-    """The colour that a figure shows at a point of its axes."""
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    pixels = np.asarray(canvas.buffer_rgba())
-    column, row = figure.axes[0].transData.transform((x, y)).round().astype(int)
-    return pixels[len(pixels) - row, column, :3].tolist()
-
-
-def test_prediction_and_target_lie_over_the_image_at_half_opacity_side_by_side() -> None:
-    figure = Gallery([make_segmented(input=torch.ones(3, 8, 8))], "One").plot()
-    assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["predicted", "is"]
-    white, half_blue = [255] * 3, [(255 + part) / 2 for part in (0x1F, 0x77, 0xB4)]
-    assert drawn_at(figure, 8 + 3, 3) == pytest.approx(half_blue, abs=2)
-    assert drawn_at(figure, 8 + 3, 2) == pytest.approx(half_blue, abs=2)
-    assert drawn_at(figure, 3, 2) == drawn_at(figure, 8 + 0, 0) == white  # class 0: the image itself
-
-
-@pytest.mark.parametrize(
-    ("input", "output", "label", "n_masks"),
-    [
-        (torch.rand(8, 8), torch.rand(3, 8, 8), torch.ones(8, 8, dtype=torch.long), 2),
-        (torch.rand(1, 8, 8), torch.rand(3, 8, 8), torch.ones(1, 8, 8, dtype=torch.uint8), 2),
-        (torch.randint(0, 255, (3, 8, 8), dtype=torch.uint8), torch.rand(8, 8) > 0.5, torch.rand(8, 8) > 0.5, 2),
-        (torch.randn(3, 8, 8), torch.rand(1, 8, 8), torch.ones(8, 8, dtype=torch.long), 1),  # one score a pixel: the target alone
-        (torch.randn(3, 8, 8), torch.ones(8, 8, dtype=torch.long), None, 1),
-        (torch.randn(3, 16, 16), torch.rand(3, 8, 8), torch.ones(8, 8, dtype=torch.long), 0),  # of another size
-    ],
-    ids=["plane", "grey", "bytes, true or false", "one score", "no target", "smaller"],
-)
-def test_masks_over_images_of_all_kinds(input: Any, output: Any, label: Any, n_masks: int) -> None:
-    sample = Sample(0, input, output, label)
-    assert len(masks_of(sample)) == n_masks
-    assert len(Gallery([sample], "One").plot().axes[0].images) == (2 if n_masks else 1)
 
 
 @pytest.mark.parametrize("scale", [(0.0, 1.0), (-2.1, 2.6), (0.0, 255.0)], ids=["unit", "normalised", "by 255"])
