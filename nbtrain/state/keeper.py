@@ -85,9 +85,12 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
             self.disk.open(pl_trainer)
             vars(self)["on_train_batch_end"] = self._after_batch  # set only now, because a hook costs time in each batch
         if (state := self.trainer.states.restored) is not None:
+            own = state["nbtrain"]
+            if own["finished"] is None and not self.trainer.origin.continues:  # Lightning begins a run without
+                self.trainer.states.restored = state | {"nbtrain": own | {"gradients": None, "known_metrics": None}}
             vars(self)["on_train_batch_start"] = self._resume_epoch
             self._put("setup", pl_trainer)
-            if (alone := of_rank(state["nbtrain"])) is not state["nbtrain"] and alone.get("attributes") is not None:
+            if (alone := of_rank(own)) is not own and alone.get("attributes") is not None:
                 at = Moment(self.trainer, pl_trainer, state=state)  # a rank other than 0, whose attributes are already restored
                 load_attributes(at, alone["attributes"])
                 self.trainer.states.note_unsaved(self.trainer, *at.missing)

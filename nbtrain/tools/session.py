@@ -191,7 +191,7 @@ class SavedSession:
     def _go_back(self, path: Path, saved: Mapping[str, Any]) -> None:
         """Restore the start of the round in which the checkpoint `path` was saved, at the place `saved`."""
         start = path
-        if saved["n_runs"]:
+        if saved["n_runs"] or saved["start"] is not None:
             start = _existing(path.parent, saved["start"], f"the start of round {saved['round'] + 1}")
             self._newest = path, saved
         self._restore(start)
@@ -221,8 +221,8 @@ class SavedSession:
         if self._newest is None:
             return n_epoch
         trainer, (path, saved) = self.trainer, self._newest
-        if index < saved["n_runs"] - 1:
-            end = saved["ends"][index] if index < len(saved["ends"]) else None
+        end = saved["ends"][index] if index < len(saved["ends"]) else None
+        if end is not None or index < saved["n_runs"] - 1:
             self._restore(_existing(path.parent, end, f"the end of run {index + 1} of round {saved['round'] + 1}"))
             return 0
         self._newest = None
@@ -456,7 +456,7 @@ class Session(Listed):
         trainer, place = self.trainer, self._place
         was_open = place["number"] > 0
         if was_open and not place["done"]:
-            place.update(done=True, kept=self._memory.copy(), n_runs=0)
+            place.update(done=True, kept=self._memory.copy(), n_runs=0, start=None, ends=[])
             trainer.train_state.rounds = trainer.train_state.rounds | {self.n_rounds: place["round"]}
             trainer.origin.find_end()
             self._saved.save()

@@ -22,11 +22,12 @@ ROOT = Path(__file__).parents[2]
 N_CASES = int(os.environ.get("NBTRAIN_FAULT_CASES", "8"))
 
 
-@pytest.mark.parametrize("seed", range(N_CASES))
+# Each fourth draw is a session: `-k session` selects them
+@pytest.mark.parametrize("seed", [pytest.param(n, id=f"session-{n}" if n % 4 == 3 else str(n)) for n in range(N_CASES)])
 def test_a_run_interrupted_in_two_lives_ends_as_the_one_that_was_not(
     seed: int, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    case, moments, chance = drawn(seed)
+    case, moments, chance = drawn(seed, session=seed % 4 == 3)
     # What a bit means depends on the times in the file, and `make test` is to be the same each time
     if N_CASES > 60 and chance.random() < 0.25:
         case = replace(case, flips=chance.randrange(10**6))
