@@ -156,7 +156,7 @@ class SavedSession:
 
     def save(self) -> None:
         """Save the start of a round, or the end of the session."""
-        place = self.trainer.train_state.session
+        place, self._newest = self.trainer.train_state.session, None
         if self.manager is not None and place is not None:
             path = self.manager.save_state(self.trainer)
             place["start"] = path.name if path is not None else None
