@@ -43,6 +43,7 @@ class RunThread:
         self.is_ended_by_hand = False
         self._presses: list[Thread] = []
         self._is_pressed = self._came_late = False  # to pause; when there was no further batch
+        self._missed = ""  # another request than ■ that came then
         grad, device = torch.is_grad_enabled(), torch.get_default_device()
         context = contextvars.copy_context()
         self.thread = self._thread = Thread(target=context.run, args=(self._train, grad, device), name="nbtrain run", daemon=True)
@@ -64,6 +65,10 @@ class RunThread:
         return self._thread.is_alive()
 
     @property
+    def _is_completed(self) -> bool:
+        return self.result is not None and self.result.status == "completed"
+
+    @property
     def is_current(self) -> bool:
         return self._thread is current_thread()
 
@@ -72,6 +77,9 @@ class RunThread:
         if self._thread.ident is not None:  # None if it has not started
             self._thread.join()
             clear_frames(self._control.stopped_after)  # possible now that its frames have ended
+            if self._missed and self.result is not None:
+                print(f"The run was over before it could {self._missed}.")
+            self._missed = ""
 
     def finish(self, place: str, kept: str) -> RunResult:
         """Wait for the result. Raises the exception of the run, or RunStopped, once, if the run was stopped by hand at `place`.
@@ -129,7 +137,10 @@ class RunThread:
         finally:
             self._work = None  # release it
             with self._pressing:
-                self._came_late = self._is_pressed and self._control.state == "pausing"
+                if self._control.state == "pausing":
+                    self._came_late, self._missed = self._is_pressed, "" if self._is_pressed else "pause"
+                elif self._control.state == "stopping" and self._is_completed and not self.is_ended_by_hand:
+                    self._missed = "stop"
                 self._control.end()
             cancel_at_exit(self._leave_in_time)
 
