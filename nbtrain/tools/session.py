@@ -148,6 +148,7 @@ class SavedSession:
     def __init__(self, trainer: TrainerBase) -> None:
         self.trainer = trainer
         self._newest: tuple[Path, Mapping[str, Any]] | None = None  # the checkpoint within the round, and its place, while it is ahead
+        self.is_between = False  # the restored state is one between two runs
 
     @property
     def manager(self) -> StateService | None:
@@ -184,6 +185,7 @@ class SavedSession:
             self._go_back(path, saved)
             return "round"
         self._restore(path)
+        self.drop_loader(same=(saved or {}).get("same_loader"))
         if saved is not None and saved["done"] and not rounds:  # of an older version
             state.rounds = {saved["n_rounds"]: saved["round"]}
         return "finished" if is_reached or n_rounds in state.rounds else "new"
@@ -206,13 +208,17 @@ class SavedSession:
         trainer.origin.go_back(continues=False)  # the next run is a new one
         trainer.train_state.run += 1
         restore_end(trainer)
-        self._drop_loader()
+        self.is_between = True
 
-    def _drop_loader(self) -> None:
-        """The next run has another loader than the restored state, unless the newest runs before had one."""
+    def drop_loader(self, *, same: bool | None) -> None:
+        """Before a run that has another loader than the restored state, unless it is the `same`. None: unknown, which a note says."""
         restored = self.trainer.states.restored
-        if restored is not None and not (self.trainer.train_state.session or {}).get("same_loader"):
+        if restored is not None and self.is_between and not same:
             own = restored["nbtrain"]
+            if same is None and (own["loader"] or NO_PLACE)["place"] != NO_PLACE["place"]:
+                self.trainer.recorder.note(
+                    "The loader begins anew: if it is that of the run before, its order differs from a run without a resume."
+                )
             setup = {name: part for name, part in own.get("setup", {}).items() if name != "loader"}
             restored["nbtrain"] = own | {"loader": NO_PLACE, "setup": setup}
 
@@ -230,8 +236,7 @@ class SavedSession:
             return n_epoch
         trainer._required_service(StateService).restore(trainer, path, loader)
         left = continue_from(trainer, path, trainer.train_state.first_epoch + n_epoch)
-        if not left:
-            self._drop_loader()
+        self.is_between = not left
         return left
 
 
@@ -338,8 +343,9 @@ class Session(Listed):
         self._memory.put(kept if state.rounds else None)
         self._first_round = max(state.rounds.values(), default=0)
         first_epoch = state.counts.epoch - self._first_round * (self.epochs or 0)
-        schedule = state.session["schedule"] if state.session is not None else None
-        known = {"round": self._first_round, "done": found == "finished", "schedule": schedule}
+        saved = state.session or {}
+        known = {"round": self._first_round, "done": found == "finished"}
+        known |= {name: saved.get(name) for name in ("schedule", "same_loader")}
         state.session = _new_place(max(first_epoch, 0)) | known
 
     def _adopt(self, left: Session) -> None:
@@ -409,6 +415,7 @@ class Session(Listed):
     def _start(self, index: int, n_epoch: int, loader: Any, valid_loader: Any) -> RunResult | RunHandle:
         trainer, state = self.trainer, self.trainer.train_state
         left = self._saved.left(index, n_epoch, None if is_data_source(loader) else loader)
+        before, self._loader = self._loader, loader
         if left == 0:
             return RunOutcome(trainer).conclude("completed", "its epochs were there", is_new=False)
         place = self._place
@@ -416,9 +423,10 @@ class Session(Listed):
             trainer.recorder.note(f"{self._words} begins run {index + 1} again, with the weights at which it ended early.")
         self._top = max(self._top, state.run)
         number = place["number"] or state.run + 1
-        same = place["same_loader"] if self._loader is None else loader is self._loader
+        same = place["same_loader"] if before is None else loader is before
+        self._saved.drop_loader(same=same)
         place.update(number=number, n_runs=index + 1, kept=None, same_loader=same)
-        self._loader, state.run = loader, number - 1
+        state.run = number - 1
         if trainer.states.restored is not None:
             trainer.origin.go_back(continues=trainer.origin.continues)
         return Run(trainer, left, loader, valid_loader).start()

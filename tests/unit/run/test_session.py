@@ -14,7 +14,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from samples import Broken, Regress, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
+from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, LinearLR
 
 from nbtrain import CheckpointError, ConfigError, EarlyStoppingAddon, MultiGPUAddon, StateManagerAddon
@@ -325,3 +325,24 @@ def test_a_save_by_hand_before_the_first_update_of_a_run_counts(n_run: int, tmp_
     again, resumed = two_in_a_round(tmp_path / "broken")
     assert again == drawn
     assert [row["lr"] for row in resumed.history.epochs] == [0.01] * (n_run - 1) + [0.5] * (7 - n_run)
+
+
+@pytest.mark.parametrize("n_runs", [1, 2])
+def test_one_loader_of_all_runs_keeps_its_order_or_a_note_says_that_it_begins_anew(n_runs: int, tmp_path: Path) -> None:
+    """In a new process the first run of a round has no run before it to be compared with."""
+
+    def go(folder: Path, *callbacks: L.Callback) -> Any:
+        trainer = make_trainer(Saving, save_path=folder, lightning={"callbacks": [*callbacks]}, seed=1)
+        loader = make_loader(own_generator=True)
+        with trainer.session(3, n_runs, resume="auto") as session:
+            for _ in session:
+                for _ in range(n_runs):
+                    trainer.run(1, loader)
+        return trainer
+
+    whole = go(tmp_path / "whole")
+    with pytest.raises(Broken):
+        go(tmp_path / "broken", Breaks(7))  # in the second run
+    resumed = go(tmp_path / "broken")
+    is_said = "The loader begins anew: if it is that of the run before" in (resumed.run_dir / "events.jsonl").read_text()
+    assert (same_weights(resumed.model, whole.model), is_said) == (n_runs == 2, n_runs == 1)
