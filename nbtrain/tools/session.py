@@ -174,11 +174,11 @@ class SavedSession:
             return "new"
         path, own = Path(found), read_state(trainer, found)["nbtrain"]
         saved = own.get("session")
-        if saved is None and not own.get("rounds") and own.get("phase", 1) == 1:  # of an older version: a line before the newest one
+        rounds = own.get("rounds") or {}
+        if saved is None and not rounds:
             raise CheckpointError(
                 f"{path.name} is the state of a run, not of a session.", where=str(path), remedy="Resume it with run(..., resume=)."
             )
-        rounds = own.get("rounds") or {}
         n_done = max([*rounds.values(), saved["round"] if saved is not None else 0])
         is_reached = n_rounds in rounds or (n_rounds is not None and n_done >= n_rounds)
         if saved is not None and not saved["done"] and not is_reached:
@@ -186,8 +186,6 @@ class SavedSession:
             return "round"
         self._restore(path)
         self.drop_loader(same=(saved or {}).get("same_loader"))
-        if saved is not None and saved["done"] and not rounds:  # of an older version
-            state.rounds = {saved["n_rounds"]: saved["round"]}
         return "finished" if is_reached or n_rounds in state.rounds else "new"
 
     def _go_back(self, path: Path, saved: Mapping[str, Any]) -> None:
