@@ -311,6 +311,18 @@ def test_a_save_by_hand_in_a_round_does_not_replace_what_the_round_goes_back_to(
     assert again == drawn and same_weights(resumed.model, whole.model)
 
 
+def test_the_end_of_a_session_whose_last_run_was_there_has_its_state(tmp_path: Path) -> None:
+    def fail(trainer: Any, n: int) -> None:
+        if n == 9:
+            raise Broken
+
+    with pytest.raises(Broken):
+        two_in_a_round(tmp_path, ask=fail)
+    drawn, _ = two_in_a_round(tmp_path)
+    again, trainer = two_in_a_round(tmp_path)
+    assert again == drawn and len(drawn) == 9 and trainer.train_state.rounds == {3: 3}
+
+
 @pytest.mark.parametrize("n_run", [3, 4])
 def test_a_save_by_hand_before_the_first_update_of_a_run_counts(n_run: int, tmp_path: Path) -> None:
     trainers: list[Any] = []
