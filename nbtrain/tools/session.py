@@ -215,7 +215,7 @@ class SavedSession:
             own = restored["nbtrain"]
             if same is None and (own["loader"] or NO_PLACE)["place"] != NO_PLACE["place"]:
                 self.trainer.recorder.note(
-                    "The loader begins anew: if it is that of the run before, its order differs from a run without a resume."
+                    "The loader starts again: if it is that of the run before, its order differs from a run without a resume."
                 )
             setup = {name: part for name, part in own.get("setup", {}).items() if name != "loader"}
             restored["nbtrain"] = own | {"loader": NO_PLACE, "setup": setup}

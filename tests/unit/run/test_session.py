@@ -340,7 +340,7 @@ def test_a_save_by_hand_before_the_first_update_of_a_run_counts(n_run: int, tmp_
 
 
 @pytest.mark.parametrize("n_runs", [1, 2])
-def test_one_loader_of_all_runs_keeps_its_order_or_a_note_says_that_it_begins_anew(n_runs: int, tmp_path: Path) -> None:
+def test_one_loader_of_all_runs_keeps_its_order_or_a_note_says_that_it_starts_again(n_runs: int, tmp_path: Path) -> None:
     """In a new process the first run of a round has no run before it to be compared with."""
 
     def go(folder: Path, *callbacks: L.Callback) -> Any:
@@ -356,5 +356,5 @@ def test_one_loader_of_all_runs_keeps_its_order_or_a_note_says_that_it_begins_an
     with pytest.raises(Broken):
         go(tmp_path / "broken", Breaks(7))  # in the second run
     resumed = go(tmp_path / "broken")
-    is_said = "The loader begins anew: if it is that of the run before" in (resumed.run_dir / "events.jsonl").read_text()
+    is_said = "The loader starts again: if it is that of the run before" in (resumed.run_dir / "events.jsonl").read_text()
     assert (same_weights(resumed.model, whole.model), is_said) == (n_runs == 2, n_runs == 1)
