@@ -25,9 +25,9 @@ from typing import Any
 import lightning as L
 import torch
 from children import CONTEXT
-from resume_cases import Case, draw, fits, flip, outcome
+from resume_cases import LOADERS, VALID_LOADERS, Case, draw, fits, flip, outcome
 
-from nbtrain import ConfigError, RunStopped
+from nbtrain import ConfigError, RunResult
 
 # Where in a run its state has just changed, with the functions that have changed it: those of nbtrain's loops first, then Lightning's
 CHANGES: dict[str, tuple[str, ...]] = {
@@ -59,7 +59,15 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "finished": ("nbtrain.state.keeper.StateKeeper.on_train_end",),
 }
 
-HOWS = ("SIGKILL", "SIGTERM", "error", "should_stop", "pause")
+# In a session, too
+SESSION_CHANGES: dict[str, tuple[str, ...]] = {
+    "round begun": ("nbtrain.tools.session.RoundMemory.begin", "nbtrain.tools.session.RoundMemory.go_back"),
+    "round saved": ("nbtrain.tools.session.SavedSession.save",),
+    "run begun": ("nbtrain.state.keeper.StateKeeper.on_train_start",),
+}
+
+HOWS = ("SIGKILL", "SIGTERM", "SIGINT", "error", "should_stop", "pause")
+BEFORE_UPDATE = ("restored", *SESSION_CHANGES, "loader opened", "batch fetched", "batch moved", "step", "gradients")
 
 
 class Boom(RuntimeError):
@@ -77,9 +85,9 @@ class Interruption:
 
 @cache
 def codes() -> dict[CodeType, str]:
-    """The code of each function in CHANGES, with the name of its moment."""
+    """The code of each function in CHANGES and SESSION_CHANGES, with the name of its moment."""
     # Unwrapped: a decorator of torch gives all that it decorates one code
-    return {unwrap(resolve_name(place)).__code__: moment for moment, places in CHANGES.items() for place in places}
+    return {unwrap(resolve_name(place)).__code__: moment for moment, places in (CHANGES | SESSION_CHANGES).items() for place in places}
 
 
 class Life(L.Callback):
@@ -129,6 +137,7 @@ def live(case: Case, folder: Path, seed: int, end: Interruption | None, report: 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     life = Life(end)
     trainer = life.trainer = case.make(folder, seed, callbacks=[life])
     n_epoch = 3
@@ -147,7 +156,7 @@ def live(case: Case, folder: Path, seed: int, end: Interruption | None, report: 
         if options["background"]:
             trainer.control.wait_settled()
             result = trainer.result
-    except (Boom, RunStopped, SystemExit) as error:
+    except (Boom, KeyboardInterrupt, SystemExit) as error:
         cause = type(error).__name__
     finally:
         sys.settrace(None)
@@ -187,9 +196,10 @@ def interrupted(case: Case, moments: tuple[str, ...], chance: random.Random, fol
     whole = run_life(case, folder / "whole", 1, None, folder / "whole.json")
     expected, counts, ends = whole["outcome"], Counter(whole["counts"]), []
     for n, moment in enumerate(moments):
-        most = max(counts[moment], 1)
+        is_session = isinstance(case, SessionCase)
+        most = 3 if is_session and moment == "restored" else max(counts[moment], 1)
         nth = 1 if chance.random() < 0.4 else chance.randint(1, most)
-        hows = HOWS[:3] if moment == "restored" else HOWS  # no run has begun then
+        hows = HOWS[:4] if is_session or moment == "restored" else HOWS  # no run has begun then, or another one follows
         ends.append(Interruption(moment, nth, chance.choice(hows)))
         seed = 7 + n if any(folder.glob("cut/run-*/checkpoints/epoch=*")) else 1
         run_life(case, folder / "cut", seed, ends[-1], folder / f"{n}.json")
@@ -200,6 +210,40 @@ def interrupted(case: Case, moments: tuple[str, ...], chance: random.Random, fol
     return [part for part in expected if found[part] != expected[part]] + notes(folder / "cut"), tuple(ends)
 
 
+@dataclass(frozen=True)
+class SessionCase(Case):
+    """A session of three rounds, each with `n_runs` runs, over one loader or, `anew`, over one that each run makes.
+
+    With one run a round, a resume can't know at the second one that its loader is that of the first one, and says so.
+    """
+
+    n_runs: int = 1
+    anew: bool = True
+
+    def run(self, trainer: Any, n_epoch: int = 3, *, resume: str | None = None, background: bool = False) -> RunResult:
+        """Train the session. Each round draws random numbers and reads the weights before, between and after its runs."""
+        state: dict[str, Any] = {"seen": [], "noise": torch.Generator().manual_seed(3)}
+        with torch.random.fork_rng():  # a script makes it with the same random numbers each time
+            torch.manual_seed(5)
+            loaders = [(LOADERS[self.loader](), VALID_LOADERS[self.valid]())]
+
+        def look() -> None:
+            drawn = torch.rand(1).item(), torch.rand(1, generator=state["noise"]).item(), random.random()
+            trained = trainer.model.parameters() if trainer.counts.step else ()  # the first run gives them their precision
+            state["seen"].append([*drawn, *(p.detach().sum().item() for p in trained)])
+
+        with trainer.session(n_epoch, self.n_runs, state=state, resume=resume) as session:
+            for _ in session:
+                look()
+                for _ in range(self.n_runs):
+                    if self.anew:
+                        loaders.append((LOADERS[self.loader](), VALID_LOADERS[self.valid]()))
+                    trainer.run(1, *loaders[-1])
+                    look()
+        trainer.seen_in_rounds = state["seen"]
+        return RunResult("completed")
+
+
 def draw_interrupted(chance: random.Random) -> Case:
     """A case that goes back to an earlier epoch first, or not."""
     case = draw(chance)
@@ -208,10 +252,21 @@ def draw_interrupted(chance: random.Random) -> Case:
     return case if fits(case) else draw_interrupted(chance)
 
 
+def draw_session(chance: random.Random) -> tuple[SessionCase, tuple[str, ...]]:
+    """A session, and where its lives end: half of them before the first update of a run."""
+    case = draw(chance)
+    n_runs, anew = chance.choice([(1, True), (1, True), (2, True), (2, False)])
+    found = SessionCase(**vars(case), n_runs=n_runs, anew=anew)
+    moments = [chance.choice(BEFORE_UPDATE if chance.random() < 0.5 else [*CHANGES]) for _ in range(chance.choice([2, 2, 3]))]
+    return found, tuple(moments)
+
+
 PAIRS = [(first, second) for first in CHANGES if first != "restored" for second in CHANGES]
 
 
-def drawn(seed: int) -> tuple[Case, tuple[str, ...], random.Random]:
-    """A case, and where each of its lives but the last ends: every pair of moments comes in its turn."""
+def drawn(seed: int, *, session: bool) -> tuple[Case, tuple[str, ...], random.Random]:
+    """A case, and where each of its lives but the last ends: of those that are no session, every pair of moments comes in its turn."""
     chance = random.Random(seed)
+    if session:
+        return *draw_session(chance), chance
     return draw_interrupted(chance), PAIRS[seed * 37 % len(PAIRS)], chance

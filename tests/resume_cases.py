@@ -650,6 +650,8 @@ class Case:
         } | options
         trainer = self.made(model, [StateManagerAddon, *addons], {**options, "lightning": lightning})
         trainer.short_way = lean
+        if self.who == "Trainer by hand":
+            trainer.n_waiting = 0  # in the instance, as after a run
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)

@@ -361,7 +361,7 @@ def _opened(path: str | Path) -> Iterator[Path]:
 
 # %% ../../nbs/checkpoint/files.ipynb #c2564641
 SUPERSEDED = "superseded"  # a file next to the checkpoints
-_NAME = re.compile(r"epoch=(\d+)-step=(\d+)(?:\.ckpt)?")
+_NAME = re.compile(r"epoch=(\d+)-step=(\d+)(?:_2)?(?:\.ckpt)?")  # the second one of this place is newer
 
 
 @dataclass(frozen=True)

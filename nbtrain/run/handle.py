@@ -18,7 +18,7 @@ import torch
 from ..annotations import checked
 from ..completion import Listed, completed_by_value
 from ..tracebacks import boundary, clear_frames
-from ..engine.control import AT_EXIT, Control, Leave
+from ..engine.control import AT_EXIT, Control, Leave, State
 from ..errors import ConfigError, RunPaused
 from ..history.history import RunResult
 from ..base.interrupts import call_at_exit, cancel_at_exit, ended_by_hand, handles_signals
@@ -43,6 +43,7 @@ class RunThread:
         self.is_ended_by_hand = False
         self._presses: list[Thread] = []
         self._is_pressed = self._came_late = False  # to pause; when there was no further batch
+        self._missed: State = "idle"  # the state at the end of the run: another request than ■ may have found no further batch
         grad, device = torch.is_grad_enabled(), torch.get_default_device()
         context = contextvars.copy_context()
         self.thread = self._thread = Thread(target=context.run, args=(self._train, grad, device), name="nbtrain run", daemon=True)
@@ -72,6 +73,11 @@ class RunThread:
         if self._thread.ident is not None:  # None if it has not started
             self._thread.join()
             clear_frames(self._control.stopped_after)  # possible now that its frames have ended
+            if self._missed == "pausing" and self.result is not None:
+                print("The run was over before it could pause.")
+            elif self._missed == "stopping" and self.result is not None and self.result.status == "completed":
+                print("The run was over before it could stop.")
+            self._missed = "idle"
 
     def finish(self, place: str, kept: str) -> RunResult:
         """Wait for the result. Raises the exception of the run, or RunStopped, once, if the run was stopped by hand at `place`.
@@ -129,7 +135,10 @@ class RunThread:
         finally:
             self._work = None  # release it
             with self._pressing:
-                self._came_late = self._is_pressed and self._control.state == "pausing"
+                state = self._control.state
+                self._came_late = self._is_pressed and state == "pausing"
+                if not (self._is_pressed or self.is_ended_by_hand):  # of which the cell that waits says it
+                    self._missed = state
                 self._control.end()
             cancel_at_exit(self._leave_in_time)
 

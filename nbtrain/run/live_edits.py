@@ -27,7 +27,7 @@ from ..errors import ConfigError, OptionError, first_line, nearest
 from ..history.history import RunResult
 from ..optim.joint_optimizer import JointOptimizer
 from ..optim.schedulers import rate_of_next, scale_lr
-from ..private.lightning_parts import validate_between
+from ..private.lightning_parts import is_last_batch, validate_between
 from ..base.trainer_base import TrainerBase
 from .handle import RunHandle
 from ..formatting import format_value
@@ -109,12 +109,25 @@ _LATER = "Set it some batches later."
 
 
 def set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
-    """Change the optimizer's options, such as `lr` or `weight_decay`, between two batches."""
-    trainer.control.do(lambda at: _set_options(trainer, options))
+    """Change the optimizer's options, such as `lr` or `weight_decay`, between two batches. If the run has none left, say so."""
+    is_on = trainer.control.state != "idle"
+    changes, is_last = trainer.control.do(lambda at: _set_options(trainer, options, at))
+    if is_on and is_last:
+        print(f"The run has no batch left: {changes} holds for the next one.")
 
 
-def _set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
+def _has_no_batch(trainer: TrainerProtocol, at: Boundary | None) -> bool:
+    """Whether no batch of a run follows."""
+    if at is None:
+        return trainer.control.state == "idle"
+    is_last_epoch = at.pl_trainer.current_epoch + 1 >= trainer.recorder.goal
+    return (is_last_epoch and is_last_batch(at.pl_trainer)) or at.pl_trainer.global_step == at.pl_trainer.max_steps
+
+
+def _set_options(trainer: TrainerProtocol, options: dict[str, Any], at: Boundary | None) -> tuple[str, bool]:
+    """Returns what has changed, in words, and whether no batch of a run follows."""
     assert trainer.optimizer is not None
+    is_last = _has_no_batch(trainer, at)
     changes, before_all = [], {}
     for name, value in options.items():
         if isinstance(value, Mapping):  # of several optimizers
@@ -132,7 +145,7 @@ def _set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
             continue
         before = before_all[name] = _present(trainer.optimizer, name)
         if name == "lr":
-            _set_lr(trainer, before, value)
+            _set_lr(trainer, before, value, is_last=is_last)
         else:
             _set_groups(trainer.optimizer, name, value)
         changes.append(f"{name} {format_value(before)} → {format_value(value)}")
@@ -140,6 +153,7 @@ def _set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
     if trainer.module is not None:
         for name, value in options.items():
             notify(trainer.module.trainer, "on_setting_changed", name, before_all[name], value)
+    return ", ".join(changes), is_last
 
 
 def _present(optimizer: Optimizer, name: str) -> Any:
@@ -170,9 +184,10 @@ def _set_next(trainer: TrainerBase, lr: float) -> None:
         scale_lr(trainer.optimizer, lr / rate_of_next(trainer.optimizer.param_groups[0]["lr"]))
 
 
-def _set_lr(trainer: TrainerProtocol, before: float, lr: float) -> None:
+def _set_lr(trainer: TrainerProtocol, before: float, lr: float, *, is_last: bool) -> None:
     assert isinstance(trainer, TrainerBase)
-    if trainer.module is None and not trainer.origin.continues and not trainer.configures_optimizers:
+    is_of_next = is_last if trainer.module is not None else not trainer.origin.continues
+    if is_of_next and not trainer.configures_optimizers:
         _set_next(trainer, lr)
         return
     if before == 0:
@@ -228,13 +243,13 @@ def handle_of(trainer: TrainerBase, request: str) -> RunHandle:
 
 def pause(trainer: TrainerBase) -> None:
     """Pause the run, and wait until it is paused, except in its own thread. If it is over before, say so."""
-    handle_of(trainer, "pause()")
+    handle = handle_of(trainer, "pause()")
     trainer.control.pause()
     if threading.current_thread() is trainer.control.thread:
         return
     trainer.control.wait_paused()
     if trainer.control.state == "idle":
-        print("The run was over before it could pause.")
+        handle.join()  # which says so
 
 
 def resume(

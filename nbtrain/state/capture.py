@@ -78,13 +78,13 @@ def own_part(at: Moment) -> dict[str, Any]:
     """nbtrain's part of a state, as `take_parts` returns it.
 
     Until the next run has reached its first batch, a restored state is the state: the place that it continues from is still to be reached.
-    Only your code and the attributes of your objects may have changed since, and the session, and in a run its number.
+    Only your code and the attributes of your objects may have changed since, the session and the ends so far, and in a run its number.
     """
     restored = at.trainer.states.restored
     if restored is None:
         return take_parts(at)
-    of_run = ("run", "first_epoch", "ends", "rounds") if at.pl_trainer is not None else ()
-    own = restored["nbtrain"] | take_named(at, ("attributes", "code", "session", *of_run))
+    of_run = ("run", "first_epoch") if at.pl_trainer is not None else ()
+    own = restored["nbtrain"] | take_named(at, ("attributes", "code", "session", "rounds", "ends", *of_run))
     own.pop("history", None)
     return own | ({"random": at.random} if own["random"] is None else {})
 

@@ -117,8 +117,6 @@ class Disk:
             folder = open_folder(trainer.open_run_dir())
             clean_folders(folder, self.options._saves_to)
             go_back(folder, *self._place)
-        if here.session is not None and here.session.get("start") == self._name:  # an end before the first update would write over it
-            self._saved = self._place
         self.triggers.open(here.history)
         trainer.states.note_unsaved(trainer, trainer.states.attributes.begin(trainer))
 
@@ -130,9 +128,17 @@ class Disk:
 
     @property
     def _name(self) -> str:
-        """The name of a checkpoint of the current state."""
+        """The name of a checkpoint of the current state. No other state replaces one that an open session goes back to."""
         epoch, step = self._place
-        return f"epoch={epoch}-step={step}{'.ckpt' if self.options.save_format == 'ckpt' and not self.in_shards else ''}"
+        suffix = ".ckpt" if self.options.save_format == "ckpt" and not self.in_shards else ""
+        name = f"epoch={epoch}-step={step}"
+        return f"{name}_2{suffix}" if name + suffix in self._of_session else name + suffix
+
+    @property
+    def _of_session(self) -> list[str]:
+        """The names of the checkpoints that an open session goes back to: of the start of its round, and of the ends of its runs."""
+        session = self.trainer.train_state.session or {}
+        return [name for name in (session.get("start"), *session.get("ends", ())) if name is not None]
 
     @property
     def is_saved(self) -> bool:
@@ -210,7 +216,7 @@ class Disk:
         Raises CheckpointError for a value that can't be stored. `copied`: a copy of Lightning's part that another place has.
         """
         here = self.trainer.train_state
-        history, session = here.history, here.session or {}
+        history = here.history
         path = self.trainer.open_run_dir() / FOLDER / self._name
         if row is None and state["nbtrain"]["finished"] is None and history.epochs:
             row = history.epochs[-1]
@@ -224,7 +230,7 @@ class Disk:
             state |= {name: value for name, value in copied.state.items() if name != "nbtrain"}
         self._expired = expired = list[Path]()
         top = [found.path for found in self.triggers.best_rows if found.path is not None]
-        top += [path.with_name(name) for name in (session.get("start"), *session.get("ends", ())) if name is not None]
+        top += [path.with_name(name) for name in self._of_session]
         self.triggers.saved()
         self._submit(state, path, hold=hold, copied=copied, then=lambda path: expired.extend(self.options.store.settle(path, best, top)))
         return path

@@ -31,7 +31,7 @@ from .states import StatefulTrainer, of_rank
 __all__ = ["StateKeeper"]
 
 
-# %% ../../nbs/state/keeper.ipynb #f2de5653
+# %% ../../nbs/state/keeper.ipynb #a4a1662b
 def _stops(pl_trainer: L.Trainer) -> bool:
     """Whether a callback requested the end of the run, and the run may end yet."""
     return pl_trainer.should_stop and may_stop(pl_trainer)
@@ -57,6 +57,14 @@ def _is_at_batch(trainer: StatefulTrainer, pl_trainer: L.Trainer) -> bool:
     return is_closed and updates == counts.step and pl_trainer.current_epoch == counts.epoch
 
 
+def _begun(state: dict[str, Any], *, continues: bool) -> dict[str, Any]:
+    """A restored `state` as a run begins with it: a new run has no gradients and no logged metrics, as in Lightning."""
+    if continues or state["nbtrain"]["finished"] is not None:
+        return state
+    return state | {"nbtrain": state["nbtrain"] | {"gradients": None, "known_metrics": None}}
+
+
+# %% ../../nbs/state/keeper.ipynb #f2de5653
 class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
     """Takes the states of a run for `memory` and `disk`, and resumes from the restored one.
 
@@ -85,9 +93,11 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
             self.disk.open(pl_trainer)
             vars(self)["on_train_batch_end"] = self._after_batch  # set only now, because a hook costs time in each batch
         if (state := self.trainer.states.restored) is not None:
+            own = state["nbtrain"]
+            self.trainer.states.restored = _begun(state, continues=self.trainer.origin.continues)
             vars(self)["on_train_batch_start"] = self._resume_epoch
             self._put("setup", pl_trainer)
-            if (alone := of_rank(state["nbtrain"])) is not state["nbtrain"] and alone.get("attributes") is not None:
+            if (alone := of_rank(own)) is not own and alone.get("attributes") is not None:
                 at = Moment(self.trainer, pl_trainer, state=state)  # a rank other than 0, whose attributes are already restored
                 load_attributes(at, alone["attributes"])
                 self.trainer.states.note_unsaved(self.trainer, *at.missing)

@@ -247,9 +247,8 @@ def _known(at: Moment) -> dict[str, Any] | None:
 
 
 def _load_known(at: Moment, value: Mapping[str, Any]) -> None:
-    if at.trainer.origin.continues or (at.state or {})["nbtrain"]["finished"] is not None:  # a new run begins without
-        load_known_metrics(at.module.trainer, value["values"])
-        at.module.metric_names.update(value["own"])
+    load_known_metrics(at.module.trainer, value["values"])
+    at.module.metric_names.update(value["own"])
 
 
 def _load_rate(at: Moment, value: float) -> None:

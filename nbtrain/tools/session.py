@@ -148,6 +148,7 @@ class SavedSession:
     def __init__(self, trainer: TrainerBase) -> None:
         self.trainer = trainer
         self._newest: tuple[Path, Mapping[str, Any]] | None = None  # the checkpoint within the round, and its place, while it is ahead
+        self.is_between = False  # the restored state is one between two runs
 
     @property
     def manager(self) -> StateService | None:
@@ -156,7 +157,7 @@ class SavedSession:
 
     def save(self) -> None:
         """Save the start of a round, or the end of the session."""
-        place = self.trainer.train_state.session
+        place, self._newest = self.trainer.train_state.session, None
         if self.manager is not None and place is not None:
             path = self.manager.save_state(self.trainer)
             place["start"] = path.name if path is not None else None
@@ -173,25 +174,24 @@ class SavedSession:
             return "new"
         path, own = Path(found), read_state(trainer, found)["nbtrain"]
         saved = own.get("session")
-        if saved is None and not own.get("rounds") and own.get("phase", 1) == 1:  # of an older version: a line before the newest one
+        rounds = own.get("rounds") or {}
+        if saved is None and not rounds:
             raise CheckpointError(
                 f"{path.name} is the state of a run, not of a session.", where=str(path), remedy="Resume it with run(..., resume=)."
             )
-        rounds = own.get("rounds") or {}
         n_done = max([*rounds.values(), saved["round"] if saved is not None else 0])
         is_reached = n_rounds in rounds or (n_rounds is not None and n_done >= n_rounds)
         if saved is not None and not saved["done"] and not is_reached:
             self._go_back(path, saved)
             return "round"
         self._restore(path)
-        if saved is not None and saved["done"] and not rounds:  # of an older version
-            state.rounds = {saved["n_rounds"]: saved["round"]}
+        self.drop_loader(same=(saved or {}).get("same_loader"))
         return "finished" if is_reached or n_rounds in state.rounds else "new"
 
     def _go_back(self, path: Path, saved: Mapping[str, Any]) -> None:
         """Restore the start of the round in which the checkpoint `path` was saved, at the place `saved`."""
         start = path
-        if saved["n_runs"]:
+        if saved["n_runs"] or saved["start"] is not None:
             start = _existing(path.parent, saved["start"], f"the start of round {saved['round'] + 1}")
             self._newest = path, saved
         self._restore(start)
@@ -206,13 +206,17 @@ class SavedSession:
         trainer.origin.go_back(continues=False)  # the next run is a new one
         trainer.train_state.run += 1
         restore_end(trainer)
-        self._drop_loader()
+        self.is_between = True
 
-    def _drop_loader(self) -> None:
-        """The next run has another loader than the restored state, unless the newest runs before had one."""
+    def drop_loader(self, *, same: bool | None) -> None:
+        """Before a run that has another loader than the restored state, unless it is the `same`. None: unknown, which a note says."""
         restored = self.trainer.states.restored
-        if restored is not None and not (self.trainer.train_state.session or {}).get("same_loader"):
+        if restored is not None and self.is_between and not same:
             own = restored["nbtrain"]
+            if same is None and (own["loader"] or NO_PLACE)["place"] != NO_PLACE["place"]:
+                self.trainer.recorder.note(
+                    "The loader starts again: if it is that of the run before, its order differs from a run without a resume."
+                )
             setup = {name: part for name, part in own.get("setup", {}).items() if name != "loader"}
             restored["nbtrain"] = own | {"loader": NO_PLACE, "setup": setup}
 
@@ -221,8 +225,8 @@ class SavedSession:
         if self._newest is None:
             return n_epoch
         trainer, (path, saved) = self.trainer, self._newest
-        if index < saved["n_runs"] - 1:
-            end = saved["ends"][index] if index < len(saved["ends"]) else None
+        end = saved["ends"][index] if index < len(saved["ends"]) else None
+        if end is not None or index < saved["n_runs"] - 1:
             self._restore(_existing(path.parent, end, f"the end of run {index + 1} of round {saved['round'] + 1}"))
             return 0
         self._newest = None
@@ -230,8 +234,7 @@ class SavedSession:
             return n_epoch
         trainer._required_service(StateService).restore(trainer, path, loader)
         left = continue_from(trainer, path, trainer.train_state.first_epoch + n_epoch)
-        if not left:
-            self._drop_loader()
+        self.is_between = not left
         return left
 
 
@@ -338,8 +341,9 @@ class Session(Listed):
         self._memory.put(kept if state.rounds else None)
         self._first_round = max(state.rounds.values(), default=0)
         first_epoch = state.counts.epoch - self._first_round * (self.epochs or 0)
-        schedule = state.session["schedule"] if state.session is not None else None
-        known = {"round": self._first_round, "done": found == "finished", "schedule": schedule}
+        saved = state.session or {}
+        known = {"round": self._first_round, "done": found == "finished"}
+        known |= {name: saved.get(name) for name in ("schedule", "same_loader")}
         state.session = _new_place(max(first_epoch, 0)) | known
 
     def _adopt(self, left: Session) -> None:
@@ -409,6 +413,7 @@ class Session(Listed):
     def _start(self, index: int, n_epoch: int, loader: Any, valid_loader: Any) -> RunResult | RunHandle:
         trainer, state = self.trainer, self.trainer.train_state
         left = self._saved.left(index, n_epoch, None if is_data_source(loader) else loader)
+        before, self._loader = self._loader, loader
         if left == 0:
             return RunOutcome(trainer).conclude("completed", "its epochs were there", is_new=False)
         place = self._place
@@ -416,9 +421,10 @@ class Session(Listed):
             trainer.recorder.note(f"{self._words} begins run {index + 1} again, with the weights at which it ended early.")
         self._top = max(self._top, state.run)
         number = place["number"] or state.run + 1
-        same = place["same_loader"] if self._loader is None else loader is self._loader
+        same = place["same_loader"] if before is None else loader is before
+        self._saved.drop_loader(same=same)
         place.update(number=number, n_runs=index + 1, kept=None, same_loader=same)
-        self._loader, state.run = loader, number - 1
+        state.run = number - 1
         if trainer.states.restored is not None:
             trainer.origin.go_back(continues=trainer.origin.continues)
         return Run(trainer, left, loader, valid_loader).start()
@@ -456,7 +462,7 @@ class Session(Listed):
         trainer, place = self.trainer, self._place
         was_open = place["number"] > 0
         if was_open and not place["done"]:
-            place.update(done=True, kept=self._memory.copy(), n_runs=0)
+            place.update(done=True, kept=self._memory.copy(), n_runs=0, start=None, ends=[])
             trainer.train_state.rounds = trainer.train_state.rounds | {self.n_rounds: place["round"]}
             trainer.origin.find_end()
             self._saved.save()

@@ -14,7 +14,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from samples import Regress, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
+from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer, make_valid, same_weights, without_times
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, LinearLR
 
 from nbtrain import CheckpointError, ConfigError, EarlyStoppingAddon, MultiGPUAddon, StateManagerAddon
@@ -250,31 +250,111 @@ def test_a_run_that_was_saved_is_not_resumed_as_a_session(tmp_path: Path) -> Non
         train(make_trainer(Saving, save_path=tmp_path), 2, resume="auto")
 
 
+class At(L.Callback):
+    """Calls `call` with the trainer where the training of run `n` begins, and raises `then` before its first batch."""
+
+    def __init__(self, n: int, call: Any, then: type[BaseException] | None = None) -> None:
+        self.n, self.call, self.then = n, call, then
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.n -= 1
+        if self.n == 0:
+            self.call()
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        if self.n == 0 and self.then is not None:
+            raise self.then
+
+
+def two_in_a_round(folder: Path, at: At | None = None, ask: Any = None, **options: Any) -> tuple[list[float], Any]:
+    """Three rounds of two runs each, which draw numbers before, between and after these; `ask` is called with the number drawn so far."""
+    trainer = make_trainer(Saving, save_path=folder, lightning={"callbacks": [] if at is None else [at]}, **options)
+    torch.manual_seed(1)
+    with trainer.session(3, epochs=2, state={"drawn": []}, resume="auto") as session:
+        drawn = session.state["drawn"]
+        for _ in session:
+            for n in range(3):
+                drawn.append(float(torch.rand(1)))
+                if ask is not None:
+                    ask(trainer, len(drawn))
+                if n < 2:
+                    trainer.run(1, make_loader())
+    return drawn, trainer
+
+
+@pytest.mark.parametrize("n_run", [3, 4], ids=["the first run of a round", "the second one"])
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("every", [{"every_n_epochs": 1}, {"every_n_steps": 2}])
+@pytest.mark.parametrize("every", [{"every_n_epochs": 1}, {"every_n_steps": 2, "save_format": "safetensor"}])
 def test_session_that_is_ended_before_the_first_update_of_a_run_resumes_as_if_it_was_not(
-    every: dict[str, int], signum: signal.Signals, tmp_path: Path
+    every: dict[str, Any], signum: signal.Signals, n_run: int, tmp_path: Path
 ) -> None:
-    class Ends(L.Callback):
-        def __init__(self) -> None:
-            self.n = 0
-
-        def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            self.n += 1
-            if self.n == 3:
-                os.kill(os.getpid(), signum)
-
-    def go(folder: Path, callbacks: list[L.Callback]) -> tuple[list[float], Any]:
-        trainer = make_trainer(Regress.add_on(StateManagerAddon), save_path=folder, lightning={"callbacks": callbacks}, **every)
-        torch.manual_seed(1)
-        with trainer.session(4, epochs=1, state={"drawn": []}, resume="auto") as session:
-            for _ in session:
-                session.state["drawn"].append(float(torch.rand(1)))
-                trainer.run(1, make_loader())
-        return session.state["drawn"], trainer.model
-
-    drawn, model = go(tmp_path / "whole", [])
+    drawn, whole = two_in_a_round(tmp_path / "whole", **every)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        go(tmp_path / "ended", [Ends()])
-    again, resumed = go(tmp_path / "ended", [])
-    assert again == drawn and same_weights(resumed, model)
+        two_in_a_round(tmp_path / "ended", At(n_run, lambda: os.kill(os.getpid(), signum)), **every)
+    again, resumed = two_in_a_round(tmp_path / "ended", **every)
+    assert again == drawn and same_weights(resumed.model, whole.model)
+    assert without_times(resumed.history.epochs) == without_times(whole.history.epochs)
+
+
+@pytest.mark.parametrize("n_drawn", [4, 5, 6], ids=["before its runs", "between them", "after them"])
+def test_a_save_by_hand_in_a_round_does_not_replace_what_the_round_goes_back_to(n_drawn: int, tmp_path: Path) -> None:
+    def save(trainer: Any, n: int) -> None:
+        if n == n_drawn:
+            torch.rand(1)
+            assert trainer.save_state().exists()
+            raise Broken
+
+    drawn, whole = two_in_a_round(tmp_path / "whole")
+    with pytest.raises(Broken):
+        two_in_a_round(tmp_path / "broken", ask=save)
+    again, resumed = two_in_a_round(tmp_path / "broken")
+    assert again == drawn and same_weights(resumed.model, whole.model)
+
+
+def test_the_end_of_a_session_whose_last_run_was_there_has_its_state(tmp_path: Path) -> None:
+    def fail(trainer: Any, n: int) -> None:
+        if n == 9:
+            raise Broken
+
+    with pytest.raises(Broken):
+        two_in_a_round(tmp_path, ask=fail)
+    drawn, _ = two_in_a_round(tmp_path)
+    again, trainer = two_in_a_round(tmp_path)
+    assert again == drawn and len(drawn) == 9 and trainer.train_state.rounds == {3: 3}
+
+
+@pytest.mark.parametrize("n_run", [3, 4])
+def test_a_save_by_hand_before_the_first_update_of_a_run_counts(n_run: int, tmp_path: Path) -> None:
+    trainers: list[Any] = []
+
+    def change() -> None:
+        trainers[-1].set(lr=0.5)
+        trainers[-1].save_state()
+
+    drawn, _ = two_in_a_round(tmp_path / "whole")
+    with pytest.raises(Broken):
+        two_in_a_round(tmp_path / "broken", At(n_run, change, Broken), ask=lambda trainer, n: trainers.append(trainer))
+    again, resumed = two_in_a_round(tmp_path / "broken")
+    assert again == drawn
+    assert [row["lr"] for row in resumed.history.epochs] == [0.01] * (n_run - 1) + [0.5] * (7 - n_run)
+
+
+@pytest.mark.parametrize("n_runs", [1, 2])
+def test_one_loader_of_all_runs_keeps_its_order_or_a_note_says_that_it_starts_again(n_runs: int, tmp_path: Path) -> None:
+    """In a new process the first run of a round has no run before it to be compared with."""
+
+    def go(folder: Path, *callbacks: L.Callback) -> Any:
+        trainer = make_trainer(Saving, save_path=folder, lightning={"callbacks": [*callbacks]}, seed=1)
+        loader = make_loader(own_generator=True)
+        with trainer.session(3, n_runs, resume="auto") as session:
+            for _ in session:
+                for _ in range(n_runs):
+                    trainer.run(1, loader)
+        return trainer
+
+    whole = go(tmp_path / "whole")
+    with pytest.raises(Broken):
+        go(tmp_path / "broken", Breaks(7))  # in the second run
+    resumed = go(tmp_path / "broken")
+    is_said = "The loader starts again: if it is that of the run before" in (resumed.run_dir / "events.jsonl").read_text()
+    assert (same_weights(resumed.model, whole.model), is_said) == (n_runs == 2, n_runs == 1)
