@@ -175,7 +175,7 @@ class SavedSession:
         path, own = Path(found), read_state(trainer, found)["nbtrain"]
         saved = own.get("session")
         rounds = own.get("rounds") or {}
-        if saved is None and not rounds:
+        if saved is None and not rounds and own.get("phase", 1) == 1:  # of an older version: a line before the newest one
             raise CheckpointError(
                 f"{path.name} is the state of a run, not of a session.", where=str(path), remedy="Resume it with run(..., resume=)."
             )
@@ -186,6 +186,8 @@ class SavedSession:
             return "round"
         self._restore(path)
         self.drop_loader(same=(saved or {}).get("same_loader"))
+        if saved is not None and saved["done"] and not rounds:  # of an older version
+            state.rounds = {saved["n_rounds"]: saved["round"]}
         return "finished" if is_reached or n_rounds in state.rounds else "new"
 
     def _go_back(self, path: Path, saved: Mapping[str, Any]) -> None:

@@ -161,7 +161,7 @@ def test_background_run_comes_back_live_after_a_reload(lab: Any, lab_root: Path)
     lab.press("Continue")
     _wait(lab, r"✓ completed · 14 epochs")
     lab.wait_no_buttons()
-    assert _visible(lab).count("run 1") == 1
+    assert _visible(lab).count("· started ") == 1
 
 
 @pytest.mark.long
@@ -175,7 +175,7 @@ def test_run_whose_kernel_is_busy_says_after_a_reload_when_it_was_drawn_and_ends
     _shoot(lab.page, "reloaded-foreground")
     assert not [words for words in DEAD if words in _visible(lab)]
     _wait(lab, r"✓ completed · 12 epochs")  # the kernel is free, and answers
-    assert _visible(lab).count("run 1") == 1 and "will be here" not in _visible(lab)
+    assert _visible(lab).count("· started ") == 1 and "will be here" not in _visible(lab)
 
 
 @pytest.mark.long
@@ -219,7 +219,7 @@ def test_two_windows_show_the_same_run_and_each_has_its_buttons(lab: Any, lab_ro
     lab.press("Continue")
     for tab in (other, lab):
         _wait(tab, r"✓ completed · 20 epochs")
-        assert not [words for words in DEAD if words in _visible(tab)] and _visible(tab).count("run 1") == 1
+        assert not [words for words in DEAD if words in _visible(tab)] and _visible(tab).count("· started ") == 1
 
 
 @pytest.mark.long
@@ -312,7 +312,7 @@ def test_slider_of_a_finished_run_rewinds_says_so_and_gives_way_without_its_kern
     _wait(lab, r"✓ completed · 4 epochs")
     lab.page.wait_for_timeout(2000)  # in which JupyterLab would say that it has no such widget
     _wait_without_slider(lab)
-    assert not [words for words in DEAD if words in _visible(lab)] and _visible(lab).count("run 1") == 1
+    assert not [words for words in DEAD if words in _visible(lab)] and _visible(lab).count("· started ") == 1
     page, _ = HTMLExporter().from_filename(str(lab_root / path))
     assert "✓ completed" in page and not [words for words in DEAD if words in page] and "widget-view+json" not in page
 

@@ -51,7 +51,7 @@ def test_saved_notebook_keeps_the_record_and_shows_nothing_of_its_slider(execute
     )  # hides what stands there without a kernel
     html = record.data["text/html"]
     assert html.count('scope="row"') == 3 and "✓ completed" in html and "data:image/svg+xml" in html and len(html) < 50_000
-    assert "Slow · Linear · 5 params · cpu · run 1" in record.data["text/plain"] and "★" in record.data["text/plain"]
+    assert "Slow · Linear · 5 params · cpu · started " in record.data["text/plain"] and "★" in record.data["text/plain"]
     page, _ = HTMLExporter().from_notebook_node(notebook)
     assert "✓ completed" in page and "widget-view" not in page
 

@@ -105,7 +105,7 @@ def show_an_epoch_and_a_half(view: Any) -> None:
 
 SCREENS = {
     40: """Digits · SmallCNN · 12.3k params ·
-  cuda:0 · bf16-mixed · run 1
+  cuda:0 · bf16-mixed
  epoch  train_loss   val_loss
 + 5 columns: acc, f1, lr, …
      1         0.5     0.4375 ★
@@ -113,19 +113,19 @@ note: the loader's workers are started
   again at each epoch:
   persistent_workers=True keeps them
 epoch 2/10 · 250/500 · loss 0.5""",
-    80: """Digits · SmallCNN · 12.3k params · cuda:0 · bf16-mixed · run 1
+    80: """Digits · SmallCNN · 12.3k params · cuda:0 · bf16-mixed
  epoch  train_loss  train_acc   val_loss    val_acc     val_f1         lr
 + 1 column: time
      1         0.5       0.75     0.4375     0.8125        0.8      0.001 ★
 note: the loader's workers are started again at each epoch:
   persistent_workers=True keeps them
 epoch 2/10 · |██▌  | 250/500 · 00:08 < 00:51 · loss 0.5 · acc 0.75""",
-    120: """Digits · SmallCNN · 12.3k params · cuda:0 · bf16-mixed · run 1
+    120: """Digits · SmallCNN · 12.3k params · cuda:0 · bf16-mixed
  epoch  train_loss  train_acc   val_loss    val_acc     val_f1         lr       time
      1         0.5       0.75     0.4375     0.8125        0.8      0.001       9.5s ★
 note: the loader's workers are started again at each epoch: persistent_workers=True keeps them
 epoch 2/10 · |███████       | 250/500 · 00:08 < 00:51 · 100 it/s · 3.2k samples/s · loss 0.5 · acc 0.75""",
-    145: """Digits · SmallCNN · 12.3k params · cuda:0 · bf16-mixed · run 1
+    145: """Digits · SmallCNN · 12.3k params · cuda:0 · bf16-mixed
  epoch  train_loss  train_acc   val_loss    val_acc     val_f1         lr       time
      1         0.5       0.75     0.4375     0.8125        0.8      0.001       9.5s ★
 note: the loader's workers are started again at each epoch: persistent_workers=True keeps them
@@ -187,7 +187,7 @@ def test_wide_characters_take_two_cells(terminal: Any) -> None:
     assert text_width(head) == text_width(line)
     shown = terminal(30)
     TerminalView(shown.stream).update(Event("start", Progress(n_epochs=1), 0.0, HEAD | {"title": "手書き数字の分類", "model": None}))
-    assert shown.screen == "手書き数字の分類 ·\n  12.3k params · cuda:0 ·\n  bf16-mixed · run 1\n"
+    assert shown.screen == "手書き数字の分類 ·\n  12.3k params · cuda:0 ·\n  bf16-mixed\n"
 
 
 def test_wrapped_text_keeps_its_words_and_its_lines() -> None:
@@ -269,7 +269,7 @@ def test_log_has_a_line_for_a_validation_inside_an_epoch() -> None:
     for event in events_with_inner_validation():
         view.update(event)
     assert view.stream.getvalue() == (
-        "Digits · SmallCNN · 12.3k params · cpu · run 1\n"
+        "Digits · SmallCNN · 12.3k params · cpu\n"
         "✎ epoch 1, batch 3: the state was saved\n"
         "epoch 1, batch 2/4: val_loss 0.3 ★\n"
         "epoch 1/1 · train_loss 0.5 · val_loss 0.4 · lr 0.001 · time 2.0s\n"
@@ -291,7 +291,7 @@ def test_terminal_rewrites_one_line_and_adds_a_row_an_epoch() -> None:
     for event in run_events((0.5,)):
         view.update(event)
     assert view.stream.getvalue() == (
-        "\rDigits · SmallCNN · 12.3k params · cpu · run 1\x1b[K\n"
+        "\rDigits · SmallCNN · 12.3k params · cpu\x1b[K\n"
         "\repoch 1/1 · 4/4 · 00:01 < 00:00 · 4 it/s · loss 0.5\x1b[K"
         "\repoch 1/1 · |██████| valid 2/2 · 00:01 < 00:00 · val_loss 0.5\x1b[K"
         "\r epoch  train_loss   val_loss         lr       time\x1b[K\n"
@@ -313,7 +313,7 @@ def test_log_has_a_line_an_epoch_and_one_a_minute() -> None:
     for event in run_events((0.5, 0.4)):
         view.update(event)
     assert view.stream.getvalue() == (
-        "Digits · SmallCNN · 12.3k params · cpu · run 1\n"
+        "Digits · SmallCNN · 12.3k params · cpu\n"
         "epoch 1/2 · valid 2/2 · 00:01 < 00:01 · 4 it/s · 128 samples/s · loss 0.5 · val_loss 0.5\n"
         "epoch 1/2 · train_loss 0.5 · val_loss 0.5 · lr 0.001 · time 1.5s ★\n"
         "epoch 2/2 · valid 2/2 · 00:03 < 00:00 · 4 it/s · 128 samples/s · loss 0.5 · val_loss 0.4 · best val_loss 0.5 at epoch 1\n"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from base64 import b64decode
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -103,7 +104,7 @@ def test_best_of_an_earlier_run_leaves_the_star_with_it() -> None:
 # -- text
 def test_record_as_text() -> None:
     assert text.record_text(board_after(run_events())) == (
-        "Digits · SmallCNN · 12.3k params · cpu · run 1 · lr 0.001\n"
+        "Digits · SmallCNN · 12.3k params · cpu · lr 0.001\n"
         "epoch  train_loss  val_loss  time\n"
         "    1         0.5      0.50  1.5s\n"
         "    2         0.5      0.40  1.5s ★\n"
@@ -217,7 +218,7 @@ def continued_board(events: list[Event], n_past: int = 2, *, whole: bool = False
 
 def test_record_shows_the_past_that_it_goes_on_from() -> None:
     assert text.record_text(continued_board(run_events((0.35,)), n_past=5)) == (
-        "Digits · SmallCNN · 12.3k params · cpu · run 2 · lr 0.001\n"
+        "Digits · SmallCNN · 12.3k params · cpu · lr 0.001\n"
         "epoch  train_loss  val_loss  time\n"
         "… 1 earlier epoch\n"
         "    2         0.5      0.30  1.5s ★\n"
@@ -233,7 +234,7 @@ def test_rate_that_was_another_in_the_past_has_its_column() -> None:
     board = continued_board(run_events((0.35,)))
     board.past[0]["lr"] = 0.01
     title, head, *_ = text.record_text(board).splitlines()
-    assert title.endswith("run 2") and head.split()[-2:] == ["lr", "time"]
+    assert title.endswith("· cpu") and head.split()[-2:] == ["lr", "time"]
 
 
 def test_terminal_and_log_of_a_resumed_run_begin_with_its_past() -> None:
@@ -351,11 +352,15 @@ def test_the_best_value_stands_in_the_status_and_in_the_table_of_a_record_only()
     assert record.count("0.4321") == 2 and not any("0.4321" in words for words in svg_of(record).words())
 
 
-def test_a_record_is_called_by_its_folder() -> None:
-    board = board_after(run_events())
-    assert "· run 1 ·" in text.title_line(board)
+def test_a_record_is_called_by_its_folder_and_without_one_by_its_start() -> None:
+    start, *others = run_events()
+    at_s = datetime(2026, 1, 2, 14, 5).timestamp()
+    board = board_after([replace(start, time_s=at_s), *(replace(event, time_s=at_s + 60) for event in others)])
+    assert "· started 14:05 ·" in text.title_line(board)
     board.name = "run-007"
-    assert "· run-007 ·" in text.record_text(board) and "· run-007 ·" in html.record_html(board) and "run 1" not in text.record_text(board)
+    assert (
+        "· run-007 ·" in text.record_text(board) and "· run-007 ·" in html.record_html(board) and "started" not in text.record_text(board)
+    )
 
 
 def test_record_of_a_run_that_was_resumed_after_a_crash_has_each_epoch_once() -> None:
