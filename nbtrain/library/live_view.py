@@ -92,7 +92,7 @@ class LiveViewAddon(AddOnBase, ViewService):
     def open(self, trainer: Any, controls: Controls | None, settings: Callable[[], dict[str, Any]]) -> list[EventSink]:
         if trainer.mode == "train":
             folder, title = trainer.run_dir, trainer.title
-            name = _name_of(folder) if folder is not None else f"{title} {len(kept_runs(title))}"
+            name = _name_of(folder) if folder is not None else f"{title} {len(kept_runs(title)) + 1}"
             self._run_before, self.run = self.run, SessionRun(name, title, folder, settings())
             keep_run(self.run)
         self.view = self._open_view(trainer, controls) if controls is not None else None

@@ -59,10 +59,10 @@ def test_one_run_has_its_own_record(outputs: dict[str, Any]) -> None:
 
 def test_runs_of_a_loop_are_one_output_with_a_line_each(outputs: dict[str, Any]) -> None:
     (page,) = shown(outputs["loop"])
-    assert page.count("<details") == 3 and "3 runs · ★ val_loss" in page and 'aria-label="run Fit 1, lr' in page.replace("best · ", "")
+    assert page.count("<details") == 3 and "3 runs · ★ val_loss" in page and 'aria-label="run Fit 2, lr' in page.replace("best · ", "")
     (text,) = (found.splitlines() for output in outputs["loop"] if (found := output["data"]["text/plain"]))
     assert text[0].split() == ["run", "lr", "val_loss", "at", "epoch", "test_loss", "time"]
-    assert [line.split()[1:3] for line in text[1:]] == [["1", "0.1"], ["2", "0.01"], ["3", "0.001"]]  # Fit 0 is that of the cell before
+    assert [line.split()[1:3] for line in text[1:]] == [["2", "0.1"], ["3", "0.01"], ["4", "0.001"]]  # Fit 1 is that of the cell before
 
 
 def test_their_widgets_are_closed(outputs: dict[str, Any], printed: Callable[[str], str]) -> None:
