@@ -433,8 +433,10 @@ class Trainer(TrainerCommands):
             pl_trainer.should_stop = True
             return self.result
         self.control.stop()
-        if threading.current_thread() is not self.control.thread and self.handle is not None:
-            self.handle.join()
+        if threading.current_thread() is not self.control.thread:
+            if self.handle is not None:
+                self.handle.join()
+            self.control.wait_over()  # of a run in the main thread
         if self.open_session is not None and self.open_session.is_left:
             self.open_session.end("stopped")
         return self.result

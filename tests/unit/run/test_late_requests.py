@@ -157,3 +157,19 @@ def test_ctrl_c_after_the_last_batch_of_a_script_saves_and_exits_with_130(tmp_pa
     where = "run-001/checkpoints/epoch=2-step=10.ckpt"
     lines = [f"■ the run was completed before it stopped · state saved in {moment}/{where}" for moment in MOMENTS]
     assert done.stderr.splitlines() == lines and all((tmp_path / moment / where).exists() for moment in MOMENTS)
+
+
+def test_a_stop_from_another_thread_waits_for_a_run_in_this_one() -> None:
+    results: list[Any] = []
+
+    stopping = threading.Thread(target=lambda: results.append(trainer.stop()))
+
+    class Stops(L.Callback):
+        def on_train_epoch_start(self, *args: Any) -> None:
+            if stopping.ident is None:
+                stopping.start()
+
+    trainer = make_trainer(lightning={"callbacks": [Stops()]})
+    result = trainer.run(10_000, make_loader())
+    stopping.join()
+    assert results == [result] and result.status == "stopped"
