@@ -291,8 +291,8 @@ def leave_out(trainer: StatefulTrainer, state: dict[str, Any], without: Collecti
         if "optimizer" not in without:
             _take_options(trainer, kept, without, ratio)
             _note_unused(trainer, {name: value for name, value in saved.items() if name not in taken}, given)
-            states = trainer.states
-            states.given = (states.given or {}) | {OPTIONS: saved | {name: given[name] for name in taken}}
+            if saved:  # older checkpoints don't say what was given
+                trainer.states.given = (trainer.states.given or {}) | {OPTIONS: saved | {name: given[name] for name in taken}}
         _note_patience(trainer, state)
 
     return finish
