@@ -135,7 +135,7 @@ class _Labels(Profiler):
             self.leave()
 
 
-@dataclass
+@dataclass(eq=False)
 class _Steps(L.Callback):
     """Labels what Lightning's loops don't, advances torch's profiler at each update, and ends the run after `n_steps` updates.
 
@@ -257,7 +257,6 @@ def profile(trainer: TrainerBase, loader: Loaders, *, steps: PositiveInt = 20, t
     path = None if trace is None else Path(trace).expanduser()
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"There is no folder {str(path.parent)!r} for the trace.", remedy="Make it, or give another path.")
-
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # torch 2.13 prints lines when its profiler starts and stops
     watch = operate(trainer, "profile", lambda _: _train(trainer, loader, steps), mode="train", between_batches=False)
     if path is not None:
