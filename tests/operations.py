@@ -105,7 +105,7 @@ OPERATIONS: dict[str, tuple[Callable[[Any, Any], Any], int, tuple[str, ...], tup
     "predict": (lambda trainer, loader: trainer.predict(loader), 2, _READ, _READ),
     "inference": (lambda trainer, loader: trainer.inference(loader), 2, _READ, _READ),
     "lr_find": (lambda trainer, loader: trainer.lr_find(loader, n_batches=20), 7, (), ()),
-    "profile": (lambda trainer, loader: trainer.profile(loader, steps=3), 7, (), ()),
+    "profile": (lambda trainer, loader: trainer.profile(loader, steps=3), 5, (), ()),
     "show_results": (lambda trainer, loader: trainer.show_results(loader, 40), 2, ("objects",), ("objects",)),
     "show_worst": (lambda trainer, loader: trainer.show_worst(loader), 20, ("objects",), ("objects",)),
     "check": (lambda trainer, loader: trainer.check(BATCH), 2, (), ()),

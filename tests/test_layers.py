@@ -130,7 +130,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "tools": (
         "events",
         "rng",
-        "resources",
         "formatting",
         "redaction",
         "objects",

@@ -20,7 +20,6 @@ __all__ = [
     "as_loader",
     "with_batch_size",
     "with_batch_sampler",
-    "with_workers",
     "LoaderWrapper",
     "innermost",
     "is_fixed",
@@ -70,13 +69,6 @@ def with_batch_size(loader: Any, batch_size: int) -> Any:
 def with_batch_sampler(loader: DataLoader[Any], batch_sampler: Sampler[list[int]]) -> DataLoader[Any]:
     """A DataLoader like `loader`, with the batches of `batch_sampler`."""
     return DataLoader(loader.dataset, batch_sampler=batch_sampler, **_options(loader))
-
-
-def with_workers(loader: DataLoader[Any], n: int, *, pin_memory: bool | None = None) -> DataLoader[Any]:
-    """A DataLoader like `loader`, of the same sampler, with `n` worker processes, which stay from epoch to epoch."""
-    own = _options(loader) | {"num_workers": n, "persistent_workers": n > 0, "prefetch_factor": loader.prefetch_factor if n else None}
-    own |= {"pin_memory": pin_memory} if pin_memory is not None else {}
-    return DataLoader(loader.dataset, loader.batch_size, sampler=loader.sampler, drop_last=loader.drop_last, **own)
 
 
 def _options(loader: DataLoader[Any]) -> dict[str, Any]:

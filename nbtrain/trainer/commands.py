@@ -114,7 +114,7 @@ class TrainerCommands(TrainerBase):
 
     @written_in("tools.step_profile")
     def profile(self, loader: Loaders, *, steps: PositiveInt = 20, trace: str | Path | None = None) -> Profile:
-        """Train a copy on `loader` for some steps, and say where their time goes: data, your step, backward pass, update, nbtrain."""
+        """Train a copy on `loader` for some steps, and say where their time goes: data, forward, backward, optimizer, nbtrain."""
         ...
 
     @written_in("tools.gallery")

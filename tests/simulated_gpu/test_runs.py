@@ -171,20 +171,10 @@ def test_a_run_goes_back_branches_and_repeats_a_step(kept: str, tmp_path: Path) 
         assert_same(whole, one)
 
 
-class Reads(Regress):
-    """Waits for the device in each step."""
-
-    def train_step(self, batch: Any) -> Any:
-        output = super().train_step(batch)
-        self.seen = output["loss"].item()
-        return output
-
-
-def test_a_profile_counts_what_waits_and_changes_nothing() -> None:
-    trainer, untouched = make(DEVICE, kind=Reads), make(DEVICE, kind=Reads)
+def test_a_profile_finds_the_way_to_the_device_and_changes_nothing() -> None:
+    trainer, untouched = make(DEVICE), make(DEVICE)
     found = trainer.profile(make_loader(), steps=4)
-    assert "train_step calls aten::item 1 × a step" in str(found) and found.share("copies") > 0
-    assert found.idle_share is None or 0 <= found.idle_share <= 1  # a simulated device has no kernels
+    assert all(seconds > 0 for seconds in found.parts.values()) and found.device == torch.device(DEVICE).type
     assert same_weights(trainer.model, untouched.model)
 
 
