@@ -132,7 +132,9 @@ def history_in_updates(state: Mapping[str, Any], counts: Mapping[str, int]) -> d
 
 def _steps_by_batch(table: Mapping[str, Any], counts: Mapping[str, int]) -> Callable[[int], int]:
     """A function from a number of processed batches to the updates that were done then."""
-    batches, n_updates, n_trained = array("q", table["steps"]), counts["step"], table["seen"]
+    batches = array("q", table["steps"])
+    n_updates = counts["step"]
+    n_trained = table["seen"]
 
     def step_at(processed: int) -> int:
         if not batches:  # only the best and the last rows are known

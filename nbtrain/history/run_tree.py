@@ -79,7 +79,8 @@ class TreeRun:
     @property
     def words(self) -> str:
         """The run in one line."""
-        history, n = self.history, len(self.history.epochs)
+        history = self.history
+        n = len(self.history.epochs)
         parts = [f"{n} epochs" if n != 1 else "1 epoch"]
         if self.fork is not None:
             parts.insert(0, str(self.fork))

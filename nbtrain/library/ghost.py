@@ -76,6 +76,7 @@ def compared_with(other: Path | None, folder: Path | None, title: str) -> tuple[
     curve = loss_curve(other) if other is not None and other != folder else []
     if other is None or len(curve) < 2:
         return None
-    before, here = kept(other), kept(folder) if folder is not None else {}
+    before = kept(other)
+    here = kept(folder) if folder is not None else {}
     labels = differences(before, here) if before and here else []
     return ", ".join(labels) or other.name, curve

@@ -48,7 +48,8 @@ class RunEntry:
     """
 
     def __init__(self, card: RunCard, folder: Path | None = None) -> None:
-        self.card, self.folder = card, folder
+        self.card = card
+        self.folder = folder
 
     @property
     def name(self) -> str:
@@ -133,7 +134,8 @@ def _noted(folder: Path) -> tuple[str, tuple[str, ...]]:
 
 def read_run(folder: Path, name: str, note: Callable[[str], None] = lambda text: None, history: History | None = None) -> RunEntry:
     """The run in a folder. `note` gets a line about what can't be read, and `history` the events."""
-    board, tests = Board(name=folder.name), {}
+    board = Board(name=folder.name)
+    tests = {}
     for event in read_events(folder, note):
         board.update(event)
         if history is not None:

@@ -177,7 +177,9 @@ class StepWatcher(Checkpoint):
     """
 
     def __init__(self, trainer: TrainerBase, before: int, *, anomalies: bool = False) -> None:
-        self.trainer, self.before, self.anomalies = trainer, before, anomalies
+        self.trainer = trainer
+        self.before = before
+        self.anomalies = anomalies
         self.pl_trainer: Any = None  # once the step has begun
         self.weights: dict[str, Tensor] = {}  # copies of the parameters and the buffers before the step
         self.bad_weights = ""  # the first parameter that is not finite before the step
@@ -237,7 +239,9 @@ class StepWatcher(Checkpoint):
         first = next((found for found in tensors(output) if found.is_floating_point() and found.numel()), None)
         if is_layer and first is not None:
             values = first.detach().double()
-            mean, std, zeros = float(values.mean()), float(values.std(unbiased=False)), float((values == 0).double().mean())
+            mean = float(values.mean())
+            std = float(values.std(unbiased=False))
+            zeros = float((values == 0).double().mean())
             self._outputs[name] = {"mean": mean, "std": std, "zeros": zeros, "n_bad": n_bad}
 
     def take_back(self) -> None:

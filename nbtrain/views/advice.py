@@ -60,7 +60,8 @@ class SlowData:
 
     def _remedy(self) -> str:
         """What may help; empty if all cores are busy already."""
-        n_workers, n_cores = self.header.get("num_workers"), self.header.get("n_cores")
+        n_workers = self.header.get("num_workers")
+        n_cores = self.header.get("n_cores")
         if n_workers is None:
             return "the loader is slower than the model"
         if n_cores is None or n_workers >= n_cores:
@@ -75,7 +76,8 @@ class SlowStart:
     def __init__(self, header: Mapping[str, Any], at: Progress) -> None:
         self.compiled = bool(header.get("compiled"))
         self.first_s: float | None = None
-        self.rest_s, self.n_rest = 0.0, 0
+        self.rest_s = 0.0
+        self.n_rest = 0
         self.is_settled = False
         self.line = ""
 
@@ -119,7 +121,9 @@ class StrangeLoss:
         self.first = math.nan
         self.last: deque[float] = deque(maxlen=_N_LAST)
         self.n = 0
-        self.same, self.since, self.n_same = math.nan, 0, 0
+        self.same = math.nan
+        self.since = 0
+        self.n_same = 0
         self.lr = 0.0
         self.has_risen = False
 
@@ -137,7 +141,9 @@ class StrangeLoss:
         if abs(loss - self.same) <= 1e-7 * abs(self.same):
             self.n_same += 1
         else:
-            self.same, self.since, self.n_same = loss, step, 1
+            self.same = loss
+            self.since = step
+            self.n_same = 1
         if self.n == 0:
             self.first = loss
         self.n += 1
@@ -203,7 +209,8 @@ class _Column:
 
     def add(self, value: float, epoch: int) -> None:
         if is_better(value, self.values[self.best] if self.best >= 0 else None, self.mode):
-            self.best, self.best_epoch = len(self.values), epoch
+            self.best = len(self.values)
+            self.best_epoch = epoch
         self.values.append(value)
 
     @property
@@ -233,7 +240,10 @@ class _Pair:
 
     @property
     def line(self) -> str:
-        train, val, best, mode = self.train, self.val.values, self.val.best, self.val.mode
+        train = self.train
+        val = self.val.values
+        best = self.val.best
+        mode = self.val.mode
         if not self.is_finite or self.val.age < _MIN_AGE + _LATEST - 1:
             return ""
         worse = -_gain(val[best], median(val[-_LATEST:]), mode)
@@ -266,7 +276,8 @@ class NoProgress:
     def update(self, event: Event, seconds: float) -> None:
         if event.kind != "epoch":
             return
-        row, self.n_epochs = event.data["row"], event.progress.n_epochs
+        row = event.data["row"]
+        self.n_epochs = event.progress.n_epochs
         for name in {self.monitor, "train_loss"} & row.keys():
             self._columns.setdefault(name, _Column(self.mode)).add(row[name], row["epoch"])
         for val in row:
@@ -308,7 +319,8 @@ class Advice:
 
     def update(self, event: Event) -> None:
         """Read the next event of the run."""
-        at, seconds = event.progress, event.progress.elapsed_s - self._elapsed_s
+        at = event.progress
+        seconds = event.progress.elapsed_s - self._elapsed_s
         self._elapsed_s = at.elapsed_s
         if event.kind == "start":
             self._header = event.data

@@ -56,7 +56,8 @@ class CellRuns:
     """The runs of one cell, and the output that shows them from the second one on."""
 
     def __init__(self, cell: Any, every_s: float = 1.0) -> None:
-        self.cell, self.every_s = cell, every_s
+        self.cell = cell
+        self.every_s = every_s
         self.name = f"nbtrain-{os.urandom(4).hex()}"
         self.is_over = False  # the cell
         self.cards: list[RunCard] = []  # of the runs, in the order in which they began
@@ -100,7 +101,8 @@ class CellRuns:
         begun_s = time.monotonic()
         bundle = {"text/html": runs_html(self.cards, self.name), "text/plain": runs_text(self.cards)}
         show_output(bundle, self._output or self.name, update=bool(self._output))
-        self._output, self._sent_s = self._output or self.name, time.monotonic()
+        self._output = self._output or self.name
+        self._sent_s = time.monotonic()
         self._took_s = self._sent_s - begun_s
 
     def refresh(self) -> None:

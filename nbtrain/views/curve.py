@@ -60,7 +60,8 @@ class Point:
 
     def add(self, steps: Sequence[int], losses: Sequence[float]) -> None:
         """Add the losses of batches, each with its step."""
-        mean, n = self.mean, self.n_finite
+        mean = self.mean
+        n = self.n_finite
         for step, loss in zip(steps, losses):
             if not math.isfinite(loss):
                 self.bad_step = step if self.bad_step is None else self.bad_step
@@ -68,7 +69,10 @@ class Point:
                 continue
             n += 1
             mean = loss if n == 1 else mean + (loss / n - mean / n)
-        self.step, self.mean, self.n_finite, self.n_seen = steps[-1], mean, n, self.n_seen + len(losses)
+        self.step = steps[-1]
+        self.mean = mean
+        self.n_finite = n
+        self.n_seen = self.n_seen + len(losses)
 
     def merge(self, later: Point) -> Point:
         """Merge this point and a later one."""
@@ -144,7 +148,9 @@ class LossCurve:
         """The losses so far are the past of a run that begins at `cut`; without losses, there is no past."""
         if not self.is_empty:
             self.past = _merged([*self.past, *self.points], self.max_points // 2)
-            self.points, self._stride, self.cut = [], 1, cut
+            self.points = []
+            self._stride = 1
+            self.cut = cut
 
     def add_row(self, row: Mapping[str, Any], *, is_epoch: bool) -> None:
         """Add the loss of a validation; with `is_epoch`, also the step at which the epoch ended."""
@@ -159,7 +165,8 @@ class LossCurve:
         """Add the losses of batches, each with its step."""
         if not losses:
             return
-        self.newest, n_done = losses[-1], 0
+        self.newest = losses[-1]
+        n_done = 0
         while self.points and self.points[-1].step > steps[0]:
             self.points.pop()
         while n_done < len(losses):
@@ -286,7 +293,8 @@ def step_axis(curve: LossCurve, end_step: int | None, n_epochs: int | None, ghos
     Of a long past only the end is on it, so that a fifth of the axis and more is the newest run's.
     """
     measured = [curve.last_step, curve.start + 1] + ([step for step, _ in ghost] if end_step is None else [end_step])
-    start, end = curve.start, max(measured)
+    start = curve.start
+    end = max(measured)
     if end_step is not None and curve.cut is not None and curve.cut[0].step < end:
         begun = curve.cut[0].step
         start = max(start, begun - _PAST * (end - begun))
@@ -318,7 +326,8 @@ def _epoch_names(frame: Frame, axis: StepAxis) -> list[str]:
 
 def _step_labels(frame: Frame, axis: StepAxis) -> list[str]:
     """The labels below the box: epochs; or, with few epochs, steps and the names of the epochs."""
-    unit, names = "step", _epoch_names(frame, axis) if 1 < axis.n_epochs < FEW_EPOCHS else []
+    unit = "step"
+    names = _epoch_names(frame, axis) if 1 < axis.n_epochs < FEW_EPOCHS else []
     ticks = [(tick, short_count(tick)) for tick in count_ticks(axis.start, axis.end)]
     if axis.n_epochs >= FEW_EPOCHS:
         unit = "epoch"
@@ -340,7 +349,8 @@ def shown_values(curve: LossCurve, line: Places, others: Places = (), start: flo
 
 def _lines(frame: Frame, curve: LossCurve, line: Places, ghost: Places, best: tuple[int, float] | None) -> list[str]:
     """The ghost, the losses, the validations with a ring around the best one, also if the line is too thin to have it, and the crosses."""
-    past, places = frame.at(curve.smoothed_past), frame.at(line)
+    past = frame.at(curve.smoothed_past)
+    places = frame.at(line)
     parts = [path(frame.at(ghost), "ghost"), path(past, "train past"), path(frame.at(curve.raw), "train raw")]
     parts.append(path([*past[-1:], *places], "train"))
     if len(curve.points) == 1:
@@ -426,7 +436,8 @@ def curve_svg(
 # %% ../../nbs/views/curve.ipynb #curv0019
 def curve_words(curve: LossCurve) -> str:
     """What the curve shows, in words: `Training loss by step, smoothed: 2.3 to 0.1 at step 500; val_loss 2.2 to 0.2`."""
-    finite, last = [loss for _, loss in (*curve.smoothed_past, *curve.smoothed) if is_drawn(loss)], curve.last
+    finite = [loss for _, loss in (*curve.smoothed_past, *curve.smoothed) if is_drawn(loss)]
+    last = curve.last
     words = []
     if last is not None:
         first = finite[0] if finite else last

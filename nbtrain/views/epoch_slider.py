@@ -101,7 +101,8 @@ class EpochSlider:
     def show(self, places: Sequence[ReachableEpoch], epoch: int | None = None) -> bool:
         """Offer these `places`, as `refresh` does."""
         self._places = places
-        epochs, labels = [place.epoch for place in places], [place.label for place in places]
+        epochs = [place.epoch for place in places]
+        labels = [place.label for place in places]
         labels += [""] * (2 - len(labels))
         with self.slider.hold_sync():
             self.slider.options = [(label, i) for i, label in enumerate(labels)]
@@ -121,9 +122,11 @@ class EpochSlider:
             said = self.travel.actions[label](place.epoch)
         # They are shown here: who calls the handler of a widget shows none
         except NbtrainError as error:
-            said, is_bad = str(error), True
+            said = str(error)
+            is_bad = True
         except Exception as error:
-            said, is_bad = f"{type(error).__name__}: {error}", True
+            said = f"{type(error).__name__}: {error}"
+            is_bad = True
         finally:
             self.refresh(place.epoch)
             self._say(said, is_bad=is_bad)

@@ -167,8 +167,11 @@ _RULES = (
 
 def _histogram_svg(one: Shown, width: int = 320, height: int = 110) -> str:
     """The counts as bars, with the lowest and the highest value below."""
-    c, box = one.content, Area(4, 16, width - 4, height - 18)
-    counts, n, highest = c["counts"], len(c["counts"]), max(c["counts"])
+    c = one.content
+    box = Area(4, 16, width - 4, height - 18)
+    counts = c["counts"]
+    n = len(c["counts"])
+    highest = max(c["counts"])
     frame = Frame(box, 0, n, Axis(0, highest or 1, (), ()))
     outline = [(0, 0), *((x, count) for i, count in enumerate(counts) for x in (i, i + 1)), (n, 0)]
     parts = [path(frame.at(outline), "train"), path(frame.at([(0, 0), (n, 0)]), "base")]
@@ -202,9 +205,11 @@ def _thinned(shown: Sequence[Shown], n_bytes: int) -> list[Shown]:
 
 def _slider_html(shown: Sequence[Shown], kept: Sequence[Shown]) -> str:
     """All that was shown under one name: a slider over the `kept` ones, which needs no script. Without style sheets, the newest."""
-    name, n = f"<strong>{escape(visible(shown[0].name))}</strong>", len(shown)
+    name = f"<strong>{escape(visible(shown[0].name))}</strong>"
+    n = len(shown)
     left_out = f" · {len(kept)} of {n} here" if 1 < len(kept) < n else ""
-    stops, frames = "", ""
+    stops = ""
+    frames = ""
     for one in kept:
         checked, hidden = (" checked", "") if one is kept[-1] else ("", ' style="display:none"')
         place = escape(one.place) if one.step or one.epoch else ""
@@ -224,7 +229,8 @@ def shown_html(shown: Sequence[Shown], n_bytes: int = SHOWN_BYTES, *, newest: bo
     for one in shown:
         groups.setdefault(one.name, []).append(one)
     kept = [group[-1:] if newest else _thinned(group, n_bytes // len(groups)) for group in groups.values()]
-    n_stops, sheet = max(map(len, kept), default=0), ""
+    n_stops = max(map(len, kept), default=0)
+    sheet = ""
     if n_stops > 1:
         child = ":nth-child({0})"
         rule = f".{_SHOWN}:has(.stops>{child} :checked)>.frames>{child}{{{{display:block!important}}}}"
@@ -242,7 +248,8 @@ class LiveRecord:
 
     def either(self, alive: str, gone: str) -> str:
         """HTML of two texts: `alive` is shown, and `gone` instead of it where the page knows that the run's kernel is gone."""
-        shown, hidden = f'<span class="{self.name}-on">{alive}</span>', f'<span class="{self.name}-over" style="display:none">{gone}</span>'
+        shown = f'<span class="{self.name}-on">{alive}</span>'
+        hidden = f'<span class="{self.name}-over" style="display:none">{gone}</span>'
         return shown + hidden
 
     def gone_rules(self, where: str) -> str:
@@ -252,7 +259,8 @@ class LiveRecord:
     @property
     def rules_html(self) -> str:
         """Rules for a record behind the error text of a widget whose kernel is gone: that text is hidden, and the record says so."""
-        child, text = ".jp-OutputArea-child", ":not(:has(.jp-OutputArea-output *))"
+        child = ".jp-OutputArea-child"
+        text = ":not(:has(.jp-OutputArea-output *))"
         hidden = f"{child}:has(+ {child} .{self.name}){text} {{display: none}}"
         return f"<style>{hidden} {self.gone_rules(f'{child}:has(.jp-OutputArea-output.jupyter-widgets){text} + {child}')}</style>"
 
@@ -293,7 +301,8 @@ def _number(value: float, digits: int) -> str:
 
 def numbers_html(board: Board) -> str:
     """The numbers that move with the batches: a line for the training, one for the validation, and a place for each metric."""
-    live, lines = board.live, []
+    live = board.live
+    lines = []
     every = list(dict.fromkeys(name for found in live.values() for name in found))
     widths = {name: len(name) + _NUMBER + 3 for name in every}
     names = fitting_columns(every, widths, _LINE_CHARACTERS, every.index)
@@ -332,7 +341,8 @@ def _live_parts(board: Board, live: LiveRecord | None, gap: int) -> list[str]:
 
 def _mark_html(board: Board, i: int, number: str) -> str:
     """The line of a change by hand; after the run it opens to the diff of the source, if there is one."""
-    line, diff = escape(f"{number} {mark_words(*board.marks[i])}"), board.diffs.get(board.marks[i])
+    line = escape(f"{number} {mark_words(*board.marks[i])}")
+    diff = board.diffs.get(board.marks[i])
     if diff is None or board.is_busy:
         return f"<div>{line}</div>"
     style = "margin:2px 0 2px 16px;font-size:12px;overflow-x:auto"

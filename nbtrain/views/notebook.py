@@ -117,7 +117,8 @@ def _rules(name: str, top: int | None) -> str:
 
     `top`: where the buttons are, in px; None after the run.
     """
-    live, file = f".{_LIVE}.{name}-live", html.LiveRecord(name, "")
+    live = f".{_LIVE}.{name}-live"
+    file = html.LiveRecord(name, "")
     gone = f"body:has({live}.jupyter-widgets-disconnected)", _ENDED
     rules = [f"{live} {{position: relative}} .{name} {{display: none}}"]
     rules.append(f".{SLIDER} .noUi-handle:focus-visible {{outline: 2px solid var(--jp-brand-color1, #1976d2) !important}}")
@@ -136,7 +137,8 @@ class _Live:
     def __init__(self, board: text.Board, name: str, controls: Controls | None) -> None:
         from ipywidgets import HTML, Layout, VBox
 
-        self.board, self.name = board, name
+        self.board = board
+        self.name = name
         self.is_open = True
         self.buttons = _Buttons(controls) if controls is not None and controls.actions else None
         self.travel = controls.travel if controls is not None else None
@@ -154,7 +156,8 @@ class _Live:
 
     def refresh(self) -> None:
         """Draw the record again, and what was shown, if that has changed."""
-        shown, board = self.board.shown, self.board
+        shown = self.board.shown
+        board = self.board
         rules = _rules(self.name, html.head_height(board) if board.is_on else None)
         self.page.value = rules + html.record_html(board, gap=_HEIGHT if self.buttons is not None else 0, shown_bytes=0)
         drawn = (len(shown), id(shown[-1]), board.is_busy) if shown else None
@@ -205,7 +208,8 @@ class _Live:
     def withdraw(self) -> None:
         """Remove the slider: the run continues, or another one is the newest."""
         if self.slider is not None:
-            slider, self.slider = self.slider, None
+            slider = self.slider
+            self.slider = None
             self._fill_below()
             slider.close()
 
@@ -229,7 +233,8 @@ class _Live:
 
     def close(self) -> None:
         """Close the buttons. The page keeps the last record, for tabs that request it when the kernel is free."""
-        buttons, self.buttons = self.buttons, None
+        buttons = self.buttons
+        self.buttons = None
         if buttons is not None:
             buttons.close()
 
@@ -294,7 +299,8 @@ class NotebookView(View):
 
     def __init__(self, controls: Controls | None = None, every_s: float = 0.2, saved_every_s: float = 1.0, *, live: bool = True) -> None:
         self.board = text.Board()
-        self.controls, self.live = controls, live
+        self.controls = controls
+        self.live = live
         self.every_s, self.saved_every_s = every_s, saved_every_s  # saved: the record of the file, while the live one is in its place
         self._record = _Record(self.board)
         self._live: _Live | None = None
@@ -314,7 +320,8 @@ class NotebookView(View):
         with self._lock:
             is_shown = text.already_shown(event, self.board)
             self.board.update(event)
-            self._seen_s, self._record.time_s = time.monotonic(), event.time_s
+            self._seen_s = time.monotonic()
+            self._record.time_s = event.time_s
             if event.kind == "start" and not is_shown:
                 self._open()
             elif event.kind == "end":
@@ -352,7 +359,8 @@ class NotebookView(View):
                 self._fill()
 
     def _draw(self, *, saves: bool = False) -> None:
-        self._last_s, self._drawn_s = self._record.time_s, time.monotonic()
+        self._last_s = self._record.time_s
+        self._drawn_s = time.monotonic()
         is_live = self._live is not None and self._live.is_open
         if self._live is not None and is_live:
             self._live.refresh()
@@ -410,7 +418,9 @@ class NotebookView(View):
         """Give up the output to the picture of several runs; returns its name. `show` shows the record again."""
         with self._lock:
             self.is_folded = True
-            live, self._live, self.controls = self._live, None, None
+            live = self._live
+            self._live = None
+            self.controls = None
             if live is not None:
                 live.fold()
             return self._record.name

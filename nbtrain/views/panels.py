@@ -141,9 +141,11 @@ def _line(epochs: _Epochs, frame: Frame, name: str) -> list[str]:
 
 def _legend(left: float, y: float, width: float, names: Sequence[str], rows: Sequence[Row]) -> list[str]:
     """The name of each line in its colour, as many as fit; its values are in the table."""
-    parts, x = [], left
+    parts = []
+    x = left
     for name in names:
-        last, word = points_of(rows, name)[-1][1], series_of(name)
+        last = points_of(rows, name)[-1][1]
+        word = series_of(name)
         if word == quantity_of(name) and is_drawn(last):  # the title says it
             continue
         text = word if is_drawn(last) else f"{word} {short(last)}"
@@ -157,9 +159,11 @@ def _legend(left: float, y: float, width: float, names: Sequence[str], rows: Seq
 
 def _panel(epochs: _Epochs, place: Area, quantity: str, names: Sequence[str]) -> list[str]:
     """One quantity: its name, those of its lines, and the lines."""
-    width, axis = place.right - place.left, epochs.axes[quantity]
+    width = place.right - place.left
+    axis = epochs.axes[quantity]
     box = Area(place.left + epochs.margin, place.top + (52 if epochs.marks else 38), place.right - 10, place.bottom - 18)
-    first, last = epochs.rows[0]["epoch"], epochs.rows[-1]["epoch"]
+    first = epochs.rows[0]["epoch"]
+    last = epochs.rows[-1]["epoch"]
     frame = Frame(box, first, last, axis or NO_AXIS)
     parts = [label(place.left, place.top + 12, fitting(visible(quantity), width - 40), "strong title")]
     parts += _legend(place.left, place.top + 26, width, names, epochs.rows)
@@ -199,7 +203,8 @@ def panels_svg(
     if not groups:
         return ""
     shown = list(groups.items())[:MAX_PANELS]
-    n_columns, n_lines = columns_of(len(shown)), sum(len(names) for _, names in shown)
+    n_columns = columns_of(len(shown))
+    n_lines = sum(len(names) for _, names in shown)
     axes = {quantity: axis_of(row.get(name) for row in rows for name in names) for quantity, names in shown}
     begun = epoch_of(cut[0]) if cut is not None else -math.inf
     epochs = _Epochs(rows, best, monitor, marks, max(40, _POINTS // n_lines), axes, begun)
@@ -237,7 +242,9 @@ def panels_words(rows: Sequence[Row], monitor: str = "val_loss") -> str:
 # %% ../../nbs/views/panels.ipynb #pane0016
 def record_picture(board: Board) -> str:
     """The picture of a record: the loss by step; panels by epoch once a run of five epochs or more is over. Empty without a loss."""
-    best, curve, n_epochs = board.best, board.curve, len(board.epochs)
+    best = board.best
+    curve = board.curve
+    n_epochs = len(board.epochs)
     if not board.is_on and (n_epochs >= FEW_EPOCHS or (n_epochs > 1 and not curve.points)):
         rows = [*board.past, *board.rows]
         return picture(panels_svg(rows, best, board.marks, board.monitor, cut=curve.cut), panels_words(rows, board.monitor))
@@ -245,6 +252,7 @@ def record_picture(board: Board) -> str:
     at = None
     if best is not None and "step" in best and is_drawn(best.get(curve.validation)):
         at = best["step"], best[curve.validation]
-    epochs, ghost = p.n_epochs if board.is_on else p.epoch, board.find_ghost()
+    epochs = p.n_epochs if board.is_on else p.epoch
+    ghost = board.find_ghost()
     svg = curve_svg(curve, end_step=board.end_step, epochs=epochs, marks=board.marks, ghost=ghost, best=at)
     return picture(svg, curve_words(curve)) if svg else ""

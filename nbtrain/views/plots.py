@@ -54,7 +54,8 @@ def png(figure: Figure) -> bytes:
     from PIL import Image
 
     before = figure.canvas, figure.dpi
-    canvas, buffer = FigureCanvasAgg(figure), io.BytesIO()
+    canvas = FigureCanvasAgg(figure)
+    buffer = io.BytesIO()
     try:
         figure.dpi = 2 * _DPI
         with warnings.catch_warnings():
@@ -134,9 +135,12 @@ def _name_lines(axes: Axes, axis: Axis, ends: Iterable[_End]) -> None:
     known = [(end, values[-1]) for end in ends if (values := [y for _, y in end.points if is_drawn(y)])]
     ys = spread([_BOX * (1 - axis.share(value)) for _, value in known], 0, _BOX, 12)
     for (end, _), y in zip(known, ys):
-        words, colour, last = end.words, end.colour, end.points[-1][1]
+        words = end.words
+        colour = end.colour
+        last = end.points[-1][1]
         if not is_drawn(last):
-            words, colour = f"{end.words} {short(last)}", _COLOURS["bad"]
+            words = f"{end.words} {short(last)}"
+            colour = _COLOURS["bad"]
         style = {"color": colour, "fontsize": 8, "va": "center", "weight": "bold" if end.is_bold else "normal"}
         axes.text(1.02, 1 - y / _BOX, _label(words, 20), transform=axes.transAxes, **style)
 
@@ -212,10 +216,13 @@ def _cut(axes: Axes, cut: Mark | None, x: float) -> None:
 
 def _by_epoch(place: _Place, rows: Sequence[Row], best: Row | None, monitor: str, marks: Sequence[Mark], cut: Mark | None) -> None:
     axes, quantity, names = place
-    first, last = rows[0]["epoch"], rows[-1]["epoch"]
-    begun, ends = epoch_of(cut[0]) if cut is not None else -math.inf, []
+    first = rows[0]["epoch"]
+    last = rows[-1]["epoch"]
+    begun = epoch_of(cut[0]) if cut is not None else -math.inf
+    ends = []
     for name in names:
-        series, points = series_of(name), points_of(rows, name)
+        series = series_of(name)
+        points = points_of(rows, name)
         _cut_line(axes, points, begun, color=_colour(series))
         if series != quantity and points:
             ends.append(_End(points, series, _colour(series)))
@@ -233,7 +240,8 @@ def _by_epoch(place: _Place, rows: Sequence[Row], best: Row | None, monitor: str
 def _by_step(axes: Axes, curve: LossCurve, marks: Sequence[Mark]) -> None:
     """The training loss by step, smoothed and raw, and the validations."""
     raw = [(step, loss if is_drawn(loss) else math.nan) for step, loss in curve.raw]
-    losses, valid = [*curve.smoothed_past, *curve.smoothed], curve.validation.partition("_")[0]
+    losses = [*curve.smoothed_past, *curve.smoothed]
+    valid = curve.validation.partition("_")[0]
     axes.plot(*zip(*raw), color=_colour("train"), linewidth=0.8, alpha=0.35)
     _cut_line(axes, losses, curve.begun, color=_colour("train"))
     _cut_line(axes, curve.validations, curve.begun, color=_colour("val"))
@@ -306,7 +314,8 @@ def _compared_lines(place: _Place, runs: Sequence[ComparedRun]) -> None:
 def _compared_values(place: _Place, runs: Sequence[ComparedRun], sweep: Sweep) -> None:
     """The values at the best epoch of each run over the number in which they differ, those of the last metric with a ring at the best."""
     axes, quantity, names = place
-    ends, values = list[_End](), list[float]()
+    ends = list[_End]()
+    values = list[float]()
     for name in names:
         measured = [(run, run.best[name]) for run in runs if run.best is not None and is_drawn(run.best.get(name))]
         found = sorted((run.value, value) for run, value in measured)
@@ -342,7 +351,8 @@ def compared(
     it. `forks`: the epochs at which branches start, and what they change. `metrics`: as for `curves`.
     """
     every = [row for run in runs for row in run.rows if "epoch" in row]
-    groups, is_short = panels(every, monitor, metrics if every else None), all(len(run.rows) < 2 for run in runs)
+    groups = panels(every, monitor, metrics if every else None)
+    is_short = all(len(run.rows) < 2 for run in runs)
     if sweep is not None and not is_short and len(set(sweep.values)) < _FEW:  # two curves say more than two dots
         sweep = None
     if sweep is not None and not is_short:

@@ -82,10 +82,14 @@ def _measured(board: Board) -> _Measured:
     The rows are validations if they have it, else epochs; after a change of the steps, those behind it. A validation inside an epoch has
     a part of one.
     """
-    metric, mode, rows = board.monitor, board.header.get("monitor_mode", "min"), [*board.epochs, *board.validations]
+    metric = board.monitor
+    mode = board.header.get("monitor_mode", "min")
+    rows = [*board.epochs, *board.validations]
     if rows and not any(metric in row for row in rows):
-        metric, mode = "train_loss", "min"
-    is_epoch, restarts = not any(metric in row for row in board.validations), board.growing.restarts
+        metric = "train_loss"
+        mode = "min"
+    is_epoch = not any(metric in row for row in board.validations)
+    restarts = board.growing.restarts
     rows = board.epochs if is_epoch else board.validations
     rows = [row for row in rows if isinstance(row.get(metric), (int, float)) and restarts.counts(row, is_epoch=is_epoch)]
     epochs = [row.get("epoch", 0) for row in rows]
@@ -151,7 +155,8 @@ def _code_words(cards: Sequence[RunCard], name: str) -> list[str]:
     seen: dict[str | None, list[str | None]] = {}
     words = []
     for card in cards:
-        kinds, code = seen.setdefault(card.settings.get("class"), []), card.settings.get(name)
+        kinds = seen.setdefault(card.settings.get("class"), [])
+        code = card.settings.get(name)
         if code not in kinds:
             kinds.append(code)
         n = kinds.index(code)
@@ -180,7 +185,8 @@ _KINDS = ("class", "model")  # these have columns wherever they differ
 
 def varying(cards: Sequence[RunCard]) -> list[str]:
     """The settings that differ between the runs, the class and the model first, without those that differ exactly as one before."""
-    found, seen = list[str](), set[tuple[int, ...]]()
+    found = list[str]()
+    seen = set[tuple[int, ...]]()
     names = dict.fromkeys(name for card in cards for name in card.settings)
     for name in sorted(names, key=lambda name: name not in _KINDS):
         column = [card.settings.get(name, _MISSING) for card in cards]
@@ -253,7 +259,8 @@ def spread_lines(cards: Sequence[RunCard]) -> list[str]:
             groups.setdefault((label_of(card, names), first, changes, card.metric), []).append(card)
     found = []
     for (title, *_), group in groups.items():
-        values, tests = [card.value for card in group], [card.tests for card in group]
+        values = [card.value for card in group]
+        tests = [card.tests for card in group]
         measured = {group[0].metric: values} if all(map(math.isfinite, values)) else {}
         measured |= {name: [test[name] for test in tests] for name in tests[0] if all(name in test for test in tests)}
         if len(group) > 1:
@@ -267,7 +274,9 @@ _RAMPS = {
     "light": ("#a8cdf0", "#86b8e8", "#65a2dd", "#478bcf", "#3174bb", "#205da2", "#144786", "#0b3268"),
     "dark": ("#2f5d8a", "#3a72a8", "#4887c3", "#5b9dda", "#75b2ea", "#93c5f4", "#b3d8fb", "#d6ebff"),
 }
-_N_COLOURS, _MAX_LABELS, _POINTS = 8, 8, 3000
+_N_COLOURS = 8
+_MAX_LABELS = 8
+_POINTS = 3000
 _MANY = 40  # with more lines each is faint
 
 
@@ -314,7 +323,8 @@ def _rules(is_ramp: bool, is_faint: bool) -> str:
 def _scale(cards: Sequence[RunCard], name: str, box: Area) -> list[str]:
     """The colours of a ramp, with the smallest and the largest value."""
     values = _numbers(cards, name) or [0.0]
-    low, high = fitting(f"{name} {short(min(values))}", 90), short(max(values))
+    low = fitting(f"{name} {short(min(values))}", 90)
+    high = short(max(values))
     x = box.right + 12 + text_width(low)
     squares = [f'<rect class="c{i}" x="{x + 5 * i:.0f}" y="3" width="5" height="8"/>' for i in range(_N_COLOURS)]
     return [label(box.right + 8, 11, low), *squares, label(x + 5 * _N_COLOURS + 4, 11, high)]
@@ -355,9 +365,11 @@ def _sweep_of_dots(cards: Sequence[RunCard]) -> Sweep | None:
 
 def _sweep_parts(cards: Sequence[RunCard], sweep: Sweep, box: Area, values: Axis) -> list[str]:
     """The best value of each run over the number in which they differ: a dot for each run, and a ring around the best one."""
-    axis, best = sweep.axis, best_of(cards)
+    axis = sweep.axis
+    best = best_of(cards)
     frame = Frame(box, axis.low, axis.high, values)
-    xs, ticks = map(axis.place, sweep.values), zip(map(axis.place, axis.ticks), axis.labels)
+    xs = map(axis.place, sweep.values)
+    ticks = zip(map(axis.place, axis.ticks), axis.labels)
     places = frame.at([(x, card.value) for card, x in zip(cards, xs)])
     parts = [*below(frame, ticks, 15), label(box.right + 8, box.bottom + 15, fitting(visible(sweep.name), 180), "strong")]
     if len(set(sweep.values)) == len(cards):
@@ -448,7 +460,8 @@ def _order(keys: Sequence[float | str | tuple[int, float] | None]) -> list[int]:
     """The place of each key in their order: numbers, other texts, and nothing; numbers in a tuple within the group before them."""
 
     def rank(i: int) -> tuple[int, int, float, str]:
-        key, group = keys[i], 0
+        key = keys[i]
+        group = 0
         if isinstance(key, tuple):
             group, key = key
         if isinstance(key, str):
@@ -471,8 +484,11 @@ def _aligned(values: Sequence[float | None]) -> list[str]:
 def run_table(cards: Sequence[RunCard]) -> RunTable:
     """The table of `cards`, in the order in which they began."""
     cards = in_words(cards)
-    names, bests = varying(cards), [card.best for card in cards]
-    heads, columns, orders = list[str](), list[list[str]](), list[list[int]]()
+    names = varying(cards)
+    bests = [card.best for card in cards]
+    heads = list[str]()
+    columns = list[list[str]]()
+    orders = list[list[int]]()
 
     def add(name: str, texts: Iterable[str], keys: Sequence[Any]) -> None:
         heads.append(name)
@@ -499,7 +515,8 @@ def run_table(cards: Sequence[RunCard]) -> RunTable:
 
 def _ended(card: RunCard) -> str:
     """How a run ended, if it did not complete: `✗ failed · ValueError`."""
-    status, reason = card.board.status, card.board.reason
+    status = card.board.status
+    reason = card.board.reason
     if status == "completed":
         return ""
     return visible(f"{ICONS[status]} {status}" + (f" · {reason}" if reason else ""))
@@ -551,8 +568,10 @@ def _head(table: RunTable, name: str) -> str:
 
 def _summary(table: RunTable, i: int) -> str:
     """The line of a run."""
-    card, column = table.cards[i], [visible(column[i]) for column in table.columns]
-    is_best, ended = card in table.bests, _ended(card)
+    card = table.cards[i]
+    column = [visible(column[i]) for column in table.columns]
+    is_best = card in table.bests
+    ended = _ended(card)
     cells = "".join(f'<span title="{escape(text)}">{escape(text)}</span>' for text in column)
     star = '<span title="best">★</span>' if is_best else f'<span title="{escape(ended)}">{ended[:1]}</span>'
     words = visible(" · ".join(filter(None, [*card.tags, card.note])), lines=True)
@@ -581,7 +600,9 @@ def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = ()) -> 
     """
     table = run_table(cards)
     cards, n = table.cards, len(cards)
-    svg, n_on, plural = runs_svg(cards), sum(card.board.is_on for card in cards), "s" * (n > 1)
+    svg = runs_svg(cards)
+    n_on = sum(card.board.is_on for card in cards)
+    plural = "s" * (n > 1)
     title = f"{n} run{plural}" + (f" · {n_on} {'is' if n_on == 1 else 'are'} on" if n_on else "")
     for best in table.bests:
         words = " · ".join(filter(None, [label_of(best, varying(cards)[:_MAX_COLUMNS], ""), best.name]))

@@ -227,7 +227,8 @@ class Frame:
 
     def at(self, points: Points) -> _Places:
         """Where the points lie; None for one that can't be drawn or is outside."""
-        y, share = self.box.y, self.values.share
+        y = self.box.y
+        share = self.values.share
         return [(self.x(x), y(share(value))) if self.first <= x <= self.last and is_drawn(value) else None for x, value in points]
 
     def line(self, points: Points, begun: float, kind: str, radius: float = 0.0) -> list[str]:
@@ -245,7 +246,10 @@ class Frame:
 
     def crosses(self, places: _Places, bad: Iterable[float | None]) -> list[str]:
         """A cross where a line breaks off, with room between two of them. `bad`: where a value of each place is not finite."""
-        found, height, before, was_bad = [], self.box.bottom - 4, -math.inf, False
+        found = []
+        height = self.box.bottom - 4
+        before = -math.inf
+        was_bad = False
         for place, x in zip(places, bad):
             if x is not None and self.has(x) and not was_bad and self.x(x) - before >= 12:
                 before = self.x(x)
@@ -304,7 +308,9 @@ def grouped(xs: Sequence[float | None]) -> list[tuple[float, str]]:
         first = last = number
         while groups and x - _half(_numbers(first, last)) < groups[-1][0] + _half(_numbers(*groups[-1][1:])) + 2:
             middle, low, high = groups.pop()
-            x, first, last = (middle + x) / 2, min(first, low), max(last, high)
+            x = (middle + x) / 2
+            first = min(first, low)
+            last = max(last, high)
         groups.append((x, first, last))
     return [(x, _numbers(first, last)) for x, first, last in groups]
 

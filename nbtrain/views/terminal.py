@@ -170,7 +170,8 @@ _MIN_BAR, _MAX_BAR = 7, 42  # cells
 
 def running_line(board: Board, width: int) -> str:
     """The line of a running run in at most `width` cells: the most important parts, and a bar if there is space."""
-    p, rounds = board.progress, round_words(board.header)
+    p = board.progress
+    rounds = round_words(board.header)
     parts = [LinePart(state_words(board.status), 0)] if board.status != "running" else []
     if rounds:
         parts.append(LinePart(rounds, 2))
@@ -212,14 +213,18 @@ class RowWriter:
         def aligned(texts: Sequence[str]) -> list[str]:
             return [right_aligned(text, widths[name]) for name, text in zip(shown, texts)]
 
-        head, folded = ["  ".join(aligned(titles(shown)))], [name for name in names if name not in shown]
+        head = ["  ".join(aligned(titles(shown)))]
+        folded = [name for name in names if name not in shown]
         if folded:
             head.append(folded_words(folded)[:width])
-        texts, star = aligned(cells(row, shown, row_formats(rows))), "★"
+        texts = aligned(cells(row, shown, row_formats(rows)))
+        star = "★"
         if colour:
-            texts, star = [painted(text, "red") if text.strip() == "NaN" else text for text in texts], painted("★", "green")
+            texts = [painted(text, "red") if text.strip() == "NaN" else text for text in texts]
+            star = painted("★", "green")
         line = "  ".join(texts) + (f" {star}" if is_best else "")
-        is_new, self._head = head != self._head, head
+        is_new = head != self._head
+        self._head = head
         return [*head, line] if is_new else [line]
 
 
@@ -247,7 +252,8 @@ class View:
 
 def validation_line(event: Event) -> str:
     """`epoch 3, batch 250/500: val_loss 0.1234 · val_acc 0.9`."""
-    row, p = event.data["row"], event.progress
+    row = event.data["row"]
+    p = event.progress
     _, *numbers = named_cells(row)
     return f"epoch {row['epoch']}, batch {place_words(p)[1].removeprefix('valid ')}: {' · '.join(numbers)}"
 
@@ -259,7 +265,8 @@ class StreamView(View):
     """
 
     def __init__(self, stream: TextIO | None) -> None:
-        self.board, self.stream = Board(), stream or sys.stdout
+        self.board = Board()
+        self.stream = stream or sys.stdout
         self._validation: Event | None = None  # inside an epoch, perhaps
 
     def update(self, event: Event) -> None:
@@ -277,7 +284,8 @@ class StreamView(View):
 
     def _show_validation(self, event: Event) -> None:
         """Show the validation that waits, unless `event` is the end of its epoch."""
-        found, self._validation = self._validation, event if event.kind == "valid" and not adds_row(event) else None
+        found = self._validation
+        self._validation = event if event.kind == "valid" and not adds_row(event) else None
         if found is None:
             return
         row = found.data["row"]
@@ -406,7 +414,8 @@ def stream_view(stream: TextIO, environment: Mapping[str, str] = os.environ) -> 
 
 
 # %% ../../nbs/views/terminal.ipynb #1240c853
-_MOMENT_S, _EVERY_S = 0.25, 0.5
+_MOMENT_S = 0.25
+_EVERY_S = 0.5
 
 
 class OperationLine:
@@ -431,7 +440,8 @@ class OperationLine:
         wait_s = _MOMENT_S
         while not self._over.wait(wait_s):
             self._write(self.words())
-            self._is_shown, wait_s = True, _EVERY_S
+            self._is_shown = True
+            wait_s = _EVERY_S
 
     def _write(self, text: str, end: str = "") -> None:
         if in_kernel():

@@ -138,7 +138,8 @@ class Speed:
         rate = self.rate()
         if n_train is None or n_valid is None or rate is None or self._batches["train"] < _MIN_BATCHES:
             return None
-        train_s, valid_s = 1 / rate, 1 / (self.rate("valid") or rate)
+        train_s = 1 / rate
+        valid_s = 1 / (self.rate("valid") or rate)
         done_s = 0.0  # of this epoch
         if p.phase == "train":
             done_s = p.batch * train_s
@@ -492,7 +493,8 @@ def place_words(progress: Progress) -> tuple[str, str]:
 
 def place_now(board: Board) -> Progress:
     """The current progress; between two epochs before the first batch of the next one, after the last epoch at its last batch."""
-    p, n_batches = board.progress, board.header.get("n_train_batches")
+    p = board.progress
+    n_batches = board.header.get("n_train_batches")
     if p.phase != "idle" or n_batches is None:
         return p
     return replace(p, batch=n_batches if p.epoch >= p.n_epochs else 0, n_batches=n_batches)
@@ -541,7 +543,8 @@ def running_parts(board: Board) -> list[LinePart]:
     epoch, batch = place_words(p)
     room = len(batch) if p.n_batches is None else len(batch) - len(str(p.batch)) + len(str(p.n_batches))
     parts = [LinePart(epoch, 1), LinePart(batch, BATCH_RANK, room), LinePart(time_words(board), 5, len("00:00 < 0:00:00"))]
-    means, ranks = board.means.items(p.phase), chain([2, 4], count(BAR_RANK + 1))
+    means = board.means.items(p.phase)
+    ranks = chain([2, 4], count(BAR_RANK + 1))
     if p.phase != "test":
         for rate in rate_words(board):
             parts.append(LinePart(rate, 6 if rate.endswith("it/s") else LAST_RANK, len(rate.split(" ")[1]) + 6))
@@ -607,10 +610,13 @@ def summary_line(board: Board) -> str:
 
     Of a run that was read from its folder all parts count. An evaluation has neither epochs nor a best one: `✓ completed · 00:12`.
     """
-    p, epochs, time_s = board.progress, "", board.progress.elapsed_s
+    p = board.progress
+    epochs = ""
+    time_s = board.progress.elapsed_s
     if p.epoch > 0 and not board.is_evaluation:
         first = min([board.place.first_epoch, *(row["epoch"] - 1 for row in board.epochs[:1])])
-        epochs, time_s = epochs_words(p.epoch - first, p.epoch), board.total_s
+        epochs = epochs_words(p.epoch - first, p.epoch)
+        time_s = board.total_s
     parts = (state_words(board.status), visible(board.reason), epochs, format_time(time_s), board.best_words)
     return " · ".join(filter(None, parts))
 
@@ -850,7 +856,8 @@ def record_table(board: Board, max_width: int, title: int = 99, *, is_short: boo
     """
     options = max_width, title, is_short or board.is_on
     if options not in board.tables:
-        has_lr, past = fixed_lr(board) is None, board.past_table
+        has_lr = fixed_lr(board) is None
+        past = board.past_table
         table = make_table(board.table, board.best, has_lr=has_lr, is_live=options[2], max_width=max_width, title=title, past=past)
         board.tables[options] = table
     return board.tables[options]
