@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -25,7 +24,7 @@ from .recorded_run import diff
 from ..history.run_files import read_file, write_file
 from ..history.run_folder import load_run, read_events, run_folders
 from ..tracebacks import boundary
-from ..views.runs import RunCard, best_of, card_of, in_words, runs_html, runs_text, varying
+from ..views.runs import RunCard, best_of, card_of, in_words, runs_html, runs_text, varying, number_of
 from ..views.text import Board
 from ..history.session_runs import SessionRun, forget_run, kept_runs
 
@@ -149,15 +148,10 @@ def read_run(folder: Path, name: str, note: Callable[[str], None] = lambda text:
 
 
 # %% ../../nbs/library/runs.ipynb #5cba55ad
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?:,|$))")
-
-
 def _as_numbers(texts: Sequence[str | None]) -> Sequence[Any]:
     """The values of a setting as numbers, if all that are there are numbers."""
-    for kind in (int, float):
-        with suppress(ValueError):
-            return [None if text is None else kind(_THOUSANDS.sub("", text)) for text in texts]
-    return texts
+    numbers = [number_of(text) for text in texts]
+    return texts if any(text is not None and number is None for text, number in zip(texts, numbers)) else numbers
 
 
 def _places(chosen: Sequence[Any], n: int) -> list[int]:

@@ -17,7 +17,22 @@ import numpy as np
 from ..events import Mark, Progress
 from .axes import NO_AXIS, axis_of, count_ticks, is_drawn, short, short_count
 from ..formatting import digits_of
-from .svg import Area, Frame, below, dots, drawing, fitting, label, path, pills, ring, spread, text_width, value_axis
+from nbtrain.views.svg import (
+    Area,
+    Frame,
+    below,
+    dots,
+    drawing,
+    fitting,
+    label,
+    path,
+    pills,
+    ring,
+    spread,
+    text_width,
+    value_axis,
+    axis_room,
+)
 
 # %% auto #0
 __all__ = [
@@ -317,7 +332,7 @@ def _epoch_names(frame: Frame, axis: StepAxis) -> list[str]:
     """A quiet line between two epochs, and their names in a second row."""
     ends = [axis.step_of(epoch) for epoch in range(math.ceil(axis.epochs[0][1]), math.floor(axis.epochs[-1][1]) + 1)]
     edges = sorted({axis.start, axis.end, *filter(frame.has, ends)})
-    parts = [path([(frame.x(step), frame.box.top), (frame.x(step), frame.box.bottom)], "grid") for step in edges[1:-1]]
+    parts = [frame.box.upright(frame.x(step), "grid") for step in edges[1:-1]]
     for number, (left, right) in enumerate(pairwise(edges), start=math.floor(axis.epochs[0][1]) + 1):
         if frame.x(right) - frame.x(left) > text_width(f"epoch {number}"):
             parts += below(frame, [((left + right) / 2, f"epoch {number}")], 30)
@@ -416,7 +431,7 @@ def curve_svg(
     steps = step_axis(curve, end_step, epochs, ghost[1])
     values = axis_of(shown_values(curve, line, [*ghost[1], *([best] if best is not None else [])], steps.start))
     shown = values or NO_AXIS
-    left = max(40, 12 + max(map(text_width, shown.labels), default=0))
+    left = axis_room(shown.labels, 40)
     few = 1 < steps.n_epochs < FEW_EPOCHS
     box = Area(left, 20 if marks or shown.is_log else 8, width - 140, height - (36 if few else 21))
     frame = Frame(box, steps.start, steps.end, shown)
@@ -426,11 +441,11 @@ def curve_svg(
     parts += pills(box, [frame.x(mark[0].step) if frame.has(mark[0].step) else None for mark in marks])
     if values is None:
         parts.append(label(box.x(0.5), box.y(0.5), "no finite value", "bad", "middle"))
-        return drawing(filter(None, parts), width, height)
+        return drawing(parts, width, height)
     parts = [*value_axis(box, values), *parts, *_lines(frame, curve, line, ghost[1], best), *_end_labels(frame, curve, line, ghost, width)]
     if shown.is_log:
         parts.append(label(box.left - 6, 10, "log", anchor="end"))
-    return drawing(filter(None, parts), width, height)
+    return drawing(parts, width, height)
 
 
 # %% ../../nbs/views/curve.ipynb #curv0019

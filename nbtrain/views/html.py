@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
-from ..events import PREFIXES, Shown
+from ..events import Shown, Mark
 from .axes import Axis, format_fixed, short
 from .curve import mark_numbers
-from .panels import record_picture
+from .panels import record_picture, prefix_of
 from .svg import Area, Frame, drawing, label, path, picture
 from nbtrain.views.text import (
     Board,
@@ -87,10 +87,6 @@ def isolated(page: str) -> str:
     return "".join(text if text.startswith("<") else _RTL_WORDS.sub(r"<bdi>\g<0></bdi>", text) for text in texts)
 
 
-def _group(name: str) -> str:
-    return next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
-
-
 def _wrapped(name: str) -> str:
     """A name that a browser may break after `_` and `/`."""
     return escape(name).replace("_", "_<wbr>").replace("/", "/<wbr>")
@@ -100,7 +96,7 @@ def _head_html(names: Sequence[str], n_plain: int) -> str:
     """One row of titles, or two where there are groups; the first `n_plain` columns have no group."""
     last = f'style="{_HEAD};border-bottom:{_LINE};max-width:7em;overflow-wrap:anywhere;white-space:normal"'
     upper = f'style="{_HEAD};text-align:center;{_QUIET};font-weight:400"'
-    kinds = ["" if n < n_plain else _group(name) for n, name in enumerate(names)]
+    kinds = ["" if n < n_plain else prefix_of(name) for n, name in enumerate(names)]
     heads = [f'<th scope="col" {last}>{_wrapped(title.removeprefix(kind))}</th>' for kind, title in zip(kinds, titles(names))]
     row = f"<tr>{''.join(heads)}</tr>"
     if not any(kinds):
@@ -165,10 +161,10 @@ _RULES = (
 )
 
 
-def _histogram_svg(one: Shown, width: int = 320, height: int = 110) -> str:
+def _histogram_svg(one: Shown) -> str:
     """The counts as bars, with the lowest and the highest value below."""
     c = one.content
-    box = Area(4, 16, width - 4, height - 18)
+    box = Area(4, 16, 316, 92)
     counts = c["counts"]
     n = len(c["counts"])
     highest = max(c["counts"])
@@ -176,8 +172,8 @@ def _histogram_svg(one: Shown, width: int = 320, height: int = 110) -> str:
     outline = [(0, 0), *((x, count) for i, count in enumerate(counts) for x in (i, i + 1)), (n, 0)]
     parts = [path(frame.at(outline), "train"), path(frame.at([(0, 0), (n, 0)]), "base")]
     parts.append(label(box.left, 11, f"mean {short(c['mean'])} · std {short(c['std'])} · at most {highest or 1:,}"))
-    parts += [label(box.left, height - 4, short(c["low"])), label(box.right, height - 4, short(c["high"]), anchor="end")]
-    return drawing(parts, width, height)
+    parts += [label(box.left, 106, short(c["low"])), label(box.right, 106, short(c["high"]), anchor="end")]
+    return drawing(parts, 320, 110)
 
 
 def _frame_html(one: Shown) -> str:
@@ -339,10 +335,10 @@ def _live_parts(board: Board, live: LiveRecord | None, gap: int) -> list[str]:
     return [status_html(board, live), picture, numbers_html(board), bars_html(board), below]
 
 
-def _mark_html(board: Board, i: int, number: str) -> str:
+def _mark_html(board: Board, number: str, mark: Mark) -> str:
     """The line of a change by hand; after the run it opens to the diff of the source, if there is one."""
-    line = escape(f"{number} {mark_words(*board.marks[i])}")
-    diff = board.diffs.get(board.marks[i])
+    line = escape(f"{number} {mark_words(*mark)}")
+    diff = board.diffs.get(mark)
     if diff is None or board.is_busy:
         return f"<div>{line}</div>"
     style = "margin:2px 0 2px 16px;font-size:12px;overflow-x:auto"
@@ -380,7 +376,7 @@ def record_html(
         caption = "Metrics of the test" if board.is_evaluation else "Metrics by epoch"
         parts.append(page_of_table(record_table(board, WIDTH, TITLE, is_short=is_short), caption))
     parts += [f'<div style="{_QUIET}">{escape(tip)}</div>' for tip in tip_lines(board)]
-    parts += [_mark_html(board, i, number) for i, number in enumerate(mark_numbers(board.marks))]
+    parts += [_mark_html(board, number, mark) for number, mark in zip(mark_numbers(board.marks), board.marks)]
     parts += [f'<div style="white-space:pre-line">{escape(note_line(note))}</div>' for note in board.notes]
     if shown_bytes:
         parts.append(shown_html(board.shown, shown_bytes, newest=board.is_busy))

@@ -213,17 +213,14 @@ class _Live:
             self._fill_below()
             slider.close()
 
-    def show(self) -> None:
-        """Show the widgets in the current cell. Without a kernel or widget support, nothing is visible."""
-        show_output(self._bundle(), self.display_id)
+    def show(self, *, update: bool = False) -> None:
+        """Show the widgets in the current cell, or with `update` wherever they are shown; nothing in their place after the end.
 
-    def leave(self) -> None:
-        """Replace the widgets by nothing, wherever they are shown: the record of the file is visible from now on."""
-        show_output(self._bundle(), self.display_id, update=True)
-
-    def _bundle(self) -> dict[str, Any]:
+        The record of the file is visible then, and without a kernel or widget support.
+        """
         is_shown = self.is_open or self.slider is not None
-        return (self.widget._repr_mimebundle_() if is_shown else {}) | {"text/html": "", "text/plain": ""}
+        bundle = (self.widget._repr_mimebundle_() if is_shown else {}) | {"text/html": "", "text/plain": ""}
+        show_output(bundle, self.display_id, update=update)
 
     def end(self) -> bool:
         """Draw the record for the last time, and offer the slider; returns False if there is none."""
@@ -241,7 +238,7 @@ class _Live:
     def fold(self) -> None:
         """Close everything: the run is a line of several now."""
         self.withdraw()
-        self.leave()
+        self.show(update=True)
         close_widgets(*filter(None, [*self.widget.children, self.widget, self.shown]))
 
 
@@ -281,13 +278,9 @@ class _Record:
         record = html.record_html(self.board, html.LiveRecord(self.name, now), has_slider=self.has_slider)
         return {"text/html": record, "text/plain": text.record_text(self.board)}
 
-    def show(self) -> None:
-        """Show it in the current cell."""
-        show_output(self._bundle(), self.name)
-
-    def send(self) -> None:
-        """Update it wherever it is shown."""
-        show_output(self._bundle(), self.name, update=True)
+    def show(self, *, update: bool = False) -> None:
+        """Show it in the current cell, or `update` it wherever it is shown."""
+        show_output(self._bundle(), self.name, update=update)
 
 
 # %% ../../nbs/views/notebook.ipynb #11dc24dc
@@ -375,7 +368,7 @@ class NotebookView(View):
 
     def _send(self) -> None:
         if not self.is_folded:
-            self._record.send()
+            self._record.show(update=True)
 
     def show(self, *, once: bool = False) -> bool:
         """Show the run again in the current cell; earlier outputs are still updated. `once`: not if this cell shows it already."""
@@ -412,7 +405,7 @@ class NotebookView(View):
             if self._live is not None and self._live.reoffer(withdraw=withdraw):
                 self._record.has_slider = False
                 self._send()
-                self._live.leave()
+                self._live.show(update=True)
 
     def fold(self) -> str:
         """Give up the output to the picture of several runs; returns its name. `show` shows the record again."""
@@ -446,10 +439,10 @@ class NotebookView(View):
         self._clock.stop()
         live = self._live
         self._record.has_slider = live is not None and live.end()
-        self._record.send()
+        self._record.show(update=True)
         if live is not None:
             if not self._record.has_slider:
-                live.leave()
+                live.show(update=True)
             live.close()
 
 

@@ -14,12 +14,26 @@ from .axes import NO_AXIS, Axis, axis_of, count_ticks, is_drawn, short
 from ..errors import ConfigError
 from ..formatting import visible
 from .curve import FEW_EPOCHS, curve_svg, curve_words, epoch_of
-from .svg import Area, Frame, drawing, fitting, label, picture, pills, ring, text_width, thinned, value_axis
+from nbtrain.views.svg import (
+    Area,
+    Frame,
+    drawing,
+    fitting,
+    label,
+    picture,
+    pills,
+    ring,
+    text_width,
+    thinned,
+    value_axis,
+    axis_room,
+)
 from .text import Board, Row, is_constant, odd_metrics
 
 # %% auto #0
 __all__ = [
     "MAX_PANELS",
+    "prefix_of",
     "quantity_of",
     "series_of",
     "panels",
@@ -37,15 +51,22 @@ __all__ = [
 MAX_PANELS = 6
 
 
+def prefix_of(name: str) -> str:
+    """What a metric begins with: `val_` for `val_loss`; empty for another name."""
+    return next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
+
+
 def quantity_of(name: str) -> str:
     """The quantity of a metric: `loss` for `val_loss` and for `val_loss/hard`."""
-    return next((name.removeprefix(prefix).partition("/")[0] for prefix in PREFIXES if name.startswith(prefix)), name)
+    prefix = prefix_of(name)
+    return name.removeprefix(prefix).partition("/")[0] if prefix else name
 
 
 def series_of(name: str) -> str:
     """The data of a metric: `val` for `val_loss`, `val/hard` for `val_loss/hard`; the name itself if it has no such prefix."""
+    prefix = prefix_of(name)
     _, slash, loader = name.partition("/")
-    return next((prefix.rstrip("_") + slash + loader for prefix in PREFIXES if name.startswith(prefix)), name)
+    return prefix.rstrip("_") + slash + loader if prefix else name
 
 
 def panels(rows: Sequence[Row], monitor: str = "val_loss", metrics: Sequence[str] | None = None) -> dict[str, list[str]]:
@@ -123,7 +144,7 @@ class _Epochs:
     @property
     def margin(self) -> float:
         """The room left of the boxes, the same for all panels, so that they are aligned."""
-        return max(34, 12 + max((text_width(text) for axis in self.axes.values() if axis for text in axis.labels), default=0))
+        return axis_room((text for axis in self.axes.values() if axis for text in axis.labels), 34)
 
     def best_of(self, name: str) -> list[tuple[float, float]]:
         """The best epoch, if it is the best by this metric."""
@@ -173,7 +194,7 @@ def _panel(epochs: _Epochs, place: Area, quantity: str, names: Sequence[str]) ->
         parts.append(label(x, box.bottom + 15, f"{tick:,}", anchor="middle"))
     parts += pills(box, [frame.x(min(last, max(first, epoch_of(mark[0])))) for mark in epochs.marks])
     if axis is None:
-        return [*parts, label((box.left + box.right) / 2, box.y(0.5), "no finite value", "bad", "middle")]
+        return [*parts, label(box.x(0.5), box.y(0.5), "no finite value", "bad", "middle")]
     if first <= epochs.begun < last:
         parts.append(frame.cut(epochs.begun))
     parts += value_axis(box, axis)
@@ -216,7 +237,7 @@ def panels_svg(
         parts += _panel(epochs, Area(left, top, left + column, top + height), quantity, names)
     bottom = math.ceil(len(shown) / n_columns) * (height + 8)
     parts.append(label(0, bottom + 10, fitting(_footnote(list(groups), cut), width)))
-    return drawing(filter(None, parts), width, bottom + 16)
+    return drawing(parts, width, bottom + 16)
 
 
 def _footnote(quantities: Sequence[str], cut: Mark | None) -> str:

@@ -9,6 +9,7 @@ import math
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from html import escape
@@ -35,6 +36,7 @@ from nbtrain.views.svg import (
     text_width,
     thinned,
     value_axis,
+    axis_room,
 )
 from ..best import best_row
 from ..events import MonitorMode
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RunCard",
     "card_of",
+    "number_of",
     "in_words",
     "varying",
     "shown_setting",
@@ -145,6 +148,15 @@ def card_of(run: SessionRun, board: Board | None = None) -> RunCard:
 
 
 _MISSING = "–"
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?:,|$))")
+
+
+def number_of(text: str | None) -> float | None:
+    """The number that a setting is, such as `0.1` and `60,000`; None for another text, and for none."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(_THOUSANDS.sub("", text or ""))
+    return None
 
 
 _CODE = re.compile(r"code [0-9a-f]{6}")  # the digest of a function
@@ -282,11 +294,9 @@ _MANY = 40  # with more lines each is faint
 
 def _numbers(cards: Sequence[RunCard], name: str) -> list[float] | None:
     """The values of a setting as numbers; None if one is not a number."""
-    try:
-        found = [float(card.settings[name].replace(",", "")) for card in cards]
-    except (KeyError, ValueError):
-        return None
-    return found if all(map(math.isfinite, found)) else None
+    numbers = [number_of(card.settings.get(name)) for card in cards]
+    found = [float(number) for number in numbers if number is not None and math.isfinite(number)]
+    return found if len(found) == len(cards) else None
 
 
 def sweep_of(cards: Sequence[RunCard]) -> Sweep | None:
@@ -394,12 +404,12 @@ def runs_svg(cards: Sequence[RunCard], width: int = 720, height: int = 210) -> s
         return ""
     names, bests = varying(cards), bests_of(drawn)
     colours, ramp = _colours(drawn, names)
-    left = max(40, 12 + max(map(text_width, axis.labels), default=0))
+    left = axis_room(axis.labels, 40)
     box = Area(left, 18, width - 190, height - 22)
     sweep = _sweep_of_dots(drawn)
+    head = label(left - 6, 11, visible(drawn[0].metric), "strong")
     if sweep is not None:
-        head = label(left - 6, 11, visible(drawn[0].metric), "strong")
-        return drawing(filter(None, [head, *value_axis(box, axis), *_sweep_parts(drawn, sweep, box, axis)]), width, height)
+        return drawing([head, *value_axis(box, axis), *_sweep_parts(drawn, sweep, box, axis)], width, height)
     last = max(x for card in drawn for x, _ in card.measured.points)
     first = min(1.0, *(card.measured.points[0][0] for card in drawn)) if last > 1 else 0.0
     frame = Frame(box, first, last, axis)
@@ -412,11 +422,12 @@ def runs_svg(cards: Sequence[RunCard], width: int = 720, height: int = 210) -> s
     ticks = [tick for tick in count_ticks(first, last, 9) if tick >= first]
     parts = [_rules(bool(ramp), len(drawn) > _MANY), *value_axis(box, axis)]
     parts += below(frame, [(tick, f"{tick:,}" if tick != ticks[-1] else f"epoch {tick:,}") for tick in ticks], 15)
-    parts.append(label(left - 6, 11, visible(drawn[0].metric), "strong"))
-    parts += [part for line in lines for part in line.parts]
+    parts += [head, *(part for line in lines for part in line.parts)]
     if ramp and len(lines) > _MAX_LABELS:
-        return drawing(filter(None, [*parts, *_labels(lines[-1:], box, width, True), *_scale(drawn, ramp, box)]), width, height)
-    return drawing(filter(None, [*parts, *_labels(lines[-_MAX_LABELS:], box, width, bool(ramp))]), width, height)
+        parts += [*_labels(lines[-1:], box, width, True), *_scale(drawn, ramp, box)]
+    else:
+        parts += _labels(lines[-_MAX_LABELS:], box, width, bool(ramp))
+    return drawing(parts, width, height)
 
 
 # %% ../../nbs/views/runs.ipynb #1482cc46
@@ -464,12 +475,10 @@ def _order(keys: Sequence[float | str | tuple[int, float] | None]) -> list[int]:
         group = 0
         if isinstance(key, tuple):
             group, key = key
-        if isinstance(key, str):
-            try:
-                key = float(key.replace(",", ""))
-            except ValueError:
-                return group, 1, 0.0, key
-        return (group, 2, 0.0, "") if key is None or math.isnan(key) else (group, 0, key, "")
+        number = number_of(key) if isinstance(key, str) else key
+        if isinstance(key, str) and number is None:
+            return group, 1, 0.0, key
+        return (group, 2, 0.0, "") if number is None or math.isnan(number) else (group, 0, number, "")
 
     order = sorted(range(len(keys)), key=rank)
     return [order.index(i) for i in range(len(keys))]

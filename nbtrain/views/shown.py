@@ -11,7 +11,7 @@ import re
 import sys
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
@@ -226,7 +226,7 @@ class ShownValue:
     file: bytes
     suffix: str
     captions: tuple[str, ...] = ()
-    edges: tuple[float, ...] = field(default=())
+    edges: tuple[float, ...] = ()
 
     @property
     def text(self) -> str:

@@ -25,6 +25,7 @@ __all__ = [
     "drawing",
     "picture",
     "text_width",
+    "axis_room",
     "fitting",
     "thinned",
     "label",
@@ -96,10 +97,10 @@ _STYLE = (
 
 
 def drawing(parts: Iterable[str], width: int, height: int) -> str:
-    """An SVG image of these parts, in the colours of the reader's theme."""
+    """An SVG image of these parts, of which some may be empty, in the colours of the reader's theme."""
     style = f"<style>{_STYLE}{_rules('light')}@media(prefers-color-scheme:dark){{{_rules('dark')}}}</style>"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
-    return "\n".join([head, style, *parts, "</svg>"])
+    return "\n".join([head, style, *filter(None, parts), "</svg>"])
 
 
 _THEME = (  # JupyterLab's own theme; without it a drawing follows the theme of the system
@@ -126,6 +127,11 @@ CHARACTER = 6.5  # px, the widest average
 def text_width(text: str) -> float:
     """An upper estimate of a text's width in px."""
     return CHARACTER * len(text)
+
+
+def axis_room(labels: Iterable[str], least: float) -> float:
+    """The room left of a box for the labels of its axis, in px."""
+    return max(least, 12 + max(map(text_width, labels), default=0))
 
 
 def fitting(text: str, width: float) -> str:
@@ -197,6 +203,10 @@ class Area:
         """From 0 at the bottom to 1 at the top."""
         return self.bottom - share * (self.bottom - self.top)
 
+    def upright(self, x: float, kind: str) -> str:
+        """A line from the top to the bottom."""
+        return path([(x, self.top), (x, self.bottom)], kind)
+
 
 Points = Sequence[tuple[float, float]]
 _Places = list[tuple[float, float] | None]
@@ -242,7 +252,7 @@ class Frame:
 
     def cut(self, x: float) -> str:
         """A line where the newest run begins."""
-        return path([(self.x(x), self.box.top), (self.x(x), self.box.bottom)], "cut")
+        return self.box.upright(self.x(x), "cut")
 
     def crosses(self, places: _Places, bad: Iterable[float | None]) -> list[str]:
         """A cross where a line breaks off, with room between two of them. `bad`: where a value of each place is not finite."""
@@ -292,7 +302,7 @@ def spread(ys: Sequence[float], low: float, high: float, distance: float = 13) -
 
 def pills(box: Area, xs: Sequence[float | None]) -> list[str]:
     """A dotted line at each of `xs`, with its number at the top; numbers that would overlap share a marker: `2–4`. None is skipped."""
-    parts = [path([(x, box.top), (x, box.bottom)], "mark") for x in dict.fromkeys(xs) if x is not None]
+    parts = [box.upright(x, "mark") for x in dict.fromkeys(xs) if x is not None]
     for x, words in grouped(xs):
         half = _half(words)
         x += max(0.0, box.left - 8 - (x - half)) - max(0.0, x + half - box.right - 8)

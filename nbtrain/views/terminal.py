@@ -49,7 +49,6 @@ from ..tracebacks import in_kernel
 # %% auto #0
 __all__ = [
     "write",
-    "right_aligned",
     "wrapped",
     "has_colour",
     "painted",
@@ -82,11 +81,6 @@ def write(stream: TextIO, text: str) -> None:
 
 
 # %% ../../nbs/views/terminal.ipynb #7a0573b4
-def right_aligned(text: str, width: int) -> str:
-    """`text` after spaces, `width` cells in all."""
-    return " " * (width - text_width(text)) + text
-
-
 def wrapped(text: str, width: int) -> str:
     """`text` in lines of at most `width` cells, broken between its parts or else its words; a longer word stays whole."""
     return "\n".join(found for line in text.split("\n") for found in _wrapped_line(line, width))
@@ -145,9 +139,6 @@ def fitting(parts: Sequence[LinePart], width: int) -> list[LinePart]:
             kept.append(part)
             left -= _width(part)
     return [part for part in parts if part in kept]
-
-
-_BETWEEN = " · "
 
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -211,7 +202,7 @@ class RowWriter:
         shown = fitting_columns(names, rooms, width, lambda name: [*first, name].index(name), least=2)
 
         def aligned(texts: Sequence[str]) -> list[str]:
-            return [right_aligned(text, widths[name]) for name, text in zip(shown, texts)]
+            return [" " * (widths[name] - text_width(text)) + text for name, text in zip(shown, texts)]
 
         head = ["  ".join(aligned(titles(shown)))]
         folded = [name for name in names if name not in shown]
