@@ -115,7 +115,7 @@ def family(folder: Path) -> dict[str, TreeRun]:
     forks = {name: read_fork(path) for name, path in beside.items()}
 
     def root_of(name: str) -> str:
-        seen = set[str]()
+        seen: set[str] = set()
         while (fork := forks.get(name)) is not None and fork.parent in beside and name not in seen:
             seen.add(name)
             name = fork.parent

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "Trained", "compare"]
 
 # %% ../../nbs/library/compare.ipynb #9ecb67fd
-_MAX_SETTINGS, _TEXT_WIDTH = 4, 120  # columns of what differs, and the characters of a line of text
+_MAX_SETTINGS = 4  # columns of what differs
+_TEXT_WIDTH = 120  # characters of a line
 
 
 @dataclass(frozen=True)
@@ -229,9 +230,9 @@ def _of_folders(paths: Sequence[str], metrics: Sequence[str] | None) -> Comparis
     if not folders:
         raise ConfigError("There is nothing to compare.", remedy="Give run folders.")
     common = os.path.commonpath([folder.parent for folder in folders])
-    runs = dict[str, TreeRun]()
-    cards = dict[str, RunCard]()
-    notes = list[str]()
+    runs: dict[str, TreeRun] = {}
+    cards: dict[str, RunCard] = {}
+    notes: list[str] = []
     for folder in folders:
         name = folder.relative_to(common).as_posix()
         history = History()

@@ -93,7 +93,7 @@ def past_of(history: History) -> text.Past | None:
 def show_again(trainer: Any, note: str) -> NotebookView | None:
     """Show the record of the trainer's newest run in this cell, with a `note`; where there is none, print the note."""
     where = f" · {short_path(trainer.run_dir)}" if trainer.run_dir is not None else ""
-    events = list[Event]()
+    events: list[Event] = []
     history = History()
     if in_kernel() and trainer.run_dir is not None:
         with suppress(ConfigError):  # the record was removed, and the checkpoints were not
@@ -105,6 +105,7 @@ def show_again(trainer: Any, note: str) -> NotebookView | None:
     travel = trainer.travel_of()
     leads_back = any(place.epoch not in (0, here) for place in travel.places())
     view = NotebookView(Controls({}, travel=travel) if leads_back else None, live=is_watched())
-    view.board.name, view.board.find_past = trainer.run_dir.name, lambda: past_of(history)
+    view.board.name = trainer.run_dir.name
+    view.board.find_past = lambda: past_of(history)
     view.show_finished(events, f"{note}{where}")
     return view

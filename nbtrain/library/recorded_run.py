@@ -66,7 +66,7 @@ def _steps(folder: Path, content: Mapping[str, Any]) -> str:
 def _recorded(folder: Path) -> tuple[Board, dict[str, Any], list[str]]:
     """The board and the record of a run, and notes on what can't be read."""
     board = Board(name=folder.name)
-    notes = list[str]()
+    notes: list[str] = []
     for event in read_events(folder, notes.append):
         board.update(event)
     try:

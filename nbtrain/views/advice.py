@@ -32,7 +32,9 @@ def _is_training(event: Event) -> bool:
     return event.kind == "steps" and event.progress.phase == "train"
 
 
-_MIN_WAIT_S, _MIN_SHARE, _LEAST_SHARE = 2.0, 0.5, 0.4  # seconds of training to be sure; the shares at which the line appears and disappears
+_MIN_WAIT_S = 2.0  # of training, to be sure
+_MIN_SHARE = 0.5  # at which the line appears
+_LEAST_SHARE = 0.4  # below which it disappears
 
 
 class SlowData:
@@ -105,7 +107,10 @@ class SlowStart:
 
 
 # %% ../../nbs/views/advice.ipynb #3b8b18a2
-_N_CONSTANT, _N_LAST, _N_RISEN = 100, 150, 200  # batches
+# Batches
+_N_CONSTANT = 100
+_N_LAST = 150
+_N_RISEN = 200
 
 
 def _losses(event: Event) -> Iterable[tuple[int, float]]:
@@ -159,7 +164,8 @@ class StrangeLoss:
 
 
 # %% ../../nbs/views/advice.ipynb #f5d6663d
-_N_USUAL, _JUMP = 50, 10  # number of earlier losses; a loss has jumped if it is this many times their median
+_N_USUAL = 50  # earlier losses
+_JUMP = 10  # times their median: such a loss has jumped
 _SMALL = 0.1  # of the first loss: below that a jump is one hard sample, late in the training
 
 
@@ -167,10 +173,12 @@ class Explosion:
     """A loss is not finite, or has jumped, in a run whose steps can be replayed."""
 
     def __init__(self, header: Mapping[str, Any], at: Progress) -> None:
-        self.is_on, self.name = bool(header.get("keeps_states")), header.get("variable", "trainer")  # of the trainer in the notebook
+        self.is_on = bool(header.get("keeps_states"))
+        self.name = header.get("variable", "trainer")  # of the trainer in the notebook
         self.first = header.get("first_loss", math.nan)  # of the runs before
         self.usual: deque[float] = deque(maxlen=_N_USUAL)
-        self.limit, self.n = math.inf, 0  # a loss up to here has not jumped; losses so far
+        self.limit = math.inf  # a loss up to here has not jumped
+        self.n = 0  # losses so far
         self.line = ""
 
     def update(self, event: Event, seconds: float) -> None:
@@ -205,7 +213,8 @@ class _Column:
     def __init__(self, mode: MonitorMode) -> None:
         self.mode: MonitorMode = mode
         self.values: list[float] = []
-        self.best, self.best_epoch = -1, 0  # its index, and its epoch
+        self.best = -1  # its index
+        self.best_epoch = 0
 
     def add(self, value: float, epoch: int) -> None:
         if is_better(value, self.values[self.best] if self.best >= 0 else None, self.mode):

@@ -22,7 +22,7 @@ __all__ = ["show_output", "show_below", "FoldingView", "CellRuns", "runs_of_cell
 
 
 # %% ../../nbs/views/cell_runs.ipynb #e8bd7470
-def show_output(bundle: dict[str, Any], display_id: str, *, update: bool = False) -> None:
+def show_output(bundle: dict[str, Any], display_id: str | None, *, update: bool = False) -> None:
     """Show an output in the current cell, or `update` it wherever it is shown."""
     from IPython.display import display
 
@@ -35,9 +35,7 @@ def show_below(one: Shown) -> None:
         if not marimo_append(shown_html([one])):
             print(shown_words(one))
         return
-    from IPython.display import display
-
-    display({"text/html": shown_html([one]), "text/plain": shown_words(one)}, raw=True)
+    show_output({"text/html": shown_html([one]), "text/plain": shown_words(one)}, None)
 
 
 # %% ../../nbs/views/cell_runs.ipynb #1a77fd3b
@@ -64,7 +62,8 @@ class CellRuns:
         self._views: list[FoldingView] = []  # those that are not folded: a view holds its trainer, which must be freed
         self._output = ""  # the name of the output that shows them
         self._left: list[str] = []  # the outputs that are empty now
-        self._sent_s, self._took_s = float("-inf"), 0.0  # when the picture was sent, and what that took
+        self._sent_s = float("-inf")  # when the picture was sent
+        self._took_s = 0.0  # to send it
         self._lock = threading.RLock()  # before that of a view
 
     def add(self, view: FoldingView, card: RunCard) -> None:

@@ -142,7 +142,8 @@ class LossCurve:
         self.past: list[Point] = []  # at most half of `max_points`
         self.cut: Mark | None = None
         self.validations: list[tuple[int, float]] = []  # (step, value), at most `max_points`
-        self.max_points, self.start = max_points, 0  # start: the step before the first one
+        self.max_points = max_points
+        self.start = 0  # the step before the first one
         self.epochs: list[tuple[int, float]] = []  # (step, finished epochs), where they are known
         self.validation = validation  # the validation metric
         self.newest = math.nan  # loss
@@ -157,7 +158,8 @@ class LossCurve:
         if self.is_empty:
             is_loss = monitor.startswith("val_") and monitor.partition("/")[0].endswith("loss")  # also that of one of its loaders
             self.validation = monitor if is_loss else "val_loss"
-            self.start, self.epochs = progress.step, [(progress.step, epoch_of(progress))]
+            self.start = progress.step
+            self.epochs = [(progress.step, epoch_of(progress))]
 
     def go_on(self, cut: Mark) -> None:
         """The losses so far are the past of a run that begins at `cut`; without losses, there is no past."""

@@ -11,7 +11,7 @@ from html import escape
 from typing import Any
 
 from ..errors import NbtrainError
-from .html import isolated
+from .html import isolated, BAD
 
 # %% auto #0
 __all__ = ["SLIDER", "ReachableEpoch", "Travel", "close_widgets", "EpochSlider"]
@@ -54,7 +54,6 @@ class Travel:
 
 # %% ../../nbs/views/epoch_slider.ipynb #4e39e257
 SLIDER = "nbtrain-epochs"  # its CSS class
-_BAD = "color:var(--jp-error-color1,#d73a49);font-weight:600"
 
 
 def close_widgets(*widgets: Any) -> None:
@@ -117,7 +116,8 @@ class EpochSlider:
         place = self.chosen
         self._enable(False)
         self._say(f"{label}: {place.line} …")
-        said, is_bad = "interrupted", False  # by a KeyboardInterrupt
+        said = "interrupted"  # by a KeyboardInterrupt
+        is_bad = False
         try:
             said = self.travel.actions[label](place.epoch)
         # They are shown here: who calls the handler of a widget shows none
@@ -139,7 +139,7 @@ class EpochSlider:
         self._say(self.chosen.line)
 
     def _say(self, words: str, *, is_bad: bool = False) -> None:
-        style = "white-space:pre-line;line-height:20px;font-size:13px" + (f";{_BAD}" if is_bad else "")
+        style = "white-space:pre-line;line-height:20px;font-size:13px" + (f";{BAD}" if is_bad else "")
         self.words.value = f'<div role="status" style="{style}">{"✗ " if is_bad else ""}{isolated(escape(words))}</div>'
 
     def _enable(self, enabled: bool) -> None:

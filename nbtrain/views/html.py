@@ -44,6 +44,8 @@ from ..formatting import digits_in, format_value, visible
 
 # %% auto #0
 __all__ = [
+    "QUIET",
+    "BAD",
     "TABLE",
     "WIDTH",
     "TITLE",
@@ -62,15 +64,16 @@ __all__ = [
 ]
 
 # %% ../../nbs/views/html.ipynb #5108bf4c
-_QUIET = "color:var(--jp-ui-font-color2,inherit)"
+QUIET = "color:var(--jp-ui-font-color2,inherit)"
 _LINE = "1px solid var(--jp-border-color1,currentColor)"
 _AMBER = "background:#ffc107;color:#1f1f1f;border-radius:3px;padding:0 5px"  # in light and dark themes
-_BAD = "color:var(--jp-error-color1,#d73a49);font-weight:600"  # red, with a word beside it, because colour alone is not accessible
+BAD = "color:var(--jp-error-color1,#d73a49);font-weight:600"  # red, with a word beside it, because colour alone is not accessible
 _CELL = "padding:0 8px;text-align:right"
 TABLE = "border-collapse:collapse;margin:4px 0;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
 _ROW = "background:none;height:20px"
 _HEAD = f"{_CELL};vertical-align:bottom"
-WIDTH, TITLE = 96, 12  # characters of a table in 720 px, and of a title before it is wrapped
+WIDTH = 96  # characters of a table in 720 px
+TITLE = 12  # characters of a title before it is wrapped
 
 
 # Words with letters that are written from right to left, and what is between two of them
@@ -95,7 +98,7 @@ def _wrapped(name: str) -> str:
 def _head_html(names: Sequence[str], n_plain: int) -> str:
     """One row of titles, or two where there are groups; the first `n_plain` columns have no group."""
     last = f'style="{_HEAD};border-bottom:{_LINE};max-width:7em;overflow-wrap:anywhere;white-space:normal"'
-    upper = f'style="{_HEAD};text-align:center;{_QUIET};font-weight:400"'
+    upper = f'style="{_HEAD};text-align:center;{QUIET};font-weight:400"'
     kinds = ["" if n < n_plain else prefix_of(name) for n, name in enumerate(names)]
     heads = [f'<th scope="col" {last}>{_wrapped(title.removeprefix(kind))}</th>' for kind, title in zip(kinds, titles(names))]
     row = f"<tr>{''.join(heads)}</tr>"
@@ -108,13 +111,13 @@ def _head_html(names: Sequence[str], n_plain: int) -> str:
 
 def _cell(text: str) -> str:
     if text == "NaN":
-        return f'<td style="{_CELL}"><span style="{_BAD}">⚠ NaN</span></td>'
+        return f'<td style="{_CELL}"><span style="{BAD}">⚠ NaN</span></td>'
     return f'<td style="{_CELL}">{escape(text)}</td>'
 
 
 def _line_html(line: TableLine, n_columns: int) -> str:
     if line.words:
-        style = f"padding:0 8px;text-align:left;{_QUIET}"
+        style = f"padding:0 8px;text-align:left;{QUIET}"
         return f'<tr style="{_ROW}"><td colspan="{n_columns}" style="{style}">{line.words}</td></tr>'
     if not line.cells:
         return f'<tr><td colspan="{n_columns}" style="padding:0;height:0;border-top:{_LINE}"></td></tr>'
@@ -129,7 +132,7 @@ def page_of_table(table: Table, caption: str) -> str:
     """The table as HTML. The best row is bold and has a star; a NaN is red and has a sign."""
     body = "\n".join(_line_html(line, len(table.names)) for line in table.lines)
     words = " · ".join(filter(None, [caption, table.folded_words]))
-    below = f'<caption style="caption-side:bottom;text-align:left;padding:0 8px;{_QUIET}">{escape(words)}</caption>'
+    below = f'<caption style="caption-side:bottom;text-align:left;padding:0 8px;{QUIET}">{escape(words)}</caption>'
     return f'<table style="{TABLE}">{below}\n<thead>{_head_html(table.names, table.n_plain)}</thead>\n<tbody>\n{body}\n</tbody></table>'
 
 
@@ -148,7 +151,8 @@ def image_html(png: bytes, alt: str) -> str:
 
 # -- what trainer.show has shown
 _SHOWN = "nbtrain-shown"  # the CSS class of a slider
-SHOWN_BYTES, _MAX_STOPS = 1_500_000, 60  # of all pictures in a page, and of a slider
+SHOWN_BYTES = 1_500_000  # of all pictures in a page
+_MAX_STOPS = 60  # of a slider
 _RULES = (
     f".{_SHOWN} .stops{{display:flex;max-width:480px}}"
     f".{_SHOWN} label{{flex:1 1 0;min-width:0;height:20px;margin:0;position:relative;cursor:pointer}}"
@@ -185,7 +189,7 @@ def _frame_html(one: Shown) -> str:
         return f'<pre style="{style}">{escape(visible(c["text"], lines=True) + cut)}</pre>'
     if one.kind == "histogram":
         return picture(_histogram_svg(one), shown_words(one))
-    more = f'<div style="{_QUIET}">{c["n"]} of {c["n_all"]} pictures</div>' if c["n"] < c["n_all"] else ""
+    more = f'<div style="{QUIET}">{c["n"]} of {c["n_all"]} pictures</div>' if c["n"] < c["n_all"] else ""
     style = "display:block;max-width:100%;height:auto" + (";image-rendering:pixelated" if c["scale"] > 1 else "")
     return f'<img alt="{escape(shown_words(one))}" width="{c["width"]}" style="{style}" src="{escape(c["image"])}">{more}'
 
@@ -210,12 +214,12 @@ def _slider_html(shown: Sequence[Shown], kept: Sequence[Shown]) -> str:
         checked, hidden = (" checked", "") if one is kept[-1] else ("", ' style="display:none"')
         place = escape(one.place) if one.step or one.epoch else ""
         stops += f'<label title="{place}"><input type="radio" name="shown" aria-label="{place}"{checked}></label>'
-        frames += f'<div{hidden}><div>{name} <span style="{_QUIET}">{place}{left_out}</span></div>{_frame_html(one)}</div>'
+        frames += f'<div{hidden}><div>{name} <span style="{QUIET}">{place}{left_out}</span></div>{_frame_html(one)}</div>'
     body = f"<div>{frames}</div>"
     if len(kept) > 1:
         body = f'<div class="stops">{stops}</div><div class="frames">{frames}</div>'
     elif not kept:
-        body = f'<div>{name} <span style="{_QUIET}">{n} in all</span></div>'
+        body = f'<div>{name} <span style="{QUIET}">{n} in all</span></div>'
     return f'<form method="dialog" class="{_SHOWN}" style="margin:6px 0">{body}</form>'  # a separate group of radio buttons
 
 
@@ -261,7 +265,10 @@ class LiveRecord:
         return f"<style>{hidden} {self.gone_rules(f'{child}:has(.jp-OutputArea-output.jupyter-widgets){text} + {child}')}</style>"
 
 
-_LINE_PX, _PICTURE_PX, _BAR_PX = 20, 180, 16  # heights
+# Heights
+_LINE_PX = 20
+_PICTURE_PX = 180
+_BAR_PX = 16
 _ONE_LINE = f"height:{_LINE_PX}px;overflow:hidden;white-space:nowrap;text-overflow:ellipsis"
 
 
@@ -281,18 +288,18 @@ def status_html(board: Board, live: LiveRecord | None = None) -> str:
         state = live.either(f"{state} at {live.time}", f"■ its kernel is gone · {board.status} at {live.time}")
     place = trying_words(board) if board.trying else " · ".join([*place_words(place_now(board)), time_words(board)])
     # Cut off at the end what does not fit; a fixed width would make the record as wide as the text
-    quiet = f"{_QUIET};width:0;flex-grow:1;text-align:right;overflow:hidden;text-overflow:ellipsis"
+    quiet = f"{QUIET};width:0;flex-grow:1;text-align:right;overflow:hidden;text-overflow:ellipsis"
     return (
         f'<div style="display:flex;gap:16px;{_ONE_LINE}"><span>{state} · {escape(place)}</span>\n'
         f'<span style="{quiet}">{escape(" · ".join(numbers))}</span></div>'
     )
 
 
-_NUMBER, _LINE_CHARACTERS = 9, 96  # characters of a number, and of a line
+_NUMBER = 9  # characters
 
 
 def _number(value: float, digits: int) -> str:
-    return f'<span style="{_BAD}">⚠ NaN</span>' if math.isnan(value) else format_fixed(value, digits)
+    return f'<span style="{BAD}">⚠ NaN</span>' if math.isnan(value) else format_fixed(value, digits)
 
 
 def numbers_html(board: Board) -> str:
@@ -301,12 +308,12 @@ def numbers_html(board: Board) -> str:
     lines = []
     every = list(dict.fromkeys(name for found in live.values() for name in found))
     widths = {name: len(name) + _NUMBER + 3 for name in every}
-    names = fitting_columns(every, widths, _LINE_CHARACTERS, every.index)
+    names = fitting_columns(every, widths, WIDTH, every.index)
     for series, found in live.items():
-        cells = [f'<span style="display:inline-block;width:3.5em;{_QUIET}">{series}</span>']
+        cells = [f'<span style="display:inline-block;width:3.5em;{QUIET}">{series}</span>']
         for name in names:
             digits = board.curve.digits if (series, name) == ("train", "loss") else digits_in(board.epochs, f"{series}_{name}")
-            words = f'<span style="{_QUIET}">{escape(name)}</span> {_number(found[name], digits)}' if name in found else ""
+            words = f'<span style="{QUIET}">{escape(name)}</span> {_number(found[name], digits)}' if name in found else ""
             cells.append(f'<span style="display:inline-block;width:{widths[name]}ch">{words}</span>')
         lines.append(f'<div style="{_ONE_LINE}">{"".join(cells)}</div>')
     return "\n".join(lines)
@@ -331,7 +338,7 @@ def _live_parts(board: Board, live: LiveRecord | None, gap: int) -> list[str]:
     picture = f'<div style="height:{_PICTURE_PX}px">\n{record_picture(board)}</div>' if board.trains else ""
     below = f'<div style="height:{gap}px"></div>' if gap else ""
     if live is not None:
-        below = f'<div style="{_QUIET}">{live.either(_LATER, "this is the last that was saved here")}</div>'
+        below = f'<div style="{QUIET}">{live.either(_LATER, "this is the last that was saved here")}</div>'
     return [status_html(board, live), picture, numbers_html(board), bars_html(board), below]
 
 
@@ -375,7 +382,7 @@ def record_html(
     if board.rows or board.past:
         caption = "Metrics of the test" if board.is_evaluation else "Metrics by epoch"
         parts.append(page_of_table(record_table(board, WIDTH, TITLE, is_short=is_short), caption))
-    parts += [f'<div style="{_QUIET}">{escape(tip)}</div>' for tip in tip_lines(board)]
+    parts += [f'<div style="{QUIET}">{escape(tip)}</div>' for tip in tip_lines(board)]
     parts += [_mark_html(board, number, mark) for number, mark in zip(mark_numbers(board.marks), board.marks)]
     parts += [f'<div style="white-space:pre-line">{escape(note_line(note))}</div>' for note in board.notes]
     if shown_bytes:

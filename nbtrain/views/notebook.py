@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["NotebookView", "open_view"]
 
 # %% ../../nbs/views/notebook.ipynb #4833ed9a
-_BUTTONS, _HEIGHT = "nbtrain-buttons", 38  # their CSS class, and the px that they take in a record
+_BUTTONS = "nbtrain-buttons"  # their CSS class
+_HEIGHT = 38  # px that they take in a record
 _LABELS = {"pause": "Pause", "continue": "Continue", "stop": "Stop", "save": "Save now", "validate": "Validate now"}
 _HINTS = {
     "pause": "Wait after this batch",
@@ -269,7 +270,8 @@ class _Record:
     """The permanent output of a run: HTML and text, under one display id."""
 
     def __init__(self, board: text.Board) -> None:
-        self.board, self.name = board, f"nbtrain-{os.urandom(4).hex()}"
+        self.board = board
+        self.name = f"nbtrain-{os.urandom(4).hex()}"
         self.time_s = 0.0  # of the newest event, in seconds since 1970
         self.has_slider = False  # above it, after the end
 
@@ -294,7 +296,8 @@ class NotebookView(View):
         self.board = text.Board()
         self.controls = controls
         self.live = live
-        self.every_s, self.saved_every_s = every_s, saved_every_s  # saved: the record of the file, while the live one is in its place
+        self.every_s = every_s
+        self.saved_every_s = saved_every_s  # the record of the file, while the live one is in its place
         self._record = _Record(self.board)
         self._live: _Live | None = None
         self._last_s = self._last_saved_s = float("-inf")  # of a message, by the time of the events
@@ -420,7 +423,8 @@ class NotebookView(View):
 
     def _open(self) -> None:
         if self.is_folded:  # a session that continues
-            self.is_folded, self._record = False, _Record(self.board)
+            self.is_folded = False
+            self._record = _Record(self.board)
         if self.live:
             self._live = _Live(self.board, self._record.name, self.controls)
             self._live.show()

@@ -229,11 +229,13 @@ def panels_svg(
     axes = {quantity: axis_of(row.get(name) for row in rows for name in names) for quantity, names in shown}
     begun = epoch_of(cut[0]) if cut is not None else -math.inf
     epochs = _Epochs(rows, best, monitor, marks, max(40, _POINTS // n_lines), axes, begun)
-    gap, height = 16, height + (14 if marks else 0)
+    gap = 16
+    height += 14 if marks else 0
     column = (width - gap * (n_columns - 1)) / n_columns
     parts: list[str] = []
     for i, (quantity, names) in enumerate(shown):
-        left, top = (i % n_columns) * (column + gap), (i // n_columns) * (height + 8)
+        left = (i % n_columns) * (column + gap)
+        top = (i // n_columns) * (height + 8)
         parts += _panel(epochs, Area(left, top, left + column, top + height), quantity, names)
     bottom = math.ceil(len(shown) / n_columns) * (height + 8)
     parts.append(label(0, bottom + 10, fitting(_footnote(list(groups), cut), width)))

@@ -314,8 +314,8 @@ def _compared_lines(place: _Place, runs: Sequence[ComparedRun]) -> None:
 def _compared_values(place: _Place, runs: Sequence[ComparedRun], sweep: Sweep) -> None:
     """The values at the best epoch of each run over the number in which they differ, those of the last metric with a ring at the best."""
     axes, quantity, names = place
-    ends = list[_End]()
-    values = list[float]()
+    ends: list[_End] = []
+    values: list[float] = []
     for name in names:
         measured = [(run, run.best[name]) for run in runs if run.best is not None and is_drawn(run.best.get(name))]
         found = sorted((run.value, value) for run, value in measured)

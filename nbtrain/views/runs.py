@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .axes import Axis, Sweep, format_fixed, axis_of, count_ticks, is_drawn, short
 from ..formatting import ICONS, digits_of, format_time, format_value, visible
-from .html import SHOWN_BYTES, isolated, record_html
+from .html import SHOWN_BYTES, isolated, record_html, QUIET
 from nbtrain.views.svg import (
     COLOURS,
     HUES,
@@ -197,8 +197,8 @@ _KINDS = ("class", "model")  # these have columns wherever they differ
 
 def varying(cards: Sequence[RunCard]) -> list[str]:
     """The settings that differ between the runs, the class and the model first, without those that differ exactly as one before."""
-    found = list[str]()
-    seen = set[tuple[int, ...]]()
+    found: list[str] = []
+    seen: set[tuple[int, ...]] = set()
     names = dict.fromkeys(name for card in cards for name in card.settings)
     for name in sorted(names, key=lambda name: name not in _KINDS):
         column = [card.settings.get(name, _MISSING) for card in cards]
@@ -495,9 +495,9 @@ def run_table(cards: Sequence[RunCard]) -> RunTable:
     cards = in_words(cards)
     names = varying(cards)
     bests = [card.best for card in cards]
-    heads = list[str]()
-    columns = list[list[str]]()
-    orders = list[list[int]]()
+    heads: list[str] = []
+    columns: list[list[str]] = []
+    orders: list[list[int]] = []
 
     def add(name: str, texts: Iterable[str], keys: Sequence[Any]) -> None:
         heads.append(name)
@@ -546,9 +546,6 @@ def runs_text(cards: Sequence[RunCard]) -> str:
 
 
 # %% ../../nbs/views/runs.ipynb #a359c66d
-_QUIET = "color:var(--jp-ui-font-color2,inherit)"
-
-
 def _style(name: str, n_columns: int) -> str:
     """The style sheet of a table: the grid of its lines, and the order that the chosen head gives them."""
     grid = f"display:grid;grid-template-columns:1.2em repeat({n_columns},minmax(3em,1fr)) 68px;column-gap:8px;align-items:center"
@@ -584,7 +581,7 @@ def _summary(table: RunTable, i: int) -> str:
     cells = "".join(f'<span title="{escape(text)}">{escape(text)}</span>' for text in column)
     star = '<span title="best">★</span>' if is_best else f'<span title="{escape(ended)}">{ended[:1]}</span>'
     words = visible(" · ".join(filter(None, [*card.tags, card.note])), lines=True)
-    style = f"grid-column:2/-1;text-align:left;font-weight:400;white-space:pre-line;{_QUIET}"
+    style = f"grid-column:2/-1;text-align:left;font-weight:400;white-space:pre-line;{QUIET}"
     note = f'<span style="{style}">{escape(words)}</span>' if words else ""
     values = ", ".join(f"{head} {text}" for head, text in zip(table.heads, column))
     said = " · ".join(filter(None, ["best" if is_best else ended, values, words]))  # a screen reader's line
@@ -629,5 +626,5 @@ def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = ()) -> 
         f'<div class="lines">{"".join(lines)}</div>',
     ]
     for words in (*spread_lines(cards)[:_MAX_SPREADS], *table.words_below):
-        parts.append(f'<div style="{_QUIET}">{isolated(escape(visible(words)))}</div>')
+        parts.append(f'<div style="{QUIET}">{isolated(escape(visible(words)))}</div>')
     return "\n".join(filter(None, [*parts, "</div>"]))

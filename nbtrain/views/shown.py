@@ -115,10 +115,14 @@ def _cells(name: str, value: Any) -> tuple[list[np.ndarray], int]:
 
 
 # %% ../../nbs/views/shown.ipynb #2f4f752f
-_SIDE, _SMALL_SIDE = 1024, 512  # px, of the file and of the record's copy
+# Of the file and of the record's copy
+_SIDE = 1024  # px
+_SMALL_SIDE = 512
 _FILE_BYTES = 512 * 1024
 _SMALL_BYTES = 40 * 1024
-_LINE, _CELL, _COLUMNS = 15, 72, 8  # px of a caption, and of the narrowest captioned picture; pictures in a row
+_LINE = 15  # px of a caption
+_CELL = 72  # px of the narrowest captioned picture
+_COLUMNS = 8  # pictures in a row
 _GREY = (127, 127, 127)
 
 
@@ -211,7 +215,9 @@ def _small(image: Image, file: bytes) -> tuple[str, bytes, int]:
 
 
 # %% ../../nbs/views/shown.ipynb #4d1f9533
-_TEXT, _TEXT_BYTES, _BINS = 4_000, 2**20, 64  # characters in the record, bytes in the file
+_TEXT = 4_000  # characters in the record
+_TEXT_BYTES = 2**20  # in the file
+_BINS = 64
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,9 @@ def block_bar(fraction: float, width: int) -> str:
 
 
 # %% ../../nbs/views/terminal.ipynb #f1307d90
-_MIN_BAR, _MAX_BAR = 7, 42  # cells
+# Cells
+_MIN_BAR = 7
+_MAX_BAR = 42
 
 
 def running_line(board: Board, width: int) -> str:
@@ -414,7 +416,9 @@ class OperationLine:
 
     def __init__(self, words: Callable[[], str]) -> None:
         self.words = words
-        self._over, self._is_shown, self._name = threading.Event(), False, f"nbtrain-{os.urandom(4).hex()}"
+        self._over = threading.Event()
+        self._is_shown = False
+        self._name = f"nbtrain-{os.urandom(4).hex()}"
         self._thread = threading.Thread(target=self._run, name="nbtrain-line", daemon=True)
 
     def start(self) -> None:

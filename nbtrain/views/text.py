@@ -289,13 +289,15 @@ class Board:
         elif event.kind == "state":
             self.status = data["state"]
         elif event.kind == "end":
-            self.status, self.reason = data["status"], data["reason"]
+            self.status = data["status"]
+            self.reason = data["reason"]
         self.place.follow(self.progress, event.progress)
         self.progress = event.progress
 
     def _begin(self, event: Event) -> None:
         """Begin a run, or continue one from a saved state: what came after that state is repeated."""
-        p, continues = event.progress, bool(self.header) and event.progress.run == self.progress.run
+        p = event.progress
+        continues = bool(self.header) and p.run == self.progress.run
         self.before_s = max(0.0, self.total_s - p.elapsed_s)
         self.begun_s = self.begun_s or event.time_s
         self.header, self.status, self.reason = dict(event.data), "running", ""
@@ -305,7 +307,8 @@ class Board:
         cut = cut_of(event)
         past = self.find_past() if cut is not None and not continues else None
         if past is not None:
-            self.curve, self.past = past.curve, past.rows
+            self.curve = past.curve
+            self.past = past.rows
             best = self.header.get("best")  # a record that is read has an equal one
             self.header["best"] = next((row for row in past.rows if row == best), best)
         self.curve.begin(p, self.monitor)
@@ -391,7 +394,9 @@ class Board:
     @property
     def end_step(self) -> int | None:
         """The step at which the run is planned to end, or has ended; None if a length is unknown."""
-        p, n_train, accumulate = self.progress, self.header.get("n_train_batches"), self.header.get("accumulate", 1)
+        p = self.progress
+        n_train = self.header.get("n_train_batches")
+        accumulate = self.header.get("accumulate", 1)
         if not self.is_on:
             return max(p.step, self.curve.last_step)
         if n_train is None or accumulate is None or p.phase == "test" or not self.curve.epochs:
@@ -534,7 +539,9 @@ class LinePart:
     room: int = 0
 
 
-BATCH_RANK, BAR_RANK, LAST_RANK = 3, 7, 999  # the last one is behind those of the metrics
+BATCH_RANK = 3
+BAR_RANK = 7
+LAST_RANK = 999  # behind those of the metrics
 
 
 def running_parts(board: Board) -> list[LinePart]:
