@@ -61,8 +61,10 @@ def _label(name: str, old: Any, new: Any) -> list[str]:
 def _dumped(name: str, text: str) -> dict[str, str]:
     """The syntax tree of a function; of a class those of its methods, and the rest of it."""
     (node,) = ast.parse(text).body
-    methods = [item for item in node.body if isinstance(item, ast.FunctionDef)] if isinstance(node, ast.ClassDef) else []
-    if not isinstance(node, ast.ClassDef) or not methods:
+    if not isinstance(node, ast.ClassDef):
+        return {name: ast.dump(node)}
+    methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+    if not methods:
         return {name: ast.dump(node)}
     rest = "\n".join(ast.dump(item) for item in node.body if item not in methods)
     return {name if method.name == "__init__" else method.name: ast.dump(method) for method in methods} | {f"{name}.": rest}
@@ -112,9 +114,10 @@ def _without(names: Iterable[str], values: Mapping[str, Any]) -> dict[str, Any]:
 def _parts(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The described values of a record, in groups."""
     runs = content.get("runs")
+    runs = runs if isinstance(runs, list) else []
     sources = [*_dict(content.get("sources")).values()]
-    run = _dict(runs[-1]) if isinstance(runs, list) and runs else {}
-    n_epoch = run.get("n_epoch") if isinstance(runs, list) and len(runs) == 1 else None  # that of one call of several is not the run's
+    run = _dict(runs[-1]) if runs else {}
+    n_epoch = run.get("n_epoch") if len(runs) == 1 else None  # that of one call of several is not the run's
     values = _dict(_dict(sources[-1]).get("values")) if sources else {}
     return {
         "arguments": _without(_SILENT, _dict(content.get("arguments"))),

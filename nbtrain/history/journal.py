@@ -198,7 +198,16 @@ def _read(content: bytes, place: list[int], state: dict[str, Any]) -> dict[str, 
             table[start:] = rows
         for phase, table in steps.items():
             _extend(table, *record["steps"][phase])
-    whole = state | tables | {"steps": {phase: _content(table) | _thinning(state, phase) for phase, table in steps.items()}}
+    whole = (
+        state
+        | tables
+        | {
+            "steps": {
+                phase: _content(table) | {name: state["steps"][phase][name] for name in ("stride", "seen")}
+                for phase, table in steps.items()
+            }
+        }
+    )
     counted = history_in_updates(whole, {"step": 0, "processed": 0}) if is_older(whole) else whole
     History().load_state_dict(counted)  # raises an error for rows of another form
     return whole
@@ -207,10 +216,6 @@ def _read(content: bytes, place: list[int], state: dict[str, Any]) -> dict[str, 
 def _check(start: int, n_rows: int) -> None:
     if not 0 <= start <= n_rows:
         raise ValueError(f"rows from {start} on follow {n_rows} rows")
-
-
-def _thinning(state: Mapping[str, Any], phase: str) -> dict[str, Any]:
-    return {name: state["steps"][phase][name] for name in ("stride", "seen")}
 
 
 def _content(table: StepTable) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Comparison:
 
     def _table(self, width: int, title: int = 99) -> Table:
         """The table in about `width` characters: the name, what differs, the metrics of the best epoch, and the time of the whole run."""
-        cards = in_words([*self.cards.values()])
+        cards = [*self.cards.values()]
         settings = varying(cards)[:_MAX_SETTINGS]
         bests = bests_of(cards)
         plain = [[visible(name), *(visible(shown_setting(card, key)) for key in settings)] for name, card in zip(self.cards, cards)]
@@ -91,7 +91,7 @@ class Comparison:
 
         Of runs that differ in one number the best value is plotted over this number.
         """
-        cards = in_words([*self.cards.values()])
+        cards = [*self.cards.values()]
         names = varying(cards)[:2]
         bests = bests_of(cards)
         sweep = sweep_of(cards)
@@ -164,26 +164,29 @@ def _of_trainers(trainers: Sequence[Trained], metrics: Sequence[str] | None) -> 
         names = chain([first], (f"{base}{number}" for number in count(2)))
         name = next(name for name in names if name not in runs)
         runs[name], cards[name] = TreeRun(trainer.history, fork), _card(name, trainer)
-    return Comparison(_family(runs), cards, metrics=metrics)
+    return _comparison(runs, cards, (), metrics)
 
 
 def _card(name: str, trainer: Trained) -> RunCard:
     """What is known of the run of a trainer in memory."""
     history = trainer.history
     record = next((addon.run.record for addon in trainer.active_addons if isinstance(addon, LiveViewAddon) and addon.run is not None), {})
-    time_s = sum(row.get("time_s", 0.0) for row in history.epochs)
+
     epoch = history.epochs[-1]["epoch"] if history.epochs else 0
     board = Board({"monitor": history.monitor, "monitor_mode": history.monitor_mode}, trainer.title, Progress(epoch=epoch, n_epochs=epoch))
     board.epochs = [*history.epochs]
     board.validations = [*history.validations]
-    board.before_s = time_s
+    board.before_s = sum(row.get("time_s", 0.0) for row in history.epochs)
     board.growing.restarts.places = [*history.restarts.places]
     return RunCard(name, board, {"class": trainer.title} | settings({**record, "n_epoch": epoch}))
 
 
-def _family(runs: Mapping[str, TreeRun]) -> dict[str, TreeRun]:
-    """The runs, without the forks from runs that are not among them."""
-    return {name: run if run.fork is not None and run.fork.parent in runs else TreeRun(run.history) for name, run in runs.items()}
+def _comparison(
+    runs: Mapping[str, TreeRun], cards: Mapping[str, RunCard], notes: Sequence[str], metrics: Sequence[str] | None
+) -> Comparison:
+    """Compare these runs, without the forks from runs that are not among them."""
+    family = {name: run if run.fork is not None and run.fork.parent in runs else TreeRun(run.history) for name, run in runs.items()}
+    return Comparison(family, dict(zip(cards, in_words([*cards.values()]))), notes, metrics)
 
 
 @checked
@@ -238,4 +241,4 @@ def _of_folders(paths: Sequence[str], metrics: Sequence[str] | None) -> Comparis
         history = History()
         cards[name] = read_run(folder, name, lambda text, name=name: notes.append(f"{name}: {text}"), history).card
         runs[name] = TreeRun(history, read_fork(folder))
-    return Comparison(_family(runs), cards, notes, metrics)
+    return _comparison(runs, cards, notes, metrics)

@@ -243,10 +243,12 @@ class StepWatcher(Checkpoint):
         first = next((found for found in tensors(output) if found.is_floating_point() and found.numel()), None)
         if is_layer and first is not None:
             values = first.detach().double()
-            mean = float(values.mean())
-            std = float(values.std(unbiased=False))
-            zeros = float((values == 0).double().mean())
-            self._outputs[name] = {"mean": mean, "std": std, "zeros": zeros, "n_bad": n_bad}
+            self._outputs[name] = {
+                "mean": float(values.mean()),
+                "std": float(values.std(unbiased=False)),
+                "zeros": float((values == 0).double().mean()),
+                "n_bad": n_bad,
+            }
 
     def take_back(self) -> None:
         """Give the model the weights and the buffers that it had before the step."""

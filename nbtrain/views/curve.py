@@ -137,7 +137,7 @@ class LossCurve:
     `cut` is where the newest run begins, if it continues earlier ones, whose losses are `past`.
     """
 
-    def __init__(self, max_points: int = 400, validation: str = "val_loss") -> None:
+    def __init__(self, max_points: int = 400) -> None:
         self.points: list[Point] = []
         self.past: list[Point] = []  # at most half of `max_points`
         self.cut: Mark | None = None
@@ -145,7 +145,7 @@ class LossCurve:
         self.max_points = max_points
         self.start = 0  # the step before the first one
         self.epochs: list[tuple[int, float]] = []  # (step, finished epochs), where they are known
-        self.validation = validation  # the validation metric
+        self.validation = "val_loss"  # the validation metric
         self.newest = math.nan  # loss
         self._stride = 1  # batches in a point
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import NbtrainError
 from .html import isolated, BAD
+from .text import joined
 
 # %% auto #0
 __all__ = ["SLIDER", "ReachableEpoch", "Travel", "close_widgets", "EpochSlider"]
@@ -37,7 +38,7 @@ class ReachableEpoch:
     @property
     def line(self) -> str:
         """The text below the slider."""
-        return " · ".join(filter(None, [f"the end of epoch {self.epoch}" if self.epoch else "the start of the run", self.words]))
+        return joined(f"the end of epoch {self.epoch}" if self.epoch else "the start of the run", self.words)
 
 
 @dataclass(frozen=True)

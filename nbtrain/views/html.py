@@ -39,6 +39,7 @@ from nbtrain.views.text import (
     title_line,
     titles,
     trying_words,
+    joined,
 )
 from ..formatting import digits_in, format_value, visible
 
@@ -131,7 +132,7 @@ def _line_html(line: TableLine, n_columns: int) -> str:
 def page_of_table(table: Table, caption: str) -> str:
     """The table as HTML. The best row is bold and has a star; a NaN is red and has a sign."""
     body = "\n".join(_line_html(line, len(table.names)) for line in table.lines)
-    words = " · ".join(filter(None, [caption, table.folded_words]))
+    words = joined(caption, table.folded_words)
     below = f'<caption style="caption-side:bottom;text-align:left;padding:0 8px;{QUIET}">{escape(words)}</caption>'
     return f'<table style="{TABLE}">{below}\n<thead>{_head_html(table.names, table.n_plain)}</thead>\n<tbody>\n{body}\n</tbody></table>'
 
@@ -248,9 +249,8 @@ class LiveRecord:
 
     def either(self, alive: str, gone: str) -> str:
         """HTML of two texts: `alive` is shown, and `gone` instead of it where the page knows that the run's kernel is gone."""
-        shown = f'<span class="{self.name}-on">{alive}</span>'
-        hidden = f'<span class="{self.name}-over" style="display:none">{gone}</span>'
-        return shown + hidden
+        on = f'<span class="{self.name}-on">{alive}</span>'
+        return f'{on}<span class="{self.name}-over" style="display:none">{gone}</span>'
 
     def gone_rules(self, where: str) -> str:
         """Rules that show the texts for a kernel that is gone, in a record that the selector `where` finds."""

@@ -286,18 +286,21 @@ class _Record:
 
 
 # %% ../../nbs/views/notebook.ipynb #11dc24dc
+_EVERY_S = 0.2  # the least time between two updates
+_SAVED_EVERY_S = 1.0  # of the record of the file, while the live one is in its place
+
+
 class NotebookView(View):
     """Shows a run below the cell: a live record with buttons, an epoch slider where the run is paused or over, and a record for the file.
 
-    `live=False`: only the record. `every_s`: the least time between two updates.
+    `live=False`: only the record.
     """
 
-    def __init__(self, controls: Controls | None = None, every_s: float = 0.2, saved_every_s: float = 1.0, *, live: bool = True) -> None:
+    def __init__(self, controls: Controls | None = None, *, live: bool = True) -> None:
         self.board = text.Board()
         self.controls = controls
         self.live = live
-        self.every_s = every_s
-        self.saved_every_s = saved_every_s  # the record of the file, while the live one is in its place
+
         self._record = _Record(self.board)
         self._live: _Live | None = None
         self._last_s = self._last_saved_s = float("-inf")  # of a message, by the time of the events
@@ -334,7 +337,7 @@ class NotebookView(View):
     def _is_due(self, event: Event) -> bool:
         is_first = event.kind == "steps" and not self._has_steps
         self._has_steps = self._has_steps or is_first
-        return is_first or event.time_s - self._last_s >= self.every_s
+        return is_first or event.time_s - self._last_s >= _EVERY_S
 
     def _follow(self, state: str) -> None:
         if self._live is not None:
@@ -360,7 +363,7 @@ class NotebookView(View):
         is_live = self._live is not None and self._live.is_open
         if self._live is not None and is_live:
             self._live.refresh()
-        if saves or not is_live or self._last_s - self._last_saved_s >= self.saved_every_s:
+        if saves or not is_live or self._last_s - self._last_saved_s >= _SAVED_EVERY_S:
             self._last_saved_s = self._last_s
             self._send()
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..events import OWN_COLUMNS, PREFIXES, Mark, column_names, is_rate
@@ -28,7 +28,7 @@ from nbtrain.views.svg import (
     value_axis,
     axis_room,
 )
-from .text import Board, Row, is_constant, odd_metrics
+from .text import Board, Row, is_constant, odd_metrics, joined
 
 # %% auto #0
 __all__ = [
@@ -40,6 +40,8 @@ __all__ = [
     "is_chosen",
     "check_measured",
     "points_of",
+    "of_epochs",
+    "places_of",
     "columns_of",
     "also_measured",
     "panels_svg",
@@ -113,6 +115,16 @@ def _chosen(groups: Mapping[str, list[str]], metrics: Sequence[str]) -> dict[str
 def points_of(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
     """A metric by epoch."""
     return [(row["epoch"], row[name]) for row in rows if isinstance(row.get(name), (int, float))]
+
+
+def of_epochs(rows: Iterable[Row]) -> list[Row]:
+    """The rows of epochs; those of an evaluation have none."""
+    return [row for row in rows if "epoch" in row]
+
+
+def places_of(marks: Sequence[Mark], first: float, last: float) -> list[float]:
+    """The epochs of the changes by hand, between the first and the last one that is drawn."""
+    return [min(last, max(first, epoch_of(mark[0]))) for mark in marks]
 
 
 def columns_of(n: int) -> int:
@@ -192,7 +204,7 @@ def _panel(epochs: _Epochs, place: Area, quantity: str, names: Sequence[str]) ->
     for tick in filter(frame.has, count_ticks(first, last, min(5, max(2, n_ticks)))):
         x = min(frame.x(tick), place.right - text_width(f"{tick:,}") / 2)
         parts.append(label(x, box.bottom + 15, f"{tick:,}", anchor="middle"))
-    parts += pills(box, [frame.x(min(last, max(first, epoch_of(mark[0])))) for mark in epochs.marks])
+    parts += pills(box, list(map(frame.x, places_of(epochs.marks, first, last))))
     if axis is None:
         return [*parts, label(box.x(0.5), box.y(0.5), "no finite value", "bad", "middle")]
     if first <= epochs.begun < last:
@@ -219,7 +231,7 @@ def panels_svg(
 
     `height` is that of a panel. A ring marks the best value; `marks` are numbered at the top. What was before the `cut` is faint.
     """
-    rows = [row for row in rows if "epoch" in row]
+    rows = of_epochs(rows)
     groups = panels(rows, monitor)
     if not groups:
         return ""
@@ -247,13 +259,13 @@ def _footnote(quantities: Sequence[str], cut: Mark | None) -> str:
     words = ["by epoch"]
     if cut is not None:
         words.append(f"{cut[1]} after epoch {cut[0].epoch}")
-    return " · ".join(filter(None, [*words, visible(also_measured(quantities))]))
+    return joined(*words, visible(also_measured(quantities)))
 
 
 # %% ../../nbs/views/panels.ipynb #pane0013
 def panels_words(rows: Sequence[Row], monitor: str = "val_loss") -> str:
     """What the panels show, in words: `By epoch: loss: train 2.3 to 0.1, val 2.2 to 0.2`."""
-    rows = [row for row in rows if "epoch" in row]
+    rows = of_epochs(rows)
     shown = []
     for quantity, names in list(panels(rows, monitor).items())[:MAX_PANELS]:
         ends = {series_of(name): points_of(rows, name) for name in names}

@@ -19,9 +19,9 @@ import numpy as np
 from .axes import Axis, Sweep, axis_of, is_drawn, short
 from .curve import FEW_EPOCHS, LossCurve, epoch_of, shown_values
 from ..events import Mark
-from .panels import MAX_PANELS, also_measured, columns_of, panels, points_of, series_of
+from .panels import MAX_PANELS, also_measured, columns_of, panels, points_of, series_of, of_epochs, places_of
 from .svg import COLOURS, HUES, Points, grouped, split, spread
-from .text import Row
+from .text import Row, joined
 from ..formatting import visible
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import, and most imports of this module plot nothing
@@ -197,7 +197,7 @@ def _figure(groups: Mapping[str, list[str]], most: int | None = MAX_PANELS, word
     n_columns = columns_of(len(shown) or 1)
     n_rows = math.ceil(len(shown) / n_columns) or 1
     figure = blank(max(3.6 * n_columns, 5.4), 2.5 * n_rows)
-    if line := " · ".join(filter(None, [words, also_measured(list(groups)) if most is not None else ""])):
+    if line := joined(words, also_measured(list(groups)) if most is not None else ""):
         figure.supxlabel(_label(line, 120), fontsize=8, color="0.4", x=0.01, ha="left")
     return figure, [(figure.add_subplot(n_rows, n_columns, i + 1), quantity, names) for i, (quantity, names) in enumerate(shown)]
 
@@ -234,7 +234,7 @@ def _by_epoch(place: _Place, rows: Sequence[Row], best: Row | None, monitor: str
     if best is not None and "epoch" in best and monitor in names and is_drawn(best.get(monitor)):
         _ring(axes, best["epoch"], best[monitor])
     _dress(axes, quantity, values, ends)
-    _number(axes, [min(last, max(first, epoch_of(mark[0]))) for mark in marks])
+    _number(axes, places_of(marks, first, last))
 
 
 def _by_step(axes: Axes, curve: LossCurve, marks: Sequence[Mark]) -> None:
@@ -265,7 +265,7 @@ def curves(
     A ring marks the best epoch, and `marks`, the changes by hand, are numbered at the top. With a `curve` and fewer than five epochs
     the loss is plotted by step; with one epoch, it is the only panel. What was before the `cut` is faint.
     """
-    rows = [row for row in rows if "epoch" in row]
+    rows = of_epochs(rows)
     groups = panels(rows, monitor, metrics)
     by_step = curve is not None and bool(curve.points or curve.past) and len(rows) < FEW_EPOCHS and metrics is None
     if by_step:
@@ -350,7 +350,7 @@ def compared(
     `sweep`: the number in which the runs differ; the first panel has the best value over it, and of runs of one epoch all panels are over
     it. `forks`: the epochs at which branches start, and what they change. `metrics`: as for `curves`.
     """
-    every = [row for run in runs for row in run.rows if "epoch" in row]
+    every = of_epochs(row for run in runs for row in run.rows)
     groups = panels(every, monitor, metrics if every else None)
     is_short = all(len(run.rows) < 2 for run in runs)
     if sweep is not None and not is_short and len(set(sweep.values)) < _FEW:  # two curves say more than two dots

@@ -40,7 +40,7 @@ from nbtrain.views.svg import (
 )
 from ..best import best_row
 from ..events import MonitorMode
-from .text import Board, Row
+from .text import Board, Row, joined
 
 if TYPE_CHECKING:
     from nbtrain.history.session_runs import SessionRun
@@ -459,12 +459,7 @@ class RunTable:
     heads: list[str]
     columns: list[list[str]]
     orders: list[list[int]]  # what has no value is last
-    n_folded: int  # settings that differ and have no column
-
-    @property
-    def words_below(self) -> list[str]:
-        """What the table leaves out."""
-        return [f"{self.n_folded} more setting{'s differ' if self.n_folded > 1 else ' differs'}"] if self.n_folded > 0 else []
+    words_below: list[str]  # what it leaves out
 
 
 def _order(keys: Sequence[float | str | tuple[int, float] | None]) -> list[int]:
@@ -519,7 +514,9 @@ def run_table(cards: Sequence[RunCard]) -> RunTable:
         add(name, _aligned(values), values)
     times = [card.board.total_s for card in cards]
     add("time", map(format_time, times), times)
-    return RunTable(cards, bests_of(cards), heads, columns, orders, len(names) - _MAX_COLUMNS)
+    n_folded = len(names) - _MAX_COLUMNS
+    below = [f"{n_folded} more setting{'s differ' if n_folded > 1 else ' differs'}"] if n_folded > 0 else []
+    return RunTable(cards, bests_of(cards), heads, columns, orders, below)
 
 
 def _ended(card: RunCard) -> str:
@@ -580,11 +577,11 @@ def _summary(table: RunTable, i: int) -> str:
     ended = _ended(card)
     cells = "".join(f'<span title="{escape(text)}">{escape(text)}</span>' for text in column)
     star = '<span title="best">★</span>' if is_best else f'<span title="{escape(ended)}">{ended[:1]}</span>'
-    words = visible(" · ".join(filter(None, [*card.tags, card.note])), lines=True)
+    words = visible(joined(*card.tags, card.note), lines=True)
     style = f"grid-column:2/-1;text-align:left;font-weight:400;white-space:pre-line;{QUIET}"
     note = f'<span style="{style}">{escape(words)}</span>' if words else ""
     values = ", ".join(f"{head} {text}" for head, text in zip(table.heads, column))
-    said = " · ".join(filter(None, ["best" if is_best else ended, values, words]))  # a screen reader's line
+    said = joined("best" if is_best else ended, values, words)  # a screen reader's line
     style = "list-style:none" + (";font-weight:600" if is_best else "")
     curve = spark(card.measured.points)
     return f'<summary class="line" aria-label="{escape(visible(said))}" style="{style}">{star}{cells}<span>{curve}</span>{note}</summary>'
@@ -611,7 +608,7 @@ def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = ()) -> 
     plural = "s" * (n > 1)
     title = f"{n} run{plural}" + (f" · {n_on} {'is' if n_on == 1 else 'are'} on" if n_on else "")
     for best in table.bests:
-        words = " · ".join(filter(None, [label_of(best, varying(cards)[:_MAX_COLUMNS], ""), best.name]))
+        words = joined(label_of(best, varying(cards)[:_MAX_COLUMNS], ""), best.name)
         digits = digits_of([card.value for card in cards if card.metric == best.metric])
         title += f" · ★ {best.metric} {format_value(best.value, digits)} with {words}"
     sweep = _sweep_of_dots([card for card in cards if card.measured.points])

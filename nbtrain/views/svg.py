@@ -239,7 +239,7 @@ class Frame:
         """Where the points lie; None for one that can't be drawn or is outside."""
         y = self.box.y
         share = self.values.share
-        return [(self.x(x), y(share(value))) if self.first <= x <= self.last and is_drawn(value) else None for x, value in points]
+        return [(self.x(x), y(share(value))) if self.has(x) and is_drawn(value) else None for x, value in points]
 
     def line(self, points: Points, begun: float, kind: str, radius: float = 0.0) -> list[str]:
         """A line, faint up to the place `begun`, and with a `radius` a dot for each point."""

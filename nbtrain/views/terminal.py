@@ -43,6 +43,7 @@ from nbtrain.views.text import (
     state_words,
     title_line,
     titles,
+    joined,
 )
 from ..tracebacks import in_kernel
 
@@ -336,7 +337,12 @@ class TerminalView(StreamView):
     @property
     def width(self) -> int:
         """The width in cells; 80 if the stream is not a terminal."""
-        return self._width or _terminal_width(self.stream)
+        if self._width:
+            return self._width
+        try:
+            return os.get_terminal_size(self.stream.fileno()).columns or 80  # 0: a terminal whose size was never set
+        except (OSError, ValueError, AttributeError):
+            return 80
 
     @property
     def _past_width(self) -> int:
@@ -369,13 +375,6 @@ class TerminalView(StreamView):
         write(self.stream, "".join(f"\r{line}\x1b[K\n" for line in lines))
 
 
-def _terminal_width(stream: TextIO) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80  # 0: a terminal whose size was never set
-    except (OSError, ValueError, AttributeError):
-        return 80
-
-
 # %% ../../nbs/views/terminal.ipynb #f0302445
 class LogView(StreamView):
     """Shows a run in a file, a pipe or a CI log: a line for each epoch, and in between at most one every `every_s` seconds."""
@@ -387,7 +386,7 @@ class LogView(StreamView):
 
     def _steps(self, event: Event) -> None:
         if event.progress.elapsed_s - self._last_s >= self.every_s:
-            self._line(" · ".join(filter(None, [progress_line(self.board), self.board.best_words])))
+            self._line(joined(progress_line(self.board), self.board.best_words))
 
     def _row(self, row: Row) -> None:
         first, *others = named_cells(row, row_formats(self.board.rows))

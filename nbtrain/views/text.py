@@ -45,6 +45,7 @@ __all__ = [
     "RunningMeans",
     "Past",
     "Board",
+    "joined",
     "state_words",
     "round_words",
     "already_shown",
@@ -455,6 +456,11 @@ class Board:
 
 
 # %% ../../nbs/views/text.ipynb #bba3b1aa
+def joined(*parts: str) -> str:
+    """The parts that are not empty, with ` · ` between them."""
+    return " · ".join(filter(None, parts))
+
+
 _WORDS = {"pausing": "pausing after this batch", "stopping": "stopping after this batch"}
 
 
@@ -592,7 +598,7 @@ def shown_words(one: Shown) -> str:
         return visible(f"{one.name}: {c['text']}", lines=True) + (f" … {c['n_cut']:,} more characters" if c["n_cut"] else "")
     if one.kind == "image":
         n = f"{c['n']} of {c['n_all']}" if c["n"] < c["n_all"] else c["n"]
-        words = " · ".join([f"{n} picture{'s' * (c['n_all'] > 1)}", *filter(None, c["captions"])])
+        words = joined(f"{n} picture{'s' * (c['n_all'] > 1)}", *c["captions"])
     else:
         words = f"{c['n']:,} values, {c['low']:.4g} to {c['high']:.4g}, mean {c['mean']:.4g}, std {c['std']:.4g}"
         if c["n_not_finite"]:
@@ -624,8 +630,7 @@ def summary_line(board: Board) -> str:
         first = min([board.place.first_epoch, *(row["epoch"] - 1 for row in board.epochs[:1])])
         epochs = epochs_words(p.epoch - first, p.epoch)
         time_s = board.total_s
-    parts = (state_words(board.status), visible(board.reason), epochs, format_time(time_s), board.best_words)
-    return " · ".join(filter(None, parts))
+    return joined(state_words(board.status), visible(board.reason), epochs, format_time(time_s), board.best_words)
 
 
 def end_lines(board: Board) -> list[str]:
