@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -25,7 +24,7 @@ from ..history.run_files import read_file, write_file
 from ..history.run_folder import load_run, read_events, run_folders
 from ..tracebacks import boundary
 from ..views.runs import RunCard, best_of, card_of, in_words, runs_html, runs_text, varying, number_of
-from ..views.text import Board
+from ..views.text import Board, element_name
 from ..history.session_runs import SessionRun, forget_run, kept_runs
 
 if TYPE_CHECKING:
@@ -296,7 +295,7 @@ class Runs(Sequence[RunEntry]):
     def _repr_html_(self) -> str:
         if not self.entries:
             return "<em>Runs: none so far</em>"
-        return runs_html(self._cards, f"nbtrain-{os.urandom(4).hex()}")  # a page may show them twice
+        return runs_html(self._cards, element_name())  # a page may show them twice
 
 
 _PAGE = """<!DOCTYPE html>

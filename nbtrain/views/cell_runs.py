@@ -5,7 +5,6 @@
 # %% ../../nbs/views/cell_runs.ipynb #24fcd77c
 from __future__ import annotations
 
-import os
 import threading
 import time
 from typing import Any, Protocol
@@ -15,7 +14,7 @@ from ..tracebacks import ipython_shell
 from .runs import RunCard, runs_html, runs_text
 from .html import shown_html
 from .marimo import marimo_append
-from .text import Board, shown_words
+from .text import Board, shown_words, element_name
 
 # %% auto #0
 __all__ = ["show_output", "show_below", "FoldingView", "CellRuns", "runs_of_cell"]
@@ -56,7 +55,7 @@ class CellRuns:
     def __init__(self, cell: Any, every_s: float = 1.0) -> None:
         self.cell = cell
         self.every_s = every_s
-        self.name = f"nbtrain-{os.urandom(4).hex()}"
+        self.name = element_name()
         self.is_over = False  # the cell
         self.cards: list[RunCard] = []  # of the runs, in the order in which they began
         self._views: list[FoldingView] = []  # those that are not folded: a view holds its trainer, which must be freed

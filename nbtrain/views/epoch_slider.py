@@ -121,12 +121,8 @@ class EpochSlider:
         is_bad = False
         try:
             said = self.travel.actions[label](place.epoch)
-        # They are shown here: who calls the handler of a widget shows none
-        except NbtrainError as error:
-            said = str(error)
-            is_bad = True
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}"
+        except Exception as error:  # shown here, because the caller of a widget's handler shows none
+            said = str(error) if isinstance(error, NbtrainError) else f"{type(error).__name__}: {error}"
             is_bad = True
         finally:
             self.refresh(place.epoch)

@@ -5,7 +5,6 @@
 # %% ../../nbs/views/notebook.ipynb #21e0bedb
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -271,7 +270,7 @@ class _Record:
 
     def __init__(self, board: text.Board) -> None:
         self.board = board
-        self.name = f"nbtrain-{os.urandom(4).hex()}"
+        self.name = text.element_name()
         self.time_s = 0.0  # of the newest event, in seconds since 1970
         self.has_slider = False  # above it, after the end
 

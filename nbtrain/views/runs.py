@@ -40,7 +40,7 @@ from nbtrain.views.svg import (
 )
 from ..best import best_row
 from ..events import MonitorMode
-from .text import Board, Row, joined
+from .text import Board, Row, joined, aligned
 
 if TYPE_CHECKING:
     from nbtrain.history.session_runs import SessionRun
@@ -531,9 +531,7 @@ def _ended(card: RunCard) -> str:
 def runs_text(cards: Sequence[RunCard]) -> str:
     """The table as aligned text; the best run ends with a star, and the further lines of a note are below the run."""
     table = run_table(cards)
-    columns = [list(map(visible, [head, *column])) for head, column in zip(table.heads, table.columns)]
-    widths = [max(map(len, column)) for column in columns]
-    lines = ["  ".join(text.rjust(width) for text, width in zip(line, widths)) for line in zip(*columns)]
+    lines = aligned(list(map(visible, line)) for line in [table.heads, *zip(*table.columns)])
     for i, card in enumerate(table.cards, start=1):
         note, *more = visible(card.note, lines=True).split("\n")
         end = ["★" if card in table.bests else "", _ended(card), *card.tags, note]

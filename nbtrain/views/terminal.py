@@ -44,6 +44,7 @@ from nbtrain.views.text import (
     title_line,
     titles,
     joined,
+    element_name,
 )
 from ..tracebacks import in_kernel
 
@@ -417,7 +418,7 @@ class OperationLine:
         self.words = words
         self._over = threading.Event()
         self._is_shown = False
-        self._name = f"nbtrain-{os.urandom(4).hex()}"
+        self._name = element_name()
         self._thread = threading.Thread(target=self._run, name="nbtrain-line", daemon=True)
 
     def start(self) -> None:

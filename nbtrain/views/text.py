@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 import unicodedata
 from collections import Counter, defaultdict
@@ -45,6 +46,7 @@ __all__ = [
     "RunningMeans",
     "Past",
     "Board",
+    "element_name",
     "joined",
     "state_words",
     "round_words",
@@ -80,6 +82,7 @@ __all__ = [
     "fitting_columns",
     "is_constant",
     "make_table",
+    "aligned",
     "table_lines",
     "past_lines",
     "table_text",
@@ -249,8 +252,8 @@ class Board:
     trying: str = ""  # what happens before the run begins: why a job waits
     speed: Speed = field(default_factory=Speed)
     advice: Advice = field(default_factory=Advice)
-    find_ghost: Callable[[], Ghost | None] = field(default=lambda: None)  # the run to compare with, read when drawn
-    find_past: Callable[[], Past | None] = field(default=lambda: None)  # what a run continues, read when it begins
+    find_ghost: Callable[[], Ghost | None] = lambda: None  # the run to compare with, read when drawn
+    find_past: Callable[[], Past | None] = lambda: None  # what a run continues, read when it begins
     past: Sequence[Row] = ()  # the epochs of the runs that this one continues
     place: RunPlace = field(default_factory=RunPlace)
     tables: dict[Any, Table] = field(default_factory=dict)  # made since the newest row
@@ -456,6 +459,11 @@ class Board:
 
 
 # %% ../../nbs/views/text.ipynb #bba3b1aa
+def element_name() -> str:
+    """A name for an element of a page, which no other one has."""
+    return f"nbtrain-{os.urandom(4).hex()}"
+
+
 def joined(*parts: str) -> str:
     """The parts that are not empty, with ` · ` between them."""
     return " · ".join(filter(None, parts))
@@ -822,18 +830,20 @@ def make_table(
 _CUT = "── continued ──"
 
 
+def aligned(lines: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of texts as columns, each as wide as its longest text."""
+    lines = list(lines)
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return ["  ".join(text.rjust(width) for text, width in zip(line, widths)) for line in lines]
+
+
 def table_lines(table: Table) -> list[str]:
     """The table as aligned text; the best row ends with a star."""
-    heads = titles(table.names)
-    widths = [max(map(len, column)) for column in zip(heads, *(line.cells for line in table.lines if line.cells))]
-
-    def aligned(texts: Sequence[str]) -> str:
-        return "  ".join(text.rjust(width) for text, width in zip(texts, widths))
-
-    found = [aligned(heads)]
+    heads, *rows = aligned([titles(table.names), *(line.cells for line in table.lines if line.cells)])
+    found = [heads]
     for line in table.lines:
         if line.cells:
-            found.append(aligned(line.cells) + " ★" * line.is_best)
+            found.append(rows.pop(0) + " ★" * line.is_best)
         else:
             found.append(line.words or _CUT)
     return [*found, *filter(None, [table.folded_words])]
