@@ -394,7 +394,7 @@ def _train_words(curve: LossCurve, line: Places) -> tuple[str, str]:
     return f"{'/'.join(kinds)}{':' if len(kinds) > 1 else ' from'} step {step}", "bad"  # as short as the room beside the curve
 
 
-def _end_labels(frame: Frame, curve: LossCurve, line: Places, ghost: Ghost, width: float) -> list[str]:
+def _end_labels(frame: Frame, curve: LossCurve, line: Places, ghost: Ghost) -> list[str]:
     """The names at the ends of the lines, moved apart where they would overlap; the values are beside the picture."""
     places = [list(filter(None, frame.at(points))) for points in (line, curve.validations, ghost[1])]
     train, valid, older = (drawn[-1] if drawn else None for drawn in places)
@@ -408,7 +408,7 @@ def _end_labels(frame: Frame, curve: LossCurve, line: Places, ghost: Ghost, widt
         found.append((older[0] + 8, older[1], ghost[0], "ghost"))
     is_at_cut = curve.cut is not None and any(item[0] < frame.x(curve.begun) + 80 for item in found)
     ys = spread([item[1] for item in found], frame.box.top + (17 if is_at_cut else 4), frame.box.bottom - 4)
-    return [label(x, y + 4, fitting(text, width - x), kind) for (x, _, text, kind), y in zip(found, ys)]
+    return [label(x, y + 4, fitting(text, 640 - x), kind) for (x, _, text, kind), y in zip(found, ys)]
 
 
 def curve_svg(
@@ -419,8 +419,6 @@ def curve_svg(
     marks: Sequence[Mark] = (),
     ghost: Ghost | None = None,
     best: tuple[int, float] | None = None,
-    width: int = 640,
-    height: int = 180,
 ) -> str:
     """Draw the loss by step as an SVG: the training loss, smoothed and raw, and the validations. Empty if there is nothing to draw.
 
@@ -435,7 +433,7 @@ def curve_svg(
     shown = values or NO_AXIS
     left = axis_room(shown.labels, 40)
     few = 1 < steps.n_epochs < FEW_EPOCHS
-    box = Area(left, 20 if marks or shown.is_log else 8, width - 140, height - (36 if few else 21))
+    box = Area(left, 20 if marks or shown.is_log else 8, 500, 144 if few else 159)
     frame = Frame(box, steps.start, steps.end, shown)
     parts = _step_labels(frame, steps)
     if curve.cut is not None and frame.has(curve.begun):
@@ -443,11 +441,11 @@ def curve_svg(
     parts += pills(box, [frame.x(mark[0].step) if frame.has(mark[0].step) else None for mark in marks])
     if values is None:
         parts.append(label(box.x(0.5), box.y(0.5), "no finite value", "bad", "middle"))
-        return drawing(parts, width, height)
-    parts = [*value_axis(box, values), *parts, *_lines(frame, curve, line, ghost[1], best), *_end_labels(frame, curve, line, ghost, width)]
+        return drawing(parts, 640, 180)
+    parts = [*value_axis(box, values), *parts, *_lines(frame, curve, line, ghost[1], best), *_end_labels(frame, curve, line, ghost)]
     if shown.is_log:
         parts.append(label(box.left - 6, 10, "log", anchor="end"))
-    return drawing(parts, width, height)
+    return drawing(parts, 640, 180)
 
 
 # %% ../../nbs/views/curve.ipynb #curv0019

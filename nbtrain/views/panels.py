@@ -223,13 +223,11 @@ def panels_svg(
     best: Row | None = None,
     marks: Sequence[Mark] = (),
     monitor: str = "val_loss",
-    width: int = 640,
-    height: int = 150,
     cut: Mark | None = None,
 ) -> str:
     """Draw the metrics by epoch as an SVG, with a panel for each quantity: at most six, that of `monitor` first. Empty without an epoch.
 
-    `height` is that of a panel. A ring marks the best value; `marks` are numbered at the top. What was before the `cut` is faint.
+    A ring marks the best value; `marks` are numbered at the top. What was before the `cut` is faint.
     """
     rows = of_epochs(rows)
     groups = panels(rows, monitor)
@@ -242,16 +240,16 @@ def panels_svg(
     begun = epoch_of(cut[0]) if cut is not None else -math.inf
     epochs = _Epochs(rows, best, monitor, marks, max(40, _POINTS // n_lines), axes, begun)
     gap = 16
-    height += 14 if marks else 0
-    column = (width - gap * (n_columns - 1)) / n_columns
+    height = 164 if marks else 150  # of a panel
+    column = (640 - gap * (n_columns - 1)) / n_columns
     parts: list[str] = []
     for i, (quantity, names) in enumerate(shown):
         left = (i % n_columns) * (column + gap)
         top = (i // n_columns) * (height + 8)
         parts += _panel(epochs, Area(left, top, left + column, top + height), quantity, names)
     bottom = math.ceil(len(shown) / n_columns) * (height + 8)
-    parts.append(label(0, bottom + 10, fitting(_footnote(list(groups), cut), width)))
-    return drawing(parts, width, bottom + 16)
+    parts.append(label(0, bottom + 10, fitting(_footnote(list(groups), cut), 640)))
+    return drawing(parts, 640, bottom + 16)
 
 
 def _footnote(quantities: Sequence[str], cut: Mark | None) -> str:

@@ -357,13 +357,13 @@ class _Line:
         return [*halo, path(self.places, kind), *(dots(self.places, kind) if len(self.places) == 1 else ())]
 
 
-def _labels(lines: Sequence[_Line], box: Area, width: int, is_ramp: bool) -> list[str]:
+def _labels(lines: Sequence[_Line], box: Area, is_ramp: bool) -> list[str]:
     """The labels at the right of the box, at the heights where the lines end; `lines` are those to name."""
     ys = spread([line.places[-1][1] for line in lines], box.top + 4, box.bottom - 4)
     parts = []
     for line, y in zip(lines, ys):
         colour = "" if is_ramp else f"c{line.colour}"
-        words = fitting(visible(line.words), width - box.right - 10)
+        words = fitting(visible(line.words), 180)
         parts.append(label(box.right + 8, y + 4, words, "strong" if line.is_best else colour))
     return parts
 
@@ -392,8 +392,8 @@ def _sweep_parts(cards: Sequence[RunCard], sweep: Sweep, box: Area, values: Axis
     return parts
 
 
-def runs_svg(cards: Sequence[RunCard], width: int = 720, height: int = 210) -> str:
-    """Draw the metric of all runs by epoch as an SVG; the best run is drawn in front. Empty without a value.
+def runs_svg(cards: Sequence[RunCard]) -> str:
+    """Draw the metric of all runs by epoch as an SVG of 720 by 210 px; the best run is drawn in front. Empty without a value.
 
     Runs of one epoch that differ in one number are drawn over this number.
     """
@@ -405,11 +405,11 @@ def runs_svg(cards: Sequence[RunCard], width: int = 720, height: int = 210) -> s
     names, bests = varying(cards), bests_of(drawn)
     colours, ramp = _colours(drawn, names)
     left = axis_room(axis.labels, 40)
-    box = Area(left, 18, width - 190, height - 22)
+    box = Area(left, 18, 530, 188)
     sweep = _sweep_of_dots(drawn)
     head = label(left - 6, 11, visible(drawn[0].metric), "strong")
     if sweep is not None:
-        return drawing([head, *value_axis(box, axis), *_sweep_parts(drawn, sweep, box, axis)], width, height)
+        return drawing([head, *value_axis(box, axis), *_sweep_parts(drawn, sweep, box, axis)], 720, 210)
     last = max(x for card in drawn for x, _ in card.measured.points)
     first = min(1.0, *(card.measured.points[0][0] for card in drawn)) if last > 1 else 0.0
     frame = Frame(box, first, last, axis)
@@ -424,10 +424,10 @@ def runs_svg(cards: Sequence[RunCard], width: int = 720, height: int = 210) -> s
     parts += below(frame, [(tick, f"{tick:,}" if tick != ticks[-1] else f"epoch {tick:,}") for tick in ticks], 15)
     parts += [head, *(part for line in lines for part in line.parts)]
     if ramp and len(lines) > _MAX_LABELS:
-        parts += [*_labels(lines[-1:], box, width, True), *_scale(drawn, ramp, box)]
+        parts += [*_labels(lines[-1:], box, True), *_scale(drawn, ramp, box)]
     else:
-        parts += _labels(lines[-_MAX_LABELS:], box, width, bool(ramp))
-    return drawing(parts, width, height)
+        parts += _labels(lines[-_MAX_LABELS:], box, bool(ramp))
+    return drawing(parts, 720, 210)
 
 
 # %% ../../nbs/views/runs.ipynb #1482cc46

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
-from typing import TypeVar
 
 from .axes import Axis, is_drawn
 
@@ -140,10 +139,7 @@ def fitting(text: str, width: float) -> str:
     return text if len(text) <= n else text[: n - 1] + "…"
 
 
-_Place = TypeVar("_Place", int, float)
-
-
-def thinned(points: Sequence[tuple[_Place, float]], n: int, kept: float | None = None) -> list[tuple[_Place, float]]:
+def thinned(points: Sequence[tuple[float, float]], n: int, kept: float | None = None) -> list[tuple[float, float]]:
     """About `n` of the `points`, evenly: the newest is among them, and that at the place `kept`."""
     stride = max(1, math.ceil(len(points) / max(1, n)))
     last = len(points) - 1
