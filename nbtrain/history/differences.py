@@ -43,7 +43,9 @@ def _set_in(value: Any) -> dict[str, str]:
 
 def _label(name: str, old: Any, new: Any) -> list[str]:
     """How two described values of one name differ."""
-    before, after, heads = _set_in(old), _set_in(new), [_head(old), _head(new)]
+    before = _set_in(old)
+    after = _set_in(new)
+    heads = [_head(old), _head(new)]
     if before != after and heads[0] == heads[1]:
         both = {key: (before.get(key), after.get(key)) for key in (*before, *after)}
         return [f"{key} {_short(was)} → {_short(now)}" for key, (was, now) in both.items() if was != now]
@@ -59,8 +61,10 @@ def _label(name: str, old: Any, new: Any) -> list[str]:
 def _dumped(name: str, text: str) -> dict[str, str]:
     """The syntax tree of a function; of a class those of its methods, and the rest of it."""
     (node,) = ast.parse(text).body
-    methods = [item for item in node.body if isinstance(item, ast.FunctionDef)] if isinstance(node, ast.ClassDef) else []
-    if not isinstance(node, ast.ClassDef) or not methods:
+    if not isinstance(node, ast.ClassDef):
+        return {name: ast.dump(node)}
+    methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+    if not methods:
         return {name: ast.dump(node)}
     rest = "\n".join(ast.dump(item) for item in node.body if item not in methods)
     return {name if method.name == "__init__" else method.name: ast.dump(method) for method in methods} | {f"{name}.": rest}
@@ -83,7 +87,8 @@ def _definitions(steps: str) -> Mapping[str, str]:
 
 
 def _of_source(old: str, new: str) -> list[str]:
-    before, after = _definitions(old), _definitions(new)
+    before = _definitions(old)
+    after = _definitions(new)
     if not before or not after:
         return []
     how = {name: "changed" for name in after if before.get(name) != after[name]}
@@ -108,9 +113,11 @@ def _without(names: Iterable[str], values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parts(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The described values of a record, in groups."""
-    runs, sources = content.get("runs"), [*_dict(content.get("sources")).values()]
-    run = _dict(runs[-1]) if isinstance(runs, list) and runs else {}
-    n_epoch = run.get("n_epoch") if isinstance(runs, list) and len(runs) == 1 else None  # that of one call of several is not the run's
+    runs = content.get("runs")
+    runs = runs if isinstance(runs, list) else []
+    sources = [*_dict(content.get("sources")).values()]
+    run = _dict(runs[-1]) if runs else {}
+    n_epoch = run.get("n_epoch") if len(runs) == 1 else None  # that of one call of several is not the run's
     values = _dict(_dict(sources[-1]).get("values")) if sources else {}
     return {
         "arguments": _without(_SILENT, _dict(content.get("arguments"))),
@@ -139,7 +146,8 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     systems = [str(side.get("imported") or "nbtrain") for side in (a, b)]
     if systems[0] != systems[1]:  # whose arguments have other names
         return [" → ".join(systems)]
-    old, new = _parts(a), _parts(b)
+    old = _parts(a)
+    new = _parts(b)
     if None in (old["rest"]["n_epoch"], new["rest"]["n_epoch"]):
         new["rest"]["n_epoch"] = old["rest"]["n_epoch"]
     labels: dict[str, str] = {}
@@ -173,8 +181,10 @@ def settings(content: Mapping[str, Any]) -> dict[str, str]:
     `content` is a record as returned by `kept`; of two settings of one name, such as the batch sizes of two loaders, the first counts, and
     before all others what was set by hand. `n_epoch` in it is the total of a run of several calls.
     """
-    parts, code = _parts(content), _definitions(str(content.get("steps") or ""))
-    run, rest = _without(("mode", "valid_loader"), parts["run"]), _without(("device",), parts["rest"])
+    parts = _parts(content)
+    code = _definitions(str(content.get("steps") or ""))
+    run = _without(("mode", "valid_loader"), parts["run"])
+    rest = _without(("device",), parts["rest"])
     functions = {name.removesuffix("."): f"code {hashlib.sha256(text.encode()).hexdigest()[:6]}" for name, text in code.items()}
     found: dict[str, str] = {}
     for part in (parts["set"], parts["values"], parts["arguments"], run, rest, functions):

@@ -132,7 +132,9 @@ def history_in_updates(state: Mapping[str, Any], counts: Mapping[str, int]) -> d
 
 def _steps_by_batch(table: Mapping[str, Any], counts: Mapping[str, int]) -> Callable[[int], int]:
     """A function from a number of processed batches to the updates that were done then."""
-    batches, n_updates, n_trained = array("q", table["steps"]), counts["step"], table["seen"]
+    batches = array("q", table["steps"])
+    n_updates = counts["step"]
+    n_trained = table["seen"]
 
     def step_at(processed: int) -> int:
         if not batches:  # only the best and the last rows are known
@@ -196,7 +198,16 @@ def _read(content: bytes, place: list[int], state: dict[str, Any]) -> dict[str, 
             table[start:] = rows
         for phase, table in steps.items():
             _extend(table, *record["steps"][phase])
-    whole = state | tables | {"steps": {phase: _content(table) | _thinning(state, phase) for phase, table in steps.items()}}
+    whole = (
+        state
+        | tables
+        | {
+            "steps": {
+                phase: _content(table) | {name: state["steps"][phase][name] for name in ("stride", "seen")}
+                for phase, table in steps.items()
+            }
+        }
+    )
     counted = history_in_updates(whole, {"step": 0, "processed": 0}) if is_older(whole) else whole
     History().load_state_dict(counted)  # raises an error for rows of another form
     return whole
@@ -205,10 +216,6 @@ def _read(content: bytes, place: list[int], state: dict[str, Any]) -> dict[str, 
 def _check(start: int, n_rows: int) -> None:
     if not 0 <= start <= n_rows:
         raise ValueError(f"rows from {start} on follow {n_rows} rows")
-
-
-def _thinning(state: Mapping[str, Any], phase: str) -> dict[str, Any]:
-    return {name: state["steps"][phase][name] for name in ("stride", "seen")}
 
 
 def _content(table: StepTable) -> dict[str, Any]:

@@ -158,7 +158,8 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, history: History) -> None:
-        self.path, self.history = path, history
+        self.path = path
+        self.history = history
         self._file: RawIOBase | None = None
         self._waiting = b""
         self._warned = False
@@ -199,7 +200,8 @@ class RunFolder:
         warnings.warn(text, stacklevel=2)
         assert self._file is not None
         self._file.close()
-        self._file, self._waiting = None, b""
+        self._file = None
+        self._waiting = b""
         with suppress(OSError):  # which the next write will raise, too
             self.path.mkdir(parents=True, exist_ok=True)
         start = [self._start] if self._start is not None and self._start is not event else []
@@ -280,7 +282,8 @@ def newest_run(folder: Path) -> tuple[list[Event], History]:
 
     A run that was resumed is one. Raises ConfigError as `read_events` does.
     """
-    events, history = list(read_events(folder)), History()
+    events = list(read_events(folder))
+    history = History()
     runs = list(dict.fromkeys(e.progress.run for e in events if e.kind == "start" and e.progress.n_epochs > e.progress.epoch))
     of_run = [event for event in events if event.progress.run in runs[-1:]]
     if of_run:

@@ -60,7 +60,9 @@ class RunLock:
     """The lock of the run folder `folder`, which one run can hold at a time."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._file, self._writer = folder, folder / ".lock", folder / ".writer"
+        self.folder = folder
+        self._file = folder / ".lock"
+        self._writer = folder / ".writer"
         self._mine = ""  # what `.writer` says when this object has the lock
         self._lock = FileLock(self._file, timeout=0, thread_local=False)  # a run may end in another thread
         self._beating: tuple[threading.Event, threading.Thread] | None = None  # what ends the thread, and the thread
@@ -154,7 +156,8 @@ class RunLock:
 
 
 # %% ../../nbs/history/run_lock.ipynb #life0002
-_SILENT_S, _CHECK_S = 600.0, 90.0
+_SILENT_S = 600.0
+_CHECK_S = 90.0
 
 
 class SignOfLife:
@@ -164,14 +167,19 @@ class SignOfLife:
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time) -> None:
-        self._writer, self._clock, self._now = folder / ".writer", clock, now
+        self._writer = folder / ".writer"
+        self._clock = clock
+        self._now = now
         self._seen: tuple[float, float] | None = None  # the newest sign: its time on the file, and when it was first looked at
 
     def gone(self) -> str:
         """Why the run has no process any more; empty if it has one, or if that is unknown."""
         try:
-            writer, touched_s = json.loads(self._writer.read_text(encoding="utf-8")), self._writer.stat().st_mtime
-            pid, host, space = int(writer["pid"]), str(writer["host"]), str(writer.get("space", ""))
+            writer = json.loads(self._writer.read_text(encoding="utf-8"))
+            touched_s = self._writer.stat().st_mtime
+            pid = int(writer["pid"])
+            host = str(writer["host"])
+            space = str(writer.get("space", ""))
         except (OSError, ValueError, KeyError, TypeError):
             return ""
         if host == socket.gethostname() and space == _space():

@@ -79,7 +79,8 @@ class TreeRun:
     @property
     def words(self) -> str:
         """The run in one line."""
-        history, n = self.history, len(self.history.epochs)
+        history = self.history
+        n = len(self.history.epochs)
         parts = [f"{n} epochs" if n != 1 else "1 epoch"]
         if self.fork is not None:
             parts.insert(0, str(self.fork))
@@ -114,7 +115,7 @@ def family(folder: Path) -> dict[str, TreeRun]:
     forks = {name: read_fork(path) for name, path in beside.items()}
 
     def root_of(name: str) -> str:
-        seen = set[str]()
+        seen: set[str] = set()
         while (fork := forks.get(name)) is not None and fork.parent in beside and name not in seen:
             seen.add(name)
             name = fork.parent

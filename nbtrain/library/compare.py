@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "Trained", "compare"]
 
 # %% ../../nbs/library/compare.ipynb #9ecb67fd
-_MAX_SETTINGS, _TEXT_WIDTH = 4, 120  # columns of what differs, and the characters of a line of text
+_MAX_SETTINGS = 4  # columns of what differs
+_TEXT_WIDTH = 120  # characters of a line
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,9 @@ class Comparison:
 
     def _table(self, width: int, title: int = 99) -> Table:
         """The table in about `width` characters: the name, what differs, the metrics of the best epoch, and the time of the whole run."""
-        cards = in_words([*self.cards.values()])
-        settings, bests = varying(cards)[:_MAX_SETTINGS], bests_of(cards)
+        cards = [*self.cards.values()]
+        settings = varying(cards)[:_MAX_SETTINGS]
+        bests = bests_of(cards)
         plain = [[visible(name), *(visible(shown_setting(card, key)) for key in settings)] for name, card in zip(self.cards, cards)]
         rows = [self._row(name, card) for name, card in zip(self.cards, cards)]
         used = sum(2 + max(map(len, column)) for column in zip(["run", *settings], *plain))
@@ -89,8 +91,10 @@ class Comparison:
 
         Of runs that differ in one number the best value is plotted over this number.
         """
-        cards = in_words([*self.cards.values()])
-        names, bests, sweep = varying(cards)[:2], bests_of(cards), sweep_of(cards)
+        cards = [*self.cards.values()]
+        names = varying(cards)[:2]
+        bests = bests_of(cards)
+        sweep = sweep_of(cards)
         labels = [run.fork.words if run.fork is not None else label_of(card, names, "") for run, card in zip(self.runs.values(), cards)]
         drawn = []
         for i, ((name, run), card, label) in enumerate(zip(self.runs.items(), cards, labels)):
@@ -150,32 +154,39 @@ def _of_trainers(trainers: Sequence[Trained], metrics: Sequence[str] | None) -> 
     cards: dict[str, RunCard] = {}
     for trainer in trainers:
         fork: Fork | None = trainer.origin.fork
-        first, base = trainer.title, f"{trainer.title} "
+        first = trainer.title
+        base = f"{trainer.title} "
         if fork is not None:
-            first, base = f"{fork.parent}-b1", f"{fork.parent}-b"
+            first = f"{fork.parent}-b1"
+            base = f"{fork.parent}-b"
         if trainer.run_dir is not None:
             first = trainer.run_dir.name
         names = chain([first], (f"{base}{number}" for number in count(2)))
         name = next(name for name in names if name not in runs)
         runs[name], cards[name] = TreeRun(trainer.history, fork), _card(name, trainer)
-    return Comparison(_family(runs), cards, metrics=metrics)
+    return _comparison(runs, cards, (), metrics)
 
 
 def _card(name: str, trainer: Trained) -> RunCard:
     """What is known of the run of a trainer in memory."""
     history = trainer.history
     record = next((addon.run.record for addon in trainer.active_addons if isinstance(addon, LiveViewAddon) and addon.run is not None), {})
-    time_s = sum(row.get("time_s", 0.0) for row in history.epochs)
+
     epoch = history.epochs[-1]["epoch"] if history.epochs else 0
     board = Board({"monitor": history.monitor, "monitor_mode": history.monitor_mode}, trainer.title, Progress(epoch=epoch, n_epochs=epoch))
-    board.epochs, board.validations, board.before_s = [*history.epochs], [*history.validations], time_s
+    board.epochs = [*history.epochs]
+    board.validations = [*history.validations]
+    board.before_s = sum(row.get("time_s", 0.0) for row in history.epochs)
     board.growing.restarts.places = [*history.restarts.places]
     return RunCard(name, board, {"class": trainer.title} | settings({**record, "n_epoch": epoch}))
 
 
-def _family(runs: Mapping[str, TreeRun]) -> dict[str, TreeRun]:
-    """The runs, without the forks from runs that are not among them."""
-    return {name: run if run.fork is not None and run.fork.parent in runs else TreeRun(run.history) for name, run in runs.items()}
+def _comparison(
+    runs: Mapping[str, TreeRun], cards: Mapping[str, RunCard], notes: Sequence[str], metrics: Sequence[str] | None
+) -> Comparison:
+    """Compare these runs, without the forks from runs that are not among them."""
+    family = {name: run if run.fork is not None and run.fork.parent in runs else TreeRun(run.history) for name, run in runs.items()}
+    return Comparison(family, dict(zip(cards, in_words([*cards.values()]))), notes, metrics)
 
 
 @checked
@@ -222,9 +233,12 @@ def _of_folders(paths: Sequence[str], metrics: Sequence[str] | None) -> Comparis
     if not folders:
         raise ConfigError("There is nothing to compare.", remedy="Give run folders.")
     common = os.path.commonpath([folder.parent for folder in folders])
-    runs, cards, notes = dict[str, TreeRun](), dict[str, RunCard](), list[str]()
+    runs: dict[str, TreeRun] = {}
+    cards: dict[str, RunCard] = {}
+    notes: list[str] = []
     for folder in folders:
-        name, history = folder.relative_to(common).as_posix(), History()
+        name = folder.relative_to(common).as_posix()
+        history = History()
         cards[name] = read_run(folder, name, lambda text, name=name: notes.append(f"{name}: {text}"), history).card
         runs[name] = TreeRun(history, read_fork(folder))
-    return Comparison(_family(runs), cards, notes, metrics)
+    return _comparison(runs, cards, notes, metrics)

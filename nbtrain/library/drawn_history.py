@@ -93,16 +93,19 @@ def past_of(history: History) -> text.Past | None:
 def show_again(trainer: Any, note: str) -> NotebookView | None:
     """Show the record of the trainer's newest run in this cell, with a `note`; where there is none, print the note."""
     where = f" · {short_path(trainer.run_dir)}" if trainer.run_dir is not None else ""
-    events, history = list[Event](), History()
+    events: list[Event] = []
+    history = History()
     if in_kernel() and trainer.run_dir is not None:
         with suppress(ConfigError):  # the record was removed, and the checkpoints were not
             events, history = newest_run(trainer.run_dir)
     if not events or trainer.run_dir is None:
         print(f"{note}{where}")
         return None
-    here, travel = trainer.train_state.counts.epoch, trainer.travel_of()
+    here = trainer.train_state.counts.epoch
+    travel = trainer.travel_of()
     leads_back = any(place.epoch not in (0, here) for place in travel.places())
     view = NotebookView(Controls({}, travel=travel) if leads_back else None, live=is_watched())
-    view.board.name, view.board.find_past = trainer.run_dir.name, lambda: past_of(history)
+    view.board.name = trainer.run_dir.name
+    view.board.find_past = lambda: past_of(history)
     view.show_finished(events, f"{note}{where}")
     return view

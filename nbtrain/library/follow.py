@@ -35,12 +35,15 @@ def recorded_events(path: str | Path) -> Iterator[Event | None]:
 
 
 def _events(file: Path) -> Iterator[Event | None]:
-    place, number, progress = 0, 0, Progress()
+    place = 0
+    number = 0
+    progress = Progress()
     while True:
         content = b""
         with suppress(FileNotFoundError) if place else nullcontext(), open(file, "rb") as stream:
             if os.fstat(stream.fileno()).st_size < place:  # it begins again
-                place, number = 0, 0
+                place = 0
+                number = 0
             stream.seek(place)
             content = stream.read()
         *lines, rest = content.split(b"\n")
@@ -70,12 +73,16 @@ def follow(
     with whether the newest one is an end: a run that resumes has others after it. `gone` says why a run has no process any more, which then
     is the end.
     """
-    has_ended, progress, why = False, Progress(), ""
+    has_ended = False
+    progress = Progress()
+    why = ""
     was_over = False
     for event in events:
         if event is not None:
             view.update(event)
-            has_ended, progress, was_over = event.kind == "end", event.progress, False
+            has_ended = event.kind == "end"
+            progress = event.progress
+            was_over = False
         elif was_over:
             if why and not has_ended:
                 view.update(Event("end", progress, time.time(), {"status": "interrupted", "reason": why}))

@@ -18,7 +18,9 @@ from ..history.run_folder import run_folders
 __all__ = ["loss_curve", "compared_with"]
 
 # %% ../../nbs/library/ghost.ipynb #3f48ee3a
-_MAX_POINTS, _MAX_BYTES, _MAX_READ = 200, 64 * 2**20, 2 * 2**20  # in bytes: of the file, and of the parsed lines
+_MAX_POINTS = 200
+_MAX_BYTES = 64 * 2**20  # of the file
+_MAX_READ = 2 * 2**20  # bytes of the parsed lines
 _TRAINING = b'"phase":"train"'
 
 
@@ -76,6 +78,7 @@ def compared_with(other: Path | None, folder: Path | None, title: str) -> tuple[
     curve = loss_curve(other) if other is not None and other != folder else []
     if other is None or len(curve) < 2:
         return None
-    before, here = kept(other), kept(folder) if folder is not None else {}
+    before = kept(other)
+    here = kept(folder) if folder is not None else {}
     labels = differences(before, here) if before and here else []
     return ", ".join(labels) or other.name, curve

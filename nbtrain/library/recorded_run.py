@@ -32,7 +32,8 @@ def _rows(value: Any) -> dict[str, Any]:
 
 def _tables(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """What was recorded, as tables by their titles: names and values."""
-    command, runs = content.get("command"), content.get("runs", [])
+    command = content.get("command")
+    runs = content.get("runs", [])
     if isinstance(command, list):
         command = " ".join(map(str, command)) or "a notebook"
     origin = {name: content[name] for name in ("imported", "seed", "device", "python", "platform") if name in content}
@@ -64,7 +65,8 @@ def _steps(folder: Path, content: Mapping[str, Any]) -> str:
 
 def _recorded(folder: Path) -> tuple[Board, dict[str, Any], list[str]]:
     """The board and the record of a run, and notes on what can't be read."""
-    board, notes = Board(name=folder.name), list[str]()
+    board = Board(name=folder.name)
+    notes: list[str] = []
     for event in read_events(folder, notes.append):
         board.update(event)
     try:

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -25,8 +23,8 @@ from .recorded_run import diff
 from ..history.run_files import read_file, write_file
 from ..history.run_folder import load_run, read_events, run_folders
 from ..tracebacks import boundary
-from ..views.runs import RunCard, best_of, card_of, in_words, runs_html, runs_text, varying
-from ..views.text import Board
+from ..views.runs import RunCard, best_of, card_of, in_words, runs_html, runs_text, varying, number_of
+from ..views.text import Board, element_name
 from ..history.session_runs import SessionRun, forget_run, kept_runs
 
 if TYPE_CHECKING:
@@ -48,7 +46,8 @@ class RunEntry:
     """
 
     def __init__(self, card: RunCard, folder: Path | None = None) -> None:
-        self.card, self.folder = card, folder
+        self.card = card
+        self.folder = folder
 
     @property
     def name(self) -> str:
@@ -133,7 +132,8 @@ def _noted(folder: Path) -> tuple[str, tuple[str, ...]]:
 
 def read_run(folder: Path, name: str, note: Callable[[str], None] = lambda text: None, history: History | None = None) -> RunEntry:
     """The run in a folder. `note` gets a line about what can't be read, and `history` the events."""
-    board, tests = Board(name=folder.name), {}
+    board = Board(name=folder.name)
+    tests = {}
     for event in read_events(folder, note):
         board.update(event)
         if history is not None:
@@ -147,15 +147,10 @@ def read_run(folder: Path, name: str, note: Callable[[str], None] = lambda text:
 
 
 # %% ../../nbs/library/runs.ipynb #5cba55ad
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?:,|$))")
-
-
 def _as_numbers(texts: Sequence[str | None]) -> Sequence[Any]:
     """The values of a setting as numbers, if all that are there are numbers."""
-    for kind in (int, float):
-        with suppress(ValueError):
-            return [None if text is None else kind(_THOUSANDS.sub("", text)) for text in texts]
-    return texts
+    numbers = [number_of(text) for text in texts]
+    return texts if any(text is not None and number is None for text, number in zip(texts, numbers)) else numbers
 
 
 def _places(chosen: Sequence[Any], n: int) -> list[int]:
@@ -300,7 +295,7 @@ class Runs(Sequence[RunEntry]):
     def _repr_html_(self) -> str:
         if not self.entries:
             return "<em>Runs: none so far</em>"
-        return runs_html(self._cards, f"nbtrain-{os.urandom(4).hex()}")  # a page may show them twice
+        return runs_html(self._cards, element_name())  # a page may show them twice
 
 
 _PAGE = """<!DOCTYPE html>

@@ -92,7 +92,8 @@ class _Arrival(Checkpoint, BoundaryCallback):
     """
 
     def __init__(self, trainer: TrainerBase, place: Place) -> None:
-        self.trainer, self.place = trainer, place
+        self.trainer = trainer
+        self.place = place
         self.state: KeptState | None = None
 
     @property

@@ -157,6 +157,11 @@ def _n_bad(value: Any) -> int:
     return sum(int((~found.isfinite()).sum()) for found in values if found.is_floating_point() or found.is_complex())
 
 
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and the buffers of a model by name."""
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+
+
 @contextmanager
 def _without_anomaly_warning() -> Iterator[None]:
     enabled = torch.is_anomaly_enabled()
@@ -177,7 +182,9 @@ class StepWatcher(Checkpoint):
     """
 
     def __init__(self, trainer: TrainerBase, before: int, *, anomalies: bool = False) -> None:
-        self.trainer, self.before, self.anomalies = trainer, before, anomalies
+        self.trainer = trainer
+        self.before = before
+        self.anomalies = anomalies
         self.pl_trainer: Any = None  # once the step has begun
         self.weights: dict[str, Tensor] = {}  # copies of the parameters and the buffers before the step
         self.bad_weights = ""  # the first parameter that is not finite before the step
@@ -208,8 +215,7 @@ class StepWatcher(Checkpoint):
     def _begin(self, model: nn.Module) -> None:
         """Watch the model and the step from here on."""
         self.bad_weights = next((name for name, p in model.named_parameters() if not bool(p.isfinite().all())), "")
-        tensors = *model.named_parameters(remove_duplicate=False), *model.named_buffers()
-        self.weights = {name: tensor.detach().clone() for name, tensor in tensors}
+        self.weights = {name: tensor.detach().clone() for name, tensor in _tensors_of(model).items()}
         layers = layers_of(model)
         for name, module in model.named_modules():  # one with submodules may compute something between and after them
             module.register_forward_hook(partial(self._look, name, name in layers))
@@ -237,13 +243,16 @@ class StepWatcher(Checkpoint):
         first = next((found for found in tensors(output) if found.is_floating_point() and found.numel()), None)
         if is_layer and first is not None:
             values = first.detach().double()
-            mean, std, zeros = float(values.mean()), float(values.std(unbiased=False)), float((values == 0).double().mean())
-            self._outputs[name] = {"mean": mean, "std": std, "zeros": zeros, "n_bad": n_bad}
+            self._outputs[name] = {
+                "mean": float(values.mean()),
+                "std": float(values.std(unbiased=False)),
+                "zeros": float((values == 0).double().mean()),
+                "n_bad": n_bad,
+            }
 
     def take_back(self) -> None:
         """Give the model the weights and the buffers that it had before the step."""
-        model = self.trainer.model
-        tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+        tensors = _tensors_of(self.trainer.model)
         with torch.no_grad():
             for name, before in self.weights.items():
                 tensors[name].copy_(before)

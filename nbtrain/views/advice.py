@@ -32,7 +32,9 @@ def _is_training(event: Event) -> bool:
     return event.kind == "steps" and event.progress.phase == "train"
 
 
-_MIN_WAIT_S, _MIN_SHARE, _LEAST_SHARE = 2.0, 0.5, 0.4  # seconds of training to be sure; the shares at which the line appears and disappears
+_MIN_WAIT_S = 2.0  # of training, to be sure
+_MIN_SHARE = 0.5  # at which the line appears
+_LEAST_SHARE = 0.4  # below which it disappears
 
 
 class SlowData:
@@ -60,7 +62,8 @@ class SlowData:
 
     def _remedy(self) -> str:
         """What may help; empty if all cores are busy already."""
-        n_workers, n_cores = self.header.get("num_workers"), self.header.get("n_cores")
+        n_workers = self.header.get("num_workers")
+        n_cores = self.header.get("n_cores")
         if n_workers is None:
             return "the loader is slower than the model"
         if n_cores is None or n_workers >= n_cores:
@@ -75,7 +78,8 @@ class SlowStart:
     def __init__(self, header: Mapping[str, Any], at: Progress) -> None:
         self.compiled = bool(header.get("compiled"))
         self.first_s: float | None = None
-        self.rest_s, self.n_rest = 0.0, 0
+        self.rest_s = 0.0
+        self.n_rest = 0
         self.is_settled = False
         self.line = ""
 
@@ -103,7 +107,10 @@ class SlowStart:
 
 
 # %% ../../nbs/views/advice.ipynb #3b8b18a2
-_N_CONSTANT, _N_LAST, _N_RISEN = 100, 150, 200  # batches
+# Batches
+_N_CONSTANT = 100
+_N_LAST = 150
+_N_RISEN = 200
 
 
 def _losses(event: Event) -> Iterable[tuple[int, float]]:
@@ -119,7 +126,9 @@ class StrangeLoss:
         self.first = math.nan
         self.last: deque[float] = deque(maxlen=_N_LAST)
         self.n = 0
-        self.same, self.since, self.n_same = math.nan, 0, 0
+        self.same = math.nan
+        self.since = 0
+        self.n_same = 0
         self.lr = 0.0
         self.has_risen = False
 
@@ -137,7 +146,9 @@ class StrangeLoss:
         if abs(loss - self.same) <= 1e-7 * abs(self.same):
             self.n_same += 1
         else:
-            self.same, self.since, self.n_same = loss, step, 1
+            self.same = loss
+            self.since = step
+            self.n_same = 1
         if self.n == 0:
             self.first = loss
         self.n += 1
@@ -153,7 +164,8 @@ class StrangeLoss:
 
 
 # %% ../../nbs/views/advice.ipynb #f5d6663d
-_N_USUAL, _JUMP = 50, 10  # number of earlier losses; a loss has jumped if it is this many times their median
+_N_USUAL = 50  # earlier losses
+_JUMP = 10  # times their median: such a loss has jumped
 _SMALL = 0.1  # of the first loss: below that a jump is one hard sample, late in the training
 
 
@@ -161,10 +173,12 @@ class Explosion:
     """A loss is not finite, or has jumped, in a run whose steps can be replayed."""
 
     def __init__(self, header: Mapping[str, Any], at: Progress) -> None:
-        self.is_on, self.name = bool(header.get("keeps_states")), header.get("variable", "trainer")  # of the trainer in the notebook
+        self.is_on = bool(header.get("keeps_states"))
+        self.name = header.get("variable", "trainer")  # of the trainer in the notebook
         self.first = header.get("first_loss", math.nan)  # of the runs before
         self.usual: deque[float] = deque(maxlen=_N_USUAL)
-        self.limit, self.n = math.inf, 0  # a loss up to here has not jumped; losses so far
+        self.limit = math.inf  # a loss up to here has not jumped
+        self.n = 0  # losses so far
         self.line = ""
 
     def update(self, event: Event, seconds: float) -> None:
@@ -199,11 +213,13 @@ class _Column:
     def __init__(self, mode: MonitorMode) -> None:
         self.mode: MonitorMode = mode
         self.values: list[float] = []
-        self.best, self.best_epoch = -1, 0  # its index, and its epoch
+        self.best = -1  # its index
+        self.best_epoch = 0
 
     def add(self, value: float, epoch: int) -> None:
         if is_better(value, self.values[self.best] if self.best >= 0 else None, self.mode):
-            self.best, self.best_epoch = len(self.values), epoch
+            self.best = len(self.values)
+            self.best_epoch = epoch
         self.values.append(value)
 
     @property
@@ -233,7 +249,10 @@ class _Pair:
 
     @property
     def line(self) -> str:
-        train, val, best, mode = self.train, self.val.values, self.val.best, self.val.mode
+        train = self.train
+        val = self.val.values
+        best = self.val.best
+        mode = self.val.mode
         if not self.is_finite or self.val.age < _MIN_AGE + _LATEST - 1:
             return ""
         worse = -_gain(val[best], median(val[-_LATEST:]), mode)
@@ -266,7 +285,8 @@ class NoProgress:
     def update(self, event: Event, seconds: float) -> None:
         if event.kind != "epoch":
             return
-        row, self.n_epochs = event.data["row"], event.progress.n_epochs
+        row = event.data["row"]
+        self.n_epochs = event.progress.n_epochs
         for name in {self.monitor, "train_loss"} & row.keys():
             self._columns.setdefault(name, _Column(self.mode)).add(row[name], row["epoch"])
         for val in row:
@@ -308,7 +328,8 @@ class Advice:
 
     def update(self, event: Event) -> None:
         """Read the next event of the run."""
-        at, seconds = event.progress, event.progress.elapsed_s - self._elapsed_s
+        at = event.progress
+        seconds = event.progress.elapsed_s - self._elapsed_s
         self._elapsed_s = at.elapsed_s
         if event.kind == "start":
             self._header = event.data

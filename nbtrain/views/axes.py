@@ -87,7 +87,8 @@ def axis_of(values: Iterable[Any], log_from: float = 50) -> Axis | None:
     drawn = [value for value in values if is_drawn(value)]
     if not drawn:
         return None
-    low, high = min(drawn), max(drawn)
+    low = min(drawn)
+    high = max(drawn)
     if high - low <= max(1e-6 * max(abs(low), abs(high)), _SMALLEST):  # more ticks would show only rounding errors
         margin = abs(low) / 2 if abs(low) > _SMALLEST else 1.0
         return Axis(low - margin, low + margin, (low,), (short(low),))
@@ -112,7 +113,8 @@ def _linear_axis(low: float, high: float) -> Axis:
     """A little more than the range. One of the steps has 3 to 5 ticks: between 2 of them and 6 of half the step there is no room."""
     size = math.floor(math.log10(high / 4 - low / 4))
     margin = 0.04 * (high - low)
-    low, high = max(0.0, low - margin) if low >= 0 else low - margin, high + margin
+    low = max(0.0, low - margin) if low >= 0 else low - margin
+    high = high + margin
 
     def multiples(step: float) -> range:
         return range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
@@ -129,7 +131,8 @@ def _linear_axis(low: float, high: float) -> Axis:
 
 def _log_axis(low: float, high: float) -> Axis:
     """With ticks at powers of ten; where there are fewer than 3, also at 3 times these."""
-    low_power, high_power = math.log10(low), math.log10(high)
+    low_power = math.log10(low)
+    high_power = math.log10(high)
 
     def multiples(*factors: int) -> list[float]:
         every = [factor * 10.0**power for power in range(math.floor(low_power), math.floor(high_power + 1e-9) + 1) for factor in factors]

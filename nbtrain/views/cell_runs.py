@@ -5,7 +5,6 @@
 # %% ../../nbs/views/cell_runs.ipynb #24fcd77c
 from __future__ import annotations
 
-import os
 import threading
 import time
 from typing import Any, Protocol
@@ -15,14 +14,14 @@ from ..tracebacks import ipython_shell
 from .runs import RunCard, runs_html, runs_text
 from .html import shown_html
 from .marimo import marimo_append
-from .text import Board, shown_words
+from .text import Board, shown_words, element_name
 
 # %% auto #0
 __all__ = ["show_output", "show_below", "FoldingView", "CellRuns", "runs_of_cell"]
 
 
 # %% ../../nbs/views/cell_runs.ipynb #e8bd7470
-def show_output(bundle: dict[str, Any], display_id: str, *, update: bool = False) -> None:
+def show_output(bundle: dict[str, Any], display_id: str | None, *, update: bool = False) -> None:
     """Show an output in the current cell, or `update` it wherever it is shown."""
     from IPython.display import display
 
@@ -35,9 +34,7 @@ def show_below(one: Shown) -> None:
         if not marimo_append(shown_html([one])):
             print(shown_words(one))
         return
-    from IPython.display import display
-
-    display({"text/html": shown_html([one]), "text/plain": shown_words(one)}, raw=True)
+    show_output({"text/html": shown_html([one]), "text/plain": shown_words(one)}, None)
 
 
 # %% ../../nbs/views/cell_runs.ipynb #1a77fd3b
@@ -56,14 +53,16 @@ class CellRuns:
     """The runs of one cell, and the output that shows them from the second one on."""
 
     def __init__(self, cell: Any, every_s: float = 1.0) -> None:
-        self.cell, self.every_s = cell, every_s
-        self.name = f"nbtrain-{os.urandom(4).hex()}"
+        self.cell = cell
+        self.every_s = every_s
+        self.name = element_name()
         self.is_over = False  # the cell
         self.cards: list[RunCard] = []  # of the runs, in the order in which they began
         self._views: list[FoldingView] = []  # those that are not folded: a view holds its trainer, which must be freed
         self._output = ""  # the name of the output that shows them
         self._left: list[str] = []  # the outputs that are empty now
-        self._sent_s, self._took_s = float("-inf"), 0.0  # when the picture was sent, and what that took
+        self._sent_s = float("-inf")  # when the picture was sent
+        self._took_s = 0.0  # to send it
         self._lock = threading.RLock()  # before that of a view
 
     def add(self, view: FoldingView, card: RunCard) -> None:
@@ -100,7 +99,8 @@ class CellRuns:
         begun_s = time.monotonic()
         bundle = {"text/html": runs_html(self.cards, self.name), "text/plain": runs_text(self.cards)}
         show_output(bundle, self._output or self.name, update=bool(self._output))
-        self._output, self._sent_s = self._output or self.name, time.monotonic()
+        self._output = self._output or self.name
+        self._sent_s = time.monotonic()
         self._took_s = self._sent_s - begun_s
 
     def refresh(self) -> None:

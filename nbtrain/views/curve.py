@@ -17,7 +17,22 @@ import numpy as np
 from ..events import Mark, Progress
 from .axes import NO_AXIS, axis_of, count_ticks, is_drawn, short, short_count
 from ..formatting import digits_of
-from .svg import Area, Frame, below, dots, drawing, fitting, label, path, pills, ring, spread, text_width, value_axis
+from nbtrain.views.svg import (
+    Area,
+    Frame,
+    below,
+    dots,
+    drawing,
+    fitting,
+    label,
+    path,
+    pills,
+    ring,
+    spread,
+    text_width,
+    value_axis,
+    axis_room,
+)
 
 # %% auto #0
 __all__ = [
@@ -60,7 +75,8 @@ class Point:
 
     def add(self, steps: Sequence[int], losses: Sequence[float]) -> None:
         """Add the losses of batches, each with its step."""
-        mean, n = self.mean, self.n_finite
+        mean = self.mean
+        n = self.n_finite
         for step, loss in zip(steps, losses):
             if not math.isfinite(loss):
                 self.bad_step = step if self.bad_step is None else self.bad_step
@@ -68,7 +84,10 @@ class Point:
                 continue
             n += 1
             mean = loss if n == 1 else mean + (loss / n - mean / n)
-        self.step, self.mean, self.n_finite, self.n_seen = steps[-1], mean, n, self.n_seen + len(losses)
+        self.step = steps[-1]
+        self.mean = mean
+        self.n_finite = n
+        self.n_seen = self.n_seen + len(losses)
 
     def merge(self, later: Point) -> Point:
         """Merge this point and a later one."""
@@ -118,14 +137,15 @@ class LossCurve:
     `cut` is where the newest run begins, if it continues earlier ones, whose losses are `past`.
     """
 
-    def __init__(self, max_points: int = 400, validation: str = "val_loss") -> None:
+    def __init__(self, max_points: int = 400) -> None:
         self.points: list[Point] = []
         self.past: list[Point] = []  # at most half of `max_points`
         self.cut: Mark | None = None
         self.validations: list[tuple[int, float]] = []  # (step, value), at most `max_points`
-        self.max_points, self.start = max_points, 0  # start: the step before the first one
+        self.max_points = max_points
+        self.start = 0  # the step before the first one
         self.epochs: list[tuple[int, float]] = []  # (step, finished epochs), where they are known
-        self.validation = validation  # the validation metric
+        self.validation = "val_loss"  # the validation metric
         self.newest = math.nan  # loss
         self._stride = 1  # batches in a point
 
@@ -138,13 +158,16 @@ class LossCurve:
         if self.is_empty:
             is_loss = monitor.startswith("val_") and monitor.partition("/")[0].endswith("loss")  # also that of one of its loaders
             self.validation = monitor if is_loss else "val_loss"
-            self.start, self.epochs = progress.step, [(progress.step, epoch_of(progress))]
+            self.start = progress.step
+            self.epochs = [(progress.step, epoch_of(progress))]
 
     def go_on(self, cut: Mark) -> None:
         """The losses so far are the past of a run that begins at `cut`; without losses, there is no past."""
         if not self.is_empty:
             self.past = _merged([*self.past, *self.points], self.max_points // 2)
-            self.points, self._stride, self.cut = [], 1, cut
+            self.points = []
+            self._stride = 1
+            self.cut = cut
 
     def add_row(self, row: Mapping[str, Any], *, is_epoch: bool) -> None:
         """Add the loss of a validation; with `is_epoch`, also the step at which the epoch ended."""
@@ -159,7 +182,8 @@ class LossCurve:
         """Add the losses of batches, each with its step."""
         if not losses:
             return
-        self.newest, n_done = losses[-1], 0
+        self.newest = losses[-1]
+        n_done = 0
         while self.points and self.points[-1].step > steps[0]:
             self.points.pop()
         while n_done < len(losses):
@@ -286,7 +310,8 @@ def step_axis(curve: LossCurve, end_step: int | None, n_epochs: int | None, ghos
     Of a long past only the end is on it, so that a fifth of the axis and more is the newest run's.
     """
     measured = [curve.last_step, curve.start + 1] + ([step for step, _ in ghost] if end_step is None else [end_step])
-    start, end = curve.start, max(measured)
+    start = curve.start
+    end = max(measured)
     if end_step is not None and curve.cut is not None and curve.cut[0].step < end:
         begun = curve.cut[0].step
         start = max(start, begun - _PAST * (end - begun))
@@ -309,7 +334,7 @@ def _epoch_names(frame: Frame, axis: StepAxis) -> list[str]:
     """A quiet line between two epochs, and their names in a second row."""
     ends = [axis.step_of(epoch) for epoch in range(math.ceil(axis.epochs[0][1]), math.floor(axis.epochs[-1][1]) + 1)]
     edges = sorted({axis.start, axis.end, *filter(frame.has, ends)})
-    parts = [path([(frame.x(step), frame.box.top), (frame.x(step), frame.box.bottom)], "grid") for step in edges[1:-1]]
+    parts = [frame.box.upright(frame.x(step), "grid") for step in edges[1:-1]]
     for number, (left, right) in enumerate(pairwise(edges), start=math.floor(axis.epochs[0][1]) + 1):
         if frame.x(right) - frame.x(left) > text_width(f"epoch {number}"):
             parts += below(frame, [((left + right) / 2, f"epoch {number}")], 30)
@@ -318,7 +343,8 @@ def _epoch_names(frame: Frame, axis: StepAxis) -> list[str]:
 
 def _step_labels(frame: Frame, axis: StepAxis) -> list[str]:
     """The labels below the box: epochs; or, with few epochs, steps and the names of the epochs."""
-    unit, names = "step", _epoch_names(frame, axis) if 1 < axis.n_epochs < FEW_EPOCHS else []
+    unit = "step"
+    names = _epoch_names(frame, axis) if 1 < axis.n_epochs < FEW_EPOCHS else []
     ticks = [(tick, short_count(tick)) for tick in count_ticks(axis.start, axis.end)]
     if axis.n_epochs >= FEW_EPOCHS:
         unit = "epoch"
@@ -340,7 +366,8 @@ def shown_values(curve: LossCurve, line: Places, others: Places = (), start: flo
 
 def _lines(frame: Frame, curve: LossCurve, line: Places, ghost: Places, best: tuple[int, float] | None) -> list[str]:
     """The ghost, the losses, the validations with a ring around the best one, also if the line is too thin to have it, and the crosses."""
-    past, places = frame.at(curve.smoothed_past), frame.at(line)
+    past = frame.at(curve.smoothed_past)
+    places = frame.at(line)
     parts = [path(frame.at(ghost), "ghost"), path(past, "train past"), path(frame.at(curve.raw), "train raw")]
     parts.append(path([*past[-1:], *places], "train"))
     if len(curve.points) == 1:
@@ -367,7 +394,7 @@ def _train_words(curve: LossCurve, line: Places) -> tuple[str, str]:
     return f"{'/'.join(kinds)}{':' if len(kinds) > 1 else ' from'} step {step}", "bad"  # as short as the room beside the curve
 
 
-def _end_labels(frame: Frame, curve: LossCurve, line: Places, ghost: Ghost, width: float) -> list[str]:
+def _end_labels(frame: Frame, curve: LossCurve, line: Places, ghost: Ghost) -> list[str]:
     """The names at the ends of the lines, moved apart where they would overlap; the values are beside the picture."""
     places = [list(filter(None, frame.at(points))) for points in (line, curve.validations, ghost[1])]
     train, valid, older = (drawn[-1] if drawn else None for drawn in places)
@@ -381,7 +408,7 @@ def _end_labels(frame: Frame, curve: LossCurve, line: Places, ghost: Ghost, widt
         found.append((older[0] + 8, older[1], ghost[0], "ghost"))
     is_at_cut = curve.cut is not None and any(item[0] < frame.x(curve.begun) + 80 for item in found)
     ys = spread([item[1] for item in found], frame.box.top + (17 if is_at_cut else 4), frame.box.bottom - 4)
-    return [label(x, y + 4, fitting(text, width - x), kind) for (x, _, text, kind), y in zip(found, ys)]
+    return [label(x, y + 4, fitting(text, 640 - x), kind) for (x, _, text, kind), y in zip(found, ys)]
 
 
 def curve_svg(
@@ -392,8 +419,6 @@ def curve_svg(
     marks: Sequence[Mark] = (),
     ghost: Ghost | None = None,
     best: tuple[int, float] | None = None,
-    width: int = 640,
-    height: int = 180,
 ) -> str:
     """Draw the loss by step as an SVG: the training loss, smoothed and raw, and the validations. Empty if there is nothing to draw.
 
@@ -406,9 +431,9 @@ def curve_svg(
     steps = step_axis(curve, end_step, epochs, ghost[1])
     values = axis_of(shown_values(curve, line, [*ghost[1], *([best] if best is not None else [])], steps.start))
     shown = values or NO_AXIS
-    left = max(40, 12 + max(map(text_width, shown.labels), default=0))
+    left = axis_room(shown.labels, 40)
     few = 1 < steps.n_epochs < FEW_EPOCHS
-    box = Area(left, 20 if marks or shown.is_log else 8, width - 140, height - (36 if few else 21))
+    box = Area(left, 20 if marks or shown.is_log else 8, 500, 144 if few else 159)
     frame = Frame(box, steps.start, steps.end, shown)
     parts = _step_labels(frame, steps)
     if curve.cut is not None and frame.has(curve.begun):
@@ -416,17 +441,18 @@ def curve_svg(
     parts += pills(box, [frame.x(mark[0].step) if frame.has(mark[0].step) else None for mark in marks])
     if values is None:
         parts.append(label(box.x(0.5), box.y(0.5), "no finite value", "bad", "middle"))
-        return drawing(filter(None, parts), width, height)
-    parts = [*value_axis(box, values), *parts, *_lines(frame, curve, line, ghost[1], best), *_end_labels(frame, curve, line, ghost, width)]
+        return drawing(parts, 640, 180)
+    parts = [*value_axis(box, values), *parts, *_lines(frame, curve, line, ghost[1], best), *_end_labels(frame, curve, line, ghost)]
     if shown.is_log:
         parts.append(label(box.left - 6, 10, "log", anchor="end"))
-    return drawing(filter(None, parts), width, height)
+    return drawing(parts, 640, 180)
 
 
 # %% ../../nbs/views/curve.ipynb #curv0019
 def curve_words(curve: LossCurve) -> str:
     """What the curve shows, in words: `Training loss by step, smoothed: 2.3 to 0.1 at step 500; val_loss 2.2 to 0.2`."""
-    finite, last = [loss for _, loss in (*curve.smoothed_past, *curve.smoothed) if is_drawn(loss)], curve.last
+    finite = [loss for _, loss in (*curve.smoothed_past, *curve.smoothed) if is_drawn(loss)]
+    last = curve.last
     words = []
     if last is not None:
         first = finite[0] if finite else last

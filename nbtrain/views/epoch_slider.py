@@ -11,7 +11,8 @@ from html import escape
 from typing import Any
 
 from ..errors import NbtrainError
-from .html import isolated
+from .html import isolated, BAD
+from .text import joined
 
 # %% auto #0
 __all__ = ["SLIDER", "ReachableEpoch", "Travel", "close_widgets", "EpochSlider"]
@@ -37,7 +38,7 @@ class ReachableEpoch:
     @property
     def line(self) -> str:
         """The text below the slider."""
-        return " · ".join(filter(None, [f"the end of epoch {self.epoch}" if self.epoch else "the start of the run", self.words]))
+        return joined(f"the end of epoch {self.epoch}" if self.epoch else "the start of the run", self.words)
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,6 @@ class Travel:
 
 # %% ../../nbs/views/epoch_slider.ipynb #4e39e257
 SLIDER = "nbtrain-epochs"  # its CSS class
-_BAD = "color:var(--jp-error-color1,#d73a49);font-weight:600"
 
 
 def close_widgets(*widgets: Any) -> None:
@@ -101,7 +101,8 @@ class EpochSlider:
     def show(self, places: Sequence[ReachableEpoch], epoch: int | None = None) -> bool:
         """Offer these `places`, as `refresh` does."""
         self._places = places
-        epochs, labels = [place.epoch for place in places], [place.label for place in places]
+        epochs = [place.epoch for place in places]
+        labels = [place.label for place in places]
         labels += [""] * (2 - len(labels))
         with self.slider.hold_sync():
             self.slider.options = [(label, i) for i, label in enumerate(labels)]
@@ -116,14 +117,13 @@ class EpochSlider:
         place = self.chosen
         self._enable(False)
         self._say(f"{label}: {place.line} …")
-        said, is_bad = "interrupted", False  # by a KeyboardInterrupt
+        said = "interrupted"  # by a KeyboardInterrupt
+        is_bad = False
         try:
             said = self.travel.actions[label](place.epoch)
-        # They are shown here: who calls the handler of a widget shows none
-        except NbtrainError as error:
-            said, is_bad = str(error), True
-        except Exception as error:
-            said, is_bad = f"{type(error).__name__}: {error}", True
+        except Exception as error:  # shown here, because the caller of a widget's handler shows none
+            said = str(error) if isinstance(error, NbtrainError) else f"{type(error).__name__}: {error}"
+            is_bad = True
         finally:
             self.refresh(place.epoch)
             self._say(said, is_bad=is_bad)
@@ -136,7 +136,7 @@ class EpochSlider:
         self._say(self.chosen.line)
 
     def _say(self, words: str, *, is_bad: bool = False) -> None:
-        style = "white-space:pre-line;line-height:20px;font-size:13px" + (f";{_BAD}" if is_bad else "")
+        style = "white-space:pre-line;line-height:20px;font-size:13px" + (f";{BAD}" if is_bad else "")
         self.words.value = f'<div role="status" style="{style}">{"✗ " if is_bad else ""}{isolated(escape(words))}</div>'
 
     def _enable(self, enabled: bool) -> None:

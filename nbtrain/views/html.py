@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
-from ..events import PREFIXES, Shown
+from ..events import Shown, Mark
 from .axes import Axis, format_fixed, short
 from .curve import mark_numbers
-from .panels import record_picture
+from .panels import record_picture, prefix_of
 from .svg import Area, Frame, drawing, label, path, picture
 from nbtrain.views.text import (
     Board,
@@ -39,11 +39,14 @@ from nbtrain.views.text import (
     title_line,
     titles,
     trying_words,
+    joined,
 )
 from ..formatting import digits_in, format_value, visible
 
 # %% auto #0
 __all__ = [
+    "QUIET",
+    "BAD",
     "TABLE",
     "WIDTH",
     "TITLE",
@@ -62,15 +65,16 @@ __all__ = [
 ]
 
 # %% ../../nbs/views/html.ipynb #5108bf4c
-_QUIET = "color:var(--jp-ui-font-color2,inherit)"
+QUIET = "color:var(--jp-ui-font-color2,inherit)"
 _LINE = "1px solid var(--jp-border-color1,currentColor)"
 _AMBER = "background:#ffc107;color:#1f1f1f;border-radius:3px;padding:0 5px"  # in light and dark themes
-_BAD = "color:var(--jp-error-color1,#d73a49);font-weight:600"  # red, with a word beside it, because colour alone is not accessible
+BAD = "color:var(--jp-error-color1,#d73a49);font-weight:600"  # red, with a word beside it, because colour alone is not accessible
 _CELL = "padding:0 8px;text-align:right"
 TABLE = "border-collapse:collapse;margin:4px 0;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
 _ROW = "background:none;height:20px"
 _HEAD = f"{_CELL};vertical-align:bottom"
-WIDTH, TITLE = 96, 12  # characters of a table in 720 px, and of a title before it is wrapped
+WIDTH = 96  # characters of a table in 720 px
+TITLE = 12  # characters of a title before it is wrapped
 
 
 # Words with letters that are written from right to left, and what is between two of them
@@ -87,10 +91,6 @@ def isolated(page: str) -> str:
     return "".join(text if text.startswith("<") else _RTL_WORDS.sub(r"<bdi>\g<0></bdi>", text) for text in texts)
 
 
-def _group(name: str) -> str:
-    return next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
-
-
 def _wrapped(name: str) -> str:
     """A name that a browser may break after `_` and `/`."""
     return escape(name).replace("_", "_<wbr>").replace("/", "/<wbr>")
@@ -99,8 +99,8 @@ def _wrapped(name: str) -> str:
 def _head_html(names: Sequence[str], n_plain: int) -> str:
     """One row of titles, or two where there are groups; the first `n_plain` columns have no group."""
     last = f'style="{_HEAD};border-bottom:{_LINE};max-width:7em;overflow-wrap:anywhere;white-space:normal"'
-    upper = f'style="{_HEAD};text-align:center;{_QUIET};font-weight:400"'
-    kinds = ["" if n < n_plain else _group(name) for n, name in enumerate(names)]
+    upper = f'style="{_HEAD};text-align:center;{QUIET};font-weight:400"'
+    kinds = ["" if n < n_plain else prefix_of(name) for n, name in enumerate(names)]
     heads = [f'<th scope="col" {last}>{_wrapped(title.removeprefix(kind))}</th>' for kind, title in zip(kinds, titles(names))]
     row = f"<tr>{''.join(heads)}</tr>"
     if not any(kinds):
@@ -112,13 +112,13 @@ def _head_html(names: Sequence[str], n_plain: int) -> str:
 
 def _cell(text: str) -> str:
     if text == "NaN":
-        return f'<td style="{_CELL}"><span style="{_BAD}">⚠ NaN</span></td>'
+        return f'<td style="{_CELL}"><span style="{BAD}">⚠ NaN</span></td>'
     return f'<td style="{_CELL}">{escape(text)}</td>'
 
 
 def _line_html(line: TableLine, n_columns: int) -> str:
     if line.words:
-        style = f"padding:0 8px;text-align:left;{_QUIET}"
+        style = f"padding:0 8px;text-align:left;{QUIET}"
         return f'<tr style="{_ROW}"><td colspan="{n_columns}" style="{style}">{line.words}</td></tr>'
     if not line.cells:
         return f'<tr><td colspan="{n_columns}" style="padding:0;height:0;border-top:{_LINE}"></td></tr>'
@@ -132,8 +132,8 @@ def _line_html(line: TableLine, n_columns: int) -> str:
 def page_of_table(table: Table, caption: str) -> str:
     """The table as HTML. The best row is bold and has a star; a NaN is red and has a sign."""
     body = "\n".join(_line_html(line, len(table.names)) for line in table.lines)
-    words = " · ".join(filter(None, [caption, table.folded_words]))
-    below = f'<caption style="caption-side:bottom;text-align:left;padding:0 8px;{_QUIET}">{escape(words)}</caption>'
+    words = joined(caption, table.folded_words)
+    below = f'<caption style="caption-side:bottom;text-align:left;padding:0 8px;{QUIET}">{escape(words)}</caption>'
     return f'<table style="{TABLE}">{below}\n<thead>{_head_html(table.names, table.n_plain)}</thead>\n<tbody>\n{body}\n</tbody></table>'
 
 
@@ -152,7 +152,8 @@ def image_html(png: bytes, alt: str) -> str:
 
 # -- what trainer.show has shown
 _SHOWN = "nbtrain-shown"  # the CSS class of a slider
-SHOWN_BYTES, _MAX_STOPS = 1_500_000, 60  # of all pictures in a page, and of a slider
+SHOWN_BYTES = 1_500_000  # of all pictures in a page
+_MAX_STOPS = 60  # of a slider
 _RULES = (
     f".{_SHOWN} .stops{{display:flex;max-width:480px}}"
     f".{_SHOWN} label{{flex:1 1 0;min-width:0;height:20px;margin:0;position:relative;cursor:pointer}}"
@@ -165,16 +166,19 @@ _RULES = (
 )
 
 
-def _histogram_svg(one: Shown, width: int = 320, height: int = 110) -> str:
+def _histogram_svg(one: Shown) -> str:
     """The counts as bars, with the lowest and the highest value below."""
-    c, box = one.content, Area(4, 16, width - 4, height - 18)
-    counts, n, highest = c["counts"], len(c["counts"]), max(c["counts"])
+    c = one.content
+    box = Area(4, 16, 316, 92)
+    counts = c["counts"]
+    n = len(c["counts"])
+    highest = max(c["counts"])
     frame = Frame(box, 0, n, Axis(0, highest or 1, (), ()))
     outline = [(0, 0), *((x, count) for i, count in enumerate(counts) for x in (i, i + 1)), (n, 0)]
     parts = [path(frame.at(outline), "train"), path(frame.at([(0, 0), (n, 0)]), "base")]
     parts.append(label(box.left, 11, f"mean {short(c['mean'])} · std {short(c['std'])} · at most {highest or 1:,}"))
-    parts += [label(box.left, height - 4, short(c["low"])), label(box.right, height - 4, short(c["high"]), anchor="end")]
-    return drawing(parts, width, height)
+    parts += [label(box.left, 106, short(c["low"])), label(box.right, 106, short(c["high"]), anchor="end")]
+    return drawing(parts, 320, 110)
 
 
 def _frame_html(one: Shown) -> str:
@@ -186,7 +190,7 @@ def _frame_html(one: Shown) -> str:
         return f'<pre style="{style}">{escape(visible(c["text"], lines=True) + cut)}</pre>'
     if one.kind == "histogram":
         return picture(_histogram_svg(one), shown_words(one))
-    more = f'<div style="{_QUIET}">{c["n"]} of {c["n_all"]} pictures</div>' if c["n"] < c["n_all"] else ""
+    more = f'<div style="{QUIET}">{c["n"]} of {c["n_all"]} pictures</div>' if c["n"] < c["n_all"] else ""
     style = "display:block;max-width:100%;height:auto" + (";image-rendering:pixelated" if c["scale"] > 1 else "")
     return f'<img alt="{escape(shown_words(one))}" width="{c["width"]}" style="{style}" src="{escape(c["image"])}">{more}'
 
@@ -202,19 +206,21 @@ def _thinned(shown: Sequence[Shown], n_bytes: int) -> list[Shown]:
 
 def _slider_html(shown: Sequence[Shown], kept: Sequence[Shown]) -> str:
     """All that was shown under one name: a slider over the `kept` ones, which needs no script. Without style sheets, the newest."""
-    name, n = f"<strong>{escape(visible(shown[0].name))}</strong>", len(shown)
+    name = f"<strong>{escape(visible(shown[0].name))}</strong>"
+    n = len(shown)
     left_out = f" · {len(kept)} of {n} here" if 1 < len(kept) < n else ""
-    stops, frames = "", ""
+    stops = ""
+    frames = ""
     for one in kept:
         checked, hidden = (" checked", "") if one is kept[-1] else ("", ' style="display:none"')
         place = escape(one.place) if one.step or one.epoch else ""
         stops += f'<label title="{place}"><input type="radio" name="shown" aria-label="{place}"{checked}></label>'
-        frames += f'<div{hidden}><div>{name} <span style="{_QUIET}">{place}{left_out}</span></div>{_frame_html(one)}</div>'
+        frames += f'<div{hidden}><div>{name} <span style="{QUIET}">{place}{left_out}</span></div>{_frame_html(one)}</div>'
     body = f"<div>{frames}</div>"
     if len(kept) > 1:
         body = f'<div class="stops">{stops}</div><div class="frames">{frames}</div>'
     elif not kept:
-        body = f'<div>{name} <span style="{_QUIET}">{n} in all</span></div>'
+        body = f'<div>{name} <span style="{QUIET}">{n} in all</span></div>'
     return f'<form method="dialog" class="{_SHOWN}" style="margin:6px 0">{body}</form>'  # a separate group of radio buttons
 
 
@@ -224,7 +230,8 @@ def shown_html(shown: Sequence[Shown], n_bytes: int = SHOWN_BYTES, *, newest: bo
     for one in shown:
         groups.setdefault(one.name, []).append(one)
     kept = [group[-1:] if newest else _thinned(group, n_bytes // len(groups)) for group in groups.values()]
-    n_stops, sheet = max(map(len, kept), default=0), ""
+    n_stops = max(map(len, kept), default=0)
+    sheet = ""
     if n_stops > 1:
         child = ":nth-child({0})"
         rule = f".{_SHOWN}:has(.stops>{child} :checked)>.frames>{child}{{{{display:block!important}}}}"
@@ -242,8 +249,8 @@ class LiveRecord:
 
     def either(self, alive: str, gone: str) -> str:
         """HTML of two texts: `alive` is shown, and `gone` instead of it where the page knows that the run's kernel is gone."""
-        shown, hidden = f'<span class="{self.name}-on">{alive}</span>', f'<span class="{self.name}-over" style="display:none">{gone}</span>'
-        return shown + hidden
+        on = f'<span class="{self.name}-on">{alive}</span>'
+        return f'{on}<span class="{self.name}-over" style="display:none">{gone}</span>'
 
     def gone_rules(self, where: str) -> str:
         """Rules that show the texts for a kernel that is gone, in a record that the selector `where` finds."""
@@ -252,12 +259,16 @@ class LiveRecord:
     @property
     def rules_html(self) -> str:
         """Rules for a record behind the error text of a widget whose kernel is gone: that text is hidden, and the record says so."""
-        child, text = ".jp-OutputArea-child", ":not(:has(.jp-OutputArea-output *))"
+        child = ".jp-OutputArea-child"
+        text = ":not(:has(.jp-OutputArea-output *))"
         hidden = f"{child}:has(+ {child} .{self.name}){text} {{display: none}}"
         return f"<style>{hidden} {self.gone_rules(f'{child}:has(.jp-OutputArea-output.jupyter-widgets){text} + {child}')}</style>"
 
 
-_LINE_PX, _PICTURE_PX, _BAR_PX = 20, 180, 16  # heights
+# Heights
+_LINE_PX = 20
+_PICTURE_PX = 180
+_BAR_PX = 16
 _ONE_LINE = f"height:{_LINE_PX}px;overflow:hidden;white-space:nowrap;text-overflow:ellipsis"
 
 
@@ -277,31 +288,32 @@ def status_html(board: Board, live: LiveRecord | None = None) -> str:
         state = live.either(f"{state} at {live.time}", f"■ its kernel is gone · {board.status} at {live.time}")
     place = trying_words(board) if board.trying else " · ".join([*place_words(place_now(board)), time_words(board)])
     # Cut off at the end what does not fit; a fixed width would make the record as wide as the text
-    quiet = f"{_QUIET};width:0;flex-grow:1;text-align:right;overflow:hidden;text-overflow:ellipsis"
+    quiet = f"{QUIET};width:0;flex-grow:1;text-align:right;overflow:hidden;text-overflow:ellipsis"
     return (
         f'<div style="display:flex;gap:16px;{_ONE_LINE}"><span>{state} · {escape(place)}</span>\n'
         f'<span style="{quiet}">{escape(" · ".join(numbers))}</span></div>'
     )
 
 
-_NUMBER, _LINE_CHARACTERS = 9, 96  # characters of a number, and of a line
+_NUMBER = 9  # characters
 
 
 def _number(value: float, digits: int) -> str:
-    return f'<span style="{_BAD}">⚠ NaN</span>' if math.isnan(value) else format_fixed(value, digits)
+    return f'<span style="{BAD}">⚠ NaN</span>' if math.isnan(value) else format_fixed(value, digits)
 
 
 def numbers_html(board: Board) -> str:
     """The numbers that move with the batches: a line for the training, one for the validation, and a place for each metric."""
-    live, lines = board.live, []
+    live = board.live
+    lines = []
     every = list(dict.fromkeys(name for found in live.values() for name in found))
     widths = {name: len(name) + _NUMBER + 3 for name in every}
-    names = fitting_columns(every, widths, _LINE_CHARACTERS, every.index)
+    names = fitting_columns(every, widths, WIDTH, every.index)
     for series, found in live.items():
-        cells = [f'<span style="display:inline-block;width:3.5em;{_QUIET}">{series}</span>']
+        cells = [f'<span style="display:inline-block;width:3.5em;{QUIET}">{series}</span>']
         for name in names:
             digits = board.curve.digits if (series, name) == ("train", "loss") else digits_in(board.epochs, f"{series}_{name}")
-            words = f'<span style="{_QUIET}">{escape(name)}</span> {_number(found[name], digits)}' if name in found else ""
+            words = f'<span style="{QUIET}">{escape(name)}</span> {_number(found[name], digits)}' if name in found else ""
             cells.append(f'<span style="display:inline-block;width:{widths[name]}ch">{words}</span>')
         lines.append(f'<div style="{_ONE_LINE}">{"".join(cells)}</div>')
     return "\n".join(lines)
@@ -326,13 +338,14 @@ def _live_parts(board: Board, live: LiveRecord | None, gap: int) -> list[str]:
     picture = f'<div style="height:{_PICTURE_PX}px">\n{record_picture(board)}</div>' if board.trains else ""
     below = f'<div style="height:{gap}px"></div>' if gap else ""
     if live is not None:
-        below = f'<div style="{_QUIET}">{live.either(_LATER, "this is the last that was saved here")}</div>'
+        below = f'<div style="{QUIET}">{live.either(_LATER, "this is the last that was saved here")}</div>'
     return [status_html(board, live), picture, numbers_html(board), bars_html(board), below]
 
 
-def _mark_html(board: Board, i: int, number: str) -> str:
+def _mark_html(board: Board, number: str, mark: Mark) -> str:
     """The line of a change by hand; after the run it opens to the diff of the source, if there is one."""
-    line, diff = escape(f"{number} {mark_words(*board.marks[i])}"), board.diffs.get(board.marks[i])
+    line = escape(f"{number} {mark_words(*mark)}")
+    diff = board.diffs.get(mark)
     if diff is None or board.is_busy:
         return f"<div>{line}</div>"
     style = "margin:2px 0 2px 16px;font-size:12px;overflow-x:auto"
@@ -369,8 +382,8 @@ def record_html(
     if board.rows or board.past:
         caption = "Metrics of the test" if board.is_evaluation else "Metrics by epoch"
         parts.append(page_of_table(record_table(board, WIDTH, TITLE, is_short=is_short), caption))
-    parts += [f'<div style="{_QUIET}">{escape(tip)}</div>' for tip in tip_lines(board)]
-    parts += [_mark_html(board, i, number) for i, number in enumerate(mark_numbers(board.marks))]
+    parts += [f'<div style="{QUIET}">{escape(tip)}</div>' for tip in tip_lines(board)]
+    parts += [_mark_html(board, number, mark) for number, mark in zip(mark_numbers(board.marks), board.marks)]
     parts += [f'<div style="white-space:pre-line">{escape(note_line(note))}</div>' for note in board.notes]
     if shown_bytes:
         parts.append(shown_html(board.shown, shown_bytes, newest=board.is_busy))

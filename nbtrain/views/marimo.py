@@ -42,7 +42,9 @@ class MarimoView(View):
     """Shows a run in a marimo cell: `replace` gets the HTML at most every `every_s` seconds, `stream` gets the lines of a log."""
 
     def __init__(self, replace: Callable[[str], Any], stream: TextIO | None = None, every_s: float = 0.5) -> None:
-        self.log, self.replace, self.every_s = LogView(stream), replace, every_s
+        self.log = LogView(stream)
+        self.replace = replace
+        self.every_s = every_s
         self.board = self.log.board
         self._last_s = float("-inf")
 

@@ -5,7 +5,6 @@
 # %% ../../nbs/views/notebook.ipynb #21e0bedb
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -28,7 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["NotebookView", "open_view"]
 
 # %% ../../nbs/views/notebook.ipynb #4833ed9a
-_BUTTONS, _HEIGHT = "nbtrain-buttons", 38  # their CSS class, and the px that they take in a record
+_BUTTONS = "nbtrain-buttons"  # their CSS class
+_HEIGHT = 38  # px that they take in a record
 _LABELS = {"pause": "Pause", "continue": "Continue", "stop": "Stop", "save": "Save now", "validate": "Validate now"}
 _HINTS = {
     "pause": "Wait after this batch",
@@ -117,7 +117,8 @@ def _rules(name: str, top: int | None) -> str:
 
     `top`: where the buttons are, in px; None after the run.
     """
-    live, file = f".{_LIVE}.{name}-live", html.LiveRecord(name, "")
+    live = f".{_LIVE}.{name}-live"
+    file = html.LiveRecord(name, "")
     gone = f"body:has({live}.jupyter-widgets-disconnected)", _ENDED
     rules = [f"{live} {{position: relative}} .{name} {{display: none}}"]
     rules.append(f".{SLIDER} .noUi-handle:focus-visible {{outline: 2px solid var(--jp-brand-color1, #1976d2) !important}}")
@@ -136,7 +137,8 @@ class _Live:
     def __init__(self, board: text.Board, name: str, controls: Controls | None) -> None:
         from ipywidgets import HTML, Layout, VBox
 
-        self.board, self.name = board, name
+        self.board = board
+        self.name = name
         self.is_open = True
         self.buttons = _Buttons(controls) if controls is not None and controls.actions else None
         self.travel = controls.travel if controls is not None else None
@@ -154,7 +156,8 @@ class _Live:
 
     def refresh(self) -> None:
         """Draw the record again, and what was shown, if that has changed."""
-        shown, board = self.board.shown, self.board
+        shown = self.board.shown
+        board = self.board
         rules = _rules(self.name, html.head_height(board) if board.is_on else None)
         self.page.value = rules + html.record_html(board, gap=_HEIGHT if self.buttons is not None else 0, shown_bytes=0)
         drawn = (len(shown), id(shown[-1]), board.is_busy) if shown else None
@@ -205,21 +208,19 @@ class _Live:
     def withdraw(self) -> None:
         """Remove the slider: the run continues, or another one is the newest."""
         if self.slider is not None:
-            slider, self.slider = self.slider, None
+            slider = self.slider
+            self.slider = None
             self._fill_below()
             slider.close()
 
-    def show(self) -> None:
-        """Show the widgets in the current cell. Without a kernel or widget support, nothing is visible."""
-        show_output(self._bundle(), self.display_id)
+    def show(self, *, update: bool = False) -> None:
+        """Show the widgets in the current cell, or with `update` wherever they are shown; nothing in their place after the end.
 
-    def leave(self) -> None:
-        """Replace the widgets by nothing, wherever they are shown: the record of the file is visible from now on."""
-        show_output(self._bundle(), self.display_id, update=True)
-
-    def _bundle(self) -> dict[str, Any]:
+        The record of the file is visible then, and without a kernel or widget support.
+        """
         is_shown = self.is_open or self.slider is not None
-        return (self.widget._repr_mimebundle_() if is_shown else {}) | {"text/html": "", "text/plain": ""}
+        bundle = (self.widget._repr_mimebundle_() if is_shown else {}) | {"text/html": "", "text/plain": ""}
+        show_output(bundle, self.display_id, update=update)
 
     def end(self) -> bool:
         """Draw the record for the last time, and offer the slider; returns False if there is none."""
@@ -229,14 +230,15 @@ class _Live:
 
     def close(self) -> None:
         """Close the buttons. The page keeps the last record, for tabs that request it when the kernel is free."""
-        buttons, self.buttons = self.buttons, None
+        buttons = self.buttons
+        self.buttons = None
         if buttons is not None:
             buttons.close()
 
     def fold(self) -> None:
         """Close everything: the run is a line of several now."""
         self.withdraw()
-        self.leave()
+        self.show(update=True)
         close_widgets(*filter(None, [*self.widget.children, self.widget, self.shown]))
 
 
@@ -267,7 +269,8 @@ class _Record:
     """The permanent output of a run: HTML and text, under one display id."""
 
     def __init__(self, board: text.Board) -> None:
-        self.board, self.name = board, f"nbtrain-{os.urandom(4).hex()}"
+        self.board = board
+        self.name = text.element_name()
         self.time_s = 0.0  # of the newest event, in seconds since 1970
         self.has_slider = False  # above it, after the end
 
@@ -276,26 +279,27 @@ class _Record:
         record = html.record_html(self.board, html.LiveRecord(self.name, now), has_slider=self.has_slider)
         return {"text/html": record, "text/plain": text.record_text(self.board)}
 
-    def show(self) -> None:
-        """Show it in the current cell."""
-        show_output(self._bundle(), self.name)
-
-    def send(self) -> None:
-        """Update it wherever it is shown."""
-        show_output(self._bundle(), self.name, update=True)
+    def show(self, *, update: bool = False) -> None:
+        """Show it in the current cell, or `update` it wherever it is shown."""
+        show_output(self._bundle(), self.name, update=update)
 
 
 # %% ../../nbs/views/notebook.ipynb #11dc24dc
+_EVERY_S = 0.2  # the least time between two updates
+_SAVED_EVERY_S = 1.0  # of the record of the file, while the live one is in its place
+
+
 class NotebookView(View):
     """Shows a run below the cell: a live record with buttons, an epoch slider where the run is paused or over, and a record for the file.
 
-    `live=False`: only the record. `every_s`: the least time between two updates.
+    `live=False`: only the record.
     """
 
-    def __init__(self, controls: Controls | None = None, every_s: float = 0.2, saved_every_s: float = 1.0, *, live: bool = True) -> None:
+    def __init__(self, controls: Controls | None = None, *, live: bool = True) -> None:
         self.board = text.Board()
-        self.controls, self.live = controls, live
-        self.every_s, self.saved_every_s = every_s, saved_every_s  # saved: the record of the file, while the live one is in its place
+        self.controls = controls
+        self.live = live
+
         self._record = _Record(self.board)
         self._live: _Live | None = None
         self._last_s = self._last_saved_s = float("-inf")  # of a message, by the time of the events
@@ -314,7 +318,8 @@ class NotebookView(View):
         with self._lock:
             is_shown = text.already_shown(event, self.board)
             self.board.update(event)
-            self._seen_s, self._record.time_s = time.monotonic(), event.time_s
+            self._seen_s = time.monotonic()
+            self._record.time_s = event.time_s
             if event.kind == "start" and not is_shown:
                 self._open()
             elif event.kind == "end":
@@ -331,7 +336,7 @@ class NotebookView(View):
     def _is_due(self, event: Event) -> bool:
         is_first = event.kind == "steps" and not self._has_steps
         self._has_steps = self._has_steps or is_first
-        return is_first or event.time_s - self._last_s >= self.every_s
+        return is_first or event.time_s - self._last_s >= _EVERY_S
 
     def _follow(self, state: str) -> None:
         if self._live is not None:
@@ -352,11 +357,12 @@ class NotebookView(View):
                 self._fill()
 
     def _draw(self, *, saves: bool = False) -> None:
-        self._last_s, self._drawn_s = self._record.time_s, time.monotonic()
+        self._last_s = self._record.time_s
+        self._drawn_s = time.monotonic()
         is_live = self._live is not None and self._live.is_open
         if self._live is not None and is_live:
             self._live.refresh()
-        if saves or not is_live or self._last_s - self._last_saved_s >= self.saved_every_s:
+        if saves or not is_live or self._last_s - self._last_saved_s >= _SAVED_EVERY_S:
             self._last_saved_s = self._last_s
             self._send()
 
@@ -367,7 +373,7 @@ class NotebookView(View):
 
     def _send(self) -> None:
         if not self.is_folded:
-            self._record.send()
+            self._record.show(update=True)
 
     def show(self, *, once: bool = False) -> bool:
         """Show the run again in the current cell; earlier outputs are still updated. `once`: not if this cell shows it already."""
@@ -404,20 +410,23 @@ class NotebookView(View):
             if self._live is not None and self._live.reoffer(withdraw=withdraw):
                 self._record.has_slider = False
                 self._send()
-                self._live.leave()
+                self._live.show(update=True)
 
     def fold(self) -> str:
         """Give up the output to the picture of several runs; returns its name. `show` shows the record again."""
         with self._lock:
             self.is_folded = True
-            live, self._live, self.controls = self._live, None, None
+            live = self._live
+            self._live = None
+            self.controls = None
             if live is not None:
                 live.fold()
             return self._record.name
 
     def _open(self) -> None:
         if self.is_folded:  # a session that continues
-            self.is_folded, self._record = False, _Record(self.board)
+            self.is_folded = False
+            self._record = _Record(self.board)
         if self.live:
             self._live = _Live(self.board, self._record.name, self.controls)
             self._live.show()
@@ -436,10 +445,10 @@ class NotebookView(View):
         self._clock.stop()
         live = self._live
         self._record.has_slider = live is not None and live.end()
-        self._record.send()
+        self._record.show(update=True)
         if live is not None:
             if not self._record.has_slider:
-                live.leave()
+                live.show(update=True)
             live.close()
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..events import OWN_COLUMNS, PREFIXES, Mark, column_names, is_rate
@@ -14,18 +14,34 @@ from .axes import NO_AXIS, Axis, axis_of, count_ticks, is_drawn, short
 from ..errors import ConfigError
 from ..formatting import visible
 from .curve import FEW_EPOCHS, curve_svg, curve_words, epoch_of
-from .svg import Area, Frame, drawing, fitting, label, picture, pills, ring, text_width, thinned, value_axis
-from .text import Board, Row, is_constant, odd_metrics
+from nbtrain.views.svg import (
+    Area,
+    Frame,
+    drawing,
+    fitting,
+    label,
+    picture,
+    pills,
+    ring,
+    text_width,
+    thinned,
+    value_axis,
+    axis_room,
+)
+from .text import Board, Row, is_constant, odd_metrics, joined
 
 # %% auto #0
 __all__ = [
     "MAX_PANELS",
+    "prefix_of",
     "quantity_of",
     "series_of",
     "panels",
     "is_chosen",
     "check_measured",
     "points_of",
+    "of_epochs",
+    "places_of",
     "columns_of",
     "also_measured",
     "panels_svg",
@@ -37,15 +53,22 @@ __all__ = [
 MAX_PANELS = 6
 
 
+def prefix_of(name: str) -> str:
+    """What a metric begins with: `val_` for `val_loss`; empty for another name."""
+    return next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
+
+
 def quantity_of(name: str) -> str:
     """The quantity of a metric: `loss` for `val_loss` and for `val_loss/hard`."""
-    return next((name.removeprefix(prefix).partition("/")[0] for prefix in PREFIXES if name.startswith(prefix)), name)
+    prefix = prefix_of(name)
+    return name.removeprefix(prefix).partition("/")[0] if prefix else name
 
 
 def series_of(name: str) -> str:
     """The data of a metric: `val` for `val_loss`, `val/hard` for `val_loss/hard`; the name itself if it has no such prefix."""
+    prefix = prefix_of(name)
     _, slash, loader = name.partition("/")
-    return next((prefix.rstrip("_") + slash + loader for prefix in PREFIXES if name.startswith(prefix)), name)
+    return prefix.rstrip("_") + slash + loader if prefix else name
 
 
 def panels(rows: Sequence[Row], monitor: str = "val_loss", metrics: Sequence[str] | None = None) -> dict[str, list[str]]:
@@ -94,6 +117,16 @@ def points_of(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
     return [(row["epoch"], row[name]) for row in rows if isinstance(row.get(name), (int, float))]
 
 
+def of_epochs(rows: Iterable[Row]) -> list[Row]:
+    """The rows of epochs; those of an evaluation have none."""
+    return [row for row in rows if "epoch" in row]
+
+
+def places_of(marks: Sequence[Mark], first: float, last: float) -> list[float]:
+    """The epochs of the changes by hand, between the first and the last one that is drawn."""
+    return [min(last, max(first, epoch_of(mark[0]))) for mark in marks]
+
+
 def columns_of(n: int) -> int:
     """In how many columns so many panels stand."""
     return {1: 1, 2: 2, 4: 2}.get(n, 3)
@@ -123,7 +156,7 @@ class _Epochs:
     @property
     def margin(self) -> float:
         """The room left of the boxes, the same for all panels, so that they are aligned."""
-        return max(34, 12 + max((text_width(text) for axis in self.axes.values() if axis for text in axis.labels), default=0))
+        return axis_room((text for axis in self.axes.values() if axis for text in axis.labels), 34)
 
     def best_of(self, name: str) -> list[tuple[float, float]]:
         """The best epoch, if it is the best by this metric."""
@@ -141,9 +174,11 @@ def _line(epochs: _Epochs, frame: Frame, name: str) -> list[str]:
 
 def _legend(left: float, y: float, width: float, names: Sequence[str], rows: Sequence[Row]) -> list[str]:
     """The name of each line in its colour, as many as fit; its values are in the table."""
-    parts, x = [], left
+    parts = []
+    x = left
     for name in names:
-        last, word = points_of(rows, name)[-1][1], series_of(name)
+        last = points_of(rows, name)[-1][1]
+        word = series_of(name)
         if word == quantity_of(name) and is_drawn(last):  # the title says it
             continue
         text = word if is_drawn(last) else f"{word} {short(last)}"
@@ -157,9 +192,11 @@ def _legend(left: float, y: float, width: float, names: Sequence[str], rows: Seq
 
 def _panel(epochs: _Epochs, place: Area, quantity: str, names: Sequence[str]) -> list[str]:
     """One quantity: its name, those of its lines, and the lines."""
-    width, axis = place.right - place.left, epochs.axes[quantity]
+    width = place.right - place.left
+    axis = epochs.axes[quantity]
     box = Area(place.left + epochs.margin, place.top + (52 if epochs.marks else 38), place.right - 10, place.bottom - 18)
-    first, last = epochs.rows[0]["epoch"], epochs.rows[-1]["epoch"]
+    first = epochs.rows[0]["epoch"]
+    last = epochs.rows[-1]["epoch"]
     frame = Frame(box, first, last, axis or NO_AXIS)
     parts = [label(place.left, place.top + 12, fitting(visible(quantity), width - 40), "strong title")]
     parts += _legend(place.left, place.top + 26, width, names, epochs.rows)
@@ -167,9 +204,9 @@ def _panel(epochs: _Epochs, place: Area, quantity: str, names: Sequence[str]) ->
     for tick in filter(frame.has, count_ticks(first, last, min(5, max(2, n_ticks)))):
         x = min(frame.x(tick), place.right - text_width(f"{tick:,}") / 2)
         parts.append(label(x, box.bottom + 15, f"{tick:,}", anchor="middle"))
-    parts += pills(box, [frame.x(min(last, max(first, epoch_of(mark[0])))) for mark in epochs.marks])
+    parts += pills(box, list(map(frame.x, places_of(epochs.marks, first, last))))
     if axis is None:
-        return [*parts, label((box.left + box.right) / 2, box.y(0.5), "no finite value", "bad", "middle")]
+        return [*parts, label(box.x(0.5), box.y(0.5), "no finite value", "bad", "middle")]
     if first <= epochs.begun < last:
         parts.append(frame.cut(epochs.begun))
     parts += value_axis(box, axis)
@@ -186,32 +223,33 @@ def panels_svg(
     best: Row | None = None,
     marks: Sequence[Mark] = (),
     monitor: str = "val_loss",
-    width: int = 640,
-    height: int = 150,
     cut: Mark | None = None,
 ) -> str:
     """Draw the metrics by epoch as an SVG, with a panel for each quantity: at most six, that of `monitor` first. Empty without an epoch.
 
-    `height` is that of a panel. A ring marks the best value; `marks` are numbered at the top. What was before the `cut` is faint.
+    A ring marks the best value; `marks` are numbered at the top. What was before the `cut` is faint.
     """
-    rows = [row for row in rows if "epoch" in row]
+    rows = of_epochs(rows)
     groups = panels(rows, monitor)
     if not groups:
         return ""
     shown = list(groups.items())[:MAX_PANELS]
-    n_columns, n_lines = columns_of(len(shown)), sum(len(names) for _, names in shown)
+    n_columns = columns_of(len(shown))
+    n_lines = sum(len(names) for _, names in shown)
     axes = {quantity: axis_of(row.get(name) for row in rows for name in names) for quantity, names in shown}
     begun = epoch_of(cut[0]) if cut is not None else -math.inf
     epochs = _Epochs(rows, best, monitor, marks, max(40, _POINTS // n_lines), axes, begun)
-    gap, height = 16, height + (14 if marks else 0)
-    column = (width - gap * (n_columns - 1)) / n_columns
+    gap = 16
+    height = 164 if marks else 150  # of a panel
+    column = (640 - gap * (n_columns - 1)) / n_columns
     parts: list[str] = []
     for i, (quantity, names) in enumerate(shown):
-        left, top = (i % n_columns) * (column + gap), (i // n_columns) * (height + 8)
+        left = (i % n_columns) * (column + gap)
+        top = (i // n_columns) * (height + 8)
         parts += _panel(epochs, Area(left, top, left + column, top + height), quantity, names)
     bottom = math.ceil(len(shown) / n_columns) * (height + 8)
-    parts.append(label(0, bottom + 10, fitting(_footnote(list(groups), cut), width)))
-    return drawing(filter(None, parts), width, bottom + 16)
+    parts.append(label(0, bottom + 10, fitting(_footnote(list(groups), cut), 640)))
+    return drawing(parts, 640, bottom + 16)
 
 
 def _footnote(quantities: Sequence[str], cut: Mark | None) -> str:
@@ -219,13 +257,13 @@ def _footnote(quantities: Sequence[str], cut: Mark | None) -> str:
     words = ["by epoch"]
     if cut is not None:
         words.append(f"{cut[1]} after epoch {cut[0].epoch}")
-    return " · ".join(filter(None, [*words, visible(also_measured(quantities))]))
+    return joined(*words, visible(also_measured(quantities)))
 
 
 # %% ../../nbs/views/panels.ipynb #pane0013
 def panels_words(rows: Sequence[Row], monitor: str = "val_loss") -> str:
     """What the panels show, in words: `By epoch: loss: train 2.3 to 0.1, val 2.2 to 0.2`."""
-    rows = [row for row in rows if "epoch" in row]
+    rows = of_epochs(rows)
     shown = []
     for quantity, names in list(panels(rows, monitor).items())[:MAX_PANELS]:
         ends = {series_of(name): points_of(rows, name) for name in names}
@@ -237,7 +275,9 @@ def panels_words(rows: Sequence[Row], monitor: str = "val_loss") -> str:
 # %% ../../nbs/views/panels.ipynb #pane0016
 def record_picture(board: Board) -> str:
     """The picture of a record: the loss by step; panels by epoch once a run of five epochs or more is over. Empty without a loss."""
-    best, curve, n_epochs = board.best, board.curve, len(board.epochs)
+    best = board.best
+    curve = board.curve
+    n_epochs = len(board.epochs)
     if not board.is_on and (n_epochs >= FEW_EPOCHS or (n_epochs > 1 and not curve.points)):
         rows = [*board.past, *board.rows]
         return picture(panels_svg(rows, best, board.marks, board.monitor, cut=curve.cut), panels_words(rows, board.monitor))
@@ -245,6 +285,7 @@ def record_picture(board: Board) -> str:
     at = None
     if best is not None and "step" in best and is_drawn(best.get(curve.validation)):
         at = best["step"], best[curve.validation]
-    epochs, ghost = p.n_epochs if board.is_on else p.epoch, board.find_ghost()
+    epochs = p.n_epochs if board.is_on else p.epoch
+    ghost = board.find_ghost()
     svg = curve_svg(curve, end_step=board.end_step, epochs=epochs, marks=board.marks, ghost=ghost, best=at)
     return picture(svg, curve_words(curve)) if svg else ""

@@ -19,9 +19,9 @@ import numpy as np
 from .axes import Axis, Sweep, axis_of, is_drawn, short
 from .curve import FEW_EPOCHS, LossCurve, epoch_of, shown_values
 from ..events import Mark
-from .panels import MAX_PANELS, also_measured, columns_of, panels, points_of, series_of
+from .panels import MAX_PANELS, also_measured, columns_of, panels, points_of, series_of, of_epochs, places_of
 from .svg import COLOURS, HUES, Points, grouped, split, spread
-from .text import Row
+from .text import Row, joined
 from ..formatting import visible
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import, and most imports of this module plot nothing
@@ -54,7 +54,8 @@ def png(figure: Figure) -> bytes:
     from PIL import Image
 
     before = figure.canvas, figure.dpi
-    canvas, buffer = FigureCanvasAgg(figure), io.BytesIO()
+    canvas = FigureCanvasAgg(figure)
+    buffer = io.BytesIO()
     try:
         figure.dpi = 2 * _DPI
         with warnings.catch_warnings():
@@ -134,9 +135,12 @@ def _name_lines(axes: Axes, axis: Axis, ends: Iterable[_End]) -> None:
     known = [(end, values[-1]) for end in ends if (values := [y for _, y in end.points if is_drawn(y)])]
     ys = spread([_BOX * (1 - axis.share(value)) for _, value in known], 0, _BOX, 12)
     for (end, _), y in zip(known, ys):
-        words, colour, last = end.words, end.colour, end.points[-1][1]
+        words = end.words
+        colour = end.colour
+        last = end.points[-1][1]
         if not is_drawn(last):
-            words, colour = f"{end.words} {short(last)}", _COLOURS["bad"]
+            words = f"{end.words} {short(last)}"
+            colour = _COLOURS["bad"]
         style = {"color": colour, "fontsize": 8, "va": "center", "weight": "bold" if end.is_bold else "normal"}
         axes.text(1.02, 1 - y / _BOX, _label(words, 20), transform=axes.transAxes, **style)
 
@@ -193,7 +197,7 @@ def _figure(groups: Mapping[str, list[str]], most: int | None = MAX_PANELS, word
     n_columns = columns_of(len(shown) or 1)
     n_rows = math.ceil(len(shown) / n_columns) or 1
     figure = blank(max(3.6 * n_columns, 5.4), 2.5 * n_rows)
-    if line := " · ".join(filter(None, [words, also_measured(list(groups)) if most is not None else ""])):
+    if line := joined(words, also_measured(list(groups)) if most is not None else ""):
         figure.supxlabel(_label(line, 120), fontsize=8, color="0.4", x=0.01, ha="left")
     return figure, [(figure.add_subplot(n_rows, n_columns, i + 1), quantity, names) for i, (quantity, names) in enumerate(shown)]
 
@@ -212,10 +216,13 @@ def _cut(axes: Axes, cut: Mark | None, x: float) -> None:
 
 def _by_epoch(place: _Place, rows: Sequence[Row], best: Row | None, monitor: str, marks: Sequence[Mark], cut: Mark | None) -> None:
     axes, quantity, names = place
-    first, last = rows[0]["epoch"], rows[-1]["epoch"]
-    begun, ends = epoch_of(cut[0]) if cut is not None else -math.inf, []
+    first = rows[0]["epoch"]
+    last = rows[-1]["epoch"]
+    begun = epoch_of(cut[0]) if cut is not None else -math.inf
+    ends = []
     for name in names:
-        series, points = series_of(name), points_of(rows, name)
+        series = series_of(name)
+        points = points_of(rows, name)
         _cut_line(axes, points, begun, color=_colour(series))
         if series != quantity and points:
             ends.append(_End(points, series, _colour(series)))
@@ -227,13 +234,14 @@ def _by_epoch(place: _Place, rows: Sequence[Row], best: Row | None, monitor: str
     if best is not None and "epoch" in best and monitor in names and is_drawn(best.get(monitor)):
         _ring(axes, best["epoch"], best[monitor])
     _dress(axes, quantity, values, ends)
-    _number(axes, [min(last, max(first, epoch_of(mark[0]))) for mark in marks])
+    _number(axes, places_of(marks, first, last))
 
 
 def _by_step(axes: Axes, curve: LossCurve, marks: Sequence[Mark]) -> None:
     """The training loss by step, smoothed and raw, and the validations."""
     raw = [(step, loss if is_drawn(loss) else math.nan) for step, loss in curve.raw]
-    losses, valid = [*curve.smoothed_past, *curve.smoothed], curve.validation.partition("_")[0]
+    losses = [*curve.smoothed_past, *curve.smoothed]
+    valid = curve.validation.partition("_")[0]
     axes.plot(*zip(*raw), color=_colour("train"), linewidth=0.8, alpha=0.35)
     _cut_line(axes, losses, curve.begun, color=_colour("train"))
     _cut_line(axes, curve.validations, curve.begun, color=_colour("val"))
@@ -257,7 +265,7 @@ def curves(
     A ring marks the best epoch, and `marks`, the changes by hand, are numbered at the top. With a `curve` and fewer than five epochs
     the loss is plotted by step; with one epoch, it is the only panel. What was before the `cut` is faint.
     """
-    rows = [row for row in rows if "epoch" in row]
+    rows = of_epochs(rows)
     groups = panels(rows, monitor, metrics)
     by_step = curve is not None and bool(curve.points or curve.past) and len(rows) < FEW_EPOCHS and metrics is None
     if by_step:
@@ -306,7 +314,8 @@ def _compared_lines(place: _Place, runs: Sequence[ComparedRun]) -> None:
 def _compared_values(place: _Place, runs: Sequence[ComparedRun], sweep: Sweep) -> None:
     """The values at the best epoch of each run over the number in which they differ, those of the last metric with a ring at the best."""
     axes, quantity, names = place
-    ends, values = list[_End](), list[float]()
+    ends: list[_End] = []
+    values: list[float] = []
     for name in names:
         measured = [(run, run.best[name]) for run in runs if run.best is not None and is_drawn(run.best.get(name))]
         found = sorted((run.value, value) for run, value in measured)
@@ -341,8 +350,9 @@ def compared(
     `sweep`: the number in which the runs differ; the first panel has the best value over it, and of runs of one epoch all panels are over
     it. `forks`: the epochs at which branches start, and what they change. `metrics`: as for `curves`.
     """
-    every = [row for run in runs for row in run.rows if "epoch" in row]
-    groups, is_short = panels(every, monitor, metrics if every else None), all(len(run.rows) < 2 for run in runs)
+    every = of_epochs(row for run in runs for row in run.rows)
+    groups = panels(every, monitor, metrics if every else None)
+    is_short = all(len(run.rows) < 2 for run in runs)
     if sweep is not None and not is_short and len(set(sweep.values)) < _FEW:  # two curves say more than two dots
         sweep = None
     if sweep is not None and not is_short:

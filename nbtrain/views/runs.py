@@ -9,6 +9,7 @@ import math
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from html import escape
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .axes import Axis, Sweep, format_fixed, axis_of, count_ticks, is_drawn, short
 from ..formatting import ICONS, digits_of, format_time, format_value, visible
-from .html import SHOWN_BYTES, isolated, record_html
+from .html import SHOWN_BYTES, isolated, record_html, QUIET
 from nbtrain.views.svg import (
     COLOURS,
     HUES,
@@ -35,10 +36,11 @@ from nbtrain.views.svg import (
     text_width,
     thinned,
     value_axis,
+    axis_room,
 )
 from ..best import best_row
 from ..events import MonitorMode
-from .text import Board, Row
+from .text import Board, Row, joined, aligned
 
 if TYPE_CHECKING:
     from nbtrain.history.session_runs import SessionRun
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RunCard",
     "card_of",
+    "number_of",
     "in_words",
     "varying",
     "shown_setting",
@@ -82,10 +85,14 @@ def _measured(board: Board) -> _Measured:
     The rows are validations if they have it, else epochs; after a change of the steps, those behind it. A validation inside an epoch has
     a part of one.
     """
-    metric, mode, rows = board.monitor, board.header.get("monitor_mode", "min"), [*board.epochs, *board.validations]
+    metric = board.monitor
+    mode = board.header.get("monitor_mode", "min")
+    rows = [*board.epochs, *board.validations]
     if rows and not any(metric in row for row in rows):
-        metric, mode = "train_loss", "min"
-    is_epoch, restarts = not any(metric in row for row in board.validations), board.growing.restarts
+        metric = "train_loss"
+        mode = "min"
+    is_epoch = not any(metric in row for row in board.validations)
+    restarts = board.growing.restarts
     rows = board.epochs if is_epoch else board.validations
     rows = [row for row in rows if isinstance(row.get(metric), (int, float)) and restarts.counts(row, is_epoch=is_epoch)]
     epochs = [row.get("epoch", 0) for row in rows]
@@ -141,6 +148,15 @@ def card_of(run: SessionRun, board: Board | None = None) -> RunCard:
 
 
 _MISSING = "–"
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?:,|$))")
+
+
+def number_of(text: str | None) -> float | None:
+    """The number that a setting is, such as `0.1` and `60,000`; None for another text, and for none."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(_THOUSANDS.sub("", text or ""))
+    return None
 
 
 _CODE = re.compile(r"code [0-9a-f]{6}")  # the digest of a function
@@ -151,7 +167,8 @@ def _code_words(cards: Sequence[RunCard], name: str) -> list[str]:
     seen: dict[str | None, list[str | None]] = {}
     words = []
     for card in cards:
-        kinds, code = seen.setdefault(card.settings.get("class"), []), card.settings.get(name)
+        kinds = seen.setdefault(card.settings.get("class"), [])
+        code = card.settings.get(name)
         if code not in kinds:
             kinds.append(code)
         n = kinds.index(code)
@@ -180,7 +197,8 @@ _KINDS = ("class", "model")  # these have columns wherever they differ
 
 def varying(cards: Sequence[RunCard]) -> list[str]:
     """The settings that differ between the runs, the class and the model first, without those that differ exactly as one before."""
-    found, seen = list[str](), set[tuple[int, ...]]()
+    found: list[str] = []
+    seen: set[tuple[int, ...]] = set()
     names = dict.fromkeys(name for card in cards for name in card.settings)
     for name in sorted(names, key=lambda name: name not in _KINDS):
         column = [card.settings.get(name, _MISSING) for card in cards]
@@ -253,7 +271,8 @@ def spread_lines(cards: Sequence[RunCard]) -> list[str]:
             groups.setdefault((label_of(card, names), first, changes, card.metric), []).append(card)
     found = []
     for (title, *_), group in groups.items():
-        values, tests = [card.value for card in group], [card.tests for card in group]
+        values = [card.value for card in group]
+        tests = [card.tests for card in group]
         measured = {group[0].metric: values} if all(map(math.isfinite, values)) else {}
         measured |= {name: [test[name] for test in tests] for name in tests[0] if all(name in test for test in tests)}
         if len(group) > 1:
@@ -267,17 +286,17 @@ _RAMPS = {
     "light": ("#a8cdf0", "#86b8e8", "#65a2dd", "#478bcf", "#3174bb", "#205da2", "#144786", "#0b3268"),
     "dark": ("#2f5d8a", "#3a72a8", "#4887c3", "#5b9dda", "#75b2ea", "#93c5f4", "#b3d8fb", "#d6ebff"),
 }
-_N_COLOURS, _MAX_LABELS, _POINTS = 8, 8, 3000
+_N_COLOURS = 8
+_MAX_LABELS = 8
+_POINTS = 3000
 _MANY = 40  # with more lines each is faint
 
 
 def _numbers(cards: Sequence[RunCard], name: str) -> list[float] | None:
     """The values of a setting as numbers; None if one is not a number."""
-    try:
-        found = [float(card.settings[name].replace(",", "")) for card in cards]
-    except (KeyError, ValueError):
-        return None
-    return found if all(map(math.isfinite, found)) else None
+    numbers = [number_of(card.settings.get(name)) for card in cards]
+    found = [float(number) for number in numbers if number is not None and math.isfinite(number)]
+    return found if len(found) == len(cards) else None
 
 
 def sweep_of(cards: Sequence[RunCard]) -> Sweep | None:
@@ -314,7 +333,8 @@ def _rules(is_ramp: bool, is_faint: bool) -> str:
 def _scale(cards: Sequence[RunCard], name: str, box: Area) -> list[str]:
     """The colours of a ramp, with the smallest and the largest value."""
     values = _numbers(cards, name) or [0.0]
-    low, high = fitting(f"{name} {short(min(values))}", 90), short(max(values))
+    low = fitting(f"{name} {short(min(values))}", 90)
+    high = short(max(values))
     x = box.right + 12 + text_width(low)
     squares = [f'<rect class="c{i}" x="{x + 5 * i:.0f}" y="3" width="5" height="8"/>' for i in range(_N_COLOURS)]
     return [label(box.right + 8, 11, low), *squares, label(x + 5 * _N_COLOURS + 4, 11, high)]
@@ -337,13 +357,13 @@ class _Line:
         return [*halo, path(self.places, kind), *(dots(self.places, kind) if len(self.places) == 1 else ())]
 
 
-def _labels(lines: Sequence[_Line], box: Area, width: int, is_ramp: bool) -> list[str]:
+def _labels(lines: Sequence[_Line], box: Area, is_ramp: bool) -> list[str]:
     """The labels at the right of the box, at the heights where the lines end; `lines` are those to name."""
     ys = spread([line.places[-1][1] for line in lines], box.top + 4, box.bottom - 4)
     parts = []
     for line, y in zip(lines, ys):
         colour = "" if is_ramp else f"c{line.colour}"
-        words = fitting(visible(line.words), width - box.right - 10)
+        words = fitting(visible(line.words), 180)
         parts.append(label(box.right + 8, y + 4, words, "strong" if line.is_best else colour))
     return parts
 
@@ -355,9 +375,11 @@ def _sweep_of_dots(cards: Sequence[RunCard]) -> Sweep | None:
 
 def _sweep_parts(cards: Sequence[RunCard], sweep: Sweep, box: Area, values: Axis) -> list[str]:
     """The best value of each run over the number in which they differ: a dot for each run, and a ring around the best one."""
-    axis, best = sweep.axis, best_of(cards)
+    axis = sweep.axis
+    best = best_of(cards)
     frame = Frame(box, axis.low, axis.high, values)
-    xs, ticks = map(axis.place, sweep.values), zip(map(axis.place, axis.ticks), axis.labels)
+    xs = map(axis.place, sweep.values)
+    ticks = zip(map(axis.place, axis.ticks), axis.labels)
     places = frame.at([(x, card.value) for card, x in zip(cards, xs)])
     parts = [*below(frame, ticks, 15), label(box.right + 8, box.bottom + 15, fitting(visible(sweep.name), 180), "strong")]
     if len(set(sweep.values)) == len(cards):
@@ -370,8 +392,8 @@ def _sweep_parts(cards: Sequence[RunCard], sweep: Sweep, box: Area, values: Axis
     return parts
 
 
-def runs_svg(cards: Sequence[RunCard], width: int = 720, height: int = 210) -> str:
-    """Draw the metric of all runs by epoch as an SVG; the best run is drawn in front. Empty without a value.
+def runs_svg(cards: Sequence[RunCard]) -> str:
+    """Draw the metric of all runs by epoch as an SVG of 720 by 210 px; the best run is drawn in front. Empty without a value.
 
     Runs of one epoch that differ in one number are drawn over this number.
     """
@@ -382,12 +404,12 @@ def runs_svg(cards: Sequence[RunCard], width: int = 720, height: int = 210) -> s
         return ""
     names, bests = varying(cards), bests_of(drawn)
     colours, ramp = _colours(drawn, names)
-    left = max(40, 12 + max(map(text_width, axis.labels), default=0))
-    box = Area(left, 18, width - 190, height - 22)
+    left = axis_room(axis.labels, 40)
+    box = Area(left, 18, 530, 188)
     sweep = _sweep_of_dots(drawn)
+    head = label(left - 6, 11, visible(drawn[0].metric), "strong")
     if sweep is not None:
-        head = label(left - 6, 11, visible(drawn[0].metric), "strong")
-        return drawing(filter(None, [head, *value_axis(box, axis), *_sweep_parts(drawn, sweep, box, axis)]), width, height)
+        return drawing([head, *value_axis(box, axis), *_sweep_parts(drawn, sweep, box, axis)], 720, 210)
     last = max(x for card in drawn for x, _ in card.measured.points)
     first = min(1.0, *(card.measured.points[0][0] for card in drawn)) if last > 1 else 0.0
     frame = Frame(box, first, last, axis)
@@ -400,11 +422,12 @@ def runs_svg(cards: Sequence[RunCard], width: int = 720, height: int = 210) -> s
     ticks = [tick for tick in count_ticks(first, last, 9) if tick >= first]
     parts = [_rules(bool(ramp), len(drawn) > _MANY), *value_axis(box, axis)]
     parts += below(frame, [(tick, f"{tick:,}" if tick != ticks[-1] else f"epoch {tick:,}") for tick in ticks], 15)
-    parts.append(label(left - 6, 11, visible(drawn[0].metric), "strong"))
-    parts += [part for line in lines for part in line.parts]
+    parts += [head, *(part for line in lines for part in line.parts)]
     if ramp and len(lines) > _MAX_LABELS:
-        return drawing(filter(None, [*parts, *_labels(lines[-1:], box, width, True), *_scale(drawn, ramp, box)]), width, height)
-    return drawing(filter(None, [*parts, *_labels(lines[-_MAX_LABELS:], box, width, bool(ramp))]), width, height)
+        parts += [*_labels(lines[-1:], box, True), *_scale(drawn, ramp, box)]
+    else:
+        parts += _labels(lines[-_MAX_LABELS:], box, bool(ramp))
+    return drawing(parts, 720, 210)
 
 
 # %% ../../nbs/views/runs.ipynb #1482cc46
@@ -436,27 +459,21 @@ class RunTable:
     heads: list[str]
     columns: list[list[str]]
     orders: list[list[int]]  # what has no value is last
-    n_folded: int  # settings that differ and have no column
-
-    @property
-    def words_below(self) -> list[str]:
-        """What the table leaves out."""
-        return [f"{self.n_folded} more setting{'s differ' if self.n_folded > 1 else ' differs'}"] if self.n_folded > 0 else []
+    words_below: list[str]  # what it leaves out
 
 
 def _order(keys: Sequence[float | str | tuple[int, float] | None]) -> list[int]:
     """The place of each key in their order: numbers, other texts, and nothing; numbers in a tuple within the group before them."""
 
     def rank(i: int) -> tuple[int, int, float, str]:
-        key, group = keys[i], 0
+        key = keys[i]
+        group = 0
         if isinstance(key, tuple):
             group, key = key
-        if isinstance(key, str):
-            try:
-                key = float(key.replace(",", ""))
-            except ValueError:
-                return group, 1, 0.0, key
-        return (group, 2, 0.0, "") if key is None or math.isnan(key) else (group, 0, key, "")
+        number = number_of(key) if isinstance(key, str) else key
+        if isinstance(key, str) and number is None:
+            return group, 1, 0.0, key
+        return (group, 2, 0.0, "") if number is None or math.isnan(number) else (group, 0, number, "")
 
     order = sorted(range(len(keys)), key=rank)
     return [order.index(i) for i in range(len(keys))]
@@ -471,8 +488,11 @@ def _aligned(values: Sequence[float | None]) -> list[str]:
 def run_table(cards: Sequence[RunCard]) -> RunTable:
     """The table of `cards`, in the order in which they began."""
     cards = in_words(cards)
-    names, bests = varying(cards), [card.best for card in cards]
-    heads, columns, orders = list[str](), list[list[str]](), list[list[int]]()
+    names = varying(cards)
+    bests = [card.best for card in cards]
+    heads: list[str] = []
+    columns: list[list[str]] = []
+    orders: list[list[int]] = []
 
     def add(name: str, texts: Iterable[str], keys: Sequence[Any]) -> None:
         heads.append(name)
@@ -494,12 +514,15 @@ def run_table(cards: Sequence[RunCard]) -> RunTable:
         add(name, _aligned(values), values)
     times = [card.board.total_s for card in cards]
     add("time", map(format_time, times), times)
-    return RunTable(cards, bests_of(cards), heads, columns, orders, len(names) - _MAX_COLUMNS)
+    n_folded = len(names) - _MAX_COLUMNS
+    below = [f"{n_folded} more setting{'s differ' if n_folded > 1 else ' differs'}"] if n_folded > 0 else []
+    return RunTable(cards, bests_of(cards), heads, columns, orders, below)
 
 
 def _ended(card: RunCard) -> str:
     """How a run ended, if it did not complete: `✗ failed · ValueError`."""
-    status, reason = card.board.status, card.board.reason
+    status = card.board.status
+    reason = card.board.reason
     if status == "completed":
         return ""
     return visible(f"{ICONS[status]} {status}" + (f" · {reason}" if reason else ""))
@@ -508,9 +531,7 @@ def _ended(card: RunCard) -> str:
 def runs_text(cards: Sequence[RunCard]) -> str:
     """The table as aligned text; the best run ends with a star, and the further lines of a note are below the run."""
     table = run_table(cards)
-    columns = [list(map(visible, [head, *column])) for head, column in zip(table.heads, table.columns)]
-    widths = [max(map(len, column)) for column in columns]
-    lines = ["  ".join(text.rjust(width) for text, width in zip(line, widths)) for line in zip(*columns)]
+    lines = aligned(list(map(visible, line)) for line in [table.heads, *zip(*table.columns)])
     for i, card in enumerate(table.cards, start=1):
         note, *more = visible(card.note, lines=True).split("\n")
         end = ["★" if card in table.bests else "", _ended(card), *card.tags, note]
@@ -520,9 +541,6 @@ def runs_text(cards: Sequence[RunCard]) -> str:
 
 
 # %% ../../nbs/views/runs.ipynb #a359c66d
-_QUIET = "color:var(--jp-ui-font-color2,inherit)"
-
-
 def _style(name: str, n_columns: int) -> str:
     """The style sheet of a table: the grid of its lines, and the order that the chosen head gives them."""
     grid = f"display:grid;grid-template-columns:1.2em repeat({n_columns},minmax(3em,1fr)) 68px;column-gap:8px;align-items:center"
@@ -551,15 +569,17 @@ def _head(table: RunTable, name: str) -> str:
 
 def _summary(table: RunTable, i: int) -> str:
     """The line of a run."""
-    card, column = table.cards[i], [visible(column[i]) for column in table.columns]
-    is_best, ended = card in table.bests, _ended(card)
+    card = table.cards[i]
+    column = [visible(column[i]) for column in table.columns]
+    is_best = card in table.bests
+    ended = _ended(card)
     cells = "".join(f'<span title="{escape(text)}">{escape(text)}</span>' for text in column)
     star = '<span title="best">★</span>' if is_best else f'<span title="{escape(ended)}">{ended[:1]}</span>'
-    words = visible(" · ".join(filter(None, [*card.tags, card.note])), lines=True)
-    style = f"grid-column:2/-1;text-align:left;font-weight:400;white-space:pre-line;{_QUIET}"
+    words = visible(joined(*card.tags, card.note), lines=True)
+    style = f"grid-column:2/-1;text-align:left;font-weight:400;white-space:pre-line;{QUIET}"
     note = f'<span style="{style}">{escape(words)}</span>' if words else ""
     values = ", ".join(f"{head} {text}" for head, text in zip(table.heads, column))
-    said = " · ".join(filter(None, ["best" if is_best else ended, values, words]))  # a screen reader's line
+    said = joined("best" if is_best else ended, values, words)  # a screen reader's line
     style = "list-style:none" + (";font-weight:600" if is_best else "")
     curve = spark(card.measured.points)
     return f'<summary class="line" aria-label="{escape(visible(said))}" style="{style}">{star}{cells}<span>{curve}</span>{note}</summary>'
@@ -581,10 +601,12 @@ def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = ()) -> 
     """
     table = run_table(cards)
     cards, n = table.cards, len(cards)
-    svg, n_on, plural = runs_svg(cards), sum(card.board.is_on for card in cards), "s" * (n > 1)
+    svg = runs_svg(cards)
+    n_on = sum(card.board.is_on for card in cards)
+    plural = "s" * (n > 1)
     title = f"{n} run{plural}" + (f" · {n_on} {'is' if n_on == 1 else 'are'} on" if n_on else "")
     for best in table.bests:
-        words = " · ".join(filter(None, [label_of(best, varying(cards)[:_MAX_COLUMNS], ""), best.name]))
+        words = joined(label_of(best, varying(cards)[:_MAX_COLUMNS], ""), best.name)
         digits = digits_of([card.value for card in cards if card.metric == best.metric])
         title += f" · ★ {best.metric} {format_value(best.value, digits)} with {words}"
     sweep = _sweep_of_dots([card for card in cards if card.measured.points])
@@ -599,5 +621,5 @@ def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = ()) -> 
         f'<div class="lines">{"".join(lines)}</div>',
     ]
     for words in (*spread_lines(cards)[:_MAX_SPREADS], *table.words_below):
-        parts.append(f'<div style="{_QUIET}">{isolated(escape(visible(words)))}</div>')
+        parts.append(f'<div style="{QUIET}">{isolated(escape(visible(words)))}</div>')
     return "\n".join(filter(None, [*parts, "</div>"]))

@@ -11,7 +11,7 @@ import re
 import sys
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,9 @@ def _is_a(value: Any, kind: str) -> bool:
     return module in sys.modules and isinstance(value, getattr(sys.modules[module], name))
 
 
-_TENSOR, _PIL, _FIGURE = "torch.Tensor", "PIL.Image.Image", "matplotlib.figure.Figure"
+_TENSOR = "torch.Tensor"
+_PIL = "PIL.Image.Image"
+_FIGURE = "matplotlib.figure.Figure"
 
 
 def _is_array(value: Any) -> bool:
@@ -61,7 +63,8 @@ def _on_host(value: Any) -> np.ndarray:
 def _as_batch(name: str, value: Any) -> tuple[Any, bool]:
     """An array as (N, C, H, W) or (N, H, W, C), and whether the channels are last."""
     shape = tuple(value.shape)
-    n, remedy = len(shape), f"Give {_CHANNELS}."
+    n = len(shape)
+    remedy = f"Give {_CHANNELS}."
     if n not in (2, 3, 4):
         if n == 0:
             remedy = f"A number: return it from the step. A picture is {_CHANNELS}."
@@ -72,7 +75,8 @@ def _as_batch(name: str, value: Any) -> tuple[Any, bool]:
         return value[None, None], False
     if 0 in shape:
         raise _refuse(name, f"an array of shape {shape}, which is empty", "Give a picture that has pixels.")
-    first, last = shape[-3] in (1, 3), shape[-1] in (1, 3, 4)
+    first = shape[-3] in (1, 3)
+    last = shape[-1] in (1, 3, 4)
     if first and shape[-1] in (1, 3):
         raise _refuse(name, f"an array of shape {shape}, whose channels may be first or last", "Give it as a PIL image, or as (H, W).")
     if not first and not last:
@@ -93,7 +97,8 @@ def _as_bytes(name: str, pixels: np.ndarray) -> np.ndarray:
     if pixels.dtype.kind != "f":
         remedy = "Give floats from 0 to 1, or uint8: mask / (n_classes - 1) for a mask, x.to(torch.uint8) for values up to 255."
         raise _refuse(name, f"a picture of {pixels.dtype}", remedy)
-    low, high = float(pixels.min()), float(pixels.max())
+    low = float(pixels.min())
+    high = float(pixels.max())
     if not math.isfinite(low + high):
         raise _refuse(name, "a picture with values that are not finite", "x.nan_to_num() makes them 0.")
     if low < -_TOLERANCE or high > 1 + _TOLERANCE:
@@ -110,9 +115,14 @@ def _cells(name: str, value: Any) -> tuple[list[np.ndarray], int]:
 
 
 # %% ../../nbs/views/shown.ipynb #2f4f752f
-_SIDE, _SMALL_SIDE = 1024, 512  # px, of the file and of the record's copy
-_FILE_BYTES, _SMALL_BYTES = 512 * 1024, 40 * 1024
-_LINE, _CELL, _COLUMNS = 15, 72, 8  # px of a caption, and of the narrowest captioned picture; pictures in a row
+# Of the file and of the record's copy
+_SIDE = 1024  # px
+_SMALL_SIDE = 512
+_FILE_BYTES = 512 * 1024
+_SMALL_BYTES = 40 * 1024
+_LINE = 15  # px of a caption
+_CELL = 72  # px of the narrowest captioned picture
+_COLUMNS = 8  # pictures in a row
 _GREY = (127, 127, 127)
 
 
@@ -128,17 +138,22 @@ def _grid(images: Sequence[Image], captions: Sequence[str]) -> Image:
 
     if len(images) == 1 and not captions:
         return images[0]
-    line, width = 0, max(image.width for image in images)
+    line = 0
+    width = max(image.width for image in images)
     if captions:  # a picture of 8 px has no room for a word
-        line, factor = _LINE, max(1, math.ceil(_CELL / width))
+        line = _LINE
+        factor = max(1, math.ceil(_CELL / width))
         images = [image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST) for image in images]
-    width, height = max(image.width for image in images), max(image.height for image in images)
-    n, gap = min(_COLUMNS, len(images)), 1 if width < 48 else 2
+    width = max(image.width for image in images)
+    height = max(image.height for image in images)
+    n = min(_COLUMNS, len(images))
+    gap = 1 if width < 48 else 2
     size = n * (width + gap) + gap, math.ceil(len(images) / n) * (height + line + gap) + gap
     grid = Image.new("RGB", size, _GREY)
     pen = ImageDraw.Draw(grid)
     for i, image in enumerate(images):
-        x, y = gap + i % n * (width + gap), gap + i // n * (height + line + gap)
+        x = gap + i % n * (width + gap)
+        y = gap + i // n * (height + line + gap)
         grid.paste(image, (x, y))
         if captions:
             pen.rectangle((x, y + height, x + width - 1, y + height + line - 1), "white")
@@ -156,7 +171,8 @@ def _font() -> Any:
 
 def _cut(text: str, width: int) -> str:
     """The beginning of a caption, as much as fits."""
-    text, font = " ".join(text.split()), _font()
+    text = " ".join(text.split())
+    font = _font()
     while text and font.getlength(text) > width:
         text = text[:-2] + "…" if len(text) > 2 else ""
     return text
@@ -199,7 +215,9 @@ def _small(image: Image, file: bytes) -> tuple[str, bytes, int]:
 
 
 # %% ../../nbs/views/shown.ipynb #4d1f9533
-_TEXT, _TEXT_BYTES, _BINS = 4_000, 2**20, 64  # characters in the record, bytes in the file
+_TEXT = 4_000  # characters in the record
+_TEXT_BYTES = 2**20  # in the file
+_BINS = 64
 
 
 @dataclass(frozen=True)
@@ -214,7 +232,7 @@ class ShownValue:
     file: bytes
     suffix: str
     captions: tuple[str, ...] = ()
-    edges: tuple[float, ...] = field(default=())
+    edges: tuple[float, ...] = ()
 
     @property
     def text(self) -> str:
@@ -275,7 +293,8 @@ def _picture(name: str, value: Any, caption: str | Sequence[str] | None) -> Show
     grid = _grid(images, captions)
     file = _file(grid)
     kind, small, width = _small(grid, file)
-    is_figure, scale = _is_a(value, _FIGURE), 1
+    is_figure = _is_a(value, _FIGURE)
+    scale = 1
     if not is_figure and not captions:
         scale = max(1, min(96 // max(image.width for image in images), 656 // grid.width))
     content = {

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
-from typing import TypeVar
 
 from .axes import Axis, is_drawn
 
@@ -25,6 +24,7 @@ __all__ = [
     "drawing",
     "picture",
     "text_width",
+    "axis_room",
     "fitting",
     "thinned",
     "label",
@@ -96,10 +96,10 @@ _STYLE = (
 
 
 def drawing(parts: Iterable[str], width: int, height: int) -> str:
-    """An SVG image of these parts, in the colours of the reader's theme."""
+    """An SVG image of these parts, of which some may be empty, in the colours of the reader's theme."""
     style = f"<style>{_STYLE}{_rules('light')}@media(prefers-color-scheme:dark){{{_rules('dark')}}}</style>"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
-    return "\n".join([head, style, *parts, "</svg>"])
+    return "\n".join([head, style, *filter(None, parts), "</svg>"])
 
 
 _THEME = (  # JupyterLab's own theme; without it a drawing follows the theme of the system
@@ -128,16 +128,18 @@ def text_width(text: str) -> float:
     return CHARACTER * len(text)
 
 
+def axis_room(labels: Iterable[str], least: float) -> float:
+    """The room left of a box for the labels of its axis, in px."""
+    return max(least, 12 + max(map(text_width, labels), default=0))
+
+
 def fitting(text: str, width: float) -> str:
     """`text`, cut off with `…` if it is wider than `width`."""
     n = max(1, int(width / CHARACTER))
     return text if len(text) <= n else text[: n - 1] + "…"
 
 
-_Place = TypeVar("_Place", int, float)
-
-
-def thinned(points: Sequence[tuple[_Place, float]], n: int, kept: float | None = None) -> list[tuple[_Place, float]]:
+def thinned(points: Sequence[tuple[float, float]], n: int, kept: float | None = None) -> list[tuple[float, float]]:
     """About `n` of the `points`, evenly: the newest is among them, and that at the place `kept`."""
     stride = max(1, math.ceil(len(points) / max(1, n)))
     last = len(points) - 1
@@ -197,6 +199,10 @@ class Area:
         """From 0 at the bottom to 1 at the top."""
         return self.bottom - share * (self.bottom - self.top)
 
+    def upright(self, x: float, kind: str) -> str:
+        """A line from the top to the bottom."""
+        return path([(x, self.top), (x, self.bottom)], kind)
+
 
 Points = Sequence[tuple[float, float]]
 _Places = list[tuple[float, float] | None]
@@ -227,8 +233,9 @@ class Frame:
 
     def at(self, points: Points) -> _Places:
         """Where the points lie; None for one that can't be drawn or is outside."""
-        y, share = self.box.y, self.values.share
-        return [(self.x(x), y(share(value))) if self.first <= x <= self.last and is_drawn(value) else None for x, value in points]
+        y = self.box.y
+        share = self.values.share
+        return [(self.x(x), y(share(value))) if self.has(x) and is_drawn(value) else None for x, value in points]
 
     def line(self, points: Points, begun: float, kind: str, radius: float = 0.0) -> list[str]:
         """A line, faint up to the place `begun`, and with a `radius` a dot for each point."""
@@ -241,11 +248,14 @@ class Frame:
 
     def cut(self, x: float) -> str:
         """A line where the newest run begins."""
-        return path([(self.x(x), self.box.top), (self.x(x), self.box.bottom)], "cut")
+        return self.box.upright(self.x(x), "cut")
 
     def crosses(self, places: _Places, bad: Iterable[float | None]) -> list[str]:
         """A cross where a line breaks off, with room between two of them. `bad`: where a value of each place is not finite."""
-        found, height, before, was_bad = [], self.box.bottom - 4, -math.inf, False
+        found = []
+        height = self.box.bottom - 4
+        before = -math.inf
+        was_bad = False
         for place, x in zip(places, bad):
             if x is not None and self.has(x) and not was_bad and self.x(x) - before >= 12:
                 before = self.x(x)
@@ -288,7 +298,7 @@ def spread(ys: Sequence[float], low: float, high: float, distance: float = 13) -
 
 def pills(box: Area, xs: Sequence[float | None]) -> list[str]:
     """A dotted line at each of `xs`, with its number at the top; numbers that would overlap share a marker: `2–4`. None is skipped."""
-    parts = [path([(x, box.top), (x, box.bottom)], "mark") for x in dict.fromkeys(xs) if x is not None]
+    parts = [box.upright(x, "mark") for x in dict.fromkeys(xs) if x is not None]
     for x, words in grouped(xs):
         half = _half(words)
         x += max(0.0, box.left - 8 - (x - half)) - max(0.0, x + half - box.right - 8)
@@ -304,7 +314,9 @@ def grouped(xs: Sequence[float | None]) -> list[tuple[float, str]]:
         first = last = number
         while groups and x - _half(_numbers(first, last)) < groups[-1][0] + _half(_numbers(*groups[-1][1:])) + 2:
             middle, low, high = groups.pop()
-            x, first, last = (middle + x) / 2, min(first, low), max(last, high)
+            x = (middle + x) / 2
+            first = min(first, low)
+            last = max(last, high)
         groups.append((x, first, last))
     return [(x, _numbers(first, last)) for x, first, last in groups]
 

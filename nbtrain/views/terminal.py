@@ -43,13 +43,14 @@ from nbtrain.views.text import (
     state_words,
     title_line,
     titles,
+    joined,
+    element_name,
 )
 from ..tracebacks import in_kernel
 
 # %% auto #0
 __all__ = [
     "write",
-    "right_aligned",
     "wrapped",
     "has_colour",
     "painted",
@@ -82,11 +83,6 @@ def write(stream: TextIO, text: str) -> None:
 
 
 # %% ../../nbs/views/terminal.ipynb #7a0573b4
-def right_aligned(text: str, width: int) -> str:
-    """`text` after spaces, `width` cells in all."""
-    return " " * (width - text_width(text)) + text
-
-
 def wrapped(text: str, width: int) -> str:
     """`text` in lines of at most `width` cells, broken between its parts or else its words; a longer word stays whole."""
     return "\n".join(found for line in text.split("\n") for found in _wrapped_line(line, width))
@@ -147,9 +143,6 @@ def fitting(parts: Sequence[LinePart], width: int) -> list[LinePart]:
     return [part for part in parts if part in kept]
 
 
-_BETWEEN = " · "
-
-
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -165,12 +158,15 @@ def block_bar(fraction: float, width: int) -> str:
 
 
 # %% ../../nbs/views/terminal.ipynb #f1307d90
-_MIN_BAR, _MAX_BAR = 7, 42  # cells
+# Cells
+_MIN_BAR = 7
+_MAX_BAR = 42
 
 
 def running_line(board: Board, width: int) -> str:
     """The line of a running run in at most `width` cells: the most important parts, and a bar if there is space."""
-    p, rounds = board.progress, round_words(board.header)
+    p = board.progress
+    rounds = round_words(board.header)
     parts = [LinePart(state_words(board.status), 0)] if board.status != "running" else []
     if rounds:
         parts.append(LinePart(rounds, 2))
@@ -210,16 +206,20 @@ class RowWriter:
         shown = fitting_columns(names, rooms, width, lambda name: [*first, name].index(name), least=2)
 
         def aligned(texts: Sequence[str]) -> list[str]:
-            return [right_aligned(text, widths[name]) for name, text in zip(shown, texts)]
+            return [" " * (widths[name] - text_width(text)) + text for name, text in zip(shown, texts)]
 
-        head, folded = ["  ".join(aligned(titles(shown)))], [name for name in names if name not in shown]
+        head = ["  ".join(aligned(titles(shown)))]
+        folded = [name for name in names if name not in shown]
         if folded:
             head.append(folded_words(folded)[:width])
-        texts, star = aligned(cells(row, shown, row_formats(rows))), "★"
+        texts = aligned(cells(row, shown, row_formats(rows)))
+        star = "★"
         if colour:
-            texts, star = [painted(text, "red") if text.strip() == "NaN" else text for text in texts], painted("★", "green")
+            texts = [painted(text, "red") if text.strip() == "NaN" else text for text in texts]
+            star = painted("★", "green")
         line = "  ".join(texts) + (f" {star}" if is_best else "")
-        is_new, self._head = head != self._head, head
+        is_new = head != self._head
+        self._head = head
         return [*head, line] if is_new else [line]
 
 
@@ -247,7 +247,8 @@ class View:
 
 def validation_line(event: Event) -> str:
     """`epoch 3, batch 250/500: val_loss 0.1234 · val_acc 0.9`."""
-    row, p = event.data["row"], event.progress
+    row = event.data["row"]
+    p = event.progress
     _, *numbers = named_cells(row)
     return f"epoch {row['epoch']}, batch {place_words(p)[1].removeprefix('valid ')}: {' · '.join(numbers)}"
 
@@ -259,7 +260,8 @@ class StreamView(View):
     """
 
     def __init__(self, stream: TextIO | None) -> None:
-        self.board, self.stream = Board(), stream or sys.stdout
+        self.board = Board()
+        self.stream = stream or sys.stdout
         self._validation: Event | None = None  # inside an epoch, perhaps
 
     def update(self, event: Event) -> None:
@@ -277,7 +279,8 @@ class StreamView(View):
 
     def _show_validation(self, event: Event) -> None:
         """Show the validation that waits, unless `event` is the end of its epoch."""
-        found, self._validation = self._validation, event if event.kind == "valid" and not adds_row(event) else None
+        found = self._validation
+        self._validation = event if event.kind == "valid" and not adds_row(event) else None
         if found is None:
             return
         row = found.data["row"]
@@ -335,7 +338,12 @@ class TerminalView(StreamView):
     @property
     def width(self) -> int:
         """The width in cells; 80 if the stream is not a terminal."""
-        return self._width or _terminal_width(self.stream)
+        if self._width:
+            return self._width
+        try:
+            return os.get_terminal_size(self.stream.fileno()).columns or 80  # 0: a terminal whose size was never set
+        except (OSError, ValueError, AttributeError):
+            return 80
 
     @property
     def _past_width(self) -> int:
@@ -368,13 +376,6 @@ class TerminalView(StreamView):
         write(self.stream, "".join(f"\r{line}\x1b[K\n" for line in lines))
 
 
-def _terminal_width(stream: TextIO) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80  # 0: a terminal whose size was never set
-    except (OSError, ValueError, AttributeError):
-        return 80
-
-
 # %% ../../nbs/views/terminal.ipynb #f0302445
 class LogView(StreamView):
     """Shows a run in a file, a pipe or a CI log: a line for each epoch, and in between at most one every `every_s` seconds."""
@@ -386,7 +387,7 @@ class LogView(StreamView):
 
     def _steps(self, event: Event) -> None:
         if event.progress.elapsed_s - self._last_s >= self.every_s:
-            self._line(" · ".join(filter(None, [progress_line(self.board), self.board.best_words])))
+            self._line(joined(progress_line(self.board), self.board.best_words))
 
     def _row(self, row: Row) -> None:
         first, *others = named_cells(row, row_formats(self.board.rows))
@@ -406,7 +407,8 @@ def stream_view(stream: TextIO, environment: Mapping[str, str] = os.environ) -> 
 
 
 # %% ../../nbs/views/terminal.ipynb #1240c853
-_MOMENT_S, _EVERY_S = 0.25, 0.5
+_MOMENT_S = 0.25
+_EVERY_S = 0.5
 
 
 class OperationLine:
@@ -414,7 +416,9 @@ class OperationLine:
 
     def __init__(self, words: Callable[[], str]) -> None:
         self.words = words
-        self._over, self._is_shown, self._name = threading.Event(), False, f"nbtrain-{os.urandom(4).hex()}"
+        self._over = threading.Event()
+        self._is_shown = False
+        self._name = element_name()
         self._thread = threading.Thread(target=self._run, name="nbtrain-line", daemon=True)
 
     def start(self) -> None:
@@ -431,7 +435,8 @@ class OperationLine:
         wait_s = _MOMENT_S
         while not self._over.wait(wait_s):
             self._write(self.words())
-            self._is_shown, wait_s = True, _EVERY_S
+            self._is_shown = True
+            wait_s = _EVERY_S
 
     def _write(self, text: str, end: str = "") -> None:
         if in_kernel():

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 import unicodedata
 from collections import Counter, defaultdict
@@ -45,6 +46,8 @@ __all__ = [
     "RunningMeans",
     "Past",
     "Board",
+    "element_name",
+    "joined",
     "state_words",
     "round_words",
     "already_shown",
@@ -79,6 +82,7 @@ __all__ = [
     "fitting_columns",
     "is_constant",
     "make_table",
+    "aligned",
     "table_lines",
     "past_lines",
     "table_text",
@@ -138,7 +142,8 @@ class Speed:
         rate = self.rate()
         if n_train is None or n_valid is None or rate is None or self._batches["train"] < _MIN_BATCHES:
             return None
-        train_s, valid_s = 1 / rate, 1 / (self.rate("valid") or rate)
+        train_s = 1 / rate
+        valid_s = 1 / (self.rate("valid") or rate)
         done_s = 0.0  # of this epoch
         if p.phase == "train":
             done_s = p.batch * train_s
@@ -247,8 +252,8 @@ class Board:
     trying: str = ""  # what happens before the run begins: why a job waits
     speed: Speed = field(default_factory=Speed)
     advice: Advice = field(default_factory=Advice)
-    find_ghost: Callable[[], Ghost | None] = field(default=lambda: None)  # the run to compare with, read when drawn
-    find_past: Callable[[], Past | None] = field(default=lambda: None)  # what a run continues, read when it begins
+    find_ghost: Callable[[], Ghost | None] = lambda: None  # the run to compare with, read when drawn
+    find_past: Callable[[], Past | None] = lambda: None  # what a run continues, read when it begins
     past: Sequence[Row] = ()  # the epochs of the runs that this one continues
     place: RunPlace = field(default_factory=RunPlace)
     tables: dict[Any, Table] = field(default_factory=dict)  # made since the newest row
@@ -288,13 +293,15 @@ class Board:
         elif event.kind == "state":
             self.status = data["state"]
         elif event.kind == "end":
-            self.status, self.reason = data["status"], data["reason"]
+            self.status = data["status"]
+            self.reason = data["reason"]
         self.place.follow(self.progress, event.progress)
         self.progress = event.progress
 
     def _begin(self, event: Event) -> None:
         """Begin a run, or continue one from a saved state: what came after that state is repeated."""
-        p, continues = event.progress, bool(self.header) and event.progress.run == self.progress.run
+        p = event.progress
+        continues = bool(self.header) and p.run == self.progress.run
         self.before_s = max(0.0, self.total_s - p.elapsed_s)
         self.begun_s = self.begun_s or event.time_s
         self.header, self.status, self.reason = dict(event.data), "running", ""
@@ -304,7 +311,8 @@ class Board:
         cut = cut_of(event)
         past = self.find_past() if cut is not None and not continues else None
         if past is not None:
-            self.curve, self.past = past.curve, past.rows
+            self.curve = past.curve
+            self.past = past.rows
             best = self.header.get("best")  # a record that is read has an equal one
             self.header["best"] = next((row for row in past.rows if row == best), best)
         self.curve.begin(p, self.monitor)
@@ -390,7 +398,9 @@ class Board:
     @property
     def end_step(self) -> int | None:
         """The step at which the run is planned to end, or has ended; None if a length is unknown."""
-        p, n_train, accumulate = self.progress, self.header.get("n_train_batches"), self.header.get("accumulate", 1)
+        p = self.progress
+        n_train = self.header.get("n_train_batches")
+        accumulate = self.header.get("accumulate", 1)
         if not self.is_on:
             return max(p.step, self.curve.last_step)
         if n_train is None or accumulate is None or p.phase == "test" or not self.curve.epochs:
@@ -449,6 +459,16 @@ class Board:
 
 
 # %% ../../nbs/views/text.ipynb #bba3b1aa
+def element_name() -> str:
+    """A name for an element of a page, which no other one has."""
+    return f"nbtrain-{os.urandom(4).hex()}"
+
+
+def joined(*parts: str) -> str:
+    """The parts that are not empty, with ` · ` between them."""
+    return " · ".join(filter(None, parts))
+
+
 _WORDS = {"pausing": "pausing after this batch", "stopping": "stopping after this batch"}
 
 
@@ -492,7 +512,8 @@ def place_words(progress: Progress) -> tuple[str, str]:
 
 def place_now(board: Board) -> Progress:
     """The current progress; between two epochs before the first batch of the next one, after the last epoch at its last batch."""
-    p, n_batches = board.progress, board.header.get("n_train_batches")
+    p = board.progress
+    n_batches = board.header.get("n_train_batches")
     if p.phase != "idle" or n_batches is None:
         return p
     return replace(p, batch=n_batches if p.epoch >= p.n_epochs else 0, n_batches=n_batches)
@@ -532,7 +553,9 @@ class LinePart:
     room: int = 0
 
 
-BATCH_RANK, BAR_RANK, LAST_RANK = 3, 7, 999  # the last one is behind those of the metrics
+BATCH_RANK = 3
+BAR_RANK = 7
+LAST_RANK = 999  # behind those of the metrics
 
 
 def running_parts(board: Board) -> list[LinePart]:
@@ -541,7 +564,8 @@ def running_parts(board: Board) -> list[LinePart]:
     epoch, batch = place_words(p)
     room = len(batch) if p.n_batches is None else len(batch) - len(str(p.batch)) + len(str(p.n_batches))
     parts = [LinePart(epoch, 1), LinePart(batch, BATCH_RANK, room), LinePart(time_words(board), 5, len("00:00 < 0:00:00"))]
-    means, ranks = board.means.items(p.phase), chain([2, 4], count(BAR_RANK + 1))
+    means = board.means.items(p.phase)
+    ranks = chain([2, 4], count(BAR_RANK + 1))
     if p.phase != "test":
         for rate in rate_words(board):
             parts.append(LinePart(rate, 6 if rate.endswith("it/s") else LAST_RANK, len(rate.split(" ")[1]) + 6))
@@ -582,7 +606,7 @@ def shown_words(one: Shown) -> str:
         return visible(f"{one.name}: {c['text']}", lines=True) + (f" … {c['n_cut']:,} more characters" if c["n_cut"] else "")
     if one.kind == "image":
         n = f"{c['n']} of {c['n_all']}" if c["n"] < c["n_all"] else c["n"]
-        words = " · ".join([f"{n} picture{'s' * (c['n_all'] > 1)}", *filter(None, c["captions"])])
+        words = joined(f"{n} picture{'s' * (c['n_all'] > 1)}", *c["captions"])
     else:
         words = f"{c['n']:,} values, {c['low']:.4g} to {c['high']:.4g}, mean {c['mean']:.4g}, std {c['std']:.4g}"
         if c["n_not_finite"]:
@@ -607,12 +631,14 @@ def summary_line(board: Board) -> str:
 
     Of a run that was read from its folder all parts count. An evaluation has neither epochs nor a best one: `✓ completed · 00:12`.
     """
-    p, epochs, time_s = board.progress, "", board.progress.elapsed_s
+    p = board.progress
+    epochs = ""
+    time_s = board.progress.elapsed_s
     if p.epoch > 0 and not board.is_evaluation:
         first = min([board.place.first_epoch, *(row["epoch"] - 1 for row in board.epochs[:1])])
-        epochs, time_s = epochs_words(p.epoch - first, p.epoch), board.total_s
-    parts = (state_words(board.status), visible(board.reason), epochs, format_time(time_s), board.best_words)
-    return " · ".join(filter(None, parts))
+        epochs = epochs_words(p.epoch - first, p.epoch)
+        time_s = board.total_s
+    return joined(state_words(board.status), visible(board.reason), epochs, format_time(time_s), board.best_words)
 
 
 def end_lines(board: Board) -> list[str]:
@@ -804,18 +830,20 @@ def make_table(
 _CUT = "── continued ──"
 
 
+def aligned(lines: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of texts as columns, each as wide as its longest text."""
+    lines = list(lines)
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return ["  ".join(text.rjust(width) for text, width in zip(line, widths)) for line in lines]
+
+
 def table_lines(table: Table) -> list[str]:
     """The table as aligned text; the best row ends with a star."""
-    heads = titles(table.names)
-    widths = [max(map(len, column)) for column in zip(heads, *(line.cells for line in table.lines if line.cells))]
-
-    def aligned(texts: Sequence[str]) -> str:
-        return "  ".join(text.rjust(width) for text, width in zip(texts, widths))
-
-    found = [aligned(heads)]
+    heads, *rows = aligned([titles(table.names), *(line.cells for line in table.lines if line.cells)])
+    found = [heads]
     for line in table.lines:
         if line.cells:
-            found.append(aligned(line.cells) + " ★" * line.is_best)
+            found.append(rows.pop(0) + " ★" * line.is_best)
         else:
             found.append(line.words or _CUT)
     return [*found, *filter(None, [table.folded_words])]
@@ -850,7 +878,8 @@ def record_table(board: Board, max_width: int, title: int = 99, *, is_short: boo
     """
     options = max_width, title, is_short or board.is_on
     if options not in board.tables:
-        has_lr, past = fixed_lr(board) is None, board.past_table
+        has_lr = fixed_lr(board) is None
+        past = board.past_table
         table = make_table(board.table, board.best, has_lr=has_lr, is_live=options[2], max_width=max_width, title=title, past=past)
         board.tables[options] = table
     return board.tables[options]
