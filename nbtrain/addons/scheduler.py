@@ -9,6 +9,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from contextlib import suppress
+from types import NoneType
 from typing import Any
 
 import lightning as L
@@ -85,11 +86,19 @@ def _other_schedule(saved: Mapping[str, Any], kind: str | None, scheduler: Any) 
 _LENGTHS = {"T_max", "total_steps", "total_iters"}  # arguments that are edited with the number of epochs
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether this is a number, a text, or several of them, which can be compared and named."""
+    items = value if isinstance(value, (list, tuple)) else [value]
+    if isinstance(value, Mapping):
+        items = [*value.keys(), *value.values()]
+    return all(isinstance(item, (int, float, str, NoneType)) for item in items)
+
+
 def _edited(saved: Mapping[str, Any], scheduler: Any) -> dict[str, tuple[Any, Any]]:
     """The arguments of a torch scheduler, also of those that it is made of, that differ from the `saved` ones: both values by name."""
     names = inspect.signature(type(scheduler)).parameters.keys() - {"optimizer", "last_epoch", "verbose"}
     pairs = {name: (saved[name], vars(scheduler)[name]) for name in sorted(names & saved.keys() & vars(scheduler).keys())}
-    found = {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and not any(map(callable, pair))}
+    found = {name: pair for name, pair in pairs.items() if all(map(_is_plain, pair)) and pair[0] != pair[1]}
     for state, part in zip(parts_of_schedule(saved), parts_of_schedule(vars(scheduler))):
         found |= {f"{type(part).__name__}.{name}": pair for name, pair in _edited(state, part).items()}
     return found
@@ -128,13 +137,14 @@ class _Step(PassCallback):
         saved = self._saved if hasattr(made, "load_state_dict") else None
         was = "" if saved is None else _other_schedule(saved, self._saved_class, made)
         edited = _edited(saved or {}, made)
-        has_length = is_factory(self.scheduler) or (bool(edited) and edited.keys() <= _LENGTHS)
+        has_length = is_factory(self.scheduler) or (not was and bool(edited) and edited.keys() <= _LENGTHS)
         if planned not in (None, total) and has_length and not from_metrics:
             self._follow(planned, total, pl_trainer.current_epoch)
         elif was:
             self.trainer.recorder.note(
                 f"The schedule is a {type(made).__qualname__}, and was {was} when the state was saved: it begins again."
             )
+            scale_lr(optimizer, self.addon.factor)
         elif saved is not None and (self._goes_on or made is self.scheduler):
             self._continue(saved, edited, options)
         elif self.addon.is_base_set and initial_lrs(optimizer) != rates:
@@ -169,12 +179,10 @@ class _Step(PassCallback):
         elif "again" in self._begin:
             now["first_epoch"] = first_epoch  # of this schedule
         goal = max(pl_trainer.max_epochs or 0, now.get("goal", 0))  # a run that was rewound keeps its plan
-        kind = Plan
-        n_updates = None
+        kind, n_updates = Plan, None
         if session is not None:
             first_epoch, n_updates = session["first_epoch"], session["steps"]
-            kind = _OpenPlan if session["goal"] is None else Plan
-            goal = max(goal, session["goal"] or 0)
+            kind, goal = _OpenPlan if session["goal"] is None else Plan, max(goal, session["goal"] or 0)
             n_batches = now.get("n_batches", n_batches)
             now = now | {"n_batches": n_batches, "first_epoch": first_epoch}
         elif n_batches != math.inf:
@@ -234,7 +242,9 @@ class _Step(PassCallback):
         if is_factory(self.scheduler):
             self._schedule.skip(self._update - self._begin["update"], epoch - self._first_epoch)
         else:
-            self._schedule.follow(self._saved or {})
+            saved = self._saved or {}
+            check_length(self.scheduler, saved["last_epoch"], _OF_FACTORY, on_batch=self.on_batch)
+            self._schedule.follow(saved)
         scale_lr(self.trainer.optimizer, self.addon.factor)
         self.trainer.recorder.note(
             f"The schedule was planned for {planned} updates, and the run now has {total}: it follows the new plan from here on."
@@ -261,7 +271,8 @@ class _Step(PassCallback):
     def scale(self, factor: float) -> None:
         """Multiply all later learning rates by `factor`."""
         self.addon.factor *= factor
-        self._schedule.factor = self.addon.factor
+        if self._schedule is not None:
+            self._schedule.factor = self.addon.factor
 
     @property
     def schedule(self) -> Any:

@@ -297,8 +297,10 @@ class StateManagerAddon(KeptStatesAddon):
         """
         from nbtrain.foreign.imported import fit_run, report, write_run
         from nbtrain.foreign.readers import read_runs
+        from nbtrain.state.resume import check_left_out
 
         refuse_while_on(trainer.control)
+        check_left_out(trainer, without)
         found = read_runs(path, trust=trust, key=key, fitness=fitness_of(trainer.model), epoch=epoch, convert=convert)
         run = fit_run(trainer, found, rename, strict=self.strict)
         keys = [callback.state_key for callback in as_list(trainer.lightning.get("callbacks"))]
@@ -348,7 +350,7 @@ class StateManagerAddon(KeptStatesAddon):
 
         check_left_out(trainer, without)
         state = read_state(trainer, checkpoint)
-        finish = leave_out(trainer, state, without)
+        finish = leave_out(trainer, state, without, is_new=n_epoch is None and not continues)
         found = None
         if n_epoch is not None:
             found = fit_reached(trainer, state, loader, checkpoint, n_epoch)
@@ -360,7 +362,9 @@ class StateManagerAddon(KeptStatesAddon):
         if "optimizer" not in found:
             check_optimizer(trainer, state, Path(checkpoint))
         restore(trainer, checkpoint, state, run_dir, found, continues=continues)
-        finish()
+        trainer.states.notes = finish()
+        if n_epoch is None:  # else they are for a run with epochs left
+            trainer.states.note_all(trainer)
         if self.base is not None:
             self.base.resume(state["nbtrain"])
         return checkpoint

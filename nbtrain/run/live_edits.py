@@ -26,7 +26,7 @@ from ..engine.step_module import StepModule
 from ..errors import ConfigError, OptionError, first_line, nearest
 from ..history.history import RunResult
 from ..optim.joint_optimizer import JointOptimizer
-from ..optim.schedulers import rate_of_next, scale_lr
+from ..optim.schedulers import is_factory, rate_of_next, scale_lr
 from ..private.lightning_parts import is_last_batch, validate_between
 from ..base.trainer_base import TrainerBase
 from .handle import RunHandle
@@ -186,7 +186,9 @@ def _set_next(trainer: TrainerBase, lr: float) -> None:
 
 def _set_lr(trainer: TrainerProtocol, before: float, lr: float, *, is_last: bool) -> None:
     assert isinstance(trainer, TrainerBase)
-    is_of_next = is_last if trainer.module is not None else not trainer.origin.continues
+    is_of_next = not trainer.origin.continues
+    if trainer.module is not None:  # the schedule of a factory ends with its run
+        is_of_next = is_last and is_factory(trainer.given.get("scheduler"))
     if is_of_next and not trainer.configures_optimizers:
         _set_next(trainer, lr)
         return

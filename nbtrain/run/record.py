@@ -79,7 +79,8 @@ def follow_comparison(trainer: TrainerBase, valid_loader: Any) -> None:
     """Begin a new search for the best, with a mark, if the validation set or the monitor is another than in the run so far."""
     state, parts = trainer.train_state, named_loaders(valid_loader) or {"": valid_loader}
     words = ", ".join(_set_words(part) for part in parts.values()) if valid_loader is not None else None
-    before, state.measured = state.measured, {"monitor": trainer.monitor, "validation set": words}
+    before = state.measured
+    state.measured = {"monitor": trainer.monitor, "validation set": words or before.get("validation set")}
     changed = [name for name, now in state.measured.items() if None not in (now, before.get(name)) and now != before[name]]
     if not trainer.monitor.startswith("val_"):
         changed = [name for name in changed if name == "monitor"]

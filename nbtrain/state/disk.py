@@ -14,7 +14,7 @@ import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
-from ..checkpoint.files import SaveFormat, Writer, ordered_names, read_counts, read_superseded
+from ..checkpoint.files import SaveFormat, Writer, ordered_names, progress_of, read_counts, read_superseded
 from ..checkpoint.frozen_base import FrozenBase, leave_out
 from ..checkpoint.sharded import ShardWriter, meet_ranks
 from ..checkpoint.snapshot import Snapshot, plain
@@ -132,7 +132,9 @@ class Disk:
         epoch, step = self._place
         suffix = ".ckpt" if self.options.save_format == "ckpt" and not self.in_shards else ""
         name = f"epoch={epoch}-step={step}"
-        return f"{name}_2{suffix}" if name + suffix in self._of_session else name + suffix
+        second, run_dir = f"{name}_2{suffix}", self.trainer.run_dir
+        has_second = run_dir is not None and (run_dir / FOLDER / second).exists()  # which stays the newest of this place
+        return second if has_second or name + suffix in self._of_session else name + suffix
 
     @property
     def _of_session(self) -> list[str]:
@@ -363,7 +365,7 @@ def nearest_saved(trainer: StatefulTrainer, processed: int, step: int | None = N
     With `step`, read one of that update if there is one.
     """
     found = saved_states(trainer.run_dir)
-    exact = [n for n, path in found.items() if path.stem.endswith(f"-step={step}")]
+    exact = [n for n, path in found.items() if (place := progress_of(path.name)) is not None and place[1] == step]
     at = max(exact or [n for n in found if n <= processed], default=None)
     if at is None:
         return None

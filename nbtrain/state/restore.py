@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..checkpoint.files import read_checkpoint
+from ..checkpoint.files import progress_of, read_checkpoint
 from ..checkpoint.frozen_base import put_in, with_frozen
 from ..checkpoint.weights import Weights, check_weights, local_file, url_of
 from ..data.epoch import set_epoch
@@ -315,7 +315,7 @@ def restore_kept(trainer: StatefulTrainer, kept: KeptState) -> list[str]:
 def _named(state: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
     """Return `state`, read from `file`. Raises CheckpointError if its counts don't match the name of the file."""
     counts = in_updates(state.get("nbtrain", {}).get("counts", {}))
-    if file.stem != f"epoch={counts.get('epoch')}-step={counts.get('step')}":
+    if progress_of(file.name) != (counts.get("epoch"), counts.get("step")):
         raise CheckpointError(f"{file.name} holds the state after {counts.get('epoch')} epochs and {counts.get('step')} updates.")
     return state
 

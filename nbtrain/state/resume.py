@@ -53,7 +53,10 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: 
         raise ConfigError("In mode 'test' there is no run to resume.", remedy="Load the state with load_state(path).")
     manager, states = trainer._required_service(StateService), trainer.states
     check_left_out(trainer, without)
-    is_newest = resume in ("auto", "last") and not without
+    is_newest = resume in ("auto", "last")
+    if without and is_newest and (states.is_rewound or (trainer.origin.is_over and _is_changed(trainer))):
+        what = f"without={tuple(without)!r}: this trainer continues with what it has in memory, and reads no checkpoint."
+        raise ConfigError(what, remedy="Leave it out; or make a new trainer.")
     if is_newest and states.restored is not None and states.is_rewound:
         left = _left(trainer, n_epoch, states.restored)
         if left and not trainer.origin.continues:  # from the end of the run
@@ -96,6 +99,7 @@ def fit_reached(
             set_epoch(loader, n_epoch - 1)  # a dataset may grow from epoch to epoch
         given = setup_of(trainer, loader) | (trainer.states.given or all_given(trainer))
         saved = {part: value for part, value in {**before, **(own.get("given") or {})}.items() if part in _OF_RUN}
+        given[OPTIONS] = {name: value for name, value in given.get(OPTIONS, {}).items() if name in saved.get(OPTIONS, {})}
         if found := differences(saved, given):
             raise ConfigError(
                 f"{name} is complete with epoch {n_epoch}, and was trained with {in_words(found)}.",
@@ -121,6 +125,7 @@ def continue_from(trainer: TrainerBase, path: str | Path, n_epoch: int) -> int:
     if is_after_session:
         state.session = None
     if left:
+        trainer.states.note_all(trainer)
         trainer.origin.go_back(continues=not is_after_session)
         state.run += is_after_session  # a new run gets the next number
         if trainer.origin.parent is None:
@@ -245,6 +250,11 @@ def check_left_out(trainer: StatefulTrainer, without: Collection[str]) -> None:
     """Raise ConfigError for a name that stands for nothing here, and for what this trainer no longer has as it was given."""
     known = {*_PARTS, *_given_options(trainer)} if trainer.optimizer is not None else {"place", "early_stopping"}
     for name in without:
+        if trainer.optimizer is None and name in (*_PARTS, "lr") and name not in known:
+            raise ConfigError(
+                f"without={name!r}: the optimizer and the schedule are made in configure_optimizers, and restored by Lightning.",
+                remedy="Load the weights alone: apply_weights(path).",
+            )
         if name not in known:
             raise ConfigError(f"without={name!r} stands for nothing that is restored here.", remedy=nearest(name, known))
         if name not in ("place", "early_stopping") and trainer.train_state.counts.processed:
@@ -262,40 +272,68 @@ def _given_options(trainer: StatefulTrainer) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name != "lr" or not is_function}
 
 
-def leave_out(trainer: StatefulTrainer, state: dict[str, Any], without: Collection[str]) -> Callable[[], None]:
-    """Take out of `state` what stays as it was given. Returns a function that does the rest, and notes what was given and is not used.
+def leave_out(
+    trainer: StatefulTrainer, state: dict[str, Any], without: Collection[str], *, is_new: bool = False
+) -> Callable[[], list[str]]:
+    """Take out of `state` what stays as it was given. Returns a function that does the rest, and returns notes of what is not used.
 
-    Call it after the state is restored. Raises ConfigError for rates that one schedule can't follow.
+    Call it after the state is restored. `is_new`: a new run follows. Raises ConfigError for rates that one schedule can't follow.
     """
+    if "optimizer" in without:
+        without = {*without, "schedule"}
     own = state["nbtrain"] = {**state["nbtrain"]}
-    saved = dict((own.get("given") or {}).get(OPTIONS, {}))
     parts = [part for name in without for part in _PARTS.get(name, ())]
     for kept in ("setup", "given"):
         own[kept] = {part: value for part, value in (own.get(kept) or {}).items() if part not in parts}
+    given, schedule = _given_options(trainer), trainer.given.get("scheduler")
+    taken = {*without, *(_DRIVEN if "schedule" in without else ())} & given.keys()
+    saved = {name: value for name, value in own["given"].get(OPTIONS, {}).items() if name in given and name not in taken}
+    is_scheduled = schedule is not None and not (is_new and is_factory(schedule))  # a factory begins with the rates of the groups
+    rates = _saved_rates(state, is_scheduled=schedule is not None)
+    ratio = _ratio(rates, given["lr"]) if "lr" in without and "schedule" not in without and is_scheduled else None
+    own["given"] |= {OPTIONS: saved} if saved else {}
     if "place" in without:
         own |= {"finished": None, "loader": NO_PLACE}
     if "schedule" in without:
-        again = {"factor": 1.0, "begin": {"again": True}}
-        schedules = schedules_in(state)
-        state["callbacks"] = {key: again if any(value is one for one in schedules) else value for key, value in state["callbacks"].items()}
-        state["lr_schedulers"] = []
+        _begin_schedule(state)
     if "early_stopping" in without:
         _begin_patience(trainer, state)
-    given, kept = _given_options(trainer), group_options(trainer.optimizer) if trainer.optimizer is not None else []
-    taken = {*without, *(_DRIVEN if "schedule" in without else ())} & given.keys()
-    ratio = (
-        _ratio(saved.get("lr"), given["lr"]) if "lr" in without and "schedule" not in without and trainer.given.get("scheduler") else None
-    )
+    options = group_options(trainer.optimizer) if trainer.optimizer is not None else []
+    present = all_given(trainer).get(OPTIONS, {})
 
-    def finish() -> None:
+    def finish() -> list[str]:
+        if trainer.mode == "test" or trainer.optimizer is None:
+            return []
         if "optimizer" not in without:
-            _take_options(trainer, kept, without, ratio)
-            _note_unused(trainer, {name: value for name, value in saved.items() if name not in taken}, given)
-            if saved:  # older checkpoints don't say what was given
-                trainer.states.given = (trainer.states.given or {}) | {OPTIONS: saved | {name: given[name] for name in taken}}
-        _note_patience(trainer, state)
+            _take_options(trainer, options, without, ratio)
+        trainer.states.given = (trainer.states.given or {}) | {OPTIONS: given | saved}
+        continued = saved | ({"lr": rates} if rates is not None and "lr" in given.keys() - taken else {})
+        return [*_unused(continued, given, present), *_unused_patience(trainer, state)]
 
     return finish
+
+
+def _begin_schedule(state: dict[str, Any]) -> None:
+    """Let the schedule begin again."""
+    again, schedules = {"factor": 1.0, "begin": {"again": True}}, schedules_in(state)
+    state["callbacks"] = {key: again if any(value is one for one in schedules) else value for key, value in state["callbacks"].items()}
+    state["lr_schedulers"] = []
+
+
+def _saved_rates(state: Mapping[str, Any], *, is_scheduled: bool) -> Any:
+    """The rates that the saved run continues with, one or one for each group, as they were given; None if they are unknown.
+
+    Those of a schedule include the factor of `set(lr=...)`; without one they are those of the groups.
+    """
+    groups = state["optimizer_states"][0].get("param_groups", ()) if state["optimizer_states"] else ()
+    of_groups = [float(group["lr"]) for group in groups if "lr" in group]
+    if is_scheduled:
+        factor = next((schedule["factor"] for schedule in schedules_in(state)), 1.0)
+        found = (state["nbtrain"].get("given") or {}).get(OPTIONS, {}).get("lr")
+        if found is not None:
+            return [rate * factor for rate in found] if isinstance(found, list) else found * factor
+        of_groups = [float(group["initial_lr"]) * factor for group in groups if "initial_lr" in group]
+    return of_groups[0] if len(set(of_groups)) == 1 else of_groups or None
 
 
 def _early_stops(trainer: StatefulTrainer) -> list[EarlyStopping]:
@@ -307,8 +345,9 @@ def _begin_patience(trainer: StatefulTrainer, state: dict[str, Any]) -> None:
     state["stopped"], state["nbtrain"]["ends"] = {}, {}
     states = state["callbacks"] = dict(state["callbacks"])
     for key, value in states.items():
-        counters = {"wait_count", "n_waited"} & value.keys() if isinstance(value, dict) else ()
-        states[key] = {**value, **dict.fromkeys(counters, 0)} if counters else value
+        for counter, beside in (("wait_count", "stopped_epoch"), ("n_waited", "best_value")):
+            if isinstance(value, dict) and {counter, beside} <= value.keys():
+                states[key] = {**value, counter: 0}
     for callback in _early_stops(trainer):
         if callback.state_key in states:
             states[callback.state_key]["patience"] = callback.patience
@@ -322,7 +361,7 @@ def _ratio(saved: Any, given: Any) -> float:
         )
     before, now = as_list(saved), as_list(given)
     n = max(len(before), len(now))
-    ratios = {lr / rate_of_next(was) for was, lr in zip(before * (n // len(before)), now * (n // len(now)))}
+    ratios = {rate_of_next(lr) / rate_of_next(was) for was, lr in zip(before * (n // len(before)), now * (n // len(now)))}
     if max(ratios) - min(ratios) > 1e-9 * max(ratios):
         raise ConfigError(
             "without=('lr',): the rates of the groups have changed by different factors, and one schedule drives them.",
@@ -335,12 +374,13 @@ def _take_options(trainer: StatefulTrainer, given: list[dict[str, Any]], without
     """Set the options of the restored optimizer that stay as they were given; `ratio`: of the rates, which a schedule drives."""
     if (optimizer := trainer.optimizer) is None:
         return
+    defaults = {name for one in getattr(optimizer, "optimizers", {"": optimizer}).values() for name in one.defaults}
     for group, options in zip(optimizer.param_groups, given):
         names = {*without} & options.keys()
         if "schedule" in without:
             for name in group.keys() - options.keys() - {"params"}:
                 del group[name]
-            names |= {name for name in options if name not in optimizer.defaults or name in _DRIVEN}
+            names |= {name for name in options if name not in defaults or name in _DRIVEN}
             set_group_lr(group, options["lr"])
         group.update({name: options[name] for name in names - {"lr"}})
     if ratio is not None:
@@ -350,20 +390,21 @@ def _take_options(trainer: StatefulTrainer, given: list[dict[str, Any]], without
         set_initial_lrs(optimizer, [float(options.get("initial_lr", options["lr"])) for options in given])
 
 
-def _note_unused(trainer: StatefulTrainer, saved: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Note each option that is given here and not used, because that of the saved run continues."""
-    for name in sorted(saved.keys() & given.keys()):
-        was, now = saved[name], given[name]
-        if was != now:
-            trainer.recorder.note(f"{name} was {was} and is {now} here: {was} is used. without=({name!r},) takes {now}")
+def _unused(saved: Mapping[str, Any], given: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
+    """A note for each option that is given here and not used, because that of the saved run continues. `present`: perhaps set by hand."""
+    names = [name for name in sorted(saved.keys() & given.keys()) if saved[name] not in (given[name], present.get(name))]
+    return [_unused_words(name, saved[name], given[name], name) for name in names]
 
 
-def _note_patience(trainer: StatefulTrainer, state: Mapping[str, Any]) -> None:
-    """Note where Lightning's EarlyStopping continues with the patience that was saved."""
-    for callback in _early_stops(trainer):
-        was, now = state.get("callbacks", {}).get(callback.state_key, {}).get("patience"), callback.patience
-        if was not in (None, now):
-            trainer.recorder.note(f"patience was {was} and is {now} here: {was} is used. without=('early_stopping',) takes {now}")
+def _unused_words(name: str, was: Any, now: Any, without: str) -> str:
+    return f"{name} was {was} and is {now} here: {was} is used. without=({without!r},) takes {now}"
+
+
+def _unused_patience(trainer: StatefulTrainer, state: Mapping[str, Any]) -> list[str]:
+    """A note where Lightning's EarlyStopping continues with the patience that was saved."""
+    states = state.get("callbacks", {})
+    saved = [(states.get(callback.state_key, {}).get("patience"), callback.patience) for callback in _early_stops(trainer)]
+    return [_unused_words("patience", was, now, "early_stopping") for was, now in saved if was not in (None, now)]
 
 
 # %% ../../nbs/state/resume.ipynb #goback02

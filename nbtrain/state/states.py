@@ -57,6 +57,7 @@ class States:
         self.reasons: dict[str, None] = {}
         self.rest, self.places = dict[str, Any](), dict[str, Any]()
         self._noted: set[str] = set()  # the notes of this run, each added once
+        self.notes: list[str] = []  # of the newest restore, if training continues from it
 
     def __getstate__(self) -> dict[str, Any]:
         of_run = {"open_loader": None, "open_valid": None, "loaders": (None, None), "setup": None}
@@ -109,6 +110,12 @@ class States:
     def note_unsaved(self, trainer: TrainerProtocol, *what: str) -> None:
         """Note which attributes are not saved."""
         self.note_inexact(trainer, [f"{one}, and is not saved. Give it state_dict and load_state_dict" for one in what if one])
+
+    def note_all(self, trainer: TrainerProtocol) -> None:
+        """Note what of the trainer is not used, as training continues from what was restored."""
+        for text in self.notes:
+            trainer.recorder.note(text)
+        self.notes = []
 
     def scale_restored(self, factor: float) -> None:
         """Scale the schedule that the next run continues, after a learning rate was set by hand."""

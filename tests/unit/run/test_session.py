@@ -358,3 +358,22 @@ def test_one_loader_of_all_runs_keeps_its_order_or_a_note_says_that_it_starts_ag
     resumed = go(tmp_path / "broken")
     is_said = "The loader starts again: if it is that of the run before" in (resumed.run_dir / "events.jsonl").read_text()
     assert (same_weights(resumed.model, whole.model), is_said) == (n_runs == 2, n_runs == 1)
+
+
+def test_a_session_that_was_stopped_before_an_update_can_be_extended(tmp_path: Path) -> None:
+    class StopsInRoundTwo(L.Callback):
+        def on_train_start(self, *args: Any) -> None:
+            if trainer.counts.epoch == 1:
+                trainer.stop()
+
+    kind = Regress.add_on(StateManagerAddon)
+    trainer = make_trainer(kind, save_path=tmp_path, lightning={"callbacks": [StopsInRoundTwo()]})
+    with trainer.session(2, 1, resume="auto") as session:
+        for _ in session:
+            trainer.run(1, make_loader())
+    trainer, rounds = make_trainer(kind, save_path=tmp_path), []
+    with trainer.session(3, 1, resume="auto") as session:
+        for number in session:
+            trainer.run(1, make_loader())
+            rounds.append(number)
+    assert rounds and trainer.counts.epoch == len(rounds) + 1

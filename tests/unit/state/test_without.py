@@ -209,3 +209,94 @@ def test_rates_that_one_schedule_cannot_follow_are_refused(tmp_path: Path) -> No
     trainer = groups(0.2, 0.02)
     run(trainer, 2, without=("lr",))
     assert [group["lr"] for group in trainer.optimizer.param_groups] == pytest.approx([0.002, 0.0002])
+
+
+# -- rates that were set by hand, schedules that begin again, and what is refused
+def test_a_rate_that_was_set_by_hand_is_the_saved_one(tmp_path: Path) -> None:
+    options = {"schedule": lambda optimizer: StepLR(optimizer, 100)}
+    trainer = make(tmp_path, **options)
+    run(trainer, 1)
+    trainer.set(lr=0.004)
+    run(trainer, 2)
+    again = make(tmp_path, lr=0.004, **options)
+    run(again, 3)
+    assert rates(again)[-1] == 0.004 and notes(again) == []
+    other = make(tmp_path, **options)
+    run(other, 4)
+    assert notes(other) == ["lr was 0.004 and is 0.01 here: 0.004 is used. without=('lr',) takes 0.01"]
+    taken = make(tmp_path, lr=0.02, **options)
+    run(taken, 5, without=("lr",))
+    assert rates(taken)[-1] == 0.02
+
+
+def test_a_new_run_of_a_restored_trainer_begins_with_the_rate_that_is_taken(tmp_path: Path) -> None:
+    options = {"scheduler": lambda optimizer, plan: CosineAnnealingLR(optimizer, plan.total_steps)}
+    run(make(tmp_path, **options), 1)
+    trainer = make(tmp_path, lr=0.002, **options)
+    trainer.load_state(without=("lr",))
+    trainer.run(1, make_loader())
+    assert rates(trainer)[0] == 0.002
+
+
+def test_a_schedule_of_another_class_begins_again_from_the_rate_that_is_taken(tmp_path: Path) -> None:
+    breaks_off(tmp_path, 12, scheduler=lambda optimizer, plan: CosineAnnealingLR(optimizer, plan.total_steps))
+    trainer = make(tmp_path, lr=0.002, scheduler=lambda optimizer, plan: StepLR(optimizer, 100))
+    run(trainer, 4, without=("lr",))
+    assert set(rates(trainer)) == {0.002}
+
+
+class Points(StepLR):
+    """A schedule with an argument that can't be compared."""
+
+    def __init__(self, optimizer: Any, points: torch.Tensor) -> None:
+        self.points = points
+        super().__init__(optimizer, 100)
+
+
+def test_an_argument_that_cannot_be_compared_is_left_alone(tmp_path: Path) -> None:
+    run(make(tmp_path, schedule=lambda optimizer: Points(optimizer, torch.ones(3))), 1)
+    trainer = make(tmp_path, schedule=lambda optimizer: Points(optimizer, torch.zeros(3)))
+    run(trainer, 2)
+    assert notes(trainer) == [] and trainer.counts.epoch == 2
+
+
+def test_an_optimizer_that_is_left_out_takes_its_schedule_along(tmp_path: Path) -> None:
+    run(make(tmp_path, schedule=lambda optimizer: StepLR(optimizer, 1, 0.5)), 2)
+    trainer = make(tmp_path, schedule=lambda optimizer: StepLR(optimizer, 1, 0.5))
+    run(trainer, 4, without=("optimizer",))
+    assert rates(trainer)[0] == 0.01 and rates(trainer)[-1] == 0.005
+
+
+def test_a_trainer_that_was_rewound_reads_no_checkpoint(tmp_path: Path) -> None:
+    trainer = make(tmp_path, keep_states=True)
+    run(trainer, 2)
+    trainer.rewind(epoch=1)
+    with pytest.raises(ConfigError, match="continues with what it has in memory, and reads no checkpoint"):
+        run(trainer, 3, without=("early_stopping",))
+
+
+def test_a_function_sets_the_rate_itself(tmp_path: Path) -> None:
+    run(make(tmp_path, scheduler=lambda step: 0.01), 1)
+    trainer = make(tmp_path, lr=0.5, scheduler=lambda step: 0.01)
+    assert run(trainer, 1).n_epochs == 0
+    with pytest.raises(ConfigError, match=r"without='lr' stands for nothing"):
+        run(make(tmp_path, lr=0.5, scheduler=lambda step: 0.01), 2, without=("lr",))
+
+
+def test_a_finished_line_is_not_told_to_take_what_it_takes(tmp_path: Path) -> None:
+    run(make(tmp_path), 2)
+    assert run(make(tmp_path, lr=0.5), 2, without=("lr",)).reason == "all 2 epochs were there: nothing to train"
+
+
+def test_an_import_with_an_unknown_name_writes_no_folder(tmp_path: Path) -> None:
+    torch.save({"model": make_model().state_dict()}, tmp_path / "old.pt")
+    with pytest.raises(ConfigError, match="Did you mean 'lr'"):
+        make(tmp_path / "runs").import_run(tmp_path / "old.pt", epoch=1, without=("rl",))
+    assert not (tmp_path / "runs" / "run-001").exists()
+
+
+def test_a_schedule_that_is_shorter_than_its_place_is_refused_with_its_length(tmp_path: Path) -> None:
+    run(make(tmp_path, scheduler_step_on_batch=True, schedule=lambda optimizer: OneCycleLR(optimizer, 0.01, total_steps=40)), 3)
+    trainer = make(tmp_path, scheduler_step_on_batch=True, schedule=lambda optimizer: OneCycleLR(optimizer, 0.01, total_steps=10))
+    with pytest.raises(ConfigError, match="OneCycleLR ends after 10 steps"):
+        run(trainer, 4)
