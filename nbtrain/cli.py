@@ -233,8 +233,10 @@ def _resume(line: CommandLine) -> int:
     if len(line.rest) != 1:
         raise ConfigError("resume takes one run.", remedy="Give its folder: nbtrain resume checkpoints/run-001.")
     from nbtrain.checkpoint.store import find_checkpoint
+    from nbtrain.history.run_folder import find_run
     from nbtrain.jobs.trainer_args import CONFIG_FILE
 
+    find_run(line.rest[0])  # which says so if there is none
     newest = Path(str(find_checkpoint(line.rest[0], line.rest[0], print)))
     folder = newest.parent.parent
     if hasattr(os, "getuid") and (owner := folder.stat().st_uid) != os.getuid():

@@ -92,8 +92,9 @@ def follow_comparison(trainer: TrainerBase, valid_loader: Any) -> None:
 
 def _set_words(loader: Any) -> str:
     """What a validation set is, in words: `TensorDataset of 64`."""
-    data = getattr(innermost(loader), "dataset", innermost(loader))
-    n = sized_len(data)
+    data = getattr(innermost(loader), "dataset", None)
+    n = sized_len(data) if data is not None else n_batches(loader)
+    data = innermost(loader) if data is None else data
     return f"{type(data).__name__} of {n}" if n is not None else type(data).__name__
 
 

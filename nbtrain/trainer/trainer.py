@@ -214,8 +214,7 @@ class Trainer(TrainerCommands):
         notify: Notify | None = None,
         background: bool = False,
     ) -> RunResult | RunHandle:
-        """Train `n_epoch` MORE epochs on `loader`, validate on `valid_loader` after each, and return the result.
-        Optimizer, schedule and epochs continue from the previous run. In a notebook ■ pauses it for `resume()`; a second ■ ends it.
+        """Train `n_epoch` MORE epochs on `loader`, validate on `valid_loader` after each; optimizer, schedule and epochs continue.
 
         Args:
             n_epoch: How many MORE epochs to train, from 1; with `resume`, the total of the run. In mode "test", how many passes.
@@ -233,8 +232,7 @@ class Trainer(TrainerCommands):
             ConfigError: an argument is invalid, or another run is on; before anything else happens
             StepError: a step returned something invalid, or a loader gave no batch
             CheckpointError: the state can't be restored
-            RunPaused: ■ paused the run (a KeyboardInterrupt)
-            RunStopped: a second ■, the Stop button or Ctrl-C ended it (a KeyboardInterrupt)
+            RunPaused, RunStopped: ■ paused it; a second ■, the Stop button or Ctrl-C ended it (KeyboardInterrupts)
 
         Changes:
             The model, the optimizer, the schedule, `history`, `result`, the counts and the run folder.

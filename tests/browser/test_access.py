@@ -178,8 +178,8 @@ def test_a_screen_reader_gets_the_runs_with_names_for_what_can_be_pressed(page: 
     heads = [name for role, name in tree if role == "radio"]
     assert heads[:2] == ["sort by run", "sort by lr"] and len(heads) == 5
     lines = [name for role, name in tree if role == "DisclosureTriangle"]
-    assert lines[0].startswith(f"best · run Named 0, lr 0.1, val_{HEBREW} 0.") and lines[0].endswith(f" · {HEBREW} 12")
-    assert lines[1].startswith("run Named 1, lr 0.03, ") and len(lines) == 3
+    assert lines[0].startswith(f"best · run Named 1, lr 0.1, val_{HEBREW} 0.") and lines[0].endswith(f" · {HEBREW} 12")
+    assert lines[1].startswith("run Named 2, lr 0.03, ") and len(lines) == 3
 
 
 def test_the_keyboard_reaches_heads_and_lines_in_their_order_and_the_focus_is_visible(page: Any, pages: dict[str, str]) -> None:

@@ -84,7 +84,7 @@ def test_a_run_that_goes_on_in_its_folder_is_one_of_the_session(tmp_path: Path) 
     assert entry.folder == trainer.run_dir and [row["epoch"] for row in entry.card.board.epochs] == [1, 2, 3]
     assert entry.best["val_loss"] == trainer.history.best["val_loss"]
     entry.delete()
-    assert [run.name for run in listed()] == [other.name] == ["Continued 2"]
+    assert [run.name for run in listed()] == [other.name] == ["Continued 3"]
 
 
 def test_a_run_is_called_by_its_folder_in_the_list_its_lines_and_its_record(folder: Path) -> None:
@@ -130,7 +130,7 @@ def test_runs_of_this_session_need_no_folder_and_an_evaluation_is_a_column() -> 
     assert [run.settings["lr"] for run in found] == ["0.1", "0.01"]
     assert found[0].card.tests["test_loss"] == trainers[0].history.tests[-1]["test_loss"]
     assert [run.best["val_loss"] for run in found] == [trainer.history.best["val_loss"] for trainer in trainers]
-    assert [run.name for run in nbtrain.runs()][-2:] == ["Session 0", "Session 1"]
+    assert [run.name for run in nbtrain.runs()][-2:] == ["Session 1", "Session 2"]
     with pytest.raises(ConfigError, match="no run folder"):
         found[0].history
 
