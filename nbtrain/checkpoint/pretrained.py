@@ -83,7 +83,8 @@ def open_pretrained(
     `rename`: names in the file, or their beginnings, and what they are in the model. Raises CheckpointError as `find_weights` does.
     """
     with local_file(path) as file:
-        found, run = find_weights(file, key, fitness_of(model)), weights_in(file)[1] if file.is_dir() else ""
+        taken, run = weights_in(file) if file.is_dir() else (file, "")
+        found = find_weights(taken, key, fitness_of(model))
     if found.is_checkpoint and key is None:
         found = FoundWeights(with_base(found.weights, model, path), found.key, found.others, True)
     return PretrainedFile(path, model, found, rename, key is not None, run)

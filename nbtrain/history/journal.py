@@ -198,16 +198,8 @@ def _read(content: bytes, place: list[int], state: dict[str, Any]) -> dict[str, 
             table[start:] = rows
         for phase, table in steps.items():
             _extend(table, *record["steps"][phase])
-    whole = (
-        state
-        | tables
-        | {
-            "steps": {
-                phase: _content(table) | {name: state["steps"][phase][name] for name in ("stride", "seen")}
-                for phase, table in steps.items()
-            }
-        }
-    )
+    thinning = {phase: {name: state["steps"][phase][name] for name in ("stride", "seen")} for phase in steps}
+    whole = state | tables | {"steps": {phase: _content(table) | thinning[phase] for phase, table in steps.items()}}
     counted = history_in_updates(whole, {"step": 0, "processed": 0}) if is_older(whole) else whole
     History().load_state_dict(counted)  # raises an error for rows of another form
     return whole

@@ -99,21 +99,23 @@ def fit_reached(
             set_epoch(loader, n_epoch - 1)  # a dataset may grow from epoch to epoch
         given = setup_of(trainer, loader) | (trainer.states.given or all_given(trainer))
         saved = {part: value for part, value in {**before, **(own.get("given") or {})}.items() if part in _OF_RUN}
-        given[OPTIONS] = {name: value for name, value in given.get(OPTIONS, {}).items() if name in saved.get(OPTIONS, {})}
+        options = saved.get(OPTIONS, {})
+        given[OPTIONS] = {name: value for name, value in given.get(OPTIONS, {}).items() if name in options}
         if found := differences(saved, given):
+            without = _without(found, options, given[OPTIONS])
             raise ConfigError(
                 f"{name} is complete with epoch {n_epoch}, and was trained with {in_words(found)}.",
-                remedy=f"Give this run its own save_path; or train on with it: run({n_epoch + 2}, ..., resume=...{_without(found)}).",
+                remedy=f"Give this run its own save_path; or train on with it: run({n_epoch + 2}, ..., resume=...{without}).",
             )
     # another optimizer is left as it is, also one that callbacks may have changed
     other = differences({part: value for part, value in before.items() if part == "optimizer"}, as_given(trainer))
     return other | fit_setup(trainer, state, checkpoint, None, strict=False)
 
 
-def _without(found: Mapping[str, str]) -> str:
-    """The argument of `run` that takes the settings of this trainer where the `found` differences are in what is restored."""
-    names = [name for name, part in (("optimizer", "optimizer"), ("schedule", "schedule")) if part in found]
-    names += [text.partition(" was ")[0] for text in found.get(OPTIONS, "").split(", ") if " was " in text]
+def _without(found: Mapping[str, str], saved: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """The argument of `run` that takes what is given here where a restored part is among the `found` differences, or an option differs."""
+    names = [part for part in ("optimizer", "schedule") if part in found]
+    names += [name for name in given if saved[name] != given[name]]
     return f", without={tuple(names)!r}" if names else ""
 
 
