@@ -229,6 +229,8 @@ def _remedy(at: str, value: Any, hint: Any) -> str:
         return "Convert it: int(...)."
     if isinstance(value, Mapping) and callable(getattr(get_origin(hint), "__iter__", None)):
         return "A dict gives its keys only: give a list of its values."
+    if isinstance(value, str) and get_origin(hint) is not None and get_args(hint) in ((str,), (str, ...)):
+        return f"Give a tuple: {at}=({value!r},)."
     try:
         fits = isinstance(value, str) and find_misfit(at, literal_eval(value), hint) is None
     except (ValueError, SyntaxError):

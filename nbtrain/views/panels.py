@@ -102,7 +102,8 @@ def check_measured(names: Sequence[str], metrics: Sequence[str]) -> None:
     for metric in metrics:
         if not any(is_chosen(name, [metric]) for name in names):
             known = dict.fromkeys(map(quantity_of, names))
-            raise ConfigError(f"{metric!r} was not measured.", remedy=f"Give some of {', '.join(known)}.")
+            some = f"Give some of {', '.join(known)}; or one metric, such as {names[0]!r}." if names else "No epoch is finished yet."
+            raise ConfigError(f"{metric!r} was not measured.", remedy=some)
 
 
 def _chosen(groups: Mapping[str, list[str]], metrics: Sequence[str]) -> dict[str, list[str]]:

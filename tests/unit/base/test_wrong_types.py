@@ -229,7 +229,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "too many": (
         lambda: make_trainer().run(5, [1], None, "auto"),
-        "run: too many positional arguments.\n  Give resume=... and notify=... and background=... by name.",
+        "run: too many positional arguments.\n  Give resume=... and without=... and notify=... and background=... by name.",
     ),
     "by name alone": (lambda: place(5, cpus=4), "place needs 'where'.\n  For example: place(5, where=where)."),
     "constructor": (lambda: nbtrain.Trainer(), "Trainer needs 'model'.\n  For example: Trainer(model)."),
@@ -239,7 +239,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "command": (
         lambda: make_trainer(nbtrain.Trainer.add_on(nbtrain.StateManagerAddon), save_path="runs").load_state(filename="x"),
-        "load_state takes no argument 'filename'.\n  Known are: path.",
+        "load_state takes no argument 'filename'.\n  Known are: path, without.",
     ),
 }
 

@@ -189,6 +189,9 @@ def test_a_name_that_stands_for_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         run(trainer, 2, without=("rl",))
     assert str(error.value) == "without='rl' stands for nothing that is restored here.\n  Did you mean 'lr'?"
+    with pytest.raises(ConfigError) as error:
+        run(trainer, 2, without="lr")
+    assert str(error.value) == "without must be a Collection, got 'lr'.\n  Give a tuple: without=('lr',)."
     with pytest.raises(ConfigError, match="leaves out a part of what resume= restores"):
         trainer.run(2, make_loader(), without=("lr",))
     run(trainer, 2)

@@ -220,6 +220,8 @@ def test_a_metric_that_does_not_change_gives_way_and_any_can_be_chosen() -> None
     )
     with pytest.raises(ConfigError, match="'f1' was not measured(?s:.*)Give some of acc, loss, still"):
         plots.curves(rows, metrics=["f1"])
+    with pytest.raises(ConfigError, match="'f1' was not measured(?s:.*)No epoch is finished yet"):
+        History().plot(["f1"])
     many = rows_of(9, *TWELVE)
     assert len(plots.curves(many, metrics=list(panels(many))).axes) == len(panels(many)) > 6
 
