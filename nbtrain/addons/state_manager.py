@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from ..annotations import check_positive
 from .accumulation import AccumulationAddon
-from ..checkpoint.files import SaveFormat, ordered_names, progress_of
+from ..checkpoint.files import SaveFormat
 from ..checkpoint.frozen_base import FrozenBase
 from ..checkpoint.pretrained import fitness_of
-from ..checkpoint.store import FOLDER, CheckpointStore, find_checkpoint, open_folder, own_run
+from ..checkpoint.store import CheckpointStore, find_checkpoint, open_folder, own_run
 from ..checkpoint.weights import url_of
 from ..data.loader_state import draws_in_ranks
 from ..data.resumable_loader import ValidLoader
@@ -105,6 +105,7 @@ class StateManagerAddon(KeptStatesAddon):
     save_on_error: bool = True
 
     saves = True
+    only_end = False
     commands = ("save_state", "load_state", "import_run")
     after = (Launcher, AccumulationAddon)  # a resumed loader wraps the shard of a rank
 
@@ -143,15 +144,6 @@ class StateManagerAddon(KeptStatesAddon):
         made = KeptStatesAddon(keep_states=self.keep_states)
         made.states = self.states
         return made
-
-    def saved_now(self, trainer: StatefulTrainer) -> Path | None:
-        if trainer.run_dir is None:
-            return None
-        counts = trainer.train_state.counts
-        folder = trainer.run_dir / FOLDER
-        names = ordered_names(folder) if folder.is_dir() else []
-        saved = [folder / name for name in names if progress_of(name) == (counts.epoch, counts.step)]
-        return saved[-1] if saved else None
 
     def _open_disk(self, trainer: StatefulTrainer) -> Disk:
         return Disk(self, trainer)

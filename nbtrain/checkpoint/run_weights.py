@@ -5,6 +5,7 @@
 # %% ../../nbs/checkpoint/run_weights.ipynb #wbside02
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from ..base.best_weights import Weights, copy_weights
@@ -18,20 +19,32 @@ __all__ = ["write_weights", "set_aside", "weights_before"]
 
 # %% ../../nbs/checkpoint/run_weights.ipynb #wbside04
 def write_weights(trainer: TrainerProtocol, folder: Path) -> None:
-    """Write last.safetensors and best.safetensors, and set the paths of their rows. Raises CheckpointError."""
+    """Write last.safetensors and best.safetensors, and set the paths of their rows; remove one whose row is in a checkpoint by now.
+
+    Raises CheckpointError.
+    """
     state, last, best = trainer.train_state, folder / "last.safetensors", folder / "best.safetensors"
     history = state.history
+    newest = history.epochs[-1]
+    if newest.path == last:  # nothing was trained since
+        return
     for row in (*history.epochs, *history.validations):
-        if row.path is not None and row.path.name in (last.name, best.name):
-            row.path = None  # the best and last files of an earlier run are overwritten
+        if row.path in (last, best):
+            row.path = None  # the best and last files of an earlier part of the run are overwritten
+    in_checkpoints, was_written = newest.path is not None, best.exists()
     is_saved = history.best is not None and history.best.path is not None
-    if all(bool(p.isfinite().all()) for p in trainer.model.parameters()):
+    if in_checkpoints:
+        with suppress(OSError):
+            last.unlink()
+    elif all(bool(p.isfinite().all()) for p in trainer.model.parameters()):
         write_safetensors(copy_weights(trainer.model), last)
-        if history.last is not None:
-            history.last.path = last
+        newest.path = last
     else:
         trainer.recorder.note("The weights are not finite, and were not saved.")
-    if state.best_weights is not None and not is_saved:
+    if is_saved:
+        with suppress(OSError):
+            best.unlink()
+    elif state.best_weights is not None and (was_written or not in_checkpoints):
         write_safetensors(state.best_weights, best)
         if history.best is not None:
             history.best.path = best

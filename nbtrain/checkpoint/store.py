@@ -19,7 +19,17 @@ from ..history.run_files import inside
 from ..history.run_folder import read_history, run_folders, runs_in
 
 # %% auto #0
-__all__ = ["FOLDER", "CheckpointStore", "go_back", "open_folder", "clean_folders", "newest_checkpoint", "own_run", "find_checkpoint"]
+__all__ = [
+    "FOLDER",
+    "CheckpointStore",
+    "go_back",
+    "open_folder",
+    "saved_at",
+    "clean_folders",
+    "newest_checkpoint",
+    "own_run",
+    "find_checkpoint",
+]
 
 # %% ../../nbs/checkpoint/store.ipynb #f70e6f7b
 FOLDER = "checkpoints"  # in a run folder
@@ -112,6 +122,13 @@ def open_folder(run_dir: Path) -> Path:
     except OSError as error:
         raise ConfigError(f"{folder.name!r} can't be made: {error.strerror}.", where=str(folder)) from error
     return folder
+
+
+def saved_at(run_dir: Path, epoch: int, update: int) -> Path | None:
+    """The newest checkpoint in a run folder after so many finished epochs and updates, if there is one."""
+    folder = run_dir / FOLDER
+    names = ordered_names(folder) if folder.is_dir() else []
+    return next((folder / name for name in reversed(names) if progress_of(name) == (epoch, update)), None)
 
 
 def clean_folders(folder: Path, save_path: str | Path) -> None:

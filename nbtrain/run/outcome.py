@@ -91,8 +91,7 @@ class RunOutcome:
     def finish(self, status: Status, reason: str) -> RunResult:
         """Write the weights, record the end, and make the result."""
         trainer = self.trainer
-        epochs = trainer.train_state.history.epochs
-        if trainer.run_dir is not None and trainer.world.is_first and epochs and epochs[-1].path is None:
+        if trainer.run_dir is not None and trainer.world.is_first and trainer.train_state.history.epochs:
             try:
                 trainer._required_service(StateService).write_weights(trainer, trainer.run_dir)
             except CheckpointError as error:  # after a full disk there is still a result

@@ -37,7 +37,7 @@ from .states import StatefulTrainer
 from .triggers import SaveTimes, Triggers
 
 # %% auto #0
-__all__ = ["settings_of", "has_stopped", "SaveOptions", "Disk", "saved_states", "nearest_saved"]
+__all__ = ["settings_of", "has_stopped", "SaveOptions", "EndOnly", "Disk", "saved_states", "nearest_saved"]
 
 
 # %% ../../nbs/state/disk.ipynb #8f3fdf61
@@ -81,9 +81,31 @@ class SaveOptions(SaveTimes, Protocol):
     save_on_error: bool
     store: CheckpointStore
     base: FrozenBase | None
+    only_end: bool  # of each run: no row of the history refers to the file
 
     @property
     def _saves_to(self) -> Path: ...  # the folder of the run folders
+
+
+class EndOnly:
+    """The options for the state of the end of a run: what a trainer with a `save_path` in `folder` saves without StateManagerAddon."""
+
+    save_format: SaveFormat = "ckpt"
+    save_type: Literal["merged", "sharded", "deduped"] = "merged"
+    every_n_epochs: int | None = None
+    every_n_steps: int | None = None
+    every_n_minutes: float | None = None
+    keep_best_n: int | None = None
+    base: FrozenBase | None = None
+    validate_on_save = stop_on_save_error = save_on_error = save_best = False
+    only_end = True
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.store = folder, CheckpointStore(keep_last_n=1, save_best=False)
+
+    @property
+    def _saves_to(self) -> Path:
+        return self._folder
 
 
 def _config(model: Any) -> Any:
@@ -222,7 +244,7 @@ class Disk:
         path = self.trainer.open_run_dir() / FOLDER / self._name
         if row is None and state["nbtrain"]["finished"] is None and history.epochs:
             row = history.epochs[-1]
-        if row is not None and row.path is None:
+        if row is not None and row.path is None and not self.options.only_end:
             row.path = path
         best = self.name_parts(state["nbtrain"], path)
         earlier = best == path and history.best is not None and history.best["processed"] != here.counts.processed  # within a window
@@ -297,7 +319,8 @@ class Disk:
             self.writer.release()
             self._finish(pl_trainer)
             return
-        history.epochs[-1].path = path
+        if not self.options.only_end:
+            history.epochs[-1].path = path
         capture = Capture(self.trainer, pl_trainer, None)
         own = self._own(capture.moment())
         self.name_parts(own, path)

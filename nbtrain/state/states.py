@@ -13,6 +13,7 @@ from ..data.resumable_loader import ResumableLoader, ValidLoader
 from ..data.several_loaders import SeveralLoaders, is_several
 from ..base.launcher import n_readers
 from ..distributed.world import reader_number
+from ..engine.addon import StateService
 from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError
 from ..rng import random_state
@@ -100,14 +101,14 @@ class States:
         self.reasons |= dict.fromkeys([*opened.check.reasons, *lost_parameters(trainer)])
         return opened
 
-    def note_inexact(self, trainer: TrainerProtocol, reasons: Iterable[str]) -> None:
-        """Note why a resume would not be exact, each reason once in a run."""
+    def note_inexact(self, trainer: StatefulTrainer, reasons: Iterable[str]) -> None:
+        """Note why a resume would not be exact, each reason once in a run. Without StateManagerAddon the run that resumes notes them."""
         for reason in reasons:
-            if reason not in self._noted:
+            if reason not in self._noted and trainer._required_service(StateService).saves:
                 self._noted.add(reason)
                 trainer.recorder.note(f"Resume is not exact here: {reason}.")
 
-    def note_unsaved(self, trainer: TrainerProtocol, *what: str) -> None:
+    def note_unsaved(self, trainer: StatefulTrainer, *what: str) -> None:
         """Note which attributes are not saved."""
         self.note_inexact(trainer, [f"{one}, and is not saved. Give it state_dict and load_state_dict" for one in what if one])
 
