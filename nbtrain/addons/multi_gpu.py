@@ -52,6 +52,7 @@ class _Returned:
     """The message of rank 0 with `take_state`, pickled."""
 
     state: bytes
+    n_obeyed: int  # of the commands that came
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Job:
             return
         state = take_state(self.trainer, self.loaders)
         if in_rank.rank.number == 0:
-            in_rank.rank.channel.emit(_Returned(dumps(state)))
+            in_rank.rank.channel.emit(_Returned(dumps(state), in_rank.n_obeyed))
 
 
 # %% ../../nbs/addons/multi_gpu.ipynb #ranksadd
@@ -339,6 +340,10 @@ class MultiGPUAddon(RanksAddon):
         return len(self.devices) > 1 or isinstance(self.device, (list, tuple))
 
     @property
+    def saves_end(self) -> bool:
+        return self.parallelism.returns and not self.parallelism.splits
+
+    @property
     def n_processes(self) -> int:
         return len(self.devices) if self.world.environment is None else self.world.size
 
@@ -351,7 +356,12 @@ def _follow(launch: Launched, trainer: StatefulTrainer, loaders: tuple[Any, Any]
     """Wait for the ranks, and restore the state that they return."""
     listener = _Listener(trainer)
     control = trainer.control
-    control.elsewhere = launch.send
+
+    def send(command: Any) -> None:
+        listener.sent.append(command)
+        launch.send(command)
+
+    control.elsewhere = send
     if control.renew is not None:
         control.renew.begin()
     try:
@@ -362,6 +372,10 @@ def _follow(launch: Launched, trainer: StatefulTrainer, loaders: tuple[Any, Any]
             status, reason = launch.wait(listener)[0]
     finally:
         restore_trainer(trainer, loaders, listener.state, listener.before)
+    control.elsewhere = None
+    for command in listener.sent[listener.n_obeyed :]:
+        if command[0] == "call":
+            control.submit(partial(_serve_late, trainer, *command[1:]), whole=True)  # when the run is over
     if listener.terminated is not None and control.signum != signal.SIGTERM:
         raise WorkerError(
             f"Rank {listener.terminated} received SIGTERM, and all ranks have stopped after the same batch.",
@@ -370,6 +384,16 @@ def _follow(launch: Launched, trainer: StatefulTrainer, loaders: tuple[Any, Any]
     if control.signum is not None and status == "stopped":
         return "interrupted", cause_of_end(control.signum) + reason
     return status, reason
+
+
+def _serve_late(trainer: Any, name: str, options: Mapping[str, Any], at: None) -> None:
+    """Do what came after the last batch of the ranks. They have ended, and so has the run."""
+    if name == "set":
+        print(f"The run has no batch left: {', '.join(f'{key}={value!r}' for key, value in options.items())} holds for the next one.")
+    if name in ("set", "save_state"):
+        getattr(trainer, name)(**options)
+    elif name == "validate_now":
+        print("The run ended before it could be validated. evaluate(loader) validates without a run.")
 
 
 @dataclass(frozen=True)
@@ -384,18 +408,21 @@ class _Listener:
         self.trainer = trainer
         self.before = replace(trainer.train_state.counts)
         self.state: bytes | None = None
+        self.sent: list[Any] = []  # commands, of which the ranks have executed the first `n_obeyed`
+        self.n_obeyed = 0
         self.terminated: int | None = None
 
     def __call__(self, rank: int, message: Any) -> None:
         if isinstance(message, Event):
             forward_event(self.trainer, message)
         elif isinstance(message, _Returned):
-            self.state = message.state
+            self.state, self.n_obeyed = message.state, message.n_obeyed
         elif isinstance(message, Terminated):
             self.terminated = rank
             self.trainer.control.stop()
         elif isinstance(message, Restarted):
             self.before = replace(self.trainer.train_state.counts)
+            self.sent.clear()
             if self.trainer.control.renew is not None:
                 self.trainer.control.renew.begin()
 

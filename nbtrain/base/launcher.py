@@ -122,6 +122,11 @@ class Launcher(AddOnBase):
         """The number of processes that train together."""
         return 1
 
+    @property
+    def saves_end(self) -> bool:
+        """Whether rank 0 has the whole model, and writes the state of the end of a run to this disk."""
+        return False
+
     @classmethod
     def home(cls, device: Devices) -> torch.device:
         """The device of this process, from the devices that a trainer was given."""

@@ -106,6 +106,11 @@ class RankCallback(L.Callback):
             while self._commands:
                 self._do(self._commands.popleft(), self._agreement)
 
+    @property
+    def n_obeyed(self) -> int:
+        """How many commands were executed."""
+        return self._agreement.n_returned - len(self._commands) if self._agreement is not None else 0
+
     def obey_soon(self) -> None:
         """Called where the next batches may take longer than those before."""
         if self._agreement is not None:

@@ -282,13 +282,13 @@ class Agreement:
     def __init__(self, channel: Inbox) -> None:
         self._channel = channel
         self._reduce = LateReduce(dist.ReduceOp.MIN)
-        self._n_returned = 0
+        self.n_returned = 0  # commands
 
     def due(self) -> list[Any]:
         """The commands that every rank had received at the last reduction and that were not returned yet."""
         n = self._reduce(len(self._channel.commands))
-        commands = self._channel.commands[self._n_returned : n]
-        self._n_returned = max(n, self._n_returned)
+        commands = self._channel.commands[self.n_returned : n]
+        self.n_returned = max(n, self.n_returned)
         return commands
 
     def soon(self) -> None:
@@ -297,12 +297,12 @@ class Agreement:
 
     def next(self, is_over: Callable[[], bool] = lambda: False) -> Any:
         """Wait for the next command, without a reduction: all ranks are at the same call and wait for it, too. None once `is_over()`."""
-        while len(self._channel.commands) <= self._n_returned:
+        while len(self._channel.commands) <= self.n_returned:
             if is_over():
                 return None
             time.sleep(_POLL_S)
-        self._n_returned += 1
-        return self._channel.commands[self._n_returned - 1]
+        self.n_returned += 1
+        return self._channel.commands[self.n_returned - 1]
 
 
 # %% ../../nbs/distributed/worker.ipynb #c93ca73d

@@ -61,10 +61,14 @@ _OWN = {"events.jsonl", "provenance.json", "git.diff", ".lock", ".writer"}  # wh
 _SMALL_BYTES = 2**20  # a record without a batch is smaller
 
 
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+
+
 def _is_unused(folder: Path) -> bool:
     """Whether the run in `folder` is over, and no batch of it was finished. A folder with anything else in it is used."""
     record = inside(folder, "events.jsonl")
-    names = {path.name for path in folder.iterdir() if not path.name.startswith("source")}
+    names = {path.name for path in folder.iterdir() if not path.name.startswith("source") and not _is_empty(path)}
     if not record.is_file() or names - _OWN or record.stat().st_size > _SMALL_BYTES:
         return False
     events = list(read_events(folder))

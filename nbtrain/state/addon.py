@@ -29,7 +29,7 @@ __all__ = ["KeptStatesAddon"]
 class KeptStatesAddon(AddOnBase, StateService):
     """Keep the states of a training run in memory, in a notebook or with `keep_states=True`. Each trainer has it.
 
-    With a `save_path` it also saves the state of the end of each run, in this process and outside of a session.
+    With a `save_path` it also saves the state of the end of each run, outside of a session and but for a model in shards.
 
     Args:
         keep_states: Keep states in memory for `rewind`, `replay`, `branch` and `blame`, in a tenth of what is free: the start, and as many
@@ -69,10 +69,10 @@ class KeptStatesAddon(AddOnBase, StateService):
         return {"keeps_states": True} | ({"first_loss": losses[0]} if losses and math.isfinite(losses[0]) else {})
 
     def _saves_end(self, trainer: Any) -> bool:
-        """Whether a run of `trainer` saves the state of its end: with a `save_path`, in this process, outside of a session."""
+        """Whether a run of `trainer` saves the state of its end: with a `save_path`, outside of a session, not of a model in shards."""
         if trainer.save_path is None or trainer.mode != "train" or trainer.open_session is not None:
             return False
-        return trainer.launcher is None and trainer.world.size == 1
+        return all(addon.saves_end for addon in trainer.active_addons if isinstance(addon, Launcher))
 
     def _follows(self, trainer: Any) -> bool:
         """Whether the state of a run is taken, so that the place of its loader must be known."""

@@ -135,11 +135,11 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
 
     def _after_batch(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self.disk is not None
-        triggers, validates, is_last = self.disk.triggers, self.disk.options.validate_on_save, is_last_batch(pl_trainer)
-        may_end = pl_trainer.max_steps >= 0 or pl_trainer.should_stop
-        if not (may_end or triggers.counts_updates or self._owed is not None or (validates and is_last)):
+        triggers, validates = self.disk.triggers, self.disk.options.validate_on_save
+        may_end = pl_trainer.should_stop or pl_trainer.max_steps >= 0
+        if not (may_end or triggers.counts_updates or self._owed is not None or (validates and is_last_batch(pl_trainer))):
             return
-        step = pl_trainer.global_step
+        step, is_last = pl_trainer.global_step, is_last_batch(pl_trainer)
         if step == self._step_seen or not is_whole_epoch(pl_module):
             return
         self._step_seen = step

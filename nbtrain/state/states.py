@@ -97,6 +97,9 @@ class States:
         if isinstance(loader, Iterator):
             self.reasons["the loader is an iterator, which can be read once, and its place is not kept"] = None
             return loader
+        if is_several(loader) and n_readers(trainer) > 1:
+            self.reasons["several processes read a list of loaders, whose place is not kept"] = None
+            return loader
         opened = self.open(trainer, loader)
         self.reasons |= dict.fromkeys([*opened.check.reasons, *lost_parameters(trainer)])
         return opened

@@ -140,6 +140,38 @@ def test_everything_comes_back_into_the_same_objects(tmp_path: Path) -> None:
     assert len(trainer.history.steps["train"]) == 6 and trainer.history.best.path == trainer.run_dir / "best.safetensors"
 
 
+def test_another_kernel_trains_on_from_the_state_of_the_end(tmp_path: Path) -> None:
+    """A `save_path` is enough: two processes save the end of a run as one does."""
+    whole, first, second = (make_several(save_path=folder, seed=3) for folder in (None, tmp_path, tmp_path))
+    whole.run(4, make_loader(), make_valid())
+    first.run(2, make_loader(), make_valid())
+    second.run(4, make_loader(), make_valid(), resume="auto")
+    assert second.run_dir == first.run_dir and len(second.history.epochs) == 4
+    assert same_weights(second.model, whole.model.state_dict())
+    assert without_times(second.history.epochs) == without_times(whole.history.epochs)
+
+
+def test_a_rate_that_comes_after_the_last_batch_is_that_of_the_next_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """The ranks have read their last command by then: it is executed here, when the run is over."""
+
+    class Asks:
+        def update(self, event: Any) -> None:
+            if event.kind == "epoch" and event.progress.epoch == 2:
+                trainer.set(lr=0.5)
+                trainer.validate_now()
+
+    trainer = make_several()
+    trainer.recorder.add(Asks())
+    trainer.run(2, make_loader(), make_valid())
+    assert capsys.readouterr().out.splitlines() == [
+        "The run has no batch left: lr=0.5 holds for the next one.",
+        "The run ended before it could be validated. evaluate(loader) validates without a run.",
+    ]
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.5
+    trainer.run(1, make_loader())
+    assert [float(row["lr"]) for row in trainer.history.epochs] == [0.01, 0.01, 0.5]
+
+
 def test_two_runs_are_one_longer_run() -> None:
     """With dropout: the random numbers go on too."""
     trainers = [make_several(model=None) for _ in range(2)]

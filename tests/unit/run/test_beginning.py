@@ -226,15 +226,16 @@ def test_second_attempt_has_the_digits_of_a_first(own_generator: bool, seed: int
     assert same_content(trained(fails=True), trained(fails=False))
 
 
-def test_next_run_takes_the_folder_again(tmp_path: Path) -> None:
-    first = make_trainer(Fails, save_path=tmp_path)
+@pytest.mark.parametrize("kind", [Fails, Fails.add_on(StateManagerAddon)], ids=["alone", "with checkpoints"])
+def test_next_run_takes_the_folder_again(kind: Any, tmp_path: Path) -> None:
+    first = make_trainer(kind, save_path=tmp_path)
     for _ in range(2):
         _fail(first)
         assert [path.name for path in tmp_path.iterdir()] == ["run-001"]
         end = [event for event in read_events(tmp_path / "run-001") if event.kind == "end"]
         assert [event.data["status"] for event in end] == ["not begun"]
         assert end[0].data["reason"] == "RuntimeError at epoch 1, batch 1: boom"
-    other = make_trainer(Fails, save_path=tmp_path)  # as in another kernel
+    other = make_trainer(kind, save_path=tmp_path)  # as in another kernel
     other.run(1, make_loader())
     assert other.run_dir == tmp_path / "run-001" and len(load_run(tmp_path).epochs) == 1
     assert [event.data.get("status") for event in read_events(other.run_dir) if event.kind in ("start", "end")] == [None, "completed"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -216,7 +217,7 @@ def test_save_path_is_enough_to_resume(tmp_path: Path) -> None:
 def test_a_run_folder_stands_for_its_newest_checkpoint_and_its_best_weights(tmp_path: Path) -> None:
     first = make(tmp_path / "runs")
     run(first, 2)
-    make_trainer(save_path=tmp_path / "runs").run(1, make_loader())  # without a checkpoint
+    shutil.rmtree(make_trainer(save_path=tmp_path / "runs").run(1, make_loader()).run_dir / "checkpoints")  # as one that was killed
     for folder in (first.run_dir, tmp_path / "runs"):
         trainer = make(tmp_path / folder.name)
         trainer.run(3, make_loader(), resume=folder)
@@ -232,7 +233,8 @@ def test_every_command_takes_a_run_folder_or_the_folder_of_several(tmp_path: Pat
     runs = tmp_path / "runs"
     first = make(runs)
     run(first, 2)
-    make_trainer(save_path=runs).run(1, make_loader())  # without a checkpoint, whose weights are removed
+    make_trainer(save_path=runs).run(1, make_loader())
+    shutil.rmtree(runs / "run-002" / "checkpoints")  # as one that was killed
     for weights in (runs / "run-002").glob("*.safetensors"):
         weights.unlink()
     assert make(tmp_path / "new").load_state(runs).name == make(tmp_path / "new").load_state(first.run_dir).name == "epoch=2-step=10.ckpt"
