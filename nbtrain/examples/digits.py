@@ -106,6 +106,7 @@ def report(result: RunResult, command: str = "nbtrain") -> str:
         "curves.png": "loss and accuracy by epoch",
         "best.safetensors": "weights of the best epoch",
         "last.safetensors": "weights of the last epoch",
+        "checkpoints": "the state of the end, to train on from",
     }
     accuracy = f"Validation accuracy: {result.best['val_acc']:.1%} at epoch {result.best['epoch']}" if result.best else ""
     return "\n".join(
