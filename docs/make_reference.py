@@ -138,7 +138,7 @@ SHARED: dict[str, dict[str, str]] = {  # arguments that many functions take; "" 
     "AddOnBase": {"trainer": "The trainer that the addon belongs to.", "weights": "Tensors by the names of the model's `state_dict`."},
 }
 _OF_LAUNCHERS = {"home", "launch", "start", "use", "world", "backend", "is_elsewhere"}
-_OF_LAUNCHERS |= {"n_processes", "n_readers"}
+_OF_LAUNCHERS |= {"n_processes", "n_readers", "saves_end"}
 RECEIVED = {  # classes of what you are given: each is imported from its module, and its page says so
     "Event": "events",
     "Gallery": "tools.gallery",

@@ -105,7 +105,6 @@ class StateManagerAddon(KeptStatesAddon):
     save_on_error: bool = True
 
     saves = True
-    only_end = False
     commands = ("save_state", "load_state", "import_run")
     after = (Launcher, AccumulationAddon)  # a resumed loader wraps the shard of a rank
 

@@ -81,14 +81,16 @@ class SaveOptions(SaveTimes, Protocol):
     save_on_error: bool
     store: CheckpointStore
     base: FrozenBase | None
-    only_end: bool  # of each run: no row of the history refers to the file
 
     @property
     def _saves_to(self) -> Path: ...  # the folder of the run folders
 
 
 class EndOnly:
-    """The options for the state of the end of a run: what a trainer with a `save_path` in `folder` saves without StateManagerAddon."""
+    """The options for the state of the end of a run: what a trainer with a `save_path` in `folder` saves without StateManagerAddon.
+
+    No row of the history refers to the file, because the weights are in files for everybody.
+    """
 
     save_format: SaveFormat = "ckpt"
     save_type: Literal["merged", "sharded", "deduped"] = "merged"
@@ -98,7 +100,6 @@ class EndOnly:
     keep_best_n: int | None = None
     base: FrozenBase | None = None
     validate_on_save = stop_on_save_error = save_on_error = save_best = False
-    only_end = True
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.store = folder, CheckpointStore(keep_last_n=1, save_best=False)
@@ -244,7 +245,7 @@ class Disk:
         path = self.trainer.open_run_dir() / FOLDER / self._name
         if row is None and state["nbtrain"]["finished"] is None and history.epochs:
             row = history.epochs[-1]
-        if row is not None and row.path is None and not self.options.only_end:
+        if row is not None and row.path is None and not isinstance(self.options, EndOnly):
             row.path = path
         best = self.name_parts(state["nbtrain"], path)
         earlier = best == path and history.best is not None and history.best["processed"] != here.counts.processed  # within a window
@@ -319,7 +320,7 @@ class Disk:
             self.writer.release()
             self._finish(pl_trainer)
             return
-        if not self.options.only_end:
+        if not isinstance(self.options, EndOnly):
             history.epochs[-1].path = path
         capture = Capture(self.trainer, pl_trainer, None)
         own = self._own(capture.moment())
