@@ -21,8 +21,9 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import Tensor, nn
 
 from ..private.lightning_parts import compresses_gradients
+from ..data.loader import LoaderWrapper
 from ..data.order_check import same_random
-from ..data.several_loaders import is_several
+from ..data.several_loaders import is_several, parts_of
 from .parallelism import Parallelism, SplitStrategy, gather
 from .rank_loader import RankLoader, RankMeter, check_lengths, sampled_share
 from .worker import Agreement, Rank
@@ -43,6 +44,14 @@ __all__ = ["RankCallback", "find_rank", "reduced", "InWorld", "WorkerEnvironment
 
 # %% ../../nbs/distributed/rank.ipynb #9f89cf07
 _MEET = timedelta(seconds=5)  # how long a rank that has failed waits for the others to fail too
+
+
+def _share_in(loaders: Any, dataloader_idx: int, batch_idx: int) -> float:
+    """The share of a batch of an evaluation, in the loader that it comes from; 1 for one that was given by hand: all ranks have it."""
+    loader = list(parts_of(loaders).values())[dataloader_idx] if is_several(loaders) else loaders
+    while isinstance(loader, LoaderWrapper) and not isinstance(loader, RankLoader):
+        loader = loader.loader
+    return loader.shares[batch_idx] if isinstance(loader, RankLoader) else 1.0
 
 
 class _Carrier:
@@ -88,7 +97,7 @@ class RankCallback(L.Callback):
         self.counts = True
         self.weighs = True  # weight batches by their samples; AccumulationAddon does this for a window
         self._reader = number // n_sharing
-        self.loaders: dict[bool, RankLoader] = {}  # by whether it is for training
+        self.loader_of_training: RankLoader | None = None
         self._share = 1.0
         self._sending: Any = None  # a message about the current round
         self._carrier: _Carrier | None = None  # of what the ranks agree on, with the gradients
@@ -163,11 +172,10 @@ class RankCallback(L.Callback):
             if training:
                 check_lengths(gather(None if is_several(share) else sized_len(share), self.group))
             return share
-        self.loaders[training] = RankLoader(loader, self._reader, self.n_readers, self.group)
-        return self.loaders[training]
-
-    def _share_of(self, batch_idx: int, *, training: bool) -> float:
-        return self.loaders[training].shares[batch_idx] if training in self.loaders else 1.0  # a batch given by hand: all ranks have it
+        share = RankLoader(loader, self._reader, self.n_readers, self.group)
+        if training:
+            self.loader_of_training = share
+        return share
 
     def split(self, module: L.LightningModule) -> None:
         """Shard the trainer's model over the ranks, once, if the strategy does that. Called in Lightning's `configure_model`."""
@@ -233,7 +241,8 @@ class RankCallback(L.Callback):
             pl_module.round = self
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        self._share = self._share_of(batch_idx, training=True)
+        loader = self.loader_of_training
+        self._share = loader.shares[batch_idx] if loader is not None else 1.0  # a batch given by hand: all ranks have it
         self.counts = self._share > 0
         self._meters["train"].skips = not self.counts
 
@@ -265,13 +274,15 @@ class RankCallback(L.Callback):
     def on_validation_batch_start(
         self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self.counts = self._share_of(batch_idx, training=False) > 0
+        self.counts = (
+            _share_in(pl_trainer.test_dataloaders if pl_trainer.testing else pl_trainer.val_dataloaders, dataloader_idx, batch_idx) > 0
+        )
         self._meters["test"].skips = not self.counts
 
     on_test_batch_start = on_validation_batch_start  # pyright: ignore[reportAssignmentType]  # for the name pl_trainer
 
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self.loaders.clear()
+        self.loader_of_training = None
 
 
 # %% ../../nbs/distributed/rank.ipynb #60c5fc09
