@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import lightning as L
 import torch
@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from ..optim.optimizer_state import move_with_optimizer
 from ..base.devices import Devices, resolve_devices
 from ..base.launcher import Launcher
+from ..distributed.own_shares import Data
 from ..distributed.memory_estimate import device_memory, plan_devices
 from ..distributed.parallelism import Parallelize, resolve_parallelism
 from ..distributed.rank import InWorker, InWorld, RankCallback, WorkerEnvironment
@@ -95,6 +96,8 @@ class RanksAddon(Launcher):
         tensor_plan: For "tp": how layers are split, by name.
         parallelize: A function `(model, mesh)` that shards the model in place.
         memory_gb: For "auto": the memory of a device in GB (1e9 bytes).
+        data: Whose the data of the loaders are. "deal": all processes have the same, and get their shares of it. "own": each process has
+            its own share, which is read as it is. "auto": found out by comparison. Or by loader: {"train": "own", "valid": "deal"}.
     """
 
     strategy: str | Strategy | Callable[[], Strategy] = "ddp"
@@ -103,6 +106,7 @@ class RanksAddon(Launcher):
     tensor_plan: Mapping[str, str | ParallelStyle] | None = None
     parallelize: Parallelize | None = None
     memory_gb: float | None = None
+    data: Data | Mapping[Literal["train", "valid"], Data] = "auto"
 
     after = (AccumulationAddon,)  # which sees the loader before it is divided among the ranks
     excludes = frozenset({"by_hand", "several_optimizers"})
@@ -202,7 +206,10 @@ class RanksAddon(Launcher):
 
     def loader(self, trainer: TrainerProtocol, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         rank = self._rank(trainer)
-        return loader if rank is None else rank.loader(loader, training=training)
+        if rank is None:
+            return loader
+        data = self.data if isinstance(self.data, str) else self.data.get("train" if training else "valid", "auto")
+        return rank.loader(loader, training=training, data=data)
 
     def configure_model(self, trainer: TrainerProtocol, module: L.LightningModule) -> None:
         if self.in_rank is not None:
@@ -279,6 +286,8 @@ class MultiGPUAddon(RanksAddon):
         tensor_plan: For "tp": how layers are split, by name: {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}.
         parallelize: A function `(model, mesh)` that shards the model in place, instead of what "fsdp2" and "tp" do.
         memory_gb: For "auto": the memory of a device in GB (1e9 bytes). Default: the actual memory.
+        data: Whose the data of the loaders are. "deal": all processes have the same, and get their shares of it. "own": each process has
+            its own share, which is read as it is. "auto": found out by comparison. Or by loader: {"train": "own", "valid": "deal"}.
         num_nodes: The number of machines; torchrun and SLURM set it.
         device: "cuda" for all GPUs of this machine, or a list: `["cuda:0", "cuda:1"]`; `["cpu", "cpu"]` for two processes on the CPU.
 

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from nbtrain.base.arguments import NonFinite
     from nbtrain.checkpoint.files import SaveFormat
     from nbtrain.code.addon import SourceAddon
+    from nbtrain.distributed.own_shares import Data
     from nbtrain.distributed.parallelism import Parallelize
     from nbtrain.events import MonitorMode
     from nbtrain.library.live_view import LiveViewAddon
@@ -241,6 +242,7 @@ class RanksOptions(TypedDict, total=False):
     tensor_plan: Mapping[str, str | ParallelStyle] | None
     parallelize: Parallelize | None
     memory_gb: float | None
+    data: Data | Mapping[Literal["train", "valid"], Data]
 
 
 class MultiGPUOptions(TypedDict, total=False):

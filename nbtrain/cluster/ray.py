@@ -435,6 +435,7 @@ class RayAddon(RanksAddon):
         tensor_plan: For "tp": how layers are split, by name: {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}.
         parallelize: A function `(model, mesh)` that shards the model in place, instead of what "fsdp2" and "tp" do.
         memory_gb: For "auto": the memory of a worker's device in GB (1e9 bytes). Required there.
+        data: Whose the data of the loaders are: "auto", "own" or "deal"; see MultiGPUAddon.
 
     Raises:
         ConfigError: Ray is not installed, or options are invalid; in a run, no cluster answers, it lacks room, or has other versions

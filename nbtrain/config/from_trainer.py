@@ -216,7 +216,7 @@ def _trainer(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> di
     device = found.pop("device", "auto")
     one = device[0] if isinstance(device, (list, tuple)) else device
     if MultiGPUAddon in type(trainer).addons:  # options that `compute_config` has no field for
-        names = ("tensor_plan", "parallelize", "memory_gb", "init_method")
+        names = ("tensor_plan", "parallelize", "memory_gb", "init_method", "data")
         found |= {name: trainer.given[name] for name in names if trainer.given.get(name) is not None}
     args = read.plain(found, at)
     if one != "auto":

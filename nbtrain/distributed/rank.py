@@ -24,6 +24,7 @@ from ..private.lightning_parts import compresses_gradients
 from ..data.loader import LoaderWrapper
 from ..data.order_check import same_random
 from ..data.several_loaders import is_several, parts_of
+from .own_shares import Data
 from .parallelism import Parallelism, SplitStrategy, gather
 from .rank_loader import RankLoader, RankMeter, check_lengths, sampled_share
 from .worker import Agreement, Rank
@@ -163,16 +164,16 @@ class RankCallback(L.Callback):
         if self._meeting is not None:
             dist.barrier(self._meeting)
 
-    def loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
-        """This rank's share of the batches of `loader`."""
+    def loader(self, loader: Iterable[Any], *, training: bool, data: Data = "auto") -> Iterable[Any]:
+        """This rank's share of the batches of `loader`. `data`: whose they are."""
+        note = partial(self.trainer.recorder.note, once=True)
         if self.trainer.configures_optimizers:
             shuffle = training and not self.trainer.lightning.get("overfit_batches")
-            note = partial(self.trainer.recorder.note, once=True)
             share = sampled_share(loader, self._reader, self.n_readers, shuffle=shuffle, note=note)
             if training:
                 check_lengths(gather(None if is_several(share) else sized_len(share), self.group))
             return share
-        share = RankLoader(loader, self._reader, self.n_readers, self.group)
+        share = RankLoader(loader, self._reader, self.n_readers, self.group, data=data, note=note)
         if training:
             self.loader_of_training = share
         return share

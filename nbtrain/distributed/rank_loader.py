@@ -7,25 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
 
 from lightning.fabric.utilities.data import sized_len
 from ..private.lightning_parts import combined_mode, share_of
 from ..data.batch import batch_size
-from ..data.loader import LoaderWrapper, with_batch_sampler
+from ..data.loader import BatchList, LoaderWrapper, innermost, with_batch_sampler
 from ..data.several_loaders import is_several, parts_of
+from ..data.tensor_loader import TensorLoader
+from .own_shares import Data, are_own, digest, gives_own_share
 from .parallelism import gather
 from ..engine.meter import EpochLog, Meter, Scalar
 from ..errors import ConfigError
 from ..rng import derive_seed, random_state, seed_process, set_random_state
 
 # %% auto #0
-__all__ = ["deal", "check_lengths", "DealtSampler", "RankLoader", "SampledLoader", "sampled_share", "RankMeter"]
+__all__ = ["deal", "check_lengths", "DealtSampler", "SeedByRank", "RankLoader", "n_samples", "SampledLoader", "sampled_share", "RankMeter"]
 
 
 # %% ../../nbs/distributed/rank_loader.ipynb #db20ca5b
@@ -52,10 +55,12 @@ def check_lengths(lengths: list[int | None]) -> None:
 
 
 class DealtSampler(Sampler[list[int]]):
-    """A batch sampler for one rank. Appends the share of each batch to `shares`."""
+    """A batch sampler for one rank. Appends the share of each batch to `shares`. `look` is called with the first round."""
 
-    def __init__(self, batches: Any, number: int, n_ranks: int, shares: list[float]) -> None:
-        self.batches, self.number, self.n_ranks, self.shares = batches, number, n_ranks, shares
+    def __init__(
+        self, batches: Any, number: int, n_ranks: int, shares: list[float], look: Callable[[list[Any]], None] = lambda first: None
+    ) -> None:
+        self.batches, self.number, self.n_ranks, self.shares, self.look = batches, number, n_ranks, shares, look
 
     @property
     def sampler(self) -> Any:
@@ -66,29 +71,75 @@ class DealtSampler(Sampler[list[int]]):
         return -(-len(self.batches) // self.n_ranks)
 
     def __iter__(self) -> Iterator[list[int]]:
-        for indices, share in deal(self.batches, len, self.number, self.n_ranks):
+        batches = iter(self.batches)
+        first = list(islice(batches, self.n_ranks))
+        self.look(first)
+        for indices, share in deal(chain(first, batches), len, self.number, self.n_ranks):
             self.shares.append(share)
             yield indices
 
 
+class SeedByRank:
+    """The `worker_init_fn` of a rank: its workers draw other random numbers than those of the other ranks. Then `then` is called."""
+
+    def __init__(self, number: int, then: Callable[[int], Any] | None) -> None:
+        self.number, self.then = number, then
+
+    def __call__(self, worker: int) -> None:
+        if self.number:
+            seed_process(derive_seed(torch.initial_seed(), self.number))
+        if self.then is not None:
+            self.then(worker)
+
+
 # %% ../../nbs/distributed/rank_loader.ipynb #f4789e9e
+_END = object()
+_DRAWN_AT_ONCE = (BatchList, TensorLoader)  # loaders that draw nothing between two batches
+
+
 class RankLoader(LoaderWrapper):
     """The batches of `loader` for rank `number` of `n_ranks`. `group`: a process group on the CPU.
 
+    `data`: whose data they are; see MultiGPUAddon. `note` is called with what is kept as it is.
     `shares` holds the share of each batch that was read in this epoch.
     """
 
-    def __init__(self, loader: Iterable[Any], number: int, n_ranks: int, group: Any = None) -> None:
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        number: int,
+        n_ranks: int,
+        group: Any = None,
+        *,
+        data: Data = "auto",
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
         super().__init__(loader)
-        self.number, self.n_ranks, self.group = number, n_ranks, group
+        self.number, self.n_ranks, self.group, self.note = number, n_ranks, group, note
         self.shares: list[float] = []
         self._seed: int | None = None
-        self._dealt: Any = None
-        if type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is not None:
-            self._dealt = with_batch_sampler(loader, DealtSampler(loader.batch_sampler, number, n_ranks, self.shares))
+        self._is_own = gives_own_share(loader, number, n_ranks, data, group)
+        self._is_compared = data != "auto" or self._is_own is True
+        self._reads: Any = None  # a DataLoader of this rank's batches
+        inside: Any = innermost(loader)
+        is_stream = isinstance(inside, DataLoader) and isinstance(inside.dataset, IterableDataset)
+        # What is drawn between two batches must be the same in all ranks, whatever their steps draw
+        self._is_apart = not self._is_own and not isinstance(inside, _DRAWN_AT_ONCE) and not getattr(inside, "num_workers", 0)
+        if type(loader) is DataLoader and not is_stream and loader.batch_sampler is not None:
+            dealt = DealtSampler(loader.batch_sampler, number, n_ranks, self.shares, self._look)
+            self._reads = with_batch_sampler(loader, loader.batch_sampler if self._is_own else dealt)
+            self._reads.worker_init_fn = SeedByRank(number, loader.worker_init_fn)
+            self._is_apart = False  # the order is drawn with the first batch
+        if self._is_own:
+            self._say_own()
+
+    def _say_own(self) -> None:
+        lengths = gather(n_samples(self.loader), self.group)
+        found = " and ".join(map(str, lengths)) if len(lengths) < 4 else f"{lengths[0]} to {lengths[-1]}"
+        self.note(f"{self.n_ranks} processes with {found} samples of their own: read as they are." if None not in lengths else _OWN)
 
     def __len__(self) -> int:
-        return -(-super().__len__() // self.n_ranks)
+        return super().__len__() if self._is_own else -(-super().__len__() // self.n_ranks)
 
     @property
     def generator(self) -> Any:
@@ -98,8 +149,33 @@ class RankLoader(LoaderWrapper):
     def __iter__(self) -> Iterator[Any]:
         self.shares.clear()
         self._seed = self._synchronize()
-        batches = iter(self._dealt) if self._dealt is not None else self._read_all()
+        batches = iter(self._reads if self._reads is not None else self.loader)
+        if self._reads is None and self._is_apart:
+            batches = _apart(batches)
+        if self._reads is None and not self._is_compared:
+            first = list(islice(batches, self.n_ranks))
+            self._look(first)
+            batches = chain(first, batches)
+        if self._is_own:
+            batches = self._read_own(batches)
+        elif self._reads is None:
+            batches = self._deal(batches)
         yield from map(self._hand_out, batches)  # a loop would hold a batch until the next one is read
+
+    def _look(self, first: list[Any]) -> None:
+        """Look whether the ranks read the same first round of batches, in the first epoch: then it is dealt."""
+        if self._is_compared:
+            return
+        self._is_compared = True
+        is_own = are_own(digest(first, 5), "The first batches", self.group)
+        if is_own and self._is_own is False:
+            raise ConfigError(
+                "The processes read other batches of data that look the same.",
+                remedy='Say whose data they are: data="own" if each process has a share of its own, data="deal" if all have the same.',
+            )
+        self._is_own = is_own
+        if is_own:
+            self.note(_OWN)
 
     def _hand_out(self, batch: Any) -> Any:
         seed = self._seed
@@ -107,15 +183,28 @@ class RankLoader(LoaderWrapper):
         if seed is not None:  # the order was drawn with the first batch
             # Continue with a random state that is different in each rank.
             rank_seed = derive_seed(seed, self.number)
-            if self.number:
+            if self.number or self._is_apart:
                 seed_process(rank_seed)
             if torch.cuda.is_initialized():
                 torch.cuda.manual_seed(rank_seed)
         return batch
 
-    def _read_all(self) -> Iterator[Any]:
-        for batch, share in deal(self.loader, batch_size, self.number, self.n_ranks):
+    def _deal(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch, share in deal(batches, batch_size, self.number, self.n_ranks):
             self.shares.append(share)
+            yield batch
+
+    def _read_own(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """A share of this rank's, until the first of the ranks has no batch left."""
+        is_sized = sized_len(self.loader) is not None
+        while True:
+            batch = next(batches, _END)
+            n = int(batch is not _END) if is_sized else _least(int(batch is not _END), self.group)
+            if not n:
+                if batch is not _END:
+                    self.note("A process has read its last batch before the others: the epoch ends for all.")
+                return
+            self.shares.append(1.0)
             yield batch
 
     def _synchronize(self) -> int:
@@ -125,6 +214,36 @@ class RankLoader(LoaderWrapper):
         state = found[0][0]
         set_random_state(state)
         return int.from_bytes(blake2b(state["torch"].numpy().tobytes(), digest_size=7).digest(), "big")
+
+
+_OWN = "Each process has other data: they are read as its own share."
+
+
+def n_samples(loader: Any) -> int | None:
+    """The number of samples that this process reads of `loader`, or of its batches; None if it has no length."""
+    sampler = getattr(loader, "sampler", None)
+    found = sized_len(sampler) if sampler is not None else None
+    return found if found is not None else sized_len(loader)
+
+
+def _least(n: int, group: Any) -> int:
+    found = torch.tensor(n)
+    dist.all_reduce(found, dist.ReduceOp.MIN, group)
+    return int(found)
+
+
+def _apart(batches: Iterator[Any]) -> Iterator[Any]:
+    """Read `batches` with a random state of their own, with which the next pass goes on: the steps between them have another."""
+    own = random_state(devices=False)
+    while True:
+        of_steps = random_state(devices=False)
+        set_random_state(own)
+        batch = next(batches, _END)
+        if batch is _END:
+            return
+        own = random_state(devices=False)
+        set_random_state(of_steps)
+        yield batch
 
 
 # %% ../../nbs/distributed/rank_loader.ipynb #samplshr
