@@ -146,6 +146,11 @@ def settings(content: Mapping[str, Any]) -> dict[str, str]:
 _MAX_LABELS = 3
 
 
+def _environment(content: Mapping[str, Any]) -> dict[str, str]:
+    """The device and the versions of a record, by name."""
+    return dict(_flat("", {"device": content.get("device"), **_dict(content.get("versions"))}))
+
+
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """How run `b` differs from run `a`, as short labels: at most three, then the number of further differences.
 
@@ -154,9 +159,8 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     systems = [str(side.get("imported") or "nbtrain") for side in (a, b)]
     if systems[0] != systems[1]:  # whose arguments have other names
         return [" → ".join(systems)]
-    old, new = (
-        settings(side) | dict(_flat("device", side.get("device"))) | dict(_flat("", _dict(side.get("versions")))) for side in (a, b)
-    )
+    old = settings(a) | _environment(a)
+    new = settings(b) | _environment(b)
     code = _functions(a) | _functions(b)
     knows_code = bool(a.get("steps") and b.get("steps"))
     labels: dict[str, str] = {}

@@ -23,12 +23,12 @@ from nbtrain.views.svg import (
     below,
     dots,
     drawing,
-    fitting,
     label,
     path,
     pills,
     ring,
-    spread,
+    end_labels,
+    LineEnd,
     text_width,
     value_axis,
     axis_room,
@@ -399,7 +399,7 @@ def _end_labels(frame: Frame, curve: LossCurve, line: Places, ghost: Ghost) -> l
     places = [list(filter(None, frame.at(points))) for points in (line, curve.validations, ghost[1])]
     train, valid, older = (drawn[-1] if drawn else None for drawn in places)
     x = max([place[0] for place in (train, valid) if place], default=frame.box.left) + 8
-    found: list[tuple[float, float, str, str]] = []  # x, y, words, kind
+    found: list[LineEnd] = []
     if curve.points:
         found.append((x, train[1] if train else frame.box.y(0.5), *_train_words(curve, line)))
     if valid:
@@ -407,8 +407,7 @@ def _end_labels(frame: Frame, curve: LossCurve, line: Places, ghost: Ghost) -> l
     if older:
         found.append((older[0] + 8, older[1], ghost[0], "ghost"))
     is_at_cut = curve.cut is not None and any(item[0] < frame.x(curve.begun) + 80 for item in found)
-    ys = spread([item[1] for item in found], frame.box.top + (17 if is_at_cut else 4), frame.box.bottom - 4)
-    return [label(x, y + 4, fitting(text, 640 - x), kind) for (x, _, text, kind), y in zip(found, ys)]
+    return end_labels(found, frame.box.top + (17 if is_at_cut else 4), frame.box.bottom - 4, 640)
 
 
 def curve_svg(
