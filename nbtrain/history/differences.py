@@ -51,15 +51,18 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 # %% ../../nbs/history/differences.ipynb #8ddae6d1
 def _dumped(name: str, text: str) -> dict[str, str]:
-    """The syntax tree of a function; of a class those of its methods, and the rest of it."""
+    """The syntax tree of a function; of a class those of its methods, and under its name the rest of it."""
     (node,) = ast.parse(text).body
     if not isinstance(node, ast.ClassDef):
         return {name: ast.dump(node)}
-    methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
-    if not methods:
-        return {name: ast.dump(node)}
-    rest = "\n".join(ast.dump(item) for item in node.body if item not in methods)
-    return {name if method.name == "__init__" else method.name: ast.dump(method) for method in methods} | {f"{name}.": rest}
+    found: dict[str, str] = {}
+    rest: list[ast.AST] = [*node.bases]
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and item.name != "__init__":
+            found[item.name] = found.get(item.name, "") + ast.dump(item)
+        else:
+            rest.append(item)
+    return found | {name: "".join(map(ast.dump, rest))}
 
 
 @functools.lru_cache(100)
@@ -81,7 +84,7 @@ def _definitions(steps: str) -> Mapping[str, str]:
 def _functions(content: Mapping[str, Any]) -> dict[str, str]:
     """The functions of a record, as digests: `code 1a2b3c`."""
     code = _definitions(str(content.get("steps") or ""))
-    return {name.removesuffix("."): f"code {hashlib.sha256(text.encode()).hexdigest()[:6]}" for name, text in code.items()}
+    return {name: f"code {hashlib.sha256(text.encode()).hexdigest()[:6]}" for name, text in code.items()}
 
 
 # %% ../../nbs/history/differences.ipynb #0f3aa160

@@ -13,6 +13,7 @@ from ..events import Event
 from ..history.differences import differences, kept
 from ..history.run_files import read_file, recorded_file
 from ..history.run_folder import run_folders
+from ..views.svg import thinned
 
 # %% auto #0
 __all__ = ["loss_curve", "compared_with"]
@@ -51,7 +52,7 @@ def loss_curve(folder: Path) -> list[tuple[int, float]]:
         while points and points[-1][0] >= event.progress.step:  # a resumed run repeats what came after its checkpoint
             points.pop()
         points += [(event.progress.step, loss)] if loss is not None else []
-    return points[:: -(-len(points) // _MAX_POINTS) or 1]
+    return thinned(points, _MAX_POINTS)
 
 
 # %% ../../nbs/library/ghost.ipynb #896736e5
@@ -75,10 +76,10 @@ def compared_with(other: Path | None, folder: Path | None, title: str) -> tuple[
     if other is None and folder is not None:
         beside = [run for run in run_folders(folder.parent) if run.name != folder.name]
         other = next((run for run in beside[:20] if _title(run) == title), None)
-    curve = loss_curve(other) if other is not None and other != folder else []
-    if other is None or len(curve) < 2:
+    if other is None or other == folder:
         return None
+    curve = loss_curve(other)
     before = kept(other)
     here = kept(folder) if folder is not None else {}
     labels = differences(before, here) if before and here else []
-    return ", ".join(labels) or other.name, curve
+    return (", ".join(labels) or other.name, curve) if len(curve) > 1 else None

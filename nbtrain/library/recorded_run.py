@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ from ..errors import ConfigError, first_line
 from ..formatting import visible
 from ..source.provenance import as_text
 from ..history.differences import newest_source, read_steps
+from ..history.history import History
 from ..history.run_files import read_record
 from ..history.run_folder import find_run, read_events
 from ..history.run_tree import family, tree_lines
 from ..views.text import Board, note_line, record_text, summary_line
 
 # %% auto #0
-__all__ = ["show", "diff"]
+__all__ = ["read_board", "show", "diff"]
 
 
 # %% ../../nbs/library/recorded_run.ipynb #f1e1be5b
@@ -60,12 +61,20 @@ def _steps(folder: Path, content: Mapping[str, Any]) -> str:
         return first_line(error)
 
 
+def read_board(folder: Path, note: Callable[[str], None], history: History | None = None) -> Board:
+    """The board of the run in a folder. `note` gets a line about what can't be read, and `history` the events."""
+    board = Board(name=folder.name)
+    for event in read_events(folder, note):
+        board.update(event)
+        if history is not None:
+            history.update(event)
+    return board
+
+
 def _recorded(folder: Path) -> tuple[Board, dict[str, Any], list[str]]:
     """The board and the record of a run, and notes on what can't be read."""
-    board = Board(name=folder.name)
     notes: list[str] = []
-    for event in read_events(folder, notes.append):
-        board.update(event)
+    board = read_board(folder, notes.append)
     try:
         content = read_record(folder)
     except ConfigError as error:

@@ -23,7 +23,7 @@ class Rule(Protocol):
     """A check for one problem of a run with this `header` that begins at `at`. `line` describes it, and is empty without such a problem."""
 
     def __init__(self, header: Mapping[str, Any], at: Progress) -> None: ...
-    def update(self, event: Event, seconds: float) -> None: ...
+    def update(self, event: Event) -> None: ...
     @property
     def line(self) -> str: ...
 
@@ -43,10 +43,13 @@ class SlowData:
     def __init__(self, header: Mapping[str, Any], at: Progress) -> None:
         self.header = header
         self.waited_s = self.total_s = 0.0
+        self.before_s = at.elapsed_s  # where the event before this one ended
         self.has_begun = False
         self.line = ""
 
-    def update(self, event: Event, seconds: float) -> None:
+    def update(self, event: Event) -> None:
+        seconds = event.progress.elapsed_s - self.before_s
+        self.before_s = event.progress.elapsed_s
         if not _is_training(event) or "data_s" not in event.data:
             return
         if self.has_begun:
@@ -97,7 +100,7 @@ class StrangeLoss:
         self.lr = 0.0
         self.has_risen = False
 
-    def update(self, event: Event, seconds: float) -> None:
+    def update(self, event: Event) -> None:
         for step, loss in _losses(event):
             if math.isfinite(loss):
                 self._add(loss, step)
@@ -146,7 +149,7 @@ class Explosion:
         self.n = 0  # losses so far
         self.line = ""
 
-    def update(self, event: Event, seconds: float) -> None:
+    def update(self, event: Event) -> None:
         if not self.is_on:
             return
         for step, loss in _losses(event):
@@ -247,7 +250,7 @@ class NoProgress:
         self._columns: dict[str, _Column] = {}
         self._pairs: dict[str, _Pair] = {}
 
-    def update(self, event: Event, seconds: float) -> None:
+    def update(self, event: Event) -> None:
         if event.kind != "epoch":
             return
         row = event.data["row"]
@@ -289,20 +292,17 @@ class Advice:
     def __init__(self) -> None:
         self.rules: list[Rule] = []
         self._header: Mapping[str, Any] = {}
-        self._elapsed_s = 0.0
 
     def update(self, event: Event) -> None:
         """Read the next event of the run."""
         at = event.progress
-        seconds = event.progress.elapsed_s - self._elapsed_s
-        self._elapsed_s = at.elapsed_s
         if event.kind == "start":
             self._header = event.data
             self.rules = [make(event.data, at) for make in _RULES] if event.data.get("advice", True) is not False else []
         elif event.kind == "mark":
             self.rules = [type(rule)(self._header, at) if isinstance(rule, _COMPARING) else rule for rule in self.rules]
         for rule in self.rules:
-            rule.update(event, seconds)
+            rule.update(event)
 
     @property
     def lines(self) -> list[str]:

@@ -10,8 +10,7 @@ import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
@@ -186,11 +185,9 @@ def in_words(cards: Sequence[RunCard]) -> Sequence[RunCard]:
     words = {name: _code_words(cards, name) for name in names}
     found = []
     for i, card in enumerate(cards):
-        assert card.measured  # the copy has it too
-        other = copy(card)
-        other.settings = {name: text for name, text in card.settings.items() if name not in names}
-        other.settings |= {name: column[i] for name, column in words.items() if len(set(column)) > 1}
-        found.append(other)
+        plain = {name: text for name, text in card.settings.items() if name not in names}
+        plain |= {name: column[i] for name, column in words.items() if len(set(column)) > 1}
+        found.append(replace(card, settings=plain))
     return found
 
 
@@ -273,14 +270,15 @@ def spread_lines(cards: Sequence[RunCard]) -> list[str]:
             groups.setdefault((label_of(card, names), first, changes, card.metric), []).append(card)
     found = []
     for (title, *_), group in groups.items():
-        values = [card.value for card in group]
-        tests = [card.tests for card in group]
-        measured = {group[0].metric: values} if all(map(math.isfinite, values)) else {}
-        measured |= {name: [test[name] for test in tests] for name in tests[0] if all(name in test for test in tests)}
-        if len(group) > 1:
-            words = [f"{name} {mean(given):.4g} ± {stdev(given):.2g}" for name, given in measured.items()]
-            found.append((mean(map(_rank, group)), f"{title}: {len(group)} runs, {', '.join(words)}"))
-    return [line for _, line in sorted(found, key=lambda item: item[0])]
+        if len(group) == 1:
+            continue
+        measured = {group[0].metric: [card.value for card in group]}
+        for name in group[0].tests:
+            measured[name] = [card.tests.get(name, math.nan) for card in group]
+        known = {name: values for name, values in measured.items() if all(map(math.isfinite, values))}
+        words = ", ".join(f"{name} {mean(values):.4g} ± {stdev(values):.2g}" for name, values in known.items())
+        found.append((mean(map(_rank, group)), f"{title}: {len(group)} runs, {words}"))
+    return [line for _, line in sorted(found)]
 
 
 # %% ../../nbs/views/runs.ipynb #394c9047
@@ -295,31 +293,34 @@ _WIDTH = 720  # px
 _MANY = 40  # with more lines each is faint
 
 
-def _numbers(cards: Sequence[RunCard], name: str) -> list[float] | None:
+def _sweep(cards: Sequence[RunCard], name: str) -> Sweep | None:
     """The values of a setting as numbers; None if one is not a number."""
     numbers = [number_of(card.settings.get(name)) for card in cards]
-    found = [float(number) for number in numbers if number is not None and math.isfinite(number)]
-    return found if len(found) == len(cards) else None
+    values = [float(number) for number in numbers if number is not None and math.isfinite(number)]
+    return Sweep(name, values) if len(values) == len(cards) else None
 
 
 def sweep_of(cards: Sequence[RunCard]) -> Sweep | None:
     """What the runs differ in, if that is one number; they may also differ in the seed."""
     names = [name for name in varying(cards) if name not in _REPEATS]
-    values = _numbers(cards, names[0]) if len(names) == 1 else None
-    return Sweep(names[0], values) if values is not None else None
+    return _sweep(cards, names[0]) if len(names) == 1 else None
 
 
-def _colours(cards: Sequence[RunCard], names: Sequence[str]) -> tuple[list[int], str]:
-    """The colour of each run, and the setting over which they are a ramp: the one with numbers that differs.
+def _ramp(cards: Sequence[RunCard], names: Sequence[str]) -> Sweep | None:
+    """The setting over which the colours are a ramp: the only one, or with more runs than colours the one with the most values."""
+    if len(names) > 1 and len(cards) <= _N_COLOURS:
+        return None
+    sweeps = [sweep for sweep in (_sweep(cards, name) for name in names) if sweep is not None]
+    ramp = max(sweeps, key=lambda sweep: len(set(sweep.values)), default=None)
+    return ramp if ramp is not None and len(set(ramp.values)) > 2 else None
 
-    With more runs than colours, it is the one with the most values. Without such a setting the name is empty, and colours repeat.
-    """
-    kinds = {name: sorted(set(_numbers(cards, name) or ())) for name in names}
-    ramp = max(kinds, key=lambda name: len(kinds[name]), default="")
-    if not ramp or len(kinds[ramp]) < 3 or (len(names) > 1 and len(cards) <= _N_COLOURS):
-        return [i % _N_COLOURS for i in range(len(cards))], ""
-    order = kinds[ramp]
-    return [round(order.index(value) / (len(order) - 1) * (_N_COLOURS - 1)) for value in _numbers(cards, ramp) or ()], ramp
+
+def _colours(n: int, ramp: Sweep | None) -> list[int]:
+    """The colour of each of `n` runs; without a ramp the colours repeat."""
+    if ramp is None:
+        return [i % _N_COLOURS for i in range(n)]
+    order = sorted(set(ramp.values))
+    return [round(order.index(value) / (len(order) - 1) * (_N_COLOURS - 1)) for value in ramp.values]
 
 
 def _rules(is_ramp: bool, is_faint: bool) -> str:
@@ -333,11 +334,10 @@ def _rules(is_ramp: bool, is_faint: bool) -> str:
     return f"<style>{thick}{of('light')}@media(prefers-color-scheme:dark){{{of('dark')}}}</style>"
 
 
-def _scale(cards: Sequence[RunCard], name: str, box: Area) -> list[str]:
+def _scale(ramp: Sweep, box: Area) -> list[str]:
     """The colours of a ramp, with the smallest and the largest value."""
-    values = _numbers(cards, name) or [0.0]
-    low = fitting(f"{name} {short(min(values))}", 90)
-    high = short(max(values))
+    low = fitting(f"{ramp.name} {short(min(ramp.values))}", 90)
+    high = short(max(ramp.values))
     x = box.right + 12 + text_width(low)
     squares = [f'<rect class="c{i}" x="{x + 5 * i:.0f}" y="3" width="5" height="8"/>' for i in range(_N_COLOURS)]
     return [label(box.right + 8, 11, low), *squares, label(x + 5 * _N_COLOURS + 4, 11, high)]
@@ -346,7 +346,7 @@ def _scale(cards: Sequence[RunCard], name: str, box: Area) -> list[str]:
 def _curves(cards: Sequence[RunCard], names: Sequence[str], box: Area, values: Axis) -> list[str]:
     """The metric of each run by epoch, the best in front of the others, and the labels at the ends of the lines."""
     bests = bests_of(cards)
-    colours, ramp = _colours(cards, names)
+    ramp = _ramp(cards, names)
     last = max(x for card in cards for x, _ in card.measured.points)
     first = min(1.0, *(card.measured.points[0][0] for card in cards)) if last > 1 else 0.0
     frame = Frame(box, first, last, values)
@@ -354,12 +354,12 @@ def _curves(cards: Sequence[RunCard], names: Sequence[str], box: Area, values: A
     parts = below(frame, [(tick, f"{tick:,}" if tick != ticks[-1] else f"epoch {tick:,}") for tick in ticks], 15)
     parts.append(_metric_label(cards, box))
     ends: list[LineEnd] = []
-    for card, colour in sorted(zip(cards, colours), key=lambda item: item[0] in bests):
+    for card, colour in sorted(zip(cards, _colours(len(cards), ramp)), key=lambda item: item[0] in bests):
         points = thinned(card.measured.points, max(2, _POINTS // len(cards)), card.measured.best_at)
         places = [place for place in frame.at(points) if place]
         kind = f"run c{colour}"
         words = label_of(card, names[:2], card.name)
-        label_kind = "" if ramp else f"c{colour}"
+        label_kind = "" if ramp is not None else f"c{colour}"
         if card in bests:
             parts.append(path(places, "halo"))
             kind, words, label_kind = f"{kind} best", f"★ {words}", "strong"
@@ -367,11 +367,10 @@ def _curves(cards: Sequence[RunCard], names: Sequence[str], box: Area, values: A
         if len(places) == 1:
             parts += dots(places, kind)
         ends.append((box.right + 8, places[-1][1], visible(words), label_kind))
-    has_scale = bool(ramp) and len(ends) > _MAX_LABELS
-    parts += end_labels(ends[-1:] if has_scale else ends[-_MAX_LABELS:], box.top + 4, box.bottom - 4, _WIDTH - 2)
-    if has_scale:
-        parts += _scale(cards, ramp, box)
-    return [_rules(bool(ramp), len(cards) > _MANY), *value_axis(box, values), *parts]
+    scale = _scale(ramp, box) if ramp is not None and len(ends) > _MAX_LABELS else []
+    parts += end_labels(ends[-1:] if scale else ends[-_MAX_LABELS:], box.top + 4, box.bottom - 4, _WIDTH - 2)
+    parts += scale
+    return [_rules(ramp is not None, len(cards) > _MANY), *value_axis(box, values), *parts]
 
 
 def _metric_label(cards: Sequence[RunCard], box: Area) -> str:

@@ -212,7 +212,7 @@ def explosion(losses: list[float], **header: float) -> str:
     for first in range(0, len(losses), 25):
         block = losses[first : first + 25]
         data = {"n": len(block), "values": {"train_loss": block}}
-        rule.update(Event("steps", Progress(phase="train", step=first + len(block)), 0.0, data), 0.1)
+        rule.update(Event("steps", Progress(phase="train", step=first + len(block)), 0.0, data))
     return rule.line
 
 
