@@ -13,7 +13,6 @@ from ..events import Event
 from ..history.differences import differences, kept
 from ..history.run_files import read_file, recorded_file
 from ..history.run_folder import run_folders
-from ..views.svg import thinned
 
 # %% auto #0
 __all__ = ["loss_curve", "compared_with"]
@@ -52,7 +51,7 @@ def loss_curve(folder: Path) -> list[tuple[int, float]]:
         while points and points[-1][0] >= event.progress.step:  # a resumed run repeats what came after its checkpoint
             points.pop()
         points += [(event.progress.step, loss)] if loss is not None else []
-    return thinned(points, _MAX_POINTS)
+    return points[:: -(-len(points) // _MAX_POINTS) or 1]
 
 
 # %% ../../nbs/library/ghost.ipynb #896736e5

@@ -239,7 +239,7 @@ class Runs(Sequence[RunEntry]):
         own_columns = {name: _as_numbers([card.settings.get(name) for card in cards]) for name in varying(cards)}
         rows = []
         for i, entry in enumerate(self.entries):
-            best = entry.best if entry.best is not None else {}
+            best = entry.best or {}
             own = {name: column[i] for name, column in own_columns.items()}
             metrics = Row(best).metrics | entry.card.tests
             rest = {

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .axes import Axis, Sweep, axis_of, is_drawn, short
-from .curve import FEW_EPOCHS, LossCurve, shown_values
+from .curve import LossCurve, shown_values
 from ..events import Mark
 from nbtrain.views.panels import (
     MAX_PANELS,
@@ -197,16 +197,16 @@ def _number(axes: Axes, xs: Sequence[float]) -> None:
 _Place = tuple["Axes", str, list[str]]
 
 
-def _figure(groups: Mapping[str, list[str]], most: int | None = MAX_PANELS, words: str = "") -> tuple[Figure, list[_Place]]:
-    """A figure with a panel for each of the first `most` quantities, and the panels with the quantities and their metrics.
+def _figure(groups: Mapping[str, list[str]], metrics: Sequence[str] | None, words: str = "") -> tuple[Figure, list[_Place]]:
+    """A figure with a panel for each of the first six quantities, or all if `metrics` were chosen; and the panels with their metrics.
 
     `words` and the quantities without a panel are below.
     """
-    shown = list(groups.items())[:most]
+    shown = list(groups.items())[: MAX_PANELS if metrics is None else None]
     n_columns = columns_of(len(shown) or 1)
     n_rows = math.ceil(len(shown) / n_columns) or 1
     figure = blank(max(3.6 * n_columns, 5.4), 2.5 * n_rows)
-    if line := joined(words, also_measured(list(groups)) if most is not None else ""):
+    if line := joined(words, also_measured(list(groups)) if metrics is None else ""):
         figure.supxlabel(_label(line, 120), fontsize=8, color="0.4", x=0.01, ha="left")
     return figure, [(figure.add_subplot(n_rows, n_columns, i + 1), quantity, names) for i, (quantity, names) in enumerate(shown)]
 
@@ -262,16 +262,16 @@ def curves(
 ) -> Figure:
     """Plot a panel for each quantity (at most six, that of `monitor` first, or those of `metrics`), in the colours of a record.
 
-    A ring marks the best epoch, and `marks`, the changes by hand, are numbered at the top. With a `curve` and fewer than five epochs
-    the loss is plotted by step; with one epoch, it is the only panel. What was before the `cut` is faint.
+    A ring marks the best epoch, and `marks`, the changes by hand, are numbered at the top. With a `curve` that
+    has losses, the loss is plotted by step; with one epoch, it is the only panel. What was before the `cut` is faint.
     """
     rows = of_epochs(rows)
     groups = panels(rows, monitor, metrics)
-    by_step = curve is not None and bool(curve.points or curve.past) and len(rows) < FEW_EPOCHS and metrics is None
+    by_step = curve is not None and bool(curve.points or curve.past)
     if by_step:
         others = {quantity: names for quantity, names in groups.items() if quantity != "loss"} if len(rows) > 1 else {}
         groups = {"loss": ["train_loss"]} | others
-    figure, places = _figure(groups, MAX_PANELS if metrics is None else None)
+    figure, places = _figure(groups, metrics)
     for place in places:
         if by_step and place[1] == "loss" and curve is not None:
             _by_step(place[0], curve, marks)
@@ -360,7 +360,7 @@ def compared(
         metric = monitor if monitor in names else "".join(names[-1:])
         groups = {f"best {metric}": [metric]} | groups
     has_both = not is_short and any(series_of(a) != series_of(b) for names in groups.values() for a, b in pairwise(names))
-    figure, places = _figure(groups, MAX_PANELS if metrics is None else None, "thin: train" if has_both else "")
+    figure, places = _figure(groups, metrics, "thin: train" if has_both else "")
     for i, place in enumerate(places):
         if sweep is not None and i < n_over:
             _compared_values(place, runs, sweep)

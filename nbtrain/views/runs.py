@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .axes import Axis, Sweep, format_fixed, axis_of, count_ticks, is_drawn, short
 from ..formatting import ICONS, digits_of, format_time, format_value, visible
+from .panels import points_of
 from .html import SHOWN_BYTES, isolated, record_html, QUIET
 from nbtrain.views.svg import (
     COLOURS,
@@ -93,15 +94,14 @@ def _measured(board: Board) -> _Measured:
         metric = "train_loss"
         mode = "min"
     is_epoch = not any(metric in row for row in board.validations)
-    restarts = board.growing.restarts
+    counts = board.growing.restarts.counts
     rows = board.epochs if is_epoch else board.validations
-    rows = [row for row in rows if isinstance(row.get(metric), (int, float)) and restarts.counts(row, is_epoch=is_epoch)]
-    epochs = [row.get("epoch", 0) for row in rows]
-    if len(set(epochs)) < len(epochs):
-        epochs = [epochs[-1] * row["step"] / max(1, rows[-1]["step"]) for row in rows]
-    points = [(epoch, row[metric]) for epoch, row in zip(epochs, rows)]
+    rows = [row for row in rows if isinstance(row.get(metric), (int, float)) and counts(row, is_epoch=is_epoch)]
+    points = points_of(rows, metric)
+    if len(dict(points)) < len(points):  # several in an epoch
+        points = [(points[-1][0] * row["step"] / max(1, rows[-1]["step"]), row[metric]) for row in rows]
     best = best_row(rows, metric, mode)  # the board's own answer grows in the thread of the run
-    return _Measured(metric, mode, points, best, next((epoch for epoch, row in zip(epochs, rows) if row is best), None))
+    return _Measured(metric, mode, points, best, next((x for row, (x, _) in zip(rows, points) if row is best), None))
 
 
 @dataclass(eq=False)
