@@ -350,9 +350,7 @@ def _curves(cards: Sequence[RunCard], names: Sequence[str], box: Area, values: A
     last = max(x for card in cards for x, _ in card.measured.points)
     first = min(1.0, *(card.measured.points[0][0] for card in cards)) if last > 1 else 0.0
     frame = Frame(box, first, last, values)
-    ticks = [tick for tick in count_ticks(first, last, 9) if tick >= first]
-    parts = below(frame, [(tick, f"{tick:,}" if tick != ticks[-1] else f"epoch {tick:,}") for tick in ticks], 15)
-    parts.append(_metric_label(cards, box))
+    parts = [*_epoch_ticks(frame), _metric_label(cards, box)]
     ends: list[LineEnd] = []
     for card, colour in sorted(zip(cards, _colours(len(cards), ramp)), key=lambda item: item[0] in bests):
         points = thinned(card.measured.points, max(2, _POINTS // len(cards)), card.measured.best_at)
@@ -362,7 +360,9 @@ def _curves(cards: Sequence[RunCard], names: Sequence[str], box: Area, values: A
         label_kind = "" if ramp is not None else f"c{colour}"
         if card in bests:
             parts.append(path(places, "halo"))
-            kind, words, label_kind = f"{kind} best", f"★ {words}", "strong"
+            kind = f"{kind} best"
+            words = f"★ {words}"
+            label_kind = "strong"
         parts.append(path(places, kind))
         if len(places) == 1:
             parts += dots(places, kind)
@@ -371,6 +371,11 @@ def _curves(cards: Sequence[RunCard], names: Sequence[str], box: Area, values: A
     parts += end_labels(ends[-1:] if scale else ends[-_MAX_LABELS:], box.top + 4, box.bottom - 4, _WIDTH - 2)
     parts += scale
     return [_rules(ramp is not None, len(cards) > _MANY), *value_axis(box, values), *parts]
+
+
+def _epoch_ticks(frame: Frame) -> list[str]:
+    ticks = [tick for tick in count_ticks(frame.first, frame.last, 9) if tick >= frame.first]
+    return below(frame, [(tick, f"{tick:,}" if tick != ticks[-1] else f"epoch {tick:,}") for tick in ticks], 15)
 
 
 def _metric_label(cards: Sequence[RunCard], box: Area) -> str:
