@@ -174,9 +174,6 @@ class CompileAddon(AddOnBase):
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Compile(self._keywords)] if self.compile is not False else []
 
-    def facts(self, trainer: TrainerProtocol) -> dict[str, Any]:
-        return {"compiled": True} if self.compile is not False else {}
-
 
 # %% ../../nbs/addons/performance.ipynb #fc5b33a7
 class Graphs(Protocol):

@@ -298,7 +298,7 @@ class AddOnBase:
         """Return facts for the header of a run, which views read and which is saved: numbers, strings, lists.
 
         Returns:
-            Facts by name, such as `{"compiled": True}`; of one name, that of the later addon counts.
+            Facts by name, such as `{"sampler": "balanced"}`; of one name, that of the later addon counts.
         """
         return {}
 

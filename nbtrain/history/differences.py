@@ -17,7 +17,7 @@ from ..errors import ConfigError
 from .run_files import read_file, read_record
 
 # %% auto #0
-__all__ = ["differences", "settings", "kept"]
+__all__ = ["newest_source", "read_steps", "kept", "settings", "differences"]
 
 # %% ../../nbs/history/differences.ipynb #35cb5893
 _SETTING = re.compile(r"\b([A-Za-z_]\w*)=('[^']*'|\"[^\"]*\"|\([^()]*\)|\[[^\[\]]*\]|[^\s,()\[\]]+)")
@@ -26,7 +26,7 @@ _MAX_TEXT = 24  # characters of a value in a label
 
 
 def _short(value: Any) -> str:
-    text = "none" if value is None else str(value)
+    text = str(value)
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"
 
 
@@ -36,38 +36,33 @@ def _head(value: Any) -> str:
     return re.sub(r"[\s,]+(?=\))|(?<=\()[\s,]+", "", text).removesuffix("()")
 
 
-def _set_in(value: Any) -> dict[str, str]:
-    """The settings in a described value: `{"lr": "0.1"}` for `Adam(lr=0.1)`."""
-    return dict(_SETTING.findall(value)) if isinstance(value, str) else {}
-
-
-def _label(name: str, old: Any, new: Any) -> list[str]:
-    """How two described values of one name differ."""
-    before = _set_in(old)
-    after = _set_in(new)
-    heads = [_head(old), _head(new)]
-    if before != after and heads[0] == heads[1]:
-        both = {key: (before.get(key), after.get(key)) for key in (*before, *after)}
-        return [f"{key} {_short(was)} → {_short(now)}" for key, (was, now) in both.items() if was != now]
-    is_described = bool(before or after) or (heads[0] != heads[1] and "(" in f"{old}{new}")
-    if not is_described:
-        return [f"{name} {_short(old)} → {_short(new)}"]
-    if heads[0] == heads[1] or not all(re.fullmatch(r"[\w.]+", head) for head in heads):
-        return [f"{name} changed"]
-    return [" → ".join(head.rpartition(".")[2] for head in heads)]  # another class
+def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """A described value and the settings in it by name, as text: `("optimizer", "Adam"), ("lr", "0.1")` for `Adam(lr=0.1)`."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(str(key), item)
+    elif isinstance(value, str) and "(" in value:
+        yield name, "a function" if value.startswith("lambda") else _short(_head(value))
+        yield from ((key, _short(text.strip("'\""))) for key, text in _SETTING.findall(value))
+        yield from ((unit, count) for count, unit in re.findall(r"([\d,]+) (params)\b", value))
+    elif value is not None:
+        yield name, _short(value)
 
 
 # %% ../../nbs/history/differences.ipynb #8ddae6d1
 def _dumped(name: str, text: str) -> dict[str, str]:
-    """The syntax tree of a function; of a class those of its methods, and the rest of it."""
+    """The syntax tree of a function; of a class those of its methods, and under its name the rest of it."""
     (node,) = ast.parse(text).body
     if not isinstance(node, ast.ClassDef):
         return {name: ast.dump(node)}
-    methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
-    if not methods:
-        return {name: ast.dump(node)}
-    rest = "\n".join(ast.dump(item) for item in node.body if item not in methods)
-    return {name if method.name == "__init__" else method.name: ast.dump(method) for method in methods} | {f"{name}.": rest}
+    found: dict[str, str] = {}
+    rest: list[ast.AST] = [*node.bases]
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and item.name != "__init__":
+            found[item.name] = found.get(item.name, "") + ast.dump(item)
+        else:
+            rest.append(item)
+    return found | {name: "".join(map(ast.dump, rest))}
 
 
 @functools.lru_cache(100)
@@ -86,20 +81,15 @@ def _definitions(steps: str) -> Mapping[str, str]:
     return found
 
 
-def _of_source(old: str, new: str) -> list[str]:
-    before = _definitions(old)
-    after = _definitions(new)
-    if not before or not after:
-        return []
-    how = {name: "changed" for name in after if before.get(name) != after[name]}
-    how |= {name: "added" for name in after if name not in before} | {name: "removed" for name in before if name not in after}
-    return [f"{name.removesuffix('.')} {change}" for name, change in how.items()]
+def _functions(content: Mapping[str, Any]) -> dict[str, str]:
+    """The functions of a record, as digests: `code 1a2b3c`."""
+    code = _definitions(str(content.get("steps") or ""))
+    return {name: f"code {hashlib.sha256(text.encode()).hexdigest()[:6]}" for name, text in code.items()}
 
 
 # %% ../../nbs/history/differences.ipynb #0f3aa160
-_MAX_LABELS = 3
 _SILENT = ("save_path", "log_bar", "device", "seed")  # of the arguments: compared elsewhere, or irrelevant
-_NOT_OF_RUN = ("began", "source", "parent", "n_epoch", "set")  # of a run: no settings, or compared elsewhere
+_NOT_OF_RUN = ("began", "source", "parent", "n_epoch", "set", "mode", "valid_loader")  # of a run: no settings, or compared elsewhere
 
 
 def _dict(value: Any) -> dict[str, Any]:
@@ -111,31 +101,57 @@ def _without(names: Iterable[str], values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in names}
 
 
-def _parts(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The described values of a record, in groups."""
+def newest_source(content: Mapping[str, Any]) -> str:
+    """The folder of the newest source of a record."""
+    return next(reversed(_dict(content.get("sources"))), "source")
+
+
+def read_steps(folder: Path, content: Mapping[str, Any]) -> str:
+    """The newest source in a run folder with this record. Raises ConfigError if it can't be read."""
+    return read_file(folder, f"{newest_source(content)}/steps.py").decode(errors="replace")
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    """The record of a run folder, with the newest source as `steps`; empty if nothing was kept or it can't be read."""
+    try:
+        content = read_record(folder) or {}
+        return {**content, "steps": read_steps(folder, content)} if content else {}
+    except ConfigError:
+        return {}
+
+
+def settings(content: Mapping[str, Any]) -> dict[str, str]:
+    """What may differ between runs, by name, as text: values that the code reads, arguments, data, seed, and digests of the functions.
+
+    `content` is a record as returned by `kept`; of two settings of one name, such as the batch sizes of two loaders, the first counts, and
+    before all others what was set by hand. `n_epoch` in it is the total of a run of several calls.
+    """
     runs = content.get("runs")
     runs = runs if isinstance(runs, list) else []
-    sources = [*_dict(content.get("sources")).values()]
     run = _dict(runs[-1]) if runs else {}
     n_epoch = run.get("n_epoch") if len(runs) == 1 else None  # that of one call of several is not the run's
-    values = _dict(_dict(sources[-1]).get("values")) if sources else {}
-    return {
-        "arguments": _without(_SILENT, _dict(content.get("arguments"))),
-        "set": _dict(run.get("set")),
-        "run": _without(_NOT_OF_RUN, run),
-        "values": {name.rpartition(".")[2]: value for name, value in values.items()},  # of a closure: `make.<lambda>.lr`
-        "rest": {"device": content.get("device"), "seed": content.get("seed"), "n_epoch": content.get("n_epoch", n_epoch)},
-        "versions": _dict(content.get("versions")),
-    }
+    values = _dict(_dict(_dict(content.get("sources")).get(newest_source(content))).get("values"))
+    parts = (
+        _dict(run.get("set")),
+        {name.rpartition(".")[2]: value for name, value in values.items()},  # of a closure: `make.<lambda>.lr`
+        _without(_SILENT, _dict(content.get("arguments"))),
+        _without(_NOT_OF_RUN, run),
+        {"seed": content.get("seed"), "n_epoch": content.get("n_epoch", n_epoch)},
+        _functions(content),
+    )
+    found: dict[str, str] = {}
+    for part in parts:
+        for name, text in _flat("", part):
+            found.setdefault(name, text)
+    return found
 
 
-def _labels(name: str, old: Any, new: Any) -> Iterator[str]:
-    """As `_label`, of each value in two dicts too."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in dict.fromkeys((*old, *new)):
-            yield from _labels(key, old.get(key), new.get(key))
-    elif old != new:
-        yield from _label(name, old, new)
+_MAX_LABELS = 3
+
+
+def _environment(content: Mapping[str, Any]) -> dict[str, str]:
+    """The device and the versions of a record, by name."""
+    return dict(_flat("", {"device": content.get("device"), **_dict(content.get("versions"))}))
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
@@ -146,58 +162,26 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     systems = [str(side.get("imported") or "nbtrain") for side in (a, b)]
     if systems[0] != systems[1]:  # whose arguments have other names
         return [" → ".join(systems)]
-    old = _parts(a)
-    new = _parts(b)
-    if None in (old["rest"]["n_epoch"], new["rest"]["n_epoch"]):
-        new["rest"]["n_epoch"] = old["rest"]["n_epoch"]
+    old = settings(a) | _environment(a)
+    new = settings(b) | _environment(b)
+    code = _functions(a) | _functions(b)
+    knows_code = bool(a.get("steps") and b.get("steps"))
     labels: dict[str, str] = {}
-    for group in old:
-        if group == "values":
-            labels |= {label.lower(): label for label in _of_source(str(a.get("steps") or ""), str(b.get("steps") or ""))}
-        for label in _labels(group, old[group], new[group]):
-            labels.setdefault(label.lower(), label)  # a global LR and the lr made from it
+    for name in dict.fromkeys((*old, *new)):
+        was = old.get(name)
+        now = new.get(name)
+        is_unknown = (name in code and not knows_code) or (name == "n_epoch" and None in (was, now))
+        if was == now or is_unknown:
+            continue
+        if name not in code:
+            label = f"{name} {was or 'none'} → {now or 'none'}"
+        elif was is None:
+            label = f"{name} added"
+        elif now is None:
+            label = f"{name} removed"
+        else:
+            label = f"{name} changed"
+        labels.setdefault(label.lower(), label)  # a global LR and the lr made from it
     found = list(labels.values())
     rest = len(found) - _MAX_LABELS
     return found if rest <= 0 else [*found[:_MAX_LABELS], f"+ {rest} more"]
-
-
-# %% ../../nbs/history/differences.ipynb #452ff538
-def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """A described value and the settings in it by name, as text: `("optimizer", "Adam"), ("lr", "0.1")` for `Adam(lr=0.1)`."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _flat(str(key), item)
-    elif isinstance(value, str) and "(" in value:
-        yield name, "a function" if value.startswith("lambda") else _short(_head(value))
-        yield from ((key, _short(text.strip("'\""))) for key, text in _SETTING.findall(value))
-        yield from ((unit, count) for count, unit in re.findall(r"([\d,]+) (params)\b", value))
-    elif value is not None:
-        yield name, _short(value)
-
-
-def settings(content: Mapping[str, Any]) -> dict[str, str]:
-    """What may differ between runs, by name, as text: values that the code reads, arguments, data, seed, and digests of the functions.
-
-    `content` is a record as returned by `kept`; of two settings of one name, such as the batch sizes of two loaders, the first counts, and
-    before all others what was set by hand. `n_epoch` in it is the total of a run of several calls.
-    """
-    parts = _parts(content)
-    code = _definitions(str(content.get("steps") or ""))
-    run = _without(("mode", "valid_loader"), parts["run"])
-    rest = _without(("device",), parts["rest"])
-    functions = {name.removesuffix("."): f"code {hashlib.sha256(text.encode()).hexdigest()[:6]}" for name, text in code.items()}
-    found: dict[str, str] = {}
-    for part in (parts["set"], parts["values"], parts["arguments"], run, rest, functions):
-        for name, text in _flat("", part):
-            found.setdefault(name, text)
-    return found
-
-
-def kept(folder: Path) -> dict[str, Any]:
-    """The record of a run folder, with the newest source as `steps`; empty if nothing was kept or it can't be read."""
-    try:
-        content = read_record(folder) or {}
-        source = next(reversed(_dict(content.get("sources"))), "source")
-        return {**content, "steps": read_file(folder, f"{source}/steps.py").decode(errors="replace")} if content else {}
-    except ConfigError:
-        return {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -23,7 +23,7 @@ from ..history.history import History, Row
 from ..history.run_folder import find_run
 from ..history.run_tree import Fork, TreeRun, read_fork, tree_lines
 from .live_view import LiveViewAddon
-from .runs import read_run
+from .runs import read_run, write_page
 from ..views import plots
 from ..views.html import TITLE, WIDTH, image_html, page_of_table
 from ..views.panels import check_measured, is_chosen
@@ -64,8 +64,8 @@ class Comparison:
         cards = [*self.cards.values()]
         settings = varying(cards)[:_MAX_SETTINGS]
         bests = bests_of(cards)
-        plain = [[visible(name), *(visible(shown_setting(card, key)) for key in settings)] for name, card in zip(self.cards, cards)]
-        rows = [self._row(name, card) for name, card in zip(self.cards, cards)]
+        plain = [[visible(name), *(visible(shown_setting(card, key)) for key in settings)] for name, card in self.cards.items()]
+        rows = [self._row(name, card) for name, card in self.cards.items()]
         used = sum(2 + max(map(len, column)) for column in zip(["run", *settings], *plain))
         room = width - used - 9 if self.metrics is None else math.inf  # what was chosen is shown
         table = make_table(rows, has_lr=False, max_width=room, title=title, first=[card.metric for card in cards])
@@ -94,17 +94,15 @@ class Comparison:
         cards = [*self.cards.values()]
         names = varying(cards)[:2]
         bests = bests_of(cards)
-        sweep = sweep_of(cards)
         labels = [run.fork.words if run.fork is not None else label_of(card, names, "") for run, card in zip(self.runs.values(), cards)]
         drawn = []
-        for i, ((name, run), card, label) in enumerate(zip(self.runs.items(), cards, labels)):
+        for (name, run), card, label in zip(self.runs.items(), cards, labels):
             begin = run.fork.epoch if run.fork is not None else 0
             rows = [row for row in run.history.epochs if row["epoch"] >= begin]
             words = label if label and labels.count(label) == 1 else name
-            value = sweep.values[i] if sweep is not None else math.nan
-            drawn.append(plots.ComparedRun(words, rows, card.best, card in bests, value))
+            drawn.append(plots.ComparedRun(words, rows, card.best, card in bests))
         monitor = cards[0].metric if cards else "val_loss"
-        return plots.compared(drawn, monitor, sweep, [(fork.epoch, fork.words) for fork in self._forks], self.metrics)
+        return plots.compared(drawn, monitor, sweep_of(cards), [(fork.epoch, fork.words) for fork in self._forks], self.metrics)
 
     def tree(self) -> str:
         """The runs as a tree, with the differences of each branch; empty if no run is a branch of another."""
@@ -119,14 +117,11 @@ class Comparison:
         if path.suffix not in (".png", ".html"):
             raise ConfigError(f"{path.name!r} is neither PNG nor HTML.", remedy="Give a name that ends in .png or .html.")
         content = plots.png(self.plot()) if path.suffix == ".png" else f"<!DOCTYPE html>\n{self._repr_html_()}\n".encode()
-        try:
-            path.write_bytes(content)
-        except OSError as error:
-            raise ConfigError(f"{str(path)!r} can't be written: {error.strerror}.", remedy="Give a folder that exists.") from error
-        return path
+        return write_page(path, content)
 
     def __repr__(self) -> str:
-        return "\n".join([*([self.tree(), ""] if self._forks else []), self.table(), *map(note_line, self.notes)])
+        tree = [self.tree(), ""] if self._forks else []
+        return "\n".join([*tree, self.table(), *map(note_line, self.notes)])
 
     def _repr_html_(self) -> str:
         style = "margin:0;padding:0;font-size:13px;line-height:20px;white-space:pre;overflow-x:auto"  # rows of a tree are not wrapped
@@ -148,23 +143,20 @@ class Trained(Protocol):
     origin: Any  # whose `fork` says where it was branched off
 
 
-def _of_trainers(trainers: Sequence[Trained], metrics: Sequence[str] | None) -> Comparison:
-    """Compare the runs of trainers in memory, including branches."""
+def _of_trainers(trainers: Sequence[Trained]) -> tuple[dict[str, TreeRun], dict[str, RunCard]]:
+    """The runs of trainers in memory, including branches."""
     runs: dict[str, TreeRun] = {}
     cards: dict[str, RunCard] = {}
     for trainer in trainers:
         fork: Fork | None = trainer.origin.fork
-        first = trainer.title
-        base = f"{trainer.title} "
+        names = chain([trainer.title], (f"{trainer.title} {number}" for number in count(2)))
         if fork is not None:
-            first = f"{fork.parent}-b1"
-            base = f"{fork.parent}-b"
+            names = (f"{fork.parent}-b{number}" for number in count(1))
         if trainer.run_dir is not None:
-            first = trainer.run_dir.name
-        names = chain([first], (f"{base}{number}" for number in count(2)))
+            names = chain([trainer.run_dir.name], names)
         name = next(name for name in names if name not in runs)
         runs[name], cards[name] = TreeRun(trainer.history, fork), _card(name, trainer)
-    return _comparison(runs, cards, (), metrics)
+    return runs, cards
 
 
 def _card(name: str, trainer: Trained) -> RunCard:
@@ -179,14 +171,6 @@ def _card(name: str, trainer: Trained) -> RunCard:
     board.before_s = sum(row.get("time_s", 0.0) for row in history.epochs)
     board.growing.restarts.places = [*history.restarts.places]
     return RunCard(name, board, {"class": trainer.title} | settings({**record, "n_epoch": epoch}))
-
-
-def _comparison(
-    runs: Mapping[str, TreeRun], cards: Mapping[str, RunCard], notes: Sequence[str], metrics: Sequence[str] | None
-) -> Comparison:
-    """Compare these runs, without the forks from runs that are not among them."""
-    family = {name: run if run.fork is not None and run.fork.parent in runs else TreeRun(run.history) for name, run in runs.items()}
-    return Comparison(family, dict(zip(cards, in_words([*cards.values()]))), notes, metrics)
 
 
 @checked
@@ -220,25 +204,27 @@ def compare(*paths: str | Path | Trained, metrics: Sequence[str] | None = None) 
     trainers: list[Any] = [path for path in paths if not isinstance(path, (str, Path))]
     if trainers and len(trainers) < len(paths):
         raise ConfigError("Trainers and folders were given together.", remedy="Give the run folders: trainer.run_dir.")
-    found = _of_trainers(trainers, metrics) if trainers else _of_folders([str(path) for path in paths], metrics)
+    notes: list[str] = []
+    runs, cards = _of_trainers(trainers) if trainers else _of_folders([str(path) for path in paths], notes.append)
+    family = {name: run if run.fork is not None and run.fork.parent in runs else TreeRun(run.history) for name, run in runs.items()}
+    found = Comparison(family, dict(zip(cards, in_words([*cards.values()]))), notes, metrics)
     if metrics is not None:
         rows = [row for history in found.histories.values() for row in (*history.epochs, *history.tests)]
         check_measured([name for row in rows for name in row.metrics], metrics)
     return found
 
 
-def _of_folders(paths: Sequence[str], metrics: Sequence[str] | None) -> Comparison:
-    """Compare the runs in run folders, each of which is named by its path from what all have in common."""
+def _of_folders(paths: Sequence[str], note: Callable[[str], None]) -> tuple[dict[str, TreeRun], dict[str, RunCard]]:
+    """The runs in run folders, each of which is named by its path from what all have in common."""
     folders = [find_run(path).resolve() for path in paths]
     if not folders:
         raise ConfigError("There is nothing to compare.", remedy="Give run folders.")
     common = os.path.commonpath([folder.parent for folder in folders])
     runs: dict[str, TreeRun] = {}
     cards: dict[str, RunCard] = {}
-    notes: list[str] = []
     for folder in folders:
         name = folder.relative_to(common).as_posix()
         history = History()
-        cards[name] = read_run(folder, name, lambda text, name=name: notes.append(f"{name}: {text}"), history).card
+        cards[name] = read_run(folder, name, lambda text, name=name: note(f"{name}: {text}"), history).card
         runs[name] = TreeRun(history, read_fork(folder))
-    return _comparison(runs, cards, notes, metrics)
+    return runs, cards

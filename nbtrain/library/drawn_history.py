@@ -48,7 +48,7 @@ def plot(history: History, metrics: Sequence[str] | None = None) -> Figure:
         >>> len(trainer.history.plot().axes) > 0, len(trainer.history.plot(["val_loss"]).axes)
         (True, 1)
     """
-    curve = _curve(history, history.cut) if len(history.epochs) < FEW_EPOCHS else None
+    curve = _curve(history, history.cut) if len(history.epochs) < FEW_EPOCHS and metrics is None else None
     return plots.curves(history.epochs, history.best, history.marks, history.monitor, curve, history.cut, metrics)
 
 

@@ -75,10 +75,10 @@ def compared_with(other: Path | None, folder: Path | None, title: str) -> tuple[
     if other is None and folder is not None:
         beside = [run for run in run_folders(folder.parent) if run.name != folder.name]
         other = next((run for run in beside[:20] if _title(run) == title), None)
-    curve = loss_curve(other) if other is not None and other != folder else []
-    if other is None or len(curve) < 2:
+    if other is None or other == folder:
         return None
+    curve = loss_curve(other)
     before = kept(other)
     here = kept(folder) if folder is not None else {}
     labels = differences(before, here) if before and here else []
-    return ", ".join(labels) or other.name, curve
+    return (", ".join(labels) or other.name, curve) if len(curve) > 1 else None

@@ -6,20 +6,22 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, first_line
 from ..formatting import visible
 from ..source.provenance import as_text
-from ..history.run_files import read_file, read_record
+from ..history.differences import newest_source, read_steps
+from ..history.history import History
+from ..history.run_files import read_record
 from ..history.run_folder import find_run, read_events
 from ..history.run_tree import family, tree_lines
 from ..views.text import Board, note_line, record_text, summary_line
 
 # %% auto #0
-__all__ = ["show", "diff"]
+__all__ = ["read_board", "show", "diff"]
 
 
 # %% ../../nbs/library/recorded_run.ipynb #f1e1be5b
@@ -45,30 +47,34 @@ def _tables(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
     for number, run in enumerate(runs if isinstance(runs, list) else [runs], start=1):
         tables[f"Run {number}"] = run
-    source = _rows(_rows(content.get("sources")).get(_newest_source(content)))
+    source = _rows(_rows(content.get("sources")).get(newest_source(content)))
     tables["Values that the code reads"] = source.get("values")
     tables["Without source"] = {"names": source["no_source"]} if source.get("no_source") else None
     return {title: _rows(value) for title, value in tables.items()}
 
 
-def _newest_source(content: Mapping[str, Any]) -> str:
-    return next(reversed(_rows(content.get("sources"))), "source")
-
-
 def _steps(folder: Path, content: Mapping[str, Any]) -> str:
     """The newest source in a run folder, or a line on why it can't be read."""
     try:
-        return read_file(folder, f"{_newest_source(content)}/steps.py").decode(errors="replace")
+        return read_steps(folder, content)
     except ConfigError as error:
         return first_line(error)
 
 
+def read_board(folder: Path, note: Callable[[str], None], history: History | None = None) -> Board:
+    """The board of the run in a folder. `note` gets a line about what can't be read, and `history` the events."""
+    board = Board(name=folder.name)
+    for event in read_events(folder, note):
+        board.update(event)
+        if history is not None:
+            history.update(event)
+    return board
+
+
 def _recorded(folder: Path) -> tuple[Board, dict[str, Any], list[str]]:
     """The board and the record of a run, and notes on what can't be read."""
-    board = Board(name=folder.name)
     notes: list[str] = []
-    for event in read_events(folder, notes.append):
-        board.update(event)
+    board = read_board(folder, notes.append)
     try:
         content = read_record(folder)
     except ConfigError as error:
@@ -93,7 +99,7 @@ def show(path: str | Path) -> str:
             width = max(map(len, rows), default=0)
             if rows:
                 parts.append("\n".join([title, *(f"  {name:{width}}  {as_text(value)}".rstrip() for name, value in rows.items())]))
-        parts.append(f"Source ({_newest_source(content)}/steps.py)\n\n{_steps(folder, content)}".rstrip())
+        parts.append(f"Source ({newest_source(content)}/steps.py)\n\n{_steps(folder, content)}".rstrip())
     return visible("\n\n".join(parts), lines=True)
 
 

@@ -10,28 +10,29 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from html import escape
-from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
 
 from ..annotations import checked
 from ..completion import completed_by_value
 from ..errors import ConfigError
 from ..history.differences import kept, settings
 from ..history.history import History, Row
-from .recorded_run import diff
+from .recorded_run import diff, read_board
 from ..history.run_files import read_file, write_file
-from ..history.run_folder import load_run, read_events, run_folders
+from ..history.run_folder import load_run, runs_in
 from ..tracebacks import boundary
 from ..views.runs import RunCard, best_of, card_of, in_words, runs_html, runs_text, varying, number_of
-from ..views.text import Board, element_name
+from ..views.text import element_name
 from ..history.session_runs import SessionRun, forget_run, kept_runs
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 # %% auto #0
-__all__ = ["RunEntry", "read_run", "Runs", "session_runs", "runs", "runs_of"]
+__all__ = ["RunEntry", "read_run", "write_page", "Runs", "session_runs", "runs", "runs_of"]
 
 # %% ../../nbs/library/runs.ipynb #9e7c91a1
 _NOTE = "note.json"
@@ -111,7 +112,7 @@ class RunEntry:
         if any(_entry(run).card.board.is_on for run in of_run):
             raise ConfigError(f"{self.name} is {self.status}.", remedy="Stop it first.")
         if self.folder is not None:
-            if not (self.folder / "events.jsonl").is_file() or self.folder.is_symlink():
+            if self.folder not in runs_in(self.folder) or self.folder.is_symlink():
                 raise ConfigError(f"{str(self.folder)!r} is not a run folder, and is not deleted.")
             shutil.rmtree(self.folder)
         for run in of_run:
@@ -132,14 +133,8 @@ def _noted(folder: Path) -> tuple[str, tuple[str, ...]]:
 
 def read_run(folder: Path, name: str, note: Callable[[str], None] = lambda text: None, history: History | None = None) -> RunEntry:
     """The run in a folder. `note` gets a line about what can't be read, and `history` the events."""
-    board = Board(name=folder.name)
-    tests = {}
-    for event in read_events(folder, note):
-        board.update(event)
-        if history is not None:
-            history.update(event)
-        if event.kind == "test":
-            tests = Row(event.data["row"]).metrics
+    board = read_board(folder, note, history)
+    tests = next((Row(row).metrics for row in reversed(board.rows) if "epoch" not in row), {})
     record = kept(folder)
     title = record.get("imported") or board.header.get("title") or "–"
     known = settings(record | {"n_epoch": max(board.progress.n_epochs, board.progress.epoch)})
@@ -155,22 +150,28 @@ def _as_numbers(texts: Sequence[str | None]) -> Sequence[Any]:
 
 def _places(chosen: Sequence[Any], n: int) -> list[int]:
     """The places in a list of `n` runs that are chosen: they are given, or a truth value for each run is."""
-    kinds = {type(item).__name__.removesuffix("_") for item in chosen}
-    if kinds == {"bool"}:
-        if len(chosen) != n:
-            raise ConfigError(f"{len(chosen)} truth values select from {n} runs.", remedy="Give one for each run.")
-        return [i for i, is_chosen in enumerate(chosen) if is_chosen]
-    with suppress(TypeError):
-        if "bool" not in kinds:
-            return [_place(index(item), n) for item in chosen]
-    remedy = 'Give places, or a truth value for each run: runs[runs.df.status == "failed"].'
-    raise ConfigError(f"Runs are not selected by {', '.join(sorted(kinds))}.", remedy=remedy)
+    given = np.asarray(chosen)
+    kind = given.dtype.type.__name__.removesuffix("_")
+    if kind == "bool":
+        if len(given) != n:
+            raise ConfigError(f"{len(given)} truth values select from {n} runs.", remedy="Give one for each run.")
+        return np.flatnonzero(given).tolist()
+    if given.size and not np.issubdtype(given.dtype, np.integer):
+        remedy = 'Give places, or a truth value for each run: runs[runs.df.status == "failed"].'
+        raise ConfigError(f"Runs are not selected by {kind}.", remedy=remedy)
+    for place in given:
+        if not -n <= place < n:
+            raise IndexError(f"There is no run {place}: " + (f"there are {n}, from 0 to {n - 1}." if n else "there are none."))
+    return given.astype(int).tolist()
 
 
-def _place(place: int, n: int) -> int:
-    if not -n <= place < n:
-        raise IndexError(f"There is no run {place}: " + (f"there are {n}, from 0 to {n - 1}." if n else "there are none."))
-    return place
+def write_page(path: str | Path, content: bytes) -> Path:
+    """Write a file of the user's. Returns its path; raises ConfigError if it can't be written."""
+    try:
+        Path(path).write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r} can't be written: {error.strerror}.", remedy="Give a file in a folder that exists.") from error
+    return Path(path)
 
 
 class Runs(Sequence[RunEntry]):
@@ -238,7 +239,7 @@ class Runs(Sequence[RunEntry]):
         own_columns = {name: _as_numbers([card.settings.get(name) for card in cards]) for name in varying(cards)}
         rows = []
         for i, entry in enumerate(self.entries):
-            best = entry.best if entry.best is not None else {}
+            best = entry.best or {}
             own = {name: column[i] for name, column in own_columns.items()}
             metrics = Row(best).metrics | entry.card.tests
             rest = {
@@ -269,13 +270,7 @@ class Runs(Sequence[RunEntry]):
             Writes the file; an existing one is replaced.
         """
         page = _PAGE.format(body=runs_html(self._cards, "nbtrain-runs", self._differences()))
-        try:
-            Path(path).write_text(page, encoding="utf-8", errors="backslashreplace")
-        except OSError as error:
-            raise ConfigError(
-                f"{str(path)!r} can't be written: {error.strerror}.", remedy="Give a file in a folder that exists."
-            ) from error
-        return Path(path)
+        return write_page(path, page.encode(errors="backslashreplace"))
 
     def _differences(self) -> list[str]:
         """How each run differs from the first one, as HTML; empty for those without a run folder."""
@@ -311,19 +306,15 @@ _PAGE = """<!DOCTYPE html>
 
 
 # %% ../../nbs/library/runs.ipynb #37c3f24b
-def _is_run(folder: Path) -> bool:
-    return (folder / "events.jsonl").is_file()
-
-
 def _folders(path: Path) -> dict[str, Path]:
     """The run folders in `path` by name, oldest first; of its subfolders, such as the points of a sweep, each one's newest."""
-    if _is_run(path):
+    own = runs_in(path)
+    if path in own:
         return {path.name: path}
-    found = {folder.name: folder for folder in reversed(run_folders(path)) if _is_run(folder)}
+    found = {folder.name: folder for folder in reversed(own)}
     for folder in sorted(path.iterdir()) if path.is_dir() else []:
-        newest = next(filter(_is_run, run_folders(folder)), None)
-        if newest is not None and folder.name not in found:
-            found[folder.name] = newest
+        for newest in runs_in(folder)[:1]:
+            found.setdefault(folder.name, newest)
     return found
 
 

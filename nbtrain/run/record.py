@@ -50,7 +50,7 @@ def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any
         else _n_evaluated(valid_loader, arguments.get("limit_val_batches")),
         "accumulate": _batches_per_update(trainer, arguments),
         **({"max_steps": arguments["max_steps"]} if arguments.get("max_steps", -1) >= 0 else {}),
-        **_facts(trainer, loader),
+        **_facts(loader),
         **({"round": session["round"] + 1, "n_rounds": session["n_rounds"]} if session is not None else {}),
         **({"variable": name} if name != "trainer" else {}),  # for lines to be copied
         **{name: value for addon in trainer.active_addons for name, value in addon.facts(trainer).items()},
@@ -63,12 +63,11 @@ def _batches_per_update(trainer: TrainerBase, arguments: dict[str, Any]) -> int 
     return None if steps_by_hand else arguments.get("accumulate_grad_batches", 1)
 
 
-def _facts(trainer: TrainerBase, loader: Iterable[Any]) -> dict[str, Any]:
-    """Facts that a view needs to give advice: the loader's workers (None if it is not a DataLoader), cores, and `torch.compile`."""
+def _facts(loader: Iterable[Any]) -> dict[str, Any]:
+    """Facts that a view needs to give advice: the loader's workers (None if it is not a DataLoader), and the cores."""
     loader = innermost(loader)
     n_workers = loader.num_workers if isinstance(loader, DataLoader) else None
-    compiled = type(trainer.model).__name__ == "OptimizedModule"  # what torch.compile returns
-    return {"num_workers": n_workers, "n_cores": n_cores(), "compiled": compiled}
+    return {"num_workers": n_workers, "n_cores": n_cores()}
 
 
 def _n_evaluated(loader: Any, limit: Any) -> int | None:

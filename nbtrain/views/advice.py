@@ -15,7 +15,7 @@ from ..best import is_better, known_mode
 from ..events import Event, MonitorMode, Progress, steps_of
 
 # %% auto #0
-__all__ = ["Rule", "SlowData", "SlowStart", "StrangeLoss", "Explosion", "NoProgress", "Advice"]
+__all__ = ["Rule", "SlowData", "StrangeLoss", "Explosion", "NoProgress", "Advice"]
 
 
 # %% ../../nbs/views/advice.ipynb #56c8a73f
@@ -23,7 +23,7 @@ class Rule(Protocol):
     """A check for one problem of a run with this `header` that begins at `at`. `line` describes it, and is empty without such a problem."""
 
     def __init__(self, header: Mapping[str, Any], at: Progress) -> None: ...
-    def update(self, event: Event, seconds: float) -> None: ...
+    def update(self, event: Event) -> None: ...
     @property
     def line(self) -> str: ...
 
@@ -43,10 +43,13 @@ class SlowData:
     def __init__(self, header: Mapping[str, Any], at: Progress) -> None:
         self.header = header
         self.waited_s = self.total_s = 0.0
+        self.before_s = at.elapsed_s  # where the event before this one ended
         self.has_begun = False
         self.line = ""
 
-    def update(self, event: Event, seconds: float) -> None:
+    def update(self, event: Event) -> None:
+        seconds = event.progress.elapsed_s - self.before_s
+        self.before_s = event.progress.elapsed_s
         if not _is_training(event) or "data_s" not in event.data:
             return
         if self.has_begun:
@@ -69,41 +72,6 @@ class SlowData:
         if n_cores is None or n_workers >= n_cores:
             return ""
         return f"num_workers={min(n_cores, max(4, 2 * n_workers))} may help (now {n_workers})"
-
-
-# %% ../../nbs/views/advice.ipynb #c63b5042
-class SlowStart:
-    """The first batch takes far longer than the ten that follow it."""
-
-    def __init__(self, header: Mapping[str, Any], at: Progress) -> None:
-        self.compiled = bool(header.get("compiled"))
-        self.first_s: float | None = None
-        self.rest_s = 0.0
-        self.n_rest = 0
-        self.is_settled = False
-        self.line = ""
-
-    def update(self, event: Event, seconds: float) -> None:
-        if self.is_settled or not _is_training(event):
-            return
-        seconds -= event.data.get("data_s", 0.0)
-        if self.first_s is None:
-            self.first_s = seconds
-            self.is_settled = event.data["n"] > 1  # a batch that takes longer than a flush has a block for itself
-            return
-        self.rest_s += seconds
-        self.n_rest += event.data["n"]
-        if self.n_rest >= 10:
-            self.is_settled = True
-            self.line = self._text(self.first_s, self.rest_s / self.n_rest)
-
-    def _text(self, first_s: float, batch_s: float) -> str:
-        least_s, factor = (1.0, 5) if self.compiled else (3.0, 20)
-        if first_s < max(least_s, factor * batch_s):
-            return ""
-        if self.compiled:
-            return f"the first batch compiles ({first_s:.0f} s)"
-        return f"the first batch took {first_s:.0f} s, the next ones {batch_s:.2g} s each: only the start is slow"
 
 
 # %% ../../nbs/views/advice.ipynb #3b8b18a2
@@ -132,7 +100,7 @@ class StrangeLoss:
         self.lr = 0.0
         self.has_risen = False
 
-    def update(self, event: Event, seconds: float) -> None:
+    def update(self, event: Event) -> None:
         for step, loss in _losses(event):
             if math.isfinite(loss):
                 self._add(loss, step)
@@ -181,7 +149,7 @@ class Explosion:
         self.n = 0  # losses so far
         self.line = ""
 
-    def update(self, event: Event, seconds: float) -> None:
+    def update(self, event: Event) -> None:
         if not self.is_on:
             return
         for step, loss in _losses(event):
@@ -282,7 +250,7 @@ class NoProgress:
         self._columns: dict[str, _Column] = {}
         self._pairs: dict[str, _Pair] = {}
 
-    def update(self, event: Event, seconds: float) -> None:
+    def update(self, event: Event) -> None:
         if event.kind != "epoch":
             return
         row = event.data["row"]
@@ -311,7 +279,7 @@ class NoProgress:
 
 # %% ../../nbs/views/advice.ipynb #e86f9daa
 _MAX_LINES = 3
-_RULES: tuple[type[Rule], ...] = (Explosion, StrangeLoss, NoProgress, SlowData, SlowStart)  # the most important first
+_RULES: tuple[type[Rule], ...] = (Explosion, StrangeLoss, NoProgress, SlowData)  # the most important first
 _COMPARING = (StrangeLoss, NoProgress)  # they begin again after a change by hand
 
 
@@ -324,20 +292,17 @@ class Advice:
     def __init__(self) -> None:
         self.rules: list[Rule] = []
         self._header: Mapping[str, Any] = {}
-        self._elapsed_s = 0.0
 
     def update(self, event: Event) -> None:
         """Read the next event of the run."""
         at = event.progress
-        seconds = event.progress.elapsed_s - self._elapsed_s
-        self._elapsed_s = at.elapsed_s
         if event.kind == "start":
             self._header = event.data
             self.rules = [make(event.data, at) for make in _RULES] if event.data.get("advice", True) is not False else []
         elif event.kind == "mark":
             self.rules = [type(rule)(self._header, at) if isinstance(rule, _COMPARING) else rule for rule in self.rules]
         for rule in self.rules:
-            rule.update(event, seconds)
+            rule.update(event)
 
     @property
     def lines(self) -> list[str]:

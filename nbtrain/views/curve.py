@@ -23,12 +23,12 @@ from nbtrain.views.svg import (
     below,
     dots,
     drawing,
-    fitting,
     label,
     path,
     pills,
     ring,
-    spread,
+    end_labels,
+    LineEnd,
     text_width,
     value_axis,
     axis_room,
@@ -268,7 +268,8 @@ def measured_curve(
         curve.go_on(cut)
     curve.add_block(steps[n_past:], losses[n_past:])
     for row in epochs:
-        curve.add_row({"epoch": row["epoch"], "step": row["step"]} if "step" in row else {}, is_epoch=True)
+        if "step" in row:
+            curve.epochs = _extended(curve.epochs, row["step"], row["epoch"], curve.max_points)
     return curve
 
 
@@ -315,11 +316,9 @@ def step_axis(curve: LossCurve, end_step: int | None, n_epochs: int | None, ghos
     if end_step is not None and curve.cut is not None and curve.cut[0].step < end:
         begun = curve.cut[0].step
         start = max(start, begun - _PAST * (end - begun))
-    planned = [(end_step, n_epochs)] if end_step is not None and n_epochs is not None else []
-    known: list[tuple[int, float]] = []
-    for step, epoch in sorted([*curve.epochs, *planned]):
-        if not known or (step > known[-1][0] and epoch > known[-1][1]):
-            known.append((step, epoch))
+    known = [*curve.epochs]
+    if end_step is not None and n_epochs is not None and all(step < end_step and epoch < n_epochs for step, epoch in known[-1:]):
+        known.append((end_step, n_epochs))
     if known and known[0][0] < start:
         at, epochs = zip(*known)
         epoch = float(np.interp(start, at, epochs))
@@ -364,7 +363,7 @@ def shown_values(curve: LossCurve, line: Places, others: Places = (), start: flo
     return [value for value in (*kept[:1], *kept[-1:], *shown) if is_drawn(value)]
 
 
-def _lines(frame: Frame, curve: LossCurve, line: Places, ghost: Places, best: tuple[int, float] | None) -> list[str]:
+def _lines(frame: Frame, curve: LossCurve, line: Places, ghost: Places, best: Places) -> list[str]:
     """The ghost, the losses, the validations with a ring around the best one, also if the line is too thin to have it, and the crosses."""
     past = frame.at(curve.smoothed_past)
     places = frame.at(line)
@@ -372,10 +371,9 @@ def _lines(frame: Frame, curve: LossCurve, line: Places, ghost: Places, best: tu
     parts.append(path([*past[-1:], *places], "train"))
     if len(curve.points) == 1:
         parts += dots(places, "train", 3)
-    rings = [best] if best is not None else []
-    valid = sorted((dict(curve.validations) | dict(rings)).items())
+    valid = sorted((dict(curve.validations) | dict(best)).items())
     parts += frame.line(valid, curve.begun, "val thin", 2.6 if len(valid) <= 60 else 0)
-    parts += [ring(*place) for place in frame.at(rings) if place]
+    parts += [ring(*place) for place in frame.at(best) if place]
     return parts + frame.crosses(places, [point.bad_step for point in curve.points])
 
 
@@ -399,7 +397,7 @@ def _end_labels(frame: Frame, curve: LossCurve, line: Places, ghost: Ghost) -> l
     places = [list(filter(None, frame.at(points))) for points in (line, curve.validations, ghost[1])]
     train, valid, older = (drawn[-1] if drawn else None for drawn in places)
     x = max([place[0] for place in (train, valid) if place], default=frame.box.left) + 8
-    found: list[tuple[float, float, str, str]] = []  # x, y, words, kind
+    found: list[LineEnd] = []
     if curve.points:
         found.append((x, train[1] if train else frame.box.y(0.5), *_train_words(curve, line)))
     if valid:
@@ -407,8 +405,7 @@ def _end_labels(frame: Frame, curve: LossCurve, line: Places, ghost: Ghost) -> l
     if older:
         found.append((older[0] + 8, older[1], ghost[0], "ghost"))
     is_at_cut = curve.cut is not None and any(item[0] < frame.x(curve.begun) + 80 for item in found)
-    ys = spread([item[1] for item in found], frame.box.top + (17 if is_at_cut else 4), frame.box.bottom - 4)
-    return [label(x, y + 4, fitting(text, 640 - x), kind) for (x, _, text, kind), y in zip(found, ys)]
+    return end_labels(found, frame.box.top + (17 if is_at_cut else 4), frame.box.bottom - 4, 640)
 
 
 def curve_svg(
@@ -418,7 +415,7 @@ def curve_svg(
     epochs: int | None = None,
     marks: Sequence[Mark] = (),
     ghost: Ghost | None = None,
-    best: tuple[int, float] | None = None,
+    best: Places = (),
 ) -> str:
     """Draw the loss by step as an SVG: the training loss, smoothed and raw, and the validations. Empty if there is nothing to draw.
 
@@ -427,9 +424,10 @@ def curve_svg(
     """
     if curve.is_empty:
         return ""
-    ghost, line = ghost or ("", ()), curve.smoothed
+    ghost = ghost or ("", ())
+    line = curve.smoothed
     steps = step_axis(curve, end_step, epochs, ghost[1])
-    values = axis_of(shown_values(curve, line, [*ghost[1], *([best] if best is not None else [])], steps.start))
+    values = axis_of(shown_values(curve, line, [*ghost[1], *best], steps.start))
     shown = values or NO_AXIS
     left = axis_room(shown.labels, 40)
     few = 1 < steps.n_epochs < FEW_EPOCHS
@@ -451,11 +449,10 @@ def curve_svg(
 # %% ../../nbs/views/curve.ipynb #curv0019
 def curve_words(curve: LossCurve) -> str:
     """What the curve shows, in words: `Training loss by step, smoothed: 2.3 to 0.1 at step 500; val_loss 2.2 to 0.2`."""
-    finite = [loss for _, loss in (*curve.smoothed_past, *curve.smoothed) if is_drawn(loss)]
     last = curve.last
     words = []
     if last is not None:
-        first = finite[0] if finite else last
+        first = next((loss for _, loss in (*curve.smoothed_past, *curve.smoothed) if is_drawn(loss)), last)
         words.append(f"Training loss by step, smoothed: {short(first)} to {short(last)} at step {curve.points[-1].step}")
     if curve.validations:
         words.append(f"{curve.validation} {short(curve.validations[0][1])} to {short(curve.validations[-1][1])}")

@@ -42,6 +42,9 @@ __all__ = [
     "points_of",
     "of_epochs",
     "places_of",
+    "begun_at",
+    "kind_of",
+    "best_of",
     "columns_of",
     "also_measured",
     "panels_svg",
@@ -128,6 +131,22 @@ def places_of(marks: Sequence[Mark], first: float, last: float) -> list[float]:
     return [min(last, max(first, epoch_of(mark[0]))) for mark in marks]
 
 
+def begun_at(cut: Mark | None) -> float:
+    """The epochs before the newest run; minus infinity if it continues no other one."""
+    return epoch_of(cut[0]) if cut is not None else -math.inf
+
+
+def kind_of(series: str) -> str:
+    """The kind of line of a series, which has a colour: `val` for `val/hard`."""
+    return {"val": "val", "test": "ghost"}.get(series.partition("/")[0], "train")
+
+
+def best_of(best: Row | None, monitor: str, names: Sequence[str]) -> list[tuple[float, float]]:
+    """Where the best epoch is in a panel of these metrics, if it is the best by one of them, and can be drawn."""
+    is_here = best is not None and "epoch" in best and monitor in names and is_drawn(best.get(monitor))
+    return points_of([best], monitor) if best is not None and is_here else []
+
+
 def columns_of(n: int) -> int:
     """In how many columns so many panels stand."""
     return {1: 1, 2: 2, 4: 2}.get(n, 3)
@@ -159,15 +178,11 @@ class _Epochs:
         """The room left of the boxes, the same for all panels, so that they are aligned."""
         return axis_room((text for axis in self.axes.values() if axis for text in axis.labels), 34)
 
-    def best_of(self, name: str) -> list[tuple[float, float]]:
-        """The best epoch, if it is the best by this metric."""
-        return points_of([self.best], name) if self.best is not None and "epoch" in self.best and name == self.monitor else []
-
 
 def _line(epochs: _Epochs, frame: Frame, name: str) -> list[str]:
     """A metric by epoch, thinned evenly; the newest and the best stay."""
     points = thinned(points_of(epochs.rows, name), epochs.n_points, epochs.best.get("epoch") if epochs.best is not None else None)
-    kind = {"val": "val", "test": "ghost"}.get(series_of(name).partition("/")[0], "train")
+    kind = kind_of(series_of(name))
     line = frame.line(points, epochs.begun, kind, 2.2 if len(points) <= 12 and kind != "ghost" else 0)
     crosses = frame.crosses(frame.at(points), [None if is_drawn(value) else epoch for epoch, value in points])
     return [*line, *crosses]
@@ -185,8 +200,7 @@ def _legend(left: float, y: float, width: float, names: Sequence[str], rows: Seq
         text = word if is_drawn(last) else f"{word} {short(last)}"
         if x + text_width(text) > left + width:
             break
-        kind = {"val": "val", "test": ""}.get(word.partition("/")[0], "train")
-        parts.append(label(x, y, text, kind if is_drawn(last) else "bad"))
+        parts.append(label(x, y, text, kind_of(word) if is_drawn(last) else "bad"))
         x += text_width(text) + 8
     return parts
 
@@ -215,7 +229,7 @@ def _panel(epochs: _Epochs, place: Area, quantity: str, names: Sequence[str]) ->
         parts.append(label(place.right - 10, place.top + 12, "log", anchor="end"))
     for name in names:
         parts += _line(epochs, frame, name)
-    return parts + [ring(*place) for name in names for place in frame.at(epochs.best_of(name)) if place]
+    return parts + [ring(*place) for place in frame.at(best_of(epochs.best, epochs.monitor, names)) if place]
 
 
 # %% ../../nbs/views/panels.ipynb #pane0010
@@ -238,8 +252,7 @@ def panels_svg(
     n_columns = columns_of(len(shown))
     n_lines = sum(len(names) for _, names in shown)
     axes = {quantity: axis_of(row.get(name) for row in rows for name in names) for quantity, names in shown}
-    begun = epoch_of(cut[0]) if cut is not None else -math.inf
-    epochs = _Epochs(rows, best, monitor, marks, max(40, _POINTS // n_lines), axes, begun)
+    epochs = _Epochs(rows, best, monitor, marks, max(40, _POINTS // n_lines), axes, begun_at(cut))
     gap = 16
     height = 164 if marks else 150  # of a panel
     column = (640 - gap * (n_columns - 1)) / n_columns
@@ -282,11 +295,8 @@ def record_picture(board: Board) -> str:
     if not board.is_on and (n_epochs >= FEW_EPOCHS or (n_epochs > 1 and not curve.points)):
         rows = [*board.past, *board.rows]
         return picture(panels_svg(rows, best, board.marks, board.monitor, cut=curve.cut), panels_words(rows, board.monitor))
-    p = board.progress
-    at = None
-    if best is not None and "step" in best and is_drawn(best.get(curve.validation)):
-        at = best["step"], best[curve.validation]
-    epochs = p.n_epochs if board.is_on else p.epoch
-    ghost = board.find_ghost()
-    svg = curve_svg(curve, end_step=board.end_step, epochs=epochs, marks=board.marks, ghost=ghost, best=at)
+    epochs = board.progress.n_epochs if board.is_on else board.progress.epoch
+    rows = [best] if best is not None and "step" in best else []
+    at = [(row["step"], row[curve.validation]) for row in rows if is_drawn(row.get(curve.validation))]
+    svg = curve_svg(curve, end_step=board.end_step, epochs=epochs, marks=board.marks, ghost=board.find_ghost(), best=at)
     return picture(svg, curve_words(curve)) if svg else ""

@@ -17,9 +17,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .axes import Axis, Sweep, axis_of, is_drawn, short
-from .curve import FEW_EPOCHS, LossCurve, epoch_of, shown_values
+from .curve import LossCurve, shown_values
 from ..events import Mark
-from .panels import MAX_PANELS, also_measured, columns_of, panels, points_of, series_of, of_epochs, places_of
+from nbtrain.views.panels import (
+    MAX_PANELS,
+    also_measured,
+    begun_at,
+    best_of,
+    columns_of,
+    kind_of,
+    panels,
+    points_of,
+    series_of,
+    of_epochs,
+    places_of,
+)
 from .svg import COLOURS, HUES, Points, grouped, split, spread
 from .text import Row, joined
 from ..formatting import visible
@@ -81,11 +93,6 @@ _COLOURS = COLOURS["light"]  # those of a record
 _BOX = 145  # px of a panel's height, about
 
 
-def _colour(series: str) -> str:
-    """The colour of the data that a series is of: `val` for `val/hard`."""
-    return _COLOURS[{"val": "val", "test": "ghost"}.get(series.partition("/")[0], "train")]
-
-
 def _plain(name: str) -> str:
     """A name as matplotlib draws it, to which dollars are formulas."""
     return visible(name).replace("$", r"\$")
@@ -108,13 +115,6 @@ def _line(axes: Axes, points: Points, **style: Any) -> None:
             axes.plot([x], [y], "x", color=_COLOURS["bad"], markersize=5, zorder=3)
 
 
-def _cut_line(axes: Axes, points: Points, begun: float, **style: Any) -> None:
-    """A line that is faint up to the place `begun`."""
-    past, newest = split(points, begun)
-    _line(axes, past, alpha=0.4, **style)
-    _line(axes, newest, **style)
-
-
 def _ring(axes: Axes, x: float, y: float) -> None:
     """A small circle around the best value."""
     axes.plot([x], [y], "o", markersize=8, markerfacecolor="none", markeredgecolor=_COLOURS["strong"], zorder=4)
@@ -128,6 +128,15 @@ class _End:
     words: str
     colour: str
     is_bold: bool = False
+
+
+def _series(axes: Axes, points: Points, series: str, begun: float) -> _End:
+    """Draw a line in the colour of its data, faint up to the place `begun`. Returns its end."""
+    colour = _COLOURS[kind_of(series)]
+    past, newest = split(points, begun)
+    _line(axes, past, alpha=0.4, color=colour)
+    _line(axes, newest, color=colour)
+    return _End(points, series, colour)
 
 
 def _name_lines(axes: Axes, axis: Axis, ends: Iterable[_End]) -> None:
@@ -165,7 +174,7 @@ def _dress(axes: Axes, title: str, values: Iterable[Any], ends: Iterable[_End] =
     axes.minorticks_off()
     axes.set_yticks(axis.ticks, axis.labels)
     axes.set_ylim(*((10**axis.low, 10**axis.high) if axis.is_log else (axis.low, axis.high)))
-    _name_lines(axes, axis, ends)
+    _name_lines(axes, axis, [end for end in ends if end.words != title])  # the title says it
 
 
 def _number(axes: Axes, xs: Sequence[float]) -> None:
@@ -188,16 +197,16 @@ def _number(axes: Axes, xs: Sequence[float]) -> None:
 _Place = tuple["Axes", str, list[str]]
 
 
-def _figure(groups: Mapping[str, list[str]], most: int | None = MAX_PANELS, words: str = "") -> tuple[Figure, list[_Place]]:
-    """A figure with a panel for each of the first `most` quantities, and the panels with the quantities and their metrics.
+def _figure(groups: Mapping[str, list[str]], metrics: Sequence[str] | None, words: str = "") -> tuple[Figure, list[_Place]]:
+    """A figure with a panel for each of the first six quantities, or all if `metrics` were chosen; and the panels with their metrics.
 
     `words` and the quantities without a panel are below.
     """
-    shown = list(groups.items())[:most]
+    shown = list(groups.items())[: MAX_PANELS if metrics is None else None]
     n_columns = columns_of(len(shown) or 1)
     n_rows = math.ceil(len(shown) / n_columns) or 1
     figure = blank(max(3.6 * n_columns, 5.4), 2.5 * n_rows)
-    if line := joined(words, also_measured(list(groups)) if most is not None else ""):
+    if line := joined(words, also_measured(list(groups)) if metrics is None else ""):
         figure.supxlabel(_label(line, 120), fontsize=8, color="0.4", x=0.01, ha="left")
     return figure, [(figure.add_subplot(n_rows, n_columns, i + 1), quantity, names) for i, (quantity, names) in enumerate(shown)]
 
@@ -218,21 +227,15 @@ def _by_epoch(place: _Place, rows: Sequence[Row], best: Row | None, monitor: str
     axes, quantity, names = place
     first = rows[0]["epoch"]
     last = rows[-1]["epoch"]
-    begun = epoch_of(cut[0]) if cut is not None else -math.inf
-    ends = []
-    for name in names:
-        series = series_of(name)
-        points = points_of(rows, name)
-        _cut_line(axes, points, begun, color=_colour(series))
-        if series != quantity and points:
-            ends.append(_End(points, series, _colour(series)))
+    begun = begun_at(cut)
+    ends = [_series(axes, points_of(rows, name), series_of(name), begun) for name in names]
     margin = 0.03 * ((last - first) or 10)
     axes.set_xlim(first - margin, last + margin)
     values = [row.get(name) for row in rows for name in names]
     if any(map(is_drawn, values)):
         _cut(axes, cut, begun)
-    if best is not None and "epoch" in best and monitor in names and is_drawn(best.get(monitor)):
-        _ring(axes, best["epoch"], best[monitor])
+    for epoch, value in best_of(best, monitor, names):
+        _ring(axes, epoch, value)
     _dress(axes, quantity, values, ends)
     _number(axes, places_of(marks, first, last))
 
@@ -241,12 +244,9 @@ def _by_step(axes: Axes, curve: LossCurve, marks: Sequence[Mark]) -> None:
     """The training loss by step, smoothed and raw, and the validations."""
     raw = [(step, loss if is_drawn(loss) else math.nan) for step, loss in curve.raw]
     losses = [*curve.smoothed_past, *curve.smoothed]
-    valid = curve.validation.partition("_")[0]
-    axes.plot(*zip(*raw), color=_colour("train"), linewidth=0.8, alpha=0.35)
-    _cut_line(axes, losses, curve.begun, color=_colour("train"))
-    _cut_line(axes, curve.validations, curve.begun, color=_colour("val"))
+    axes.plot(*zip(*raw), color=_COLOURS["train"], linewidth=0.8, alpha=0.35)
+    ends = [_series(axes, losses, "train", curve.begun), _series(axes, curve.validations, "val", curve.begun)]
     _cut(axes, curve.cut, curve.begun)
-    ends = [_End(losses, "train", _colour("train")), _End(curve.validations, valid, _colour("val"))]
     _dress(axes, "loss", shown_values(curve, curve.smoothed), ends, "step")
     _number(axes, [mark[0].step for mark in marks])
 
@@ -262,16 +262,16 @@ def curves(
 ) -> Figure:
     """Plot a panel for each quantity (at most six, that of `monitor` first, or those of `metrics`), in the colours of a record.
 
-    A ring marks the best epoch, and `marks`, the changes by hand, are numbered at the top. With a `curve` and fewer than five epochs
-    the loss is plotted by step; with one epoch, it is the only panel. What was before the `cut` is faint.
+    A ring marks the best epoch, and `marks`, the changes by hand, are numbered at the top. With a `curve` that
+    has losses, the loss is plotted by step; with one epoch, it is the only panel. What was before the `cut` is faint.
     """
     rows = of_epochs(rows)
     groups = panels(rows, monitor, metrics)
-    by_step = curve is not None and bool(curve.points or curve.past) and len(rows) < FEW_EPOCHS and metrics is None
+    by_step = curve is not None and bool(curve.points or curve.past)
     if by_step:
         others = {quantity: names for quantity, names in groups.items() if quantity != "loss"} if len(rows) > 1 else {}
         groups = {"loss": ["train_loss"]} | others
-    figure, places = _figure(groups, MAX_PANELS if metrics is None else None)
+    figure, places = _figure(groups, metrics)
     for place in places:
         if by_step and place[1] == "loss" and curve is not None:
             _by_step(place[0], curve, marks)
@@ -287,13 +287,12 @@ _FEW = 3  # values that make a curve
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """What is drawn of a run beside others: its label, its epochs, its best row, and the number in which it differs from them."""
+    """What is drawn of a run beside others: its label, its epochs and its best row."""
 
     label: str
     rows: Sequence[Row]
     best: Row | None = None
     is_best: bool = False
-    value: float = math.nan
 
 
 def _compared_lines(place: _Place, runs: Sequence[ComparedRun]) -> None:
@@ -317,19 +316,18 @@ def _compared_values(place: _Place, runs: Sequence[ComparedRun], sweep: Sweep) -
     ends: list[_End] = []
     values: list[float] = []
     for name in names:
-        measured = [(run, run.best[name]) for run in runs if run.best is not None and is_drawn(run.best.get(name))]
-        found = sorted((run.value, value) for run, value in measured)
+        measured = [(run, x, run.best[name]) for run, x in zip(runs, sweep.values) if run.best is not None and is_drawn(run.best.get(name))]
+        found = sorted((x, value) for _, x, value in measured)
         values += [value for _, value in found]
         is_function = len({x for x, _ in found}) == len(found)
-        axes.plot(
-            *np.reshape(found, (-1, 2)).T, "o-" if is_function else "o", markersize=4.5, color=_colour(series_of(name)), linewidth=1.2
-        )
-        ends.append(_End(found, series_of(name) if series_of(name) != quantity else "", _colour(series_of(name))))
-        for run, value in measured:
+        colour = _COLOURS[kind_of(series_of(name))]
+        axes.plot(*np.reshape(found, (-1, 2)).T, "o-" if is_function else "o", markersize=4.5, color=colour, linewidth=1.2)
+        ends.append(_End(found, series_of(name), colour))
+        for run, x, value in measured:
             if run.is_best and name == names[-1]:
-                _ring(axes, run.value, value)
+                _ring(axes, x, value)
                 words = f"★ {_label(run.label, 20)}"
-                axes.annotate(words, (run.value, value), (0, 7), textcoords="offset points", fontsize=8, ha="center")
+                axes.annotate(words, (x, value), (0, 7), textcoords="offset points", fontsize=8, ha="center")
     _dress(axes, quantity, values, ends, _label(sweep.name))
     axis = sweep.axis
     if axis.is_log:
@@ -353,16 +351,18 @@ def compared(
     every = of_epochs(row for run in runs for row in run.rows)
     groups = panels(every, monitor, metrics if every else None)
     is_short = all(len(run.rows) < 2 for run in runs)
-    if sweep is not None and not is_short and len(set(sweep.values)) < _FEW:  # two curves say more than two dots
-        sweep = None
-    if sweep is not None and not is_short:
+    n_over = 0  # panels over the number
+    if sweep is not None and is_short:
+        n_over = len(groups)
+    elif sweep is not None and len(set(sweep.values)) >= _FEW:  # two curves say more than two dots
+        n_over = 1
         names = next(iter(groups.values()), [])
         metric = monitor if monitor in names else "".join(names[-1:])
         groups = {f"best {metric}": [metric]} | groups
     has_both = not is_short and any(series_of(a) != series_of(b) for names in groups.values() for a, b in pairwise(names))
-    figure, places = _figure(groups, MAX_PANELS if metrics is None else None, "thin: train" if has_both else "")
+    figure, places = _figure(groups, metrics, "thin: train" if has_both else "")
     for i, place in enumerate(places):
-        if sweep is not None and (is_short or i == 0):
+        if sweep is not None and i < n_over:
             _compared_values(place, runs, sweep)
             continue
         _compared_lines(place, runs)

@@ -10,14 +10,14 @@ import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from .axes import Axis, Sweep, format_fixed, axis_of, count_ticks, is_drawn, short
 from ..formatting import ICONS, digits_of, format_time, format_value, visible
+from .panels import points_of
 from .html import SHOWN_BYTES, isolated, record_html, QUIET
 from nbtrain.views.svg import (
     COLOURS,
@@ -32,7 +32,8 @@ from nbtrain.views.svg import (
     path,
     picture,
     ring,
-    spread,
+    end_labels,
+    LineEnd,
     text_width,
     thinned,
     value_axis,
@@ -60,6 +61,7 @@ __all__ = [
     "sweep_of",
     "runs_svg",
     "spark",
+    "RunColumn",
     "RunTable",
     "run_table",
     "runs_text",
@@ -92,15 +94,14 @@ def _measured(board: Board) -> _Measured:
         metric = "train_loss"
         mode = "min"
     is_epoch = not any(metric in row for row in board.validations)
-    restarts = board.growing.restarts
+    counts = board.growing.restarts.counts
     rows = board.epochs if is_epoch else board.validations
-    rows = [row for row in rows if isinstance(row.get(metric), (int, float)) and restarts.counts(row, is_epoch=is_epoch)]
-    epochs = [row.get("epoch", 0) for row in rows]
-    if len(set(epochs)) < len(epochs):
-        epochs = [epochs[-1] * row["step"] / max(1, rows[-1]["step"]) for row in rows]
-    points = [(epoch, row[metric]) for epoch, row in zip(epochs, rows)]
+    rows = [row for row in rows if isinstance(row.get(metric), (int, float)) and counts(row, is_epoch=is_epoch)]
+    points = points_of(rows, metric)
+    if len(dict(points)) < len(points):  # several in an epoch
+        points = [(points[-1][0] * row["step"] / max(1, rows[-1]["step"]), row[metric]) for row in rows]
     best = best_row(rows, metric, mode)  # the board's own answer grows in the thread of the run
-    return _Measured(metric, mode, points, best, next((epoch for epoch, row in zip(epochs, rows) if row is best), None))
+    return _Measured(metric, mode, points, best, next((x for row, (x, _) in zip(rows, points) if row is best), None))
 
 
 @dataclass(eq=False)
@@ -184,11 +185,9 @@ def in_words(cards: Sequence[RunCard]) -> Sequence[RunCard]:
     words = {name: _code_words(cards, name) for name in names}
     found = []
     for i, card in enumerate(cards):
-        assert card.measured  # the copy has it too
-        other = copy(card)
-        other.settings = {name: text for name, text in card.settings.items() if name not in names}
-        other.settings |= {name: column[i] for name, column in words.items() if len(set(column)) > 1}
-        found.append(other)
+        plain = {name: text for name, text in card.settings.items() if name not in names}
+        plain |= {name: column[i] for name, column in words.items() if len(set(column)) > 1}
+        found.append(replace(card, settings=plain))
     return found
 
 
@@ -271,14 +270,15 @@ def spread_lines(cards: Sequence[RunCard]) -> list[str]:
             groups.setdefault((label_of(card, names), first, changes, card.metric), []).append(card)
     found = []
     for (title, *_), group in groups.items():
-        values = [card.value for card in group]
-        tests = [card.tests for card in group]
-        measured = {group[0].metric: values} if all(map(math.isfinite, values)) else {}
-        measured |= {name: [test[name] for test in tests] for name in tests[0] if all(name in test for test in tests)}
-        if len(group) > 1:
-            words = [f"{name} {mean(given):.4g} ± {stdev(given):.2g}" for name, given in measured.items()]
-            found.append((mean(map(_rank, group)), f"{title}: {len(group)} runs, {', '.join(words)}"))
-    return [line for _, line in sorted(found, key=lambda item: item[0])]
+        if len(group) == 1:
+            continue
+        measured = {group[0].metric: [card.value for card in group]}
+        for name in group[0].tests:
+            measured[name] = [card.tests.get(name, math.nan) for card in group]
+        known = {name: values for name, values in measured.items() if all(map(math.isfinite, values))}
+        words = ", ".join(f"{name} {mean(values):.4g} ± {stdev(values):.2g}" for name, values in known.items())
+        found.append((mean(map(_rank, group)), f"{title}: {len(group)} runs, {words}"))
+    return [line for _, line in sorted(found)]
 
 
 # %% ../../nbs/views/runs.ipynb #394c9047
@@ -289,34 +289,38 @@ _RAMPS = {
 _N_COLOURS = 8
 _MAX_LABELS = 8
 _POINTS = 3000
+_WIDTH = 720  # px
 _MANY = 40  # with more lines each is faint
 
 
-def _numbers(cards: Sequence[RunCard], name: str) -> list[float] | None:
+def _sweep(cards: Sequence[RunCard], name: str) -> Sweep | None:
     """The values of a setting as numbers; None if one is not a number."""
     numbers = [number_of(card.settings.get(name)) for card in cards]
-    found = [float(number) for number in numbers if number is not None and math.isfinite(number)]
-    return found if len(found) == len(cards) else None
+    values = [float(number) for number in numbers if number is not None and math.isfinite(number)]
+    return Sweep(name, values) if len(values) == len(cards) else None
 
 
 def sweep_of(cards: Sequence[RunCard]) -> Sweep | None:
     """What the runs differ in, if that is one number; they may also differ in the seed."""
     names = [name for name in varying(cards) if name not in _REPEATS]
-    values = _numbers(cards, names[0]) if len(names) == 1 else None
-    return Sweep(names[0], values) if values is not None else None
+    return _sweep(cards, names[0]) if len(names) == 1 else None
 
 
-def _colours(cards: Sequence[RunCard], names: Sequence[str]) -> tuple[list[int], str]:
-    """The colour of each run, and the setting over which they are a ramp: the one with numbers that differs.
+def _ramp(cards: Sequence[RunCard], names: Sequence[str]) -> Sweep | None:
+    """The setting over which the colours are a ramp: the only one, or with more runs than colours the one with the most values."""
+    if len(names) > 1 and len(cards) <= _N_COLOURS:
+        return None
+    sweeps = [sweep for sweep in (_sweep(cards, name) for name in names) if sweep is not None]
+    ramp = max(sweeps, key=lambda sweep: len(set(sweep.values)), default=None)
+    return ramp if ramp is not None and len(set(ramp.values)) > 2 else None
 
-    With more runs than colours, it is the one with the most values. Without such a setting the name is empty, and colours repeat.
-    """
-    kinds = {name: sorted(set(_numbers(cards, name) or ())) for name in names}
-    ramp = max(kinds, key=lambda name: len(kinds[name]), default="")
-    if not ramp or len(kinds[ramp]) < 3 or (len(names) > 1 and len(cards) <= _N_COLOURS):
-        return [i % _N_COLOURS for i in range(len(cards))], ""
-    order = kinds[ramp]
-    return [round(order.index(value) / (len(order) - 1) * (_N_COLOURS - 1)) for value in _numbers(cards, ramp) or ()], ramp
+
+def _colours(n: int, ramp: Sweep | None) -> list[int]:
+    """The colour of each of `n` runs; without a ramp the colours repeat."""
+    if ramp is None:
+        return [i % _N_COLOURS for i in range(n)]
+    order = sorted(set(ramp.values))
+    return [round(order.index(value) / (len(order) - 1) * (_N_COLOURS - 1)) for value in ramp.values]
 
 
 def _rules(is_ramp: bool, is_faint: bool) -> str:
@@ -330,42 +334,52 @@ def _rules(is_ramp: bool, is_faint: bool) -> str:
     return f"<style>{thick}{of('light')}@media(prefers-color-scheme:dark){{{of('dark')}}}</style>"
 
 
-def _scale(cards: Sequence[RunCard], name: str, box: Area) -> list[str]:
+def _scale(ramp: Sweep, box: Area) -> list[str]:
     """The colours of a ramp, with the smallest and the largest value."""
-    values = _numbers(cards, name) or [0.0]
-    low = fitting(f"{name} {short(min(values))}", 90)
-    high = short(max(values))
+    low = fitting(f"{ramp.name} {short(min(ramp.values))}", 90)
+    high = short(max(ramp.values))
     x = box.right + 12 + text_width(low)
     squares = [f'<rect class="c{i}" x="{x + 5 * i:.0f}" y="3" width="5" height="8"/>' for i in range(_N_COLOURS)]
     return [label(box.right + 8, 11, low), *squares, label(x + 5 * _N_COLOURS + 4, 11, high)]
 
 
-@dataclass(frozen=True)
-class _Line:
-    """The curve of a run in the picture."""
+def _curves(cards: Sequence[RunCard], names: Sequence[str], box: Area, values: Axis) -> list[str]:
+    """The metric of each run by epoch, the best in front of the others, and the labels at the ends of the lines."""
+    bests = bests_of(cards)
+    ramp = _ramp(cards, names)
+    last = max(x for card in cards for x, _ in card.measured.points)
+    first = min(1.0, *(card.measured.points[0][0] for card in cards)) if last > 1 else 0.0
+    frame = Frame(box, first, last, values)
+    parts = [*_epoch_ticks(frame), _metric_label(cards, box)]
+    ends: list[LineEnd] = []
+    for card, colour in sorted(zip(cards, _colours(len(cards), ramp)), key=lambda item: item[0] in bests):
+        points = thinned(card.measured.points, max(2, _POINTS // len(cards)), card.measured.best_at)
+        places = [place for place in frame.at(points) if place]
+        kind = f"run c{colour}"
+        words = label_of(card, names[:2], card.name)
+        label_kind = "" if ramp is not None else f"c{colour}"
+        if card in bests:
+            parts.append(path(places, "halo"))
+            kind = f"{kind} best"
+            words = f"★ {words}"
+            label_kind = "strong"
+        parts.append(path(places, kind))
+        if len(places) == 1:
+            parts += dots(places, kind)
+        ends.append((box.right + 8, places[-1][1], visible(words), label_kind))
+    scale = _scale(ramp, box) if ramp is not None and len(ends) > _MAX_LABELS else []
+    parts += end_labels(ends[-1:] if scale else ends[-_MAX_LABELS:], box.top + 4, box.bottom - 4, _WIDTH - 2)
+    parts += scale
+    return [_rules(ramp is not None, len(cards) > _MANY), *value_axis(box, values), *parts]
 
-    places: list[tuple[float, float]]
-    colour: int
-    words: str
-    is_best: bool
 
-    @property
-    def parts(self) -> list[str]:
-        """The line, in front of the others if it is the best; a dot for a single value."""
-        kind = f"run c{self.colour}" + (" best" if self.is_best else "")
-        halo = [path(self.places, "halo")] if self.is_best else []
-        return [*halo, path(self.places, kind), *(dots(self.places, kind) if len(self.places) == 1 else ())]
+def _epoch_ticks(frame: Frame) -> list[str]:
+    ticks = [tick for tick in count_ticks(frame.first, frame.last, 9) if tick >= frame.first]
+    return below(frame, [(tick, f"{tick:,}" if tick != ticks[-1] else f"epoch {tick:,}") for tick in ticks], 15)
 
 
-def _labels(lines: Sequence[_Line], box: Area, is_ramp: bool) -> list[str]:
-    """The labels at the right of the box, at the heights where the lines end; `lines` are those to name."""
-    ys = spread([line.places[-1][1] for line in lines], box.top + 4, box.bottom - 4)
-    parts = []
-    for line, y in zip(lines, ys):
-        colour = "" if is_ramp else f"c{line.colour}"
-        words = fitting(visible(line.words), 180)
-        parts.append(label(box.right + 8, y + 4, words, "strong" if line.is_best else colour))
-    return parts
+def _metric_label(cards: Sequence[RunCard], box: Area) -> str:
+    return label(box.left - 6, 11, visible(cards[0].metric), "strong")
 
 
 def _sweep_of_dots(cards: Sequence[RunCard]) -> Sweep | None:
@@ -381,7 +395,8 @@ def _sweep_parts(cards: Sequence[RunCard], sweep: Sweep, box: Area, values: Axis
     xs = map(axis.place, sweep.values)
     ticks = zip(map(axis.place, axis.ticks), axis.labels)
     places = frame.at([(x, card.value) for card, x in zip(cards, xs)])
-    parts = [*below(frame, ticks, 15), label(box.right + 8, box.bottom + 15, fitting(visible(sweep.name), 180), "strong")]
+    parts = [_metric_label(cards, box), *value_axis(box, values), *below(frame, ticks, 15)]
+    parts.append(label(box.right + 8, box.bottom + 15, fitting(visible(sweep.name), 180), "strong"))
     if len(set(sweep.values)) == len(cards):
         parts.append(path(sorted(filter(None, places)), "train thin past"))
     parts += dots(places, "train", 3.5)
@@ -402,32 +417,10 @@ def runs_svg(cards: Sequence[RunCard]) -> str:
     axis = axis_of(value for card in drawn for _, value in card.measured.points)
     if axis is None:
         return ""
-    names, bests = varying(cards), bests_of(drawn)
-    colours, ramp = _colours(drawn, names)
-    left = axis_room(axis.labels, 40)
-    box = Area(left, 18, 530, 188)
+    box = Area(axis_room(axis.labels, 40), 18, 530, 188)
     sweep = _sweep_of_dots(drawn)
-    head = label(left - 6, 11, visible(drawn[0].metric), "strong")
-    if sweep is not None:
-        return drawing([head, *value_axis(box, axis), *_sweep_parts(drawn, sweep, box, axis)], 720, 210)
-    last = max(x for card in drawn for x, _ in card.measured.points)
-    first = min(1.0, *(card.measured.points[0][0] for card in drawn)) if last > 1 else 0.0
-    frame = Frame(box, first, last, axis)
-    lines = []
-    for card, colour in sorted(zip(drawn, colours), key=lambda item: item[0] in bests):
-        points = thinned(card.measured.points, max(2, _POINTS // len(drawn)), card.measured.best_at)
-        places = [place for place in frame.at(points) if place]
-        words = ("★ " if card in bests else "") + label_of(card, names[:2], card.name)
-        lines.append(_Line(places, colour, words, card in bests))
-    ticks = [tick for tick in count_ticks(first, last, 9) if tick >= first]
-    parts = [_rules(bool(ramp), len(drawn) > _MANY), *value_axis(box, axis)]
-    parts += below(frame, [(tick, f"{tick:,}" if tick != ticks[-1] else f"epoch {tick:,}") for tick in ticks], 15)
-    parts += [head, *(part for line in lines for part in line.parts)]
-    if ramp and len(lines) > _MAX_LABELS:
-        parts += [*_labels(lines[-1:], box, True), *_scale(drawn, ramp, box)]
-    else:
-        parts += _labels(lines[-_MAX_LABELS:], box, bool(ramp))
-    return drawing(parts, 720, 210)
+    parts = _curves(drawn, varying(cards), box, axis) if sweep is None else _sweep_parts(drawn, sweep, box, axis)
+    return drawing(parts, _WIDTH, 210)
 
 
 # %% ../../nbs/views/runs.ipynb #1482cc46
@@ -451,32 +444,42 @@ def spark(points: Sequence[tuple[float, float]]) -> str:
 
 
 @dataclass(frozen=True)
+class RunColumn:
+    """A column of a table of runs: its head, the text of each run, and the places that the runs have in the order of its values."""
+
+    head: str
+    texts: list[str]
+    order: list[int]  # what has no value is last
+
+
+@dataclass(frozen=True)
 class RunTable:
-    """The lines of a table of runs: a name and the texts of each column, and the places that the runs have in the order of its values."""
+    """A table of runs."""
 
     cards: Sequence[RunCard]
     bests: list[RunCard]  # of the classes
-    heads: list[str]
-    columns: list[list[str]]
-    orders: list[list[int]]  # what has no value is last
-    words_below: list[str]  # what it leaves out
+    names: list[str]  # of what differs
+    columns: list[RunColumn]
+
+    @property
+    def words_below(self) -> list[str]:
+        """What it leaves out."""
+        n = len(self.names) - _MAX_COLUMNS
+        return [f"{n} more setting{'s differ' if n > 1 else ' differs'}"] if n > 0 else []
 
 
-def _order(keys: Sequence[float | str | tuple[int, float] | None]) -> list[int]:
-    """The place of each key in their order: numbers, other texts, and nothing; numbers in a tuple within the group before them."""
+def _rank_of(key: Any) -> tuple[Any, ...]:
+    """Numbers, or tuples of them, are before other texts, and nothing is last."""
+    number = number_of(key) if isinstance(key, str) else key
+    if number is not None and number == number:
+        return 0, number
+    return (1, key) if isinstance(key, str) else (2,)
 
-    def rank(i: int) -> tuple[int, int, float, str]:
-        key = keys[i]
-        group = 0
-        if isinstance(key, tuple):
-            group, key = key
-        number = number_of(key) if isinstance(key, str) else key
-        if isinstance(key, str) and number is None:
-            return group, 1, 0.0, key
-        return (group, 2, 0.0, "") if number is None or math.isnan(number) else (group, 0, number, "")
 
-    order = sorted(range(len(keys)), key=rank)
-    return [order.index(i) for i in range(len(keys))]
+def _column(head: str, texts: Iterable[str], keys: Sequence[Any]) -> RunColumn:
+    """A column that is sorted by these keys of the runs."""
+    order = sorted(range(len(keys)), key=lambda i: _rank_of(keys[i]))
+    return RunColumn(head, list(texts), [order.index(i) for i in range(len(keys))])
 
 
 def _aligned(values: Sequence[float | None]) -> list[str]:
@@ -489,34 +492,23 @@ def run_table(cards: Sequence[RunCard]) -> RunTable:
     """The table of `cards`, in the order in which they began."""
     cards = in_words(cards)
     names = varying(cards)
-    bests = [card.best for card in cards]
-    heads: list[str] = []
-    columns: list[list[str]] = []
-    orders: list[list[int]] = []
-
-    def add(name: str, texts: Iterable[str], keys: Sequence[Any]) -> None:
-        heads.append(name)
-        columns.append(list(texts))
-        orders.append(_order(keys))
-
-    add("run", [card.name for card in cards], range(len(cards)))
-    classes = list(dict.fromkeys(card.settings.get("class") for card in cards))
+    columns = [_column("run", [card.name for card in cards], range(len(cards)))]
     for name in names[:_MAX_COLUMNS]:
-        add(name, [shown_setting(card, name) for card in cards], [card.settings.get(name, _MISSING) for card in cards])
+        columns.append(_column(name, [shown_setting(card, name) for card in cards], [card.settings.get(name, _MISSING) for card in cards]))
+    classes = list(dict.fromkeys(card.settings.get("class") for card in cards))
     for metric in list(dict.fromkeys(card.metric for card in cards if card.best is not None))[:2]:
-        ranks = [(classes.index(card.settings.get("class")), _rank(card)) if card.metric == metric else None for card in cards]
-        values = [card.value if card.metric == metric and card.best is not None else None for card in cards]
-        add(metric, _aligned(values), ranks)
-    epochs = [best.get("epoch") if best is not None else None for best in bests]
-    add("at epoch", map(format_value, epochs), epochs)
+        measured = [card if card.metric == metric and card.best is not None else None for card in cards]
+        values = [card.value if card is not None else None for card in measured]
+        ranks = [(classes.index(card.settings.get("class")), _rank(card)) if card is not None else None for card in measured]
+        columns.append(_column(metric, _aligned(values), ranks))
+    epochs = [(card.best or {}).get("epoch") for card in cards]
+    columns.append(_column("at epoch", map(format_value, epochs), epochs))
     for name in list(dict.fromkeys(name for card in cards for name in card.tests))[:_MAX_TESTS]:
         values = [card.tests.get(name) for card in cards]
-        add(name, _aligned(values), values)
+        columns.append(_column(name, _aligned(values), values))
     times = [card.board.total_s for card in cards]
-    add("time", map(format_time, times), times)
-    n_folded = len(names) - _MAX_COLUMNS
-    below = [f"{n_folded} more setting{'s differ' if n_folded > 1 else ' differs'}"] if n_folded > 0 else []
-    return RunTable(cards, bests_of(cards), heads, columns, orders, below)
+    columns.append(_column("time", map(format_time, times), times))
+    return RunTable(cards, bests_of(cards), names, columns)
 
 
 def _ended(card: RunCard) -> str:
@@ -531,7 +523,7 @@ def _ended(card: RunCard) -> str:
 def runs_text(cards: Sequence[RunCard]) -> str:
     """The table as aligned text; the best run ends with a star, and the further lines of a note are below the run."""
     table = run_table(cards)
-    lines = aligned(list(map(visible, line)) for line in [table.heads, *zip(*table.columns)])
+    lines = aligned(zip(*(map(visible, [column.head, *column.texts]) for column in table.columns)))
     for i, card in enumerate(table.cards, start=1):
         note, *more = visible(card.note, lines=True).split("\n")
         end = ["★" if card in table.bests else "", _ended(card), *card.tags, note]
@@ -561,24 +553,25 @@ def _style(name: str, n_columns: int) -> str:
 def _head(table: RunTable, name: str) -> str:
     """The heads of the columns, of which the one that was clicked sorts."""
     cells = []
-    for i, head in enumerate(map(visible, table.heads)):
-        button = f'<input type="radio" name="{name}" id="{name}-{i}" aria-label="sort by {escape(head)}"{" checked" if i == 0 else ""}>'
-        cells.append(f'<label title="sort by {escape(head)}">{button}{escape(head)}</label>')
+    for i, column in enumerate(table.columns):
+        head = escape(visible(column.head))
+        button = f'<input type="radio" name="{name}" id="{name}-{i}" aria-label="sort by {head}"{" checked" if i == 0 else ""}>'
+        cells.append(f'<label title="sort by {head}">{button}{head}</label>')
     return f'<div class="line" style="font-weight:600"><span></span>{"".join(cells)}<span></span></div>'
 
 
 def _summary(table: RunTable, i: int) -> str:
     """The line of a run."""
     card = table.cards[i]
-    column = [visible(column[i]) for column in table.columns]
+    texts = [visible(column.texts[i]) for column in table.columns]
     is_best = card in table.bests
     ended = _ended(card)
-    cells = "".join(f'<span title="{escape(text)}">{escape(text)}</span>' for text in column)
+    cells = "".join(f'<span title="{escape(text)}">{escape(text)}</span>' for text in texts)
     star = '<span title="best">★</span>' if is_best else f'<span title="{escape(ended)}">{ended[:1]}</span>'
     words = visible(joined(*card.tags, card.note), lines=True)
     style = f"grid-column:2/-1;text-align:left;font-weight:400;white-space:pre-line;{QUIET}"
     note = f'<span style="{style}">{escape(words)}</span>' if words else ""
-    values = ", ".join(f"{head} {text}" for head, text in zip(table.heads, column))
+    values = ", ".join(f"{column.head} {text}" for column, text in zip(table.columns, texts))
     said = joined("best" if is_best else ended, values, words)  # a screen reader's line
     style = "list-style:none" + (";font-weight:600" if is_best else "")
     curve = spark(card.measured.points)
@@ -588,8 +581,8 @@ def _summary(table: RunTable, i: int) -> str:
 def _line(table: RunTable, i: int, more: str) -> str:
     """The line of a run, which opens to its record."""
     n = len(table.cards)
-    places = ";".join(f"--c{column}:{order[i]}" for column, order in enumerate(table.orders))
-    record = record_html(table.cards[i].board, is_short=n > _MAX_WHOLE, shown_bytes=SHOWN_BYTES // n, name=table.columns[0][i])
+    places = ";".join(f"--c{n}:{column.order[i]}" for n, column in enumerate(table.columns))
+    record = record_html(table.cards[i].board, is_short=n > _MAX_WHOLE, shown_bytes=SHOWN_BYTES // n, name=table.cards[i].name)
     below = f'<div style="padding:2px 0 8px 1.6em">{record}{more}</div>'
     return f'<details style="{places}">{isolated(_summary(table, i))}{below}</details>'
 
@@ -606,7 +599,7 @@ def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = ()) -> 
     plural = "s" * (n > 1)
     title = f"{n} run{plural}" + (f" · {n_on} {'is' if n_on == 1 else 'are'} on" if n_on else "")
     for best in table.bests:
-        words = joined(label_of(best, varying(cards)[:_MAX_COLUMNS], ""), best.name)
+        words = joined(label_of(best, table.names[:_MAX_COLUMNS], ""), best.name)
         digits = digits_of([card.value for card in cards if card.metric == best.metric])
         title += f" · ★ {best.metric} {format_value(best.value, digits)} with {words}"
     sweep = _sweep_of_dots([card for card in cards if card.measured.points])
@@ -614,7 +607,7 @@ def runs_html(cards: Sequence[RunCard], name: str, more: Sequence[str] = ()) -> 
     lines = [_line(table, i, text) for i, text in enumerate(more or [""] * n)]
     style = "max-width:720px;font-size:13px;line-height:20px;font-variant-numeric:tabular-nums"
     parts = [
-        f'<div class="{name}" style="{style}">{_style(name, len(table.heads))}',
+        f'<div class="{name}" style="{style}">{_style(name, len(table.columns))}',
         f"<div><strong>{isolated(escape(visible(title)))}</strong></div>",
         picture(svg, f"{cards[0].metric} of {n} run{plural} by {unit}") if svg else "",
         _head(table, name),

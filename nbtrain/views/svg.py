@@ -21,6 +21,7 @@ __all__ = [
     "HUES",
     "CHARACTER",
     "Points",
+    "LineEnd",
     "drawing",
     "picture",
     "text_width",
@@ -38,6 +39,7 @@ __all__ = [
     "below",
     "value_axis",
     "spread",
+    "end_labels",
     "pills",
     "grouped",
 ]
@@ -294,6 +296,15 @@ def spread(ys: Sequence[float], low: float, high: float, distance: float = 13) -
         moved[i] = min(moved[i], high)
         high = moved[i] - distance
     return moved
+
+
+LineEnd = tuple[float, float, str, str]  # x, y, words, kind
+
+
+def end_labels(ends: Sequence[LineEnd], low: float, high: float, width: float) -> list[str]:
+    """The names at the ends of lines, moved apart between the heights `low` and `high`, and cut off at `width`."""
+    ys = spread([y for _, y, _, _ in ends], low, high)
+    return [label(x, y + 4, fitting(words, width - x), kind) for (x, _, words, kind), y in zip(ends, ys)]
 
 
 def pills(box: Area, xs: Sequence[float | None]) -> list[str]:

@@ -177,7 +177,7 @@ def test_run_pauses_before_a_loss_that_is_not_finite_where_an_addon_refuses_it()
 
 class FirstFacts(AddOnBase):
     def facts(self, trainer: Any) -> dict[str, Any]:
-        return {"compiled": True, "sampler": "first"}
+        return {"balanced": True, "sampler": "first"}
 
 
 class SecondFacts(AddOnBase):
@@ -199,7 +199,7 @@ def test_header_has_the_facts_of_all_addons() -> None:
     trainer = make_trainer(Regress.add_on(SecondFacts, FirstFacts))
     trainer.recorder.add(seen)
     trainer.run(1, make_loader())
-    assert (seen.header["compiled"], seen.header["sampler"], seen.header["accumulate"]) == (True, "second", 1)
+    assert (seen.header["balanced"], seen.header["sampler"], seen.header["accumulate"]) == (True, "second", 1)
 
 
 class PostAddon(AddOnBase):

@@ -39,10 +39,10 @@ def content(**arguments: Any) -> dict[str, Any]:
     [
         (content(optimizer="Adam(lr=0.1)"), content(optimizer="Adam(lr=0.1)"), []),
         (content(optimizer="Adam(lr=0.003)"), content(optimizer="Adam(lr=0.01)"), ["lr 0.003 → 0.01"]),
-        (content(optimizer="Adam(lr=0.1)"), content(optimizer="SGD(lr=0.1)"), ["Adam → SGD"]),
+        (content(optimizer="Adam(lr=0.1)"), content(optimizer="SGD(lr=0.1)"), ["optimizer Adam → SGD"]),
         (content(optimizer="SGD(lr=0.1)"), content(optimizer="SGD(lr=0.1, momentum=0.9)"), ["momentum none → 0.9"]),
         (content(optimizer="lambda p: Adam(p, lr=1)"), content(optimizer="lambda p: Adam(p, lr=2)"), ["lr 1 → 2"]),
-        (content(model="Net(1,234 params)"), content(model="Net(width=8, 5,678 params)"), ["width none → 8"]),
+        (content(model="Net(1,234 params)"), content(model="Net(width=8, 5,678 params)"), ["params 1,234 → 5,678", "width none → 8"]),
         (content(gradient_clip=1.0), content(gradient_clip=0.5), ["gradient_clip 1.0 → 0.5"]),
         (content(precision=None), content(precision="bf16"), ["precision none → bf16"]),
         (content(save_path="a"), content(save_path="b"), []),

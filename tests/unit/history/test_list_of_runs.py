@@ -65,8 +65,6 @@ def test_runs_are_selected_by_what_the_frame_says_and_by_their_places(folder: Pa
         found[found.df.run]
     with pytest.raises(ConfigError, match="not selected by str"):
         found["run-001"]  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match="not selected by bool, int"):
-        found[[True, 1]]
     for choose in (lambda: found[2], lambda: found[[0, -3]]):
         with pytest.raises(IndexError, match="There is no run -?[23]: there are 2, from 0 to 1."):
             choose()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import Regress, make_loader, make_model, make_trainer, make_valid
+from samples import Regress, make_loader, make_trainer, make_valid
 from torch import nn
 from torch.nn.functional import smooth_l1_loss
 from torch.utils.data import DataLoader, TensorDataset
@@ -46,13 +46,12 @@ def tips_of(trainer: Any, n_epochs: int, *loaders: Any, clock: Clock | None = No
 
 
 class Timed(Regress):
-    """Its first step takes `first_s`, the others a tenth of a second."""
+    """Each step takes a tenth of a second."""
 
-    clock, first_s, n_steps = Clock(), 0.1, 0
+    clock = Clock()
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        self.clock.now_s += 0.1 if self.n_steps else self.first_s
-        self.n_steps += 1
+        self.clock.now_s += 0.1
         return super().train_step(batch)
 
 
@@ -100,21 +99,6 @@ def test_slow_loader_is_told_where_more_workers_may_help(
     trainer.clock = loader.clock = Clock()
     loader.wait_s = wait_s
     assert tips_of(trainer, 5, loader, clock=trainer.clock) == expected
-
-
-@pytest.mark.parametrize(
-    ("first_s", "compiled", "expected"),
-    [
-        (12.0, True, ["the first batch compiles (12 s)"]),
-        (0.2, True, []),
-        (12.0, False, ["the first batch took 12 s, the next ones 0.1 s each: only the start is slow"]),
-        (1.0, False, []),
-    ],
-)
-def test_slow_first_batch_is_told(first_s: float, compiled: bool, expected: list[str]) -> None:
-    trainer: Any = make_trainer(Timed, model=torch.compile(make_model(), backend="eager") if compiled else make_model())
-    trainer.clock, trainer.first_s = Clock(), first_s
-    assert tips_of(trainer, 3, make_loader(), clock=trainer.clock) == expected
 
 
 class Dead(Regress):
@@ -177,7 +161,7 @@ def _healthy(seed: int) -> list[Event]:
     n_epochs, n_batches = rng.randint(1, 90), rng.randint(2, 60)
     floor, decay, noise = rng.uniform(0, 0.2), n_epochs / rng.uniform(0.5, 3), rng.uniform(0, 0.03)
     share, batch_s, scale, now_s, step = rng.uniform(0, 0.35), rng.uniform(1e-3, 0.3), 10 ** rng.uniform(-3, 3), 0.0, 0
-    header = {"monitor": "val_loss", "monitor_mode": "min", "num_workers": rng.randint(0, 8), "n_cores": 8, "compiled": False}
+    header = {"monitor": "val_loss", "monitor_mode": "min", "num_workers": rng.randint(0, 8), "n_cores": 8}
     events = [Event("start", Progress(n_epochs=n_epochs), data=header)]
     for epoch in range(n_epochs):
         losses = []
@@ -228,7 +212,7 @@ def explosion(losses: list[float], **header: float) -> str:
     for first in range(0, len(losses), 25):
         block = losses[first : first + 25]
         data = {"n": len(block), "values": {"train_loss": block}}
-        rule.update(Event("steps", Progress(phase="train", step=first + len(block)), 0.0, data), 0.1)
+        rule.update(Event("steps", Progress(phase="train", step=first + len(block)), 0.0, data))
     return rule.line
 
 

@@ -191,7 +191,7 @@ WORDS = r"Training loss by step, smoothed: 2.\d+ to 0.\d+ at step 1000; val_loss
 
 
 def test_past_of_a_run_is_faint_up_to_the_cut_and_its_curve_does_not_begin_in_the_air() -> None:
-    svg = curve_svg(continued(400, 600), end_step=1200, best=(400, 0.5))
+    svg = curve_svg(continued(400, 600), end_step=1200, best=[(400, 0.5)])
     drawing = Drawing(svg)
     drawing.check()
     (cut, _), left, right = drawing.points("cut"), *(x for x, _ in drawing.points("base"))
@@ -230,7 +230,7 @@ def test_axis_may_begin_where_an_epoch_of_the_past_ended(paused: int) -> None:
 def test_best_validation_is_in_a_thinned_curve() -> None:
     curve = curve_of([], {step: 1.0 - (step == 3) / 2 for step in range(1, 2001)})
     assert (3, 0.5) not in curve.validations
-    drawing = Drawing(curve_svg(curve, best=(3, 0.5)))
+    drawing = Drawing(curve_svg(curve, best=[(3, 0.5)]))
     (ring,) = [part for part in drawing.parts("circle") if part.attrib["class"] == "best"]
     assert (float(ring.attrib["cx"]), float(ring.attrib["cy"])) in drawing.points("val thin")
 

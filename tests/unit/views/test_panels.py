@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -229,18 +228,18 @@ def test_a_metric_that_does_not_change_gives_way_and_any_can_be_chosen() -> None
 def test_runs_of_one_epoch_are_drawn_over_the_number_in_which_they_differ() -> None:
     results = [{"epoch": 1, "train_loss": 2 * loss, "val_loss": loss} for loss in (0.5, 0.2, 0.9)]
     rates = [0.001, 0.01, 0.1]
-    runs = [plots.ComparedRun(f"lr {lr}", [row], row, lr == 0.01, lr) for lr, row in zip(rates, results)]
+    runs = [plots.ComparedRun(f"lr {lr}", [row], row, lr == 0.01) for lr, row in zip(rates, results)]
     (axes,) = plots.compared(runs, sweep=Sweep("lr", rates)).axes
     assert axes.get_xlabel() == "lr" and axes.get_xscale() == "log"
     train, val, ring = (list(map(tuple, line.get_xydata())) for line in axes.lines)
     assert val == [(0.001, 0.5), (0.01, 0.2), (0.1, 0.9)] and len(train) == 3 and ring == [(0.01, 0.2)]
     assert "★ lr 0.01" in texts(axes)
-    (axes,) = plots.compared([replace(run, value=float(i)) for i, run in enumerate(runs)], sweep=Sweep("depth", [0.0, 1.0, 2.0])).axes
+    (axes,) = plots.compared(runs, sweep=Sweep("depth", [0.0, 1.0, 2.0])).axes
     assert axes.get_xscale() == "linear"
 
 
 def test_longer_runs_have_a_panel_over_the_number_before_their_curves() -> None:
-    runs = [plots.ComparedRun(f"lr {i}", rows := rows_of(5, "val_loss", "val_acc"), rows[-1], i == 1, float(i)) for i in range(3)]
+    runs = [plots.ComparedRun(f"lr {i}", rows := rows_of(5, "val_loss", "val_acc"), rows[-1], i == 1) for i in range(3)]
     figure = plots.compared(runs, sweep=Sweep("lr", [0.0, 1.0, 2.0]))
     assert [(axes.get_title("left"), axes.get_xlabel()) for axes in figure.axes] == [
         ("best val_loss", "lr"), ("loss", "epoch"), ("acc", "epoch"),

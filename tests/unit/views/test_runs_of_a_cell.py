@@ -113,8 +113,9 @@ def test_runs_of_two_classes_are_not_ranked_against_each_other() -> None:
         card([value], **{"class": kind}, lr=lr) for kind, lr, value in (("A", "1", 9.0), ("B", "1", 0.4), ("A", "2", 8.0), ("B", "2", 0.2))
     ]
     table = run_table(cards)
-    assert best_of(cards) is None and table.bests == [cards[2], cards[3]] and table.heads[1] == "class"
-    assert dict(zip(table.heads, table.orders))["val_loss"] == [1, 3, 0, 2], "each class is a group, the best of it first"
+    orders = {column.head: column.order for column in table.columns}
+    assert best_of(cards) is None and table.bests == [cards[2], cards[3]] and table.columns[1].head == "class"
+    assert orders["val_loss"] == [1, 3, 0, 2], "each class is a group, the best of it first"
     assert [line.endswith("★") for line in runs_text(cards).splitlines()[1:5]] == [False, False, True, True]
     assert "★ val_loss 8 with A, lr 2 · Toy 1 · ★ val_loss 0.2 with B, lr 2" in runs_html(cards, "x") and "★ A, lr 2<" in runs_svg(cards)
     assert run_table(cards[1:]).bests == [cards[3]], "one run of a class is the best of none"
@@ -163,10 +164,10 @@ def test_two_hundred_runs_make_one_small_picture() -> None:
 def test_each_head_sorts_and_what_has_no_value_is_last() -> None:
     cards = [card([0.5], lr="0.1"), card([0.2], lr="1e-3"), card([], lr="–"), card([0.3], lr="10")]
     table = run_table(cards)
-    orders = dict(zip(table.heads, table.orders))
+    orders = {column.head: column.order for column in table.columns}
     assert orders["run"] == [0, 1, 2, 3] and orders["lr"] == [1, 0, 3, 2] and orders["val_loss"] == [2, 0, 3, 1]
     up = run_table([card([0.5], mode="max"), card([0.7], mode="max")])
-    assert dict(zip(up.heads, up.orders))["val_loss"] == [1, 0]  # the best first
+    assert up.columns[1].head == "val_loss" and up.columns[1].order == [1, 0]  # the best first
 
 
 def test_a_line_opens_to_the_record_and_says_how_the_run_ended() -> None:
@@ -179,7 +180,7 @@ def test_a_line_opens_to_the_record_and_says_how_the_run_ended() -> None:
 
 def test_values_of_a_column_have_as_many_digits_each() -> None:
     cards = [card([value]) for value in (7.86, 7.851, 0.1, 1234.0, 4.2e12, math.inf)] + [card([])]
-    assert run_table(cards).columns[1] == ["7.860", "7.851", "0.1000", "1234", "4.200e+12", "inf", "–"]
+    assert run_table(cards).columns[1].texts == ["7.860", "7.851", "0.1000", "1234", "4.200e+12", "inf", "–"]
 
 
 def test_a_picture_that_takes_long_is_sent_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,5 +215,5 @@ def test_what_has_no_column_is_counted() -> None:
 
 def test_a_long_number_has_five_digits_and_still_differs() -> None:
     cards = [card([0.5], lr="0.04503599627370499"), card([0.7], lr="0.04503599627370498")]
-    assert varying(cards) == ["lr"] and run_table(cards).columns[1] == ["0.045036", "0.045036"]
+    assert varying(cards) == ["lr"] and run_table(cards).columns[1].texts == ["0.045036", "0.045036"]
     assert "lr 0.045036" in runs_text(cards) + label_of(cards[0], ["lr"])
