@@ -9,7 +9,6 @@ import inspect
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from types import NoneType
 from typing import Any
 
 import lightning as L
@@ -24,6 +23,7 @@ from ..engine.callback import PassCallback, active_callbacks
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, is_whole_epoch
 from ..events import Plan
+from ..objects.walk import is_plain
 from ..errors import ConfigError
 from ..optim.joint_optimizer import JointOptimizer, JointScheduler
 from ..private.torch_parts import parts_of_schedule
@@ -86,19 +86,11 @@ def _other_schedule(saved: Mapping[str, Any], kind: str | None, scheduler: Any) 
 _LENGTHS = {"T_max", "total_steps", "total_iters"}  # arguments that are edited with the number of epochs
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether this is a number, a text, or several of them, which can be compared and named."""
-    items = value if isinstance(value, (list, tuple)) else [value]
-    if isinstance(value, Mapping):
-        items = [*value.keys(), *value.values()]
-    return all(isinstance(item, (int, float, str, NoneType)) for item in items)
-
-
 def _edited(saved: Mapping[str, Any], scheduler: Any) -> dict[str, tuple[Any, Any]]:
     """The arguments of a torch scheduler, also of those that it is made of, that differ from the `saved` ones: both values by name."""
     names = inspect.signature(type(scheduler)).parameters.keys() - {"optimizer", "last_epoch", "verbose"}
     pairs = {name: (saved[name], vars(scheduler)[name]) for name in sorted(names & saved.keys() & vars(scheduler).keys())}
-    found = {name: pair for name, pair in pairs.items() if all(map(_is_plain, pair)) and pair[0] != pair[1]}
+    found = {name: pair for name, pair in pairs.items() if all(map(is_plain, pair)) and pair[0] != pair[1]}
     for state, part in zip(parts_of_schedule(saved), parts_of_schedule(vars(scheduler))):
         found |= {f"{type(part).__name__}.{name}": pair for name, pair in _edited(state, part).items()}
     return found

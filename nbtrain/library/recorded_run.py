@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, first_line
 from ..formatting import visible
-from ..source.provenance import as_text
 from ..history.run_files import read_file, read_record
 from ..history.run_folder import find_run, read_events
 from ..history.run_tree import family, tree_lines
@@ -49,6 +49,11 @@ def _tables(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     tables["Values that the code reads"] = source.get("values")
     tables["Without source"] = {"names": source["no_source"]} if source.get("no_source") else None
     return {title: _rows(value) for title, value in tables.items()}
+
+
+def _as_text(value: Any) -> str:
+    """A recorded value as text: a string as it is, others as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _newest_source(content: Mapping[str, Any]) -> str:
@@ -92,7 +97,7 @@ def show(path: str | Path) -> str:
         for title, rows in _tables(content).items():
             width = max(map(len, rows), default=0)
             if rows:
-                parts.append("\n".join([title, *(f"  {name:{width}}  {as_text(value)}".rstrip() for name, value in rows.items())]))
+                parts.append("\n".join([title, *(f"  {name:{width}}  {_as_text(value)}".rstrip() for name, value in rows.items())]))
         parts.append(f"Source ({_newest_source(content)}/steps.py)\n\n{_steps(folder, content)}".rstrip())
     return visible("\n\n".join(parts), lines=True)
 
@@ -102,7 +107,7 @@ def _changes(title: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     """The rows that differ, as text; "" if all are equal."""
     lines = [title]
     for name in dict.fromkeys((*a, *b)):
-        old, new = (as_text(side[name]) if name in side else "–" for side in (a, b))
+        old, new = (_as_text(side[name]) if name in side else "–" for side in (a, b))
         if old != new and name not in ("began", "source"):
             lines.append(f"  {name}  {old} → {new}")
     return "\n".join(lines) if len(lines) > 1 else ""

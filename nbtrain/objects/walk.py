@@ -26,6 +26,7 @@ __all__ = [
     "attributes_of",
     "base_of",
     "held",
+    "is_plain",
     "path_to",
     "name_of",
     "children_name",
@@ -88,6 +89,12 @@ def held(item: Any) -> dict[Any, Any]:
         if is_kind(item, kind):
             return {name: object.__getattribute__(item, name) for name in names}
     return attributes_of(item)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether this is a number, a text, or several of them in a container."""
+    items = held(value).values() if base_of(value) is not None else [value]
+    return all(is_kind(item, PLAIN) for item in items)
 
 
 def path_to(item: Any) -> str:

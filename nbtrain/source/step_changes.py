@@ -244,8 +244,8 @@ class StepCode:
             if code.co_filename not in self._files:
                 self._files[code.co_filename] = read_source(code.co_filename, function.__globals__)
             file = self._files[code.co_filename]
-            found = file.find_function(code) if file else None
-            self._texts[code] = file.definition(name_of(function), found[0]).text if file and found else ""
+            found = file.functions_at(code) if file else []
+            self._texts[code] = file.definition(name_of(function), found[-1][0]).text if file and found else ""
         return self._texts[code]
 
     def state_dict(self, *, whole: bool) -> dict[str, Any]:
