@@ -24,7 +24,7 @@ from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, is_whole_epoch
 from ..events import Plan
 from ..objects.walk import is_plain
-from ..errors import ConfigError
+from ..errors import ConfigError, kept_instead
 from ..optim.joint_optimizer import JointOptimizer, JointScheduler
 from ..private.torch_parts import parts_of_schedule
 from nbtrain.optim.schedulers import (
@@ -119,7 +119,7 @@ class _Step(PassCallback):
         plan = self._plan(pl_trainer)
         total = self._begin.get("total")
         optimizer: Any = self.trainer.optimizer
-        history, options = self.trainer.train_state.history, group_options(optimizer)
+        history, options = self.trainer.train_state.history, group_options(optimizer.param_groups)
         rates = initial_lrs(optimizer) if self.addon.is_base_set else []
         self._schedule = resolve_schedule(self.scheduler, optimizer, plan, on_batch=self.on_batch, update=self._update)
         made = self._schedule.scheduler
@@ -246,7 +246,7 @@ class _Step(PassCallback):
         """Continue the `saved` schedule, with the `options` of the optimizer's groups before this one was made."""
         assert self.trainer.optimizer is not None
         for name, (was, now) in edited.items():
-            self.trainer.recorder.note(f"{name} was {was} and is {now} here: {was} is used. without=('schedule',) takes {now}")
+            self.trainer.recorder.note(kept_instead(name, was, now, "schedule"))
         self._schedule.scheduler.load_state_dict(saved)
         for group, values in zip(self.trainer.optimizer.param_groups, options):  # a scheduler's constructor sets its first learning rate
             set_group_lr(group, values.pop("lr"))

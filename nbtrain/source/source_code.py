@@ -137,9 +137,11 @@ def chains_read(code: CodeType, namespace: dict[str, Any]) -> Iterator[tuple[str
 def _find_function(function: FunctionType) -> tuple[ast.AST, Definition] | None:
     """The node of a function, and the definition that it is in; None without its text."""
     file = read_source(function.__code__.co_filename, function.__globals__)
-    for node, statement in reversed(file.functions_at(function.__code__)) if file else ():
-        return node, file.definition(name_of(function), statement)
-    return None
+    found = file.functions_at(function.__code__) if file else []
+    if not (file and found):
+        return None
+    node, statement = found[-1]
+    return node, file.definition(name_of(function), statement)
 
 
 def _find_class(kind: type) -> tuple[ast.AST, Definition] | None:
