@@ -35,7 +35,7 @@ from .source_code import Reached, reach
 from .source_file import is_cell, lambda_text
 from ..tracebacks import in_kernel
 from ..objects.user_code import is_kind, name_of, signature_of, state
-from ..objects.walk import base_of, is_plain
+from ..objects.walk import base_of, held, is_plain
 
 # %% auto #0
 __all__ = ["FROM_ENVIRONMENT", "describe", "described", "git_state", "describe_run", "record"]
@@ -58,14 +58,14 @@ def _settings(value: Any) -> dict[str, Any]:
     init: Any = type(value).__init__
     if not is_kind(init, FunctionType):
         return {}
-    held = state(value)
-    if held.get("param_groups"):  # an optimizer
-        held = held["param_groups"][0]
+    kept = state(value)
+    if kept.get("param_groups"):  # an optimizer
+        kept = kept["param_groups"][0]
     found = {}
     for name, parameter in signature_of(init).parameters.items():
-        if name in held and is_plain(held[name]) and (name == "lr" or repr(held[name]) != repr(parameter.default)):
-            found[name] = held[name]
-    if is_kind(held.get("sampler"), RandomSampler):  # a DataLoader keeps no shuffle
+        if name in kept and is_plain(kept[name]) and (name == "lr" or repr(kept[name]) != repr(parameter.default)):
+            found[name] = kept[name]
+    if is_kind(kept.get("sampler"), RandomSampler):  # a DataLoader keeps no shuffle
         found["shuffle"] = True
     return found
 
@@ -100,10 +100,9 @@ def describe(value: Any, name: str = "", depth: int = 3) -> Any:
             text = str(value)
             return FROM_ENVIRONMENT if is_from_environment(text) else blot_out(text[:_MAX_TEXT])
         base = base_of(value)
-        if base is dict and depth and dict.__len__(value) <= _MAX_ITEMS:
-            return {str(describe(key)): describe(item, key if type(key) is str else "", depth - 1) for key, item in dict.items(value)}
-        if base in (list, tuple) and depth and base.__len__(value) <= _MAX_ITEMS:
-            return [describe(item, "", depth - 1) for item in base.__iter__(value)]
+        if depth and base in (dict, list, tuple) and base.__len__(value) <= _MAX_ITEMS:
+            found = {str(describe(key)): describe(item, key if type(key) is str else "", depth - 1) for key, item in held(value).items()}
+            return found if base is dict else list(found.values())
         return _short_text(value)
     except Exception:  # whatever the object raises, it has a class
         return type(value).__name__
