@@ -83,7 +83,7 @@ def _other_schedule(saved: Mapping[str, Any], kind: str | None, scheduler: Any) 
     return f"one with {', '.join(sorted(had))}" if (had ^ given) - {"verbose"} else ""  # which older versions of torch had
 
 
-_LENGTHS = {"T_max", "total_steps", "total_iters"}  # arguments that are edited with the number of epochs
+_LENGTHS = {"T_max", "total_steps", "total_iters"}  # the length of a schedule, which is edited with the number of epochs
 
 
 def _edited(saved: Mapping[str, Any], scheduler: Any) -> dict[str, tuple[Any, Any]]:
@@ -319,7 +319,7 @@ class _Step(PassCallback):
         if self._is_said or self._planned is None or session.get("steps") is not None or n_batches in (math.inf, self._planned):
             return
         scheduler = self._schedule.scheduler
-        has_length = any(getattr(scheduler, length, None) is not None for length in ("total_steps", "total_iters", "T_max"))
+        has_length = any(getattr(scheduler, length, None) is not None for length in _LENGTHS)
         if self._schedule.interval == "epoch" or not (has_length or is_factory(self.scheduler)):
             return
         self._is_said = self._begin["said"] = True

@@ -92,9 +92,11 @@ def held(item: Any) -> dict[Any, Any]:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether this is a number, a text, or several of them in a container."""
-    items = held(value).values() if base_of(value) is not None else [value]
-    return all(is_kind(item, PLAIN) for item in items)
+    """Whether this is a number, a text, or a container with at most 256 plain values."""
+    base = base_of(value)
+    if base is None:
+        return is_kind(value, PLAIN)
+    return base.__len__(value) <= MANY and all(map(is_plain, held(value).values()))
 
 
 def path_to(item: Any) -> str:

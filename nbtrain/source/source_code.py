@@ -146,10 +146,14 @@ def _find_function(function: FunctionType) -> tuple[ast.AST, Definition] | None:
 
 def _find_class(kind: type) -> tuple[ast.AST, Definition] | None:
     """The node of a class, and its definition; None without its text."""
+    namespace = _namespace(kind)
     codes = [method.__code__ for method in written_methods(kind) if is_user(method)]
-    places = [(code.co_filename, code.co_firstlineno) for code in codes]
-    for place, line in [*places, *((place, None) for place in _places(kind))]:
-        file = read_source(place, _namespace(kind))
+    places: list[tuple[str, int | None]] = [(code.co_filename, code.co_firstlineno) for code in codes]
+    places.append((namespace.get("__file__") or "", None))
+    if module_of(kind) == "__main__":
+        places += [(cell, None) for cell in reversed(cells())]
+    for place, line in places:
+        file = read_source(place, namespace)
         node = file.find_class(type.__getattribute__(kind, "__qualname__"), line) if file else None
         if file and node:
             return node, file.definition(name_of(kind), node)
@@ -162,12 +166,6 @@ def _namespace(kind: type) -> dict[str, Any]:
         return state(sys.modules[module_of(kind)])
     methods = written_methods(kind)  # of a class that exec made
     return methods[0].__globals__ if methods else {}
-
-
-def _places(kind: type) -> list[str]:
-    """Where a class may have been written: the file of its module, and for `__main__` any cell, the newest first."""
-    path = _namespace(kind).get("__file__")
-    return ([path] if isinstance(path, str) else []) + (cells()[::-1] if module_of(kind) == "__main__" else [])
 
 
 # %% ../../nbs/source/source_code.ipynb #4bc9cf15
@@ -243,7 +241,7 @@ class Reached(Walk):
                 self.packages.append(package)
             elif is_kind(link, ModuleType) and is_user_module(module_of(link)):
                 self._set_in(state(link))
-            self.add_all(link)
+            self.add(link)
         path, item = links[-1]
         if item is not os.environ and not is_kind(item, _CODE):
             self.values[path] = item

@@ -57,6 +57,7 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: 
     if without and is_newest and (states.is_rewound or (trainer.origin.is_over and _is_changed(trainer))):
         what = f"without={tuple(without)!r}: this trainer continues with what it has in memory, and reads no checkpoint."
         raise ConfigError(what, remedy="Leave it out; or make a new trainer.")
+    left = max(n_epoch - trainer.train_state.counts.epoch, 0)
     if is_newest and states.restored is not None and states.is_rewound:
         left = _left(trainer, n_epoch, states.restored)
         if left and not trainer.origin.continues:  # from the end of the run
@@ -64,12 +65,10 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: 
             trainer.train_state.run -= 1
     elif is_newest and trainer.origin.is_over and _is_changed(trainer):
         _take_as_given(trainer)
-        left = max(n_epoch - trainer.train_state.counts.epoch, 0)
     elif (path := manager.find(trainer, resume)) is None:
         trainer.recorder.note(
             f"resume={resume!r}: nothing was saved in {str(trainer.save_path)!r} yet, so this is a fresh run.", until_resumed=True
         )
-        left = max(n_epoch - trainer.train_state.counts.epoch, 0)
     else:
         path = manager.restore(trainer, path, loader, n_epoch=n_epoch, without=without)
         left = continue_from(trainer, path, n_epoch)
