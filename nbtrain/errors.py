@@ -22,6 +22,7 @@ __all__ = [
     "RunStopped",
     "nearest",
     "listed",
+    "kept_instead",
     "set_place",
     "place_of",
     "add_note",
@@ -199,6 +200,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def listed(names: Sequence[str]) -> str:
     """The first three of `names`, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def kept_instead(name: str, was: object, now: object, without: str) -> str:
+    """A note on what was given here and is not used, because that of the restored run continues; `without` names what takes it."""
+    return f"{name} was {was} and is {now} here: {was} is used. without=({without!r},) takes {now}"
 
 
 def set_place(error: BaseException, place: str) -> None:

@@ -9,7 +9,6 @@ import inspect
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from types import NoneType
 from typing import Any
 
 import lightning as L
@@ -24,7 +23,8 @@ from ..engine.callback import PassCallback, active_callbacks
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule, is_whole_epoch
 from ..events import Plan
-from ..errors import ConfigError
+from ..objects.walk import is_plain
+from ..errors import ConfigError, kept_instead
 from ..optim.joint_optimizer import JointOptimizer, JointScheduler
 from ..private.torch_parts import parts_of_schedule
 from nbtrain.optim.schedulers import (
@@ -83,22 +83,14 @@ def _other_schedule(saved: Mapping[str, Any], kind: str | None, scheduler: Any) 
     return f"one with {', '.join(sorted(had))}" if (had ^ given) - {"verbose"} else ""  # which older versions of torch had
 
 
-_LENGTHS = {"T_max", "total_steps", "total_iters"}  # arguments that are edited with the number of epochs
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether this is a number, a text, or several of them, which can be compared and named."""
-    items = value if isinstance(value, (list, tuple)) else [value]
-    if isinstance(value, Mapping):
-        items = [*value.keys(), *value.values()]
-    return all(isinstance(item, (int, float, str, NoneType)) for item in items)
+_LENGTHS = {"T_max", "total_steps", "total_iters"}  # the length of a schedule, which is edited with the number of epochs
 
 
 def _edited(saved: Mapping[str, Any], scheduler: Any) -> dict[str, tuple[Any, Any]]:
     """The arguments of a torch scheduler, also of those that it is made of, that differ from the `saved` ones: both values by name."""
     names = inspect.signature(type(scheduler)).parameters.keys() - {"optimizer", "last_epoch", "verbose"}
     pairs = {name: (saved[name], vars(scheduler)[name]) for name in sorted(names & saved.keys() & vars(scheduler).keys())}
-    found = {name: pair for name, pair in pairs.items() if all(map(_is_plain, pair)) and pair[0] != pair[1]}
+    found = {name: pair for name, pair in pairs.items() if all(map(is_plain, pair)) and pair[0] != pair[1]}
     for state, part in zip(parts_of_schedule(saved), parts_of_schedule(vars(scheduler))):
         found |= {f"{type(part).__name__}.{name}": pair for name, pair in _edited(state, part).items()}
     return found
@@ -127,7 +119,7 @@ class _Step(PassCallback):
         plan = self._plan(pl_trainer)
         total = self._begin.get("total")
         optimizer: Any = self.trainer.optimizer
-        history, options = self.trainer.train_state.history, group_options(optimizer)
+        history, options = self.trainer.train_state.history, group_options(optimizer.param_groups)
         rates = initial_lrs(optimizer) if self.addon.is_base_set else []
         self._schedule = resolve_schedule(self.scheduler, optimizer, plan, on_batch=self.on_batch, update=self._update)
         made = self._schedule.scheduler
@@ -254,7 +246,7 @@ class _Step(PassCallback):
         """Continue the `saved` schedule, with the `options` of the optimizer's groups before this one was made."""
         assert self.trainer.optimizer is not None
         for name, (was, now) in edited.items():
-            self.trainer.recorder.note(f"{name} was {was} and is {now} here: {was} is used. without=('schedule',) takes {now}")
+            self.trainer.recorder.note(kept_instead(name, was, now, "schedule"))
         self._schedule.scheduler.load_state_dict(saved)
         for group, values in zip(self.trainer.optimizer.param_groups, options):  # a scheduler's constructor sets its first learning rate
             set_group_lr(group, values.pop("lr"))
@@ -327,7 +319,7 @@ class _Step(PassCallback):
         if self._is_said or self._planned is None or session.get("steps") is not None or n_batches in (math.inf, self._planned):
             return
         scheduler = self._schedule.scheduler
-        has_length = any(getattr(scheduler, length, None) is not None for length in ("total_steps", "total_iters", "T_max"))
+        has_length = any(getattr(scheduler, length, None) is not None for length in _LENGTHS)
         if self._schedule.interval == "epoch" or not (has_length or is_factory(self.scheduler)):
             return
         self._is_said = self._begin["said"] = True

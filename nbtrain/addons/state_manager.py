@@ -337,11 +337,11 @@ class StateManagerAddon(KeptStatesAddon):
             run_dir = own_run(self._saves_to, trainer.run_dir, path)
         if run_dir is not None and loader is not None:  # a run follows at once
             world_of(trainer).agree(RunLock(run_dir).check)
-        from nbtrain.state.resume import check_left_out, fit_reached, leave_out
+        from nbtrain.state.resume import check_left_out, fit_reached, keep_given
 
         check_left_out(trainer, without)
         state = read_state(trainer, checkpoint)
-        finish = leave_out(trainer, state, without, is_new=n_epoch is None and not continues)
+        finish = keep_given(trainer, state, without, is_new=n_epoch is None and not continues)
         found = None
         if n_epoch is not None:
             found = fit_reached(trainer, state, loader, checkpoint, n_epoch)

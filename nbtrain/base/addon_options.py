@@ -283,7 +283,7 @@ class SAMOptions(TypedDict, total=False):
 class SourceOptions(TypedDict, total=False):
     """Options of SourceAddon."""
 
-    keep_source: bool | Literal["names"]
+    keep_source: bool
 
 
 class StateManagerOptions(TypedDict, total=False):

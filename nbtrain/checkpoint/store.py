@@ -14,9 +14,9 @@ from pathlib import Path
 from .atomic import clean_leftovers, delete, point_to, written
 from .files import SUPERSEDED, newest_valid, ordered_names, progress_of, read_counts, read_superseded
 from .weights import url_of
-from ..errors import CheckpointError, ConfigError, first_line, listed
+from ..errors import CheckpointError, ConfigError, first_line
 from ..history.run_files import inside
-from ..history.run_folder import read_history, run_folders, runs_in
+from ..history.run_folder import lacking, read_history, run_folders, runs_in
 
 # %% auto #0
 __all__ = [
@@ -198,7 +198,7 @@ def _in_folder(folder: Path, note: Callable[[str], None]) -> Path:
         )
     i = runs.index(path.parent.parent)
     if i:
-        note(f"{listed([run.name for run in runs[:i]])} {'has' if i == 1 else 'have'} no checkpoint; this is {runs[i].name}")
+        note(f"{lacking(runs[:i], 'no checkpoint')}; this is {runs[i].name}")
     return path
 
 

@@ -33,7 +33,7 @@ from .files import newest_valid, read_checkpoint, verify_weights
 from ..compat.weight_names import of_part
 from ..errors import CheckpointError, listed, nearest
 from ..base.best_weights import Weights
-from ..history.run_folder import runs_in
+from ..history.run_folder import lacking, runs_in
 
 # %% auto #0
 __all__ = ["Fitness", "StoredTensor", "DcpReader", "FoundWeights", "weights_in", "find_weights", "choose_weights"]
@@ -320,7 +320,7 @@ def weights_in(folder: Path) -> tuple[Path, str]:
     for i, run in enumerate(runs):
         if (file := _weights_of(run)) is not None:
             words = f"the weights of {run.name} ({file.stem})" if run != folder else ""
-            return file, words + (f", as {listed([newer.name for newer in runs[:i]])} {'has' if i == 1 else 'have'} none" if i else "")
+            return file, words + (f", as {lacking(runs[:i], 'none')}" if i else "")
     return folder, ""
 
 

@@ -5,7 +5,7 @@
 # %% ../../nbs/code/addon.ipynb #srcadd02
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 from torch import Tensor
@@ -54,8 +54,7 @@ class SourceAddon(AddOnBase, CodeService):
     """Let a run have the newest definitions of your code, mark what has changed in it, and keep its source. Each trainer has it.
 
     Args:
-        keep_source: Save the provenance of a run in its folder: the source, versions, git, arguments. "names" saves hashes of the source
-            instead; False saves nothing.
+        keep_source: Save the provenance of a run in its folder: the source, versions, git, arguments.
 
     Example:
         >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
@@ -63,7 +62,7 @@ class SourceAddon(AddOnBase, CodeService):
         ['provenance.json', 'source']
     """
 
-    keep_source: bool | Literal["names"] = True
+    keep_source: bool = True
 
     def __post_init__(self) -> None:
         self.code: StepCode | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -104,7 +103,6 @@ class SourceAddon(AddOnBase, CodeService):
         arguments, run, roots = _described(trainer, n_epoch, loader, valid_loader)
         run |= {"parent": trainer.origin.parent} if trainer.origin.parent is not None else {}
         try:
-            names_only, device = self.keep_source == "names", str(trainer.device)
-            record(trainer.run_dir, roots, arguments=arguments, run=run, seed=trainer.seed, device=device, names_only=names_only)
+            record(trainer.run_dir, roots, arguments=arguments, run=run, seed=trainer.seed, device=str(trainer.device))
         except Exception as error:
             trainer.recorder.note(f"The source of this run was not kept: {type(error).__name__}: {error}")

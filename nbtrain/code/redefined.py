@@ -199,7 +199,7 @@ def _mark(trainer: TrainerBase, before: StepCode, after: StepCode) -> None:
         monitor = history.monitor if history.monitor in best else "train_loss"
         has = f"apply_weights(before={number or len(history.restarts.places) + 1}) has {monitor} {format_value(best[monitor])}"
         text, data = f"{text}; best starts again, {has}", data | {"ranking": "restarts"}
-    if _kept(trainer).keep_source is True and (diff := after.diff(before)):
+    if _kept(trainer).keep_source and (diff := after.diff(before)):
         data["diff"] = diff
     _kept(trainer).changed = place, before, text
     trainer.recorder.mark(text, **data)

@@ -390,7 +390,7 @@ class CodeService(Service):
 
     provided_by = "SourceAddon"
     code: Any = None  # as it was when the newest operation began
-    keep_source: bool | Literal["names"] = False  # whether a run keeps its source; "names": without its text
+    keep_source: bool = False  # whether a run keeps its source
 
     def use_newest(self, trainer: Any, *loaders: Any, steps: type[Any] | None = None) -> None:
         """An operation begins: use the newest definitions, and mark what has changed; during a run, between two batches.

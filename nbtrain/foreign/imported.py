@@ -30,7 +30,7 @@ from ..errors import CheckpointError, ConfigError
 from ..events import Event, Progress
 from .foreign_run import PARTS, ForeignRun
 from ..history.history import short_path
-from ..source.provenance import describe
+from ..source.provenance import described
 from ..history.run_files import write_file
 from ..history.run_folder import RunFolder, history_events, open_run_folder
 from ..optim.joint_optimizer import named_parts
@@ -110,11 +110,11 @@ def _events(run: ForeignRun) -> list[Event]:
 
 def _record(run: ForeignRun) -> dict[str, Any]:
     """The provenance of an imported run."""
-    settings = {name: describe(value, name) for name, value in run.settings.items()}
     began = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     return {
         "command": ["nbtrain", "import", str(run.path)], "python": platform.python_version(), "platform": platform.platform(),
-        "imported": run.system, "versions": {}, "seed": None, "device": "?", "git": None, "arguments": settings,
+        "imported": run.system, "versions": {}, "seed": None, "device": "?", "git": None,
+        "arguments": described(run.settings),
         "sources": {"source": {"values": {}, "no_source": []}},
         "runs": [{"began": began, "source": "source", "parent": str(run.path)}],
     }  # fmt: skip

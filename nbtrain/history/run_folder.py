@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..annotations import checked
-from ..errors import ConfigError
+from ..errors import ConfigError, listed
 from ..events import Event, EventKind, Progress
 from .history import History, Row, StepTable, csv_text, validation_alone
 from .run_files import append_to, inside, read_file, write_file
@@ -28,6 +28,7 @@ __all__ = [
     "run_number",
     "run_folders",
     "runs_in",
+    "lacking",
     "new_folder",
     "open_run_folder",
     "history_events",
@@ -55,6 +56,11 @@ def run_folders(save_path: str | Path) -> list[Path]:
 def runs_in(path: str | Path) -> list[Path]:
     """The run folder `path`, or those in it, newest first; empty if it is neither."""
     return [run for run in (Path(path), *run_folders(path)) if (run / "events.jsonl").is_file()]
+
+
+def lacking(runs: Sequence[Path], what: str) -> str:
+    """In words, that these runs were passed over, because they have `what`, such as "no checkpoint"."""
+    return f"{listed([run.name for run in runs])} {'has' if len(runs) == 1 else 'have'} {what}"
 
 
 _OWN = {"events.jsonl", "provenance.json", "git.diff", ".lock", ".writer"}  # what is in a folder before the first batch, and the source

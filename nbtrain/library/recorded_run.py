@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, first_line
 from ..formatting import visible
-from ..source.provenance import as_text
 from ..history.differences import newest_source, read_steps
 from ..history.history import History
 from ..history.run_files import read_record
@@ -51,6 +51,11 @@ def _tables(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     tables["Values that the code reads"] = source.get("values")
     tables["Without source"] = {"names": source["no_source"]} if source.get("no_source") else None
     return {title: _rows(value) for title, value in tables.items()}
+
+
+def _as_text(value: Any) -> str:
+    """A recorded value as text: a string as it is, others as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _steps(folder: Path, content: Mapping[str, Any]) -> str:
@@ -98,7 +103,7 @@ def show(path: str | Path) -> str:
         for title, rows in _tables(content).items():
             width = max(map(len, rows), default=0)
             if rows:
-                parts.append("\n".join([title, *(f"  {name:{width}}  {as_text(value)}".rstrip() for name, value in rows.items())]))
+                parts.append("\n".join([title, *(f"  {name:{width}}  {_as_text(value)}".rstrip() for name, value in rows.items())]))
         parts.append(f"Source ({newest_source(content)}/steps.py)\n\n{_steps(folder, content)}".rstrip())
     return visible("\n\n".join(parts), lines=True)
 

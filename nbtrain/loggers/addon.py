@@ -22,7 +22,7 @@ from ..engine.addon import AddOnBase, CodeService
 from ..engine.callback import active_callbacks
 from ..engine.protocol import EventSink, TrainerProtocol
 from ..errors import AddOnError, ConfigError, OptionError, nearest
-from ..source.provenance import describe, record
+from ..source.provenance import described, record
 from ..history.run_files import kept_id, read_file
 from .background import Delivery
 from .local import LOCAL
@@ -38,8 +38,8 @@ __all__ = ["hyper_parameters", "source_files", "WebLoggerAddon", "WandBLoggerAdd
 # %% ../../nbs/loggers/addon.ipynb #3774a30d
 def hyper_parameters(trainer: TrainerProtocol) -> dict[str, Any]:
     """The arguments of a trainer as plain data, with secrets masked, and the number of its parameters."""
-    given = {name: describe(value, name) for name, value in trainer.given.items() if value is not None}
-    return given | {"n_params": sum(p.numel() for p in trainer.model.parameters())}
+    given = {name: value for name, value in trainer.given.items() if value is not None}
+    return described(given) | {"n_params": sum(p.numel() for p in trainer.model.parameters())}
 
 
 def source_files(trainer: TrainerProtocol) -> dict[str, bytes]:
@@ -49,14 +49,11 @@ def source_files(trainer: TrainerProtocol) -> dict[str, bytes]:
     """
     if trainer.run_dir is not None and (trainer.run_dir / "provenance.json").exists():
         return _files_below(trainer.run_dir, ("provenance.json", "git.diff", "source*/**/*.py"))
-    keep_source = next((addon.keep_source for addon in trainer.active_addons if isinstance(addon, CodeService)), False)
-    if not keep_source:
+    if not any(isinstance(addon, CodeService) and addon.keep_source for addon in trainer.active_addons):
         return {}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            names_only = keep_source == "names"
-            device = str(trainer.device)
-            record(Path(folder), [trainer], arguments=trainer.given, run={}, seed=trainer.seed, device=device, names_only=names_only)
+            record(Path(folder), [trainer], arguments=trainer.given, run={}, seed=trainer.seed, device=str(trainer.device))
         except Exception as error:  # the user's objects may raise anything when they are inspected
             trainer.recorder.note(f"The source of this run was not kept: {type(error).__name__}: {error}")
         return _files_below(Path(folder), ("**/*",))

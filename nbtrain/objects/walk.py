@@ -26,6 +26,7 @@ __all__ = [
     "attributes_of",
     "base_of",
     "held",
+    "is_plain",
     "path_to",
     "name_of",
     "children_name",
@@ -88,6 +89,14 @@ def held(item: Any) -> dict[Any, Any]:
         if is_kind(item, kind):
             return {name: object.__getattribute__(item, name) for name in names}
     return attributes_of(item)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether this is a number, a text, or a container with at most 256 plain values."""
+    base = base_of(value)
+    if base is None:
+        return is_kind(value, PLAIN)
+    return base.__len__(value) <= MANY and all(map(is_plain, held(value).values()))
 
 
 def path_to(item: Any) -> str:

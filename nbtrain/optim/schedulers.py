@@ -345,11 +345,11 @@ def resolve_schedule(scheduler: Scheduler, optimizer: Optimizer, plan: Plan, *, 
     return Schedule(FunctionSchedule(optimizer, scheduler, update), "update")
 
 
-def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
+def group_options(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The options of each parameter group, without its parameters; a rate that is a tensor is copied."""
     return [
         {name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items() if name != "params"}
-        for group in optimizer.param_groups
+        for group in groups
     ]
 
 
@@ -358,7 +358,7 @@ def _twin(optimizer: Any) -> Any:
     if hasattr(optimizer, "optimizers"):
         return type(optimizer)({name: _twin(part) for name, part in optimizer.optimizers.items()})
     twin = object.__new__(type(optimizer))
-    options = zip(optimizer.param_groups, group_options(optimizer))
+    options = zip(optimizer.param_groups, group_options(optimizer.param_groups))
     vars(twin).update(vars(optimizer), param_groups=[{**group, **own} for group, own in options])
     return twin
 

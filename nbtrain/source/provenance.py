@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import linecache
 import math
@@ -24,16 +23,22 @@ from pathlib import Path, PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler
+
 import nbtrain
+from ..data.batch import describe as describe_batch
 from ..redaction import HIDDEN, blot_diff, blot_out, environment_variables, held_environment, is_from_environment, is_secret
 from ..history.run_files import read_file, read_record, write_file
 from .source_code import Reached, reach
 from .source_file import is_cell, lambda_text
-from ..objects.user_code import is_kind, mro, name_of, signature_of, state
-from ..objects.walk import PLAIN, base_of
+from ..tracebacks import in_kernel
+from ..objects.user_code import is_kind, name_of, signature_of, state
+from ..objects.walk import base_of, held, is_plain
 
 # %% auto #0
-__all__ = ["FROM_ENVIRONMENT", "describe", "git_state", "as_text", "record", "describe_run"]
+__all__ = ["FROM_ENVIRONMENT", "describe", "described", "git_state", "describe_run", "record"]
 
 # %% ../../nbs/source/provenance.ipynb #abc14f8c
 FROM_ENVIRONMENT = "<from the environment>"
@@ -42,97 +47,92 @@ FROM_ENVIRONMENT = "<from the environment>"
 _ASSIGNMENT = re.compile(r"^[ \t]*([\w., \t]+?)\s*(?::[^=\n]+)?=[^=\n].*\b(?:environ|getenv)\b", re.MULTILINE)
 
 
-@functools.lru_cache(1_000)
-def _names_from_environment(text: str) -> frozenset[str]:
+def _names_from_environment(text: str) -> set[str]:
     """The names that are assigned from the environment in the text of a file or cell."""
-    return frozenset(name.strip() for names in _ASSIGNMENT.findall(text) for name in names.split(","))
+    return {name.strip() for names in _ASSIGNMENT.findall(text) for name in names.split(",")}
 
 
 # %% ../../nbs/source/provenance.ipynb #9799da30
 def _settings(value: Any) -> dict[str, Any]:
-    """The constructor's arguments that an object keeps under their names and that are not the defaults; always its learning rate."""
+    """The constructor's plain arguments that an object keeps under their names and that are not the defaults; always its learning rate."""
     init: Any = type(value).__init__
     if not is_kind(init, FunctionType):
         return {}
-    held = state(value)
-    if held.get("param_groups"):  # an optimizer
-        held = held["param_groups"][0]
+    kept = state(value)
+    if kept.get("param_groups"):  # an optimizer
+        kept = kept["param_groups"][0]
     found = {}
     for name, parameter in signature_of(init).parameters.items():
-        if name in held and _is_small(held[name]) and (name == "lr" or repr(held[name]) != repr(parameter.default)):
-            found[name] = held[name]
-    if type(held.get("sampler")).__name__ == "RandomSampler":  # a DataLoader keeps no shuffle
+        if name in kept and is_plain(kept[name]) and (name == "lr" or repr(kept[name]) != repr(parameter.default)):
+            found[name] = kept[name]
+    if is_kind(kept.get("sampler"), RandomSampler):  # a DataLoader keeps no shuffle
         found["shuffle"] = True
     return found
 
 
-def _is_small(value: Any) -> bool:
-    items = value if is_kind(value, (tuple, list)) and len(value) <= 4 else [value]
-    return all(is_kind(item, PLAIN) for item in items)
-
-
-def _size(value: Any, library: set[str]) -> list[str]:
-    """The number of batches of a loader, or of parameters of a model, as text."""
-    if "torch.nn.modules.module.Module" in library:
+def _size(value: Any) -> list[str]:
+    """The number of parameters of a model, or of batches of a loader, as text."""
+    if is_kind(value, nn.Module):
         return [f"{sum(p.numel() for p in value.parameters()):,} params"]
-    if "torch.utils.data.dataloader.DataLoader" in library:
+    if is_kind(value, DataLoader):
         with suppress(TypeError):  # its dataset has no length
             return [f"{len(value)} batches"]
     return []
 
 
 # %% ../../nbs/source/provenance.ipynb #986fcb06
+_MAX_ITEMS, _MAX_TEXT = 50, 2_000  # of a container that is described item by item, and characters of a text
+_WRITTEN = (str, float, PurePath, Enum, torch.device, torch.dtype)  # whose text says what they are
+
+
 def describe(value: Any, name: str = "", depth: int = 3) -> Any:
     """Describe `value`, named `name`, as plain JSON: plain values as they are, any other object as a short text, without secrets."""
     if value is None:
         return None
     if is_secret(name):
         return HIDDEN
-    if is_kind(value, PurePath):
-        value = str(value)
     if is_from_environment(value) or name in os.environ:
         return FROM_ENVIRONMENT
-    if is_kind(value, Enum):
-        return f"{type(value).__name__}.{state(value)['_name_']}"
-    if is_kind(value, str):
-        return blot_out(value[:2000])
-    if is_kind(value, (int, float)):
-        return value if is_kind(value, int) or math.isfinite(value) else str(value)
-    base = base_of(value)
-    if depth and base is dict and dict.__len__(value) <= 50:
-        return {str(describe(key)): describe(item, key if type(key) is str else "", depth - 1) for key, item in dict.items(value)}
-    if depth and base in (list, tuple) and base.__len__(value) <= 20:
-        return [describe(item, "", depth - 1) for item in base.__iter__(value)]
+    if is_kind(value, int) or (is_kind(value, float) and math.isfinite(value)):
+        return value
     try:
+        if is_kind(value, _WRITTEN):
+            text = str(value)
+            return FROM_ENVIRONMENT if is_from_environment(text) else blot_out(text[:_MAX_TEXT])
+        base = base_of(value)
+        if depth and base in (dict, list, tuple) and base.__len__(value) <= _MAX_ITEMS:
+            found = {str(describe(key)): describe(item, key if type(key) is str else "", depth - 1) for key, item in held(value).items()}
+            return found if base is dict else list(found.values())
         return _short_text(value)
     except Exception:  # whatever the object raises, it has a class
         return type(value).__name__
 
 
+def described(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe each of these values, by its name."""
+    return {name: describe(value, name) for name, value in values.items()}
+
+
 def _short_text(value: Any) -> str:
+    """An object as text: its name if it has one, or else its class and what is known of it."""
     if is_kind(value, FunctionType) and value.__name__ == "<lambda>":
         return blot_out(lambda_text(value), code=True) or name_of(value)
     if is_kind(value, (FunctionType, type)):
         return name_of(value)
     if is_kind(value, (MethodType, BuiltinFunctionType)):
         return value.__qualname__
-    if is_kind(value, (dict, list, tuple, set, frozenset)):
-        return f"{type(value).__name__} of {len(value)}"
+    if is_kind(value, torch.Tensor) or base_of(value) is not None:
+        return blot_out(describe_batch(value, 1))
     if is_kind(value, functools.partial):
-        given = [describe(item, "", 1) for item in (value.func, *value.args)]
-        return f"partial({', '.join(map(str, [*given, *_inline(value.keywords)]))})"
-    library = {f"{kind.__module__}.{kind.__name__}" for kind in mro(type(value))}
-    if library & {"torch.device", "torch.dtype"}:
-        return str(value)
-    if library & {"torch.Tensor", "numpy.ndarray"}:
-        return f"{type(value).__name__}({', '.join(map(str, value.shape))})"
-    return f"{type(value).__name__}({', '.join([*_inline(_settings(value)), *_size(value, library)])})"
+        facts = [str(describe(item, "", 1)) for item in (value.func, *value.args)] + _named(value.keywords)
+    else:
+        facts = _named(_settings(value)) + _size(value)
+    return f"{type(value).__name__}({', '.join(facts)})"
 
 
-def _inline(settings: Mapping[str, Any]) -> list[str]:
+def _named(settings: Mapping[str, Any]) -> list[str]:
     """Settings as `name=value`."""
-    described = {name: describe(value, name, 1) for name, value in settings.items()}
-    return [f"{name}={repr(described[name]) if is_kind(value, str) else described[name]}" for name, value in settings.items()]
+    return [f"{name}={describe(value, name, 1)!r}" for name, value in settings.items()]
 
 
 # %% ../../nbs/source/provenance.ipynb #8bddd6f6
@@ -141,36 +141,29 @@ _MAX_DIFF = 200_000  # characters; a notebook with pictures in it has a diff of 
 _DIFF = ("-c", "core.quotePath=false", "diff", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/", "HEAD")
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
-    """The output of a git command; None if it failed."""
+def _git(folder: Path, *arguments: str) -> str:
+    """The output of a git command. Raises OSError without git, and SubprocessError if the command fails or takes too long."""
     command = ["git", "-C", str(folder), *arguments]
     environment = environment_variables() | {"GIT_OPTIONAL_LOCKS": "0"}
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GIT_TIMEOUT_S, env=environment, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GIT_TIMEOUT_S, env=environment, check=True)
     return done.stdout.decode("utf-8", errors="replace")
 
 
 def git_state(folder: Path) -> tuple[dict[str, Any], str] | None:
-    """The commit, the branch, whether tracked files were changed, and the diff; None without git or outside a repository.
+    """The commit, the branch, whether tracked files were changed, and the diff; None without git, or without a commit.
 
     The diff contains no secrets, and no files that git ignores or that have the name of a secret.
     """
-    branch = _git(folder, "branch", "--show-current")
-    if branch is None:
+    try:
+        commit = _git(folder, "rev-parse", "--verify", "HEAD").strip()
+        branch = _git(folder, "branch", "--show-current").strip()
+        diff = _git(folder, *_DIFF)
+        ignored = _git(folder, "ls-files", "-z", "--cached", "--ignored", "--exclude-standard", "--full-name", ":/")
+    except (OSError, subprocess.SubprocessError):
         return None
-    commit = _git(folder, "rev-parse", "--verify", "HEAD")
-    if commit is None:
-        return {"commit": None, "branch": branch.strip(), "dirty": False}, ""
-    diff = _git(folder, *_DIFF)
-    state = {"commit": commit.strip(), "branch": branch.strip(), "dirty": diff != ""}
-    if not diff:
-        return state, ""
     if len(diff) > _MAX_DIFF:
         diff = f"{diff[:_MAX_DIFF].rpartition(chr(10))[0]}\n(cut off: {len(diff):,} characters in all)\n"
-    ignored = _git(folder, "ls-files", "-z", "--cached", "--ignored", "--exclude-standard", "--full-name", ":/") or ""
-    return state, blot_diff(diff, frozenset(ignored.split("\0")))
+    return {"commit": commit, "branch": branch, "dirty": diff != ""}, blot_diff(diff, frozenset(ignored.split("\0")))
 
 
 # %% ../../nbs/source/provenance.ipynb #facc51c3
@@ -178,45 +171,31 @@ _ALWAYS = ("torch", "lightning", "torchmetrics", "numpy")
 
 
 def _versions(packages: Iterable[str]) -> dict[str, str]:
-    found = {name: _version(name) for name in sorted({*_ALWAYS, *packages})}
-    return {"nbtrain": nbtrain.__version__} | {name: version for name, version in found.items() if version}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:  # sklearn is the module, scikit-learn the package
-        version = state(sys.modules[name]).get("__version__") if name in sys.modules else None
-        return version if isinstance(version, str) else None
+    found = {"nbtrain": nbtrain.__version__}
+    for name in sorted({*_ALWAYS, *packages}):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # sklearn is the module, scikit-learn the package
+            found[name] = str(getattr(sys.modules.get(name), "__version__", "unknown"))
+    return found
 
 
 def _command() -> list[str]:
     """The command line without secrets; empty in a kernel, whose command line only names its connection file."""
-    if Path(sys.argv[0]).name == "ipykernel_launcher.py":
-        return []
-    words = list(sys.argv)
-    for i, word in enumerate(words):
-        flag, equals, _ = word.partition("=")
-        if equals and is_secret(flag):
-            words[i] = f"{flag}={HIDDEN}"
-        elif word.startswith("-") and is_secret(word) and i + 1 < len(words):
-            words[i + 1] = HIDDEN
-    return [str(describe(word)) for word in words]
+    words: list[str] = []
+    for before, word in zip(["", *sys.argv], sys.argv) if not in_kernel() else ():
+        name, equals, _ = word.partition("=")
+        if equals and is_secret(name):
+            words.append(f"{name}={HIDDEN}")
+        else:  # the value of a flag has its name
+            words.append(str(describe(word, before if before.startswith("-") else "")))
+    return words
 
 
 # %% ../../nbs/source/provenance.ipynb #2d57a998
-def _hash(text: str) -> str:
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-
-
-def as_text(value: Any) -> str:
-    """A recorded value as text: a string as it is, others as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
 def _values(reached: Reached) -> dict[str, Any]:
-    texts = ("".join(linecache.getlines(place)) for place in reached.places)
-    hidden = frozenset[str]().union(*map(_names_from_environment, texts))
+    """The values that the definitions read."""
+    hidden = {name for file in reached.files for name in _names_from_environment("".join(linecache.getlines(file)))}
     found = {}
     for path, value in reached.values.items():
         name = path.rpartition(".")[2]
@@ -224,21 +203,36 @@ def _values(reached: Reached) -> dict[str, Any]:
     return found
 
 
-def _source(reached: Reached, names_only: bool = False) -> tuple[str, dict[str, Any]]:
-    """The text of the definitions, and the values that they read; with `names_only`, hashes of them."""
-    texts, values = [], _values(reached)
+def _steps(reached: Reached) -> str:
+    """The text of the definitions, each below its name and place."""
+    texts = []
     for definition in reached.definitions:
         place = "cell" if is_cell(definition.file) else Path(definition.file).name
-        text = f"# {_hash(definition.text)}\n" if names_only else blot_out(definition.text, code=True)
-        texts.append(f"# ==== {definition.name} · {place}\n{text}")
-    if names_only:
-        values = {name: _hash(as_text(value)) for name, value in values.items()}
-    return "\n\n".join(texts), {"values": values, "no_source": reached.no_source}
+        texts.append(f"# ==== {definition.name} · {place}\n{blot_out(definition.text, code=True)}")
+    return "\n\n".join(texts)
 
 
-def _keep_source(folder: Path, content: dict[str, Any], reached: Reached, names_only: bool = False) -> str:
+@held_environment()
+def describe_run(roots: Iterable[Any], arguments: Mapping[str, Any], run: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
+    """What is kept of a run, apart from where it ran; the text of its code is under `steps`. Nothing is written.
+
+    `roots` are the functions, classes and objects whose code to keep, `arguments` those of the trainer, `run` those of this run.
+    """
+    reached = reach(roots)
+    return {
+        "seed": seed,
+        "versions": _versions(reached.packages),
+        "arguments": described(arguments),
+        "sources": {"source": {"values": _values(reached), "no_source": reached.no_source}},
+        "runs": [described(run)],
+        "steps": _steps(reached),
+    }
+
+
+# %% ../../nbs/source/provenance.ipynb #5b58db49
+def _keep_source(folder: Path, content: dict[str, Any], steps: str, found: dict[str, Any]) -> str:
     """Write the source into `folder`, unless it is there from the run before. Returns the name of the subfolder that has the source."""
-    (steps, found), sources = _source(reached, names_only), content["sources"]
+    sources = content["sources"]
     last = next(reversed(sources), None)
     if last and sources[last] == found and read_file(folder, f"{last}/steps.py") == steps.encode():
         return last
@@ -248,60 +242,24 @@ def _keep_source(folder: Path, content: dict[str, Any], reached: Reached, names_
     return name
 
 
-# %% ../../nbs/source/provenance.ipynb #5b58db49
-def _described(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: describe(value, name) for name, value in values.items()}
-
-
-def _begin(
-    folder: Path, arguments: Mapping[str, Any], packages: list[str], seed: int | None, device: str, names_only: bool
-) -> dict[str, Any]:
-    """The part of the record that applies to all runs of a trainer. Writes `git.diff`, or keeps its hash."""
-    git, changes = git_state(Path.cwd()) or (None, "")
-    if git is not None and changes and names_only:
-        git["diff"] = _hash(changes)
-    elif changes:
-        write_file(folder, "git.diff", changes)
-    return {
-        "command": _command(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "versions": _versions(packages),
-        "seed": seed,
-        "device": device,
-        "git": git,
-        "arguments": _described(arguments),
-        "sources": {},
-        "runs": [],
-    }
-
-
-@held_environment()
 def record(
-    folder: Path,
-    roots: Iterable[Any],
-    *,
-    arguments: Mapping[str, Any],
-    run: Mapping[str, Any],
-    seed: int | None,
-    device: str,
-    names_only: bool = False,
+    folder: Path, roots: Iterable[Any], *, arguments: Mapping[str, Any], run: Mapping[str, Any], seed: int | None, device: str
 ) -> None:
     """Write the record of a run into `folder`: `provenance.json`, `source/`, and `git.diff` if tracked files were changed.
 
-    `roots` are the functions, classes and objects whose code to record, `arguments` those of the trainer, `run` those of this run. With
-    `names_only`, hashes replace the source, the values and the diff. A second run in the same folder adds its arguments, and its source if
-    that has changed. Raises OSError if `folder` can't be written.
+    `roots`, `arguments` and `run` are as for `describe_run`. A second run in the same folder adds its arguments, and its source if that has
+    changed. Raises OSError if `folder` can't be written.
     """
-    reached = reach(roots)
-    content = read_record(folder) or _begin(folder, arguments, reached.packages, seed, device, names_only)
+    new = describe_run(roots, arguments, run, seed)
+    steps = new.pop("steps")
+    content = read_record(folder)
+    if not content:
+        git, changes = git_state(Path.cwd()) or (None, "")
+        if changes:
+            write_file(folder, "git.diff", changes)
+        origin = {"command": _command(), "python": platform.python_version(), "platform": platform.platform(), "device": device, "git": git}
+        content = {**origin, **new, "sources": {}, "runs": []}
     began = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    content["runs"].append({"began": began, "source": _keep_source(folder, content, reached, names_only), **_described(run)})
+    source = _keep_source(folder, content, steps, new["sources"]["source"])
+    content["runs"].append({"began": began, "source": source, **new["runs"][0]})
     write_file(folder, "provenance.json", json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-@held_environment()
-def describe_run(roots: Iterable[Any], arguments: Mapping[str, Any], run: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
-    """What `record` would write of a run that differs between runs, without writing anything; the source is under `steps`."""
-    steps, found = _source(reach(roots))
-    return {"seed": seed, "arguments": _described(arguments), "sources": {"source": found}, "runs": [_described(run)], "steps": steps}

@@ -80,21 +80,19 @@ def modules_imported(code: CodeType, package: str) -> Iterator[tuple[ModuleType,
 
 # %% ../../nbs/source/source_code.ipynb #3bc4068a
 @functools.lru_cache(1_000)
-def _evaluated(node: ast.AST) -> CodeType | None:
-    """Code that reads the names that are evaluated where `node` is defined. Annotations are not, so their names don't count."""
-    nodes: list[ast.stmt] = [node] if isinstance(node, ast.ClassDef) else _expressions(node)
+def _evaluated(node: Any) -> CodeType | None:
+    """Code that reads the names that are evaluated where `node` is defined: of a function only its decorators and defaults.
+
+    Annotations are not evaluated, so their names don't count.
+    """
+    statement = node
+    if not isinstance(node, ast.ClassDef):  # the same function without its body
+        statement: Any = ast.parse("def _(): pass").body[0]
+        statement.args, statement.decorator_list = node.args, getattr(node, "decorator_list", [])
     try:
-        return compile(ast.Module(nodes, []), "<names>", "exec", flags=__future__.annotations.compiler_flag, dont_inherit=True)
+        return compile(ast.Module([statement], []), "<names>", "exec", flags=__future__.annotations.compiler_flag, dont_inherit=True)
     except SyntaxError:  # a `nonlocal` without the function around it
         return None
-
-
-def _expressions(function: ast.AST) -> list[ast.stmt]:
-    """The expressions that are evaluated where a function is defined: its decorators and defaults."""
-    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-        return []
-    defaults = [*function.args.defaults, *(default for default in function.args.kw_defaults if default)]
-    return [ast.copy_location(ast.Expr(e), e) for e in (*getattr(function, "decorator_list", ()), *defaults)]
 
 
 # %% ../../nbs/source/source_code.ipynb #srccode0
@@ -137,19 +135,26 @@ def chains_read(code: CodeType, namespace: dict[str, Any]) -> Iterator[tuple[str
 
 # %% ../../nbs/source/source_code.ipynb #e3a4ebd0
 def _find_function(function: FunctionType) -> tuple[ast.AST, Definition] | None:
-    """The node of a function, and the statement that it is in; None without its text."""
+    """The node of a function, and the definition that it is in; None without its text."""
     file = read_source(function.__code__.co_filename, function.__globals__)
-    found = file.find_function(function.__code__) if file else None
-    return (found[0], file.definition(name_of(function), found[1])) if file and found else None
+    found = file.functions_at(function.__code__) if file else []
+    if not (file and found):
+        return None
+    node, statement = found[-1]
+    return node, file.definition(name_of(function), statement)
 
 
 def _find_class(kind: type) -> tuple[ast.AST, Definition] | None:
     """The node of a class, and its definition; None without its text."""
-    name = type.__getattribute__(kind, "__qualname__")
-    places = [(method.__code__.co_filename, method.__code__.co_firstlineno) for method in written_methods(kind) if is_user(method)]
-    for place, line in [*places, *((place, None) for place in _places(kind))]:
-        file = read_source(place, _namespace(kind))
-        node = file.find_class(name, line) if file else None
+    namespace = _namespace(kind)
+    codes = [method.__code__ for method in written_methods(kind) if is_user(method)]
+    places: list[tuple[str, int | None]] = [(code.co_filename, code.co_firstlineno) for code in codes]
+    places.append((namespace.get("__file__") or "", None))
+    if module_of(kind) == "__main__":
+        places += [(cell, None) for cell in reversed(cells())]
+    for place, line in places:
+        file = read_source(place, namespace)
+        node = file.find_class(type.__getattribute__(kind, "__qualname__"), line) if file else None
         if file and node:
             return node, file.definition(name_of(kind), node)
     return None
@@ -163,12 +168,6 @@ def _namespace(kind: type) -> dict[str, Any]:
     return methods[0].__globals__ if methods else {}
 
 
-def _places(kind: type) -> list[str]:
-    """Where a class may have been written: the file of its module, and for `__main__` any cell, the newest first."""
-    path = _namespace(kind).get("__file__")
-    return ([path] if isinstance(path, str) else []) + (cells()[::-1] if module_of(kind) == "__main__" else [])
-
-
 # %% ../../nbs/source/source_code.ipynb #4bc9cf15
 _CODE = (FunctionType, MethodType, BuiltinFunctionType, type, ModuleType, staticmethod, classmethod, property)
 
@@ -178,7 +177,7 @@ class Reached(Walk):
 
     `definitions` are in the order of reading: files first, then cells in order of execution. `values`: the globals and
     closure variables that the code reads, apart from functions, classes and modules. `no_source`: names of functions and classes whose
-    text was not found. `packages`: the installed ones that the code names. `places`: files and cells that may have set the values.
+    text was not found. `packages`: the installed ones that the code names. `files`: those, and the cells, that may have set the values.
     """
 
     leaves = CODELESS
@@ -189,7 +188,7 @@ class Reached(Walk):
         self.values: dict[str, Any] = {}
         self.no_source: list[str] = []
         self.packages: list[str] = []
-        self.namespaces: dict[int, dict[str, Any]] = {}  # whose names are read, by their identity
+        self.files: list[str] = []
 
     def add_all(self, *items: Any) -> None:
         for item in items:
@@ -231,7 +230,7 @@ class Reached(Walk):
             self.no_source.append(name_of(kind))
 
     def _read(self, code: CodeType | None, namespace: dict[str, Any]) -> None:
-        self.namespaces[id(namespace)] = namespace
+        self._set_in(namespace)
         for path, item, attributes in chains_read(code, namespace) if code is not None else ():
             self._follow(path, item, attributes)
 
@@ -241,17 +240,17 @@ class Reached(Walk):
             if package := package_of(link):
                 self.packages.append(package)
             elif is_kind(link, ModuleType) and is_user_module(module_of(link)):
-                self.namespaces[id(state(link))] = state(link)
-            self.add_all(link)
+                self._set_in(state(link))
+            self.add(link)
         path, item = links[-1]
         if item is not os.environ and not is_kind(item, _CODE):
             self.values[path] = item
 
-    @property
-    def places(self) -> list[str]:
-        files = {namespace.get("__file__") for namespace in self.namespaces.values()}
-        known = {file for file in files if isinstance(file, str)}
-        return sorted(known if files == known else {*known, *cells()})
+    def _set_in(self, namespace: dict[str, Any]) -> None:
+        """Values are read that the file of this namespace has set."""
+        file = namespace.get("__file__")
+        if isinstance(file, str):
+            self.files.append(file)
 
 
 # %% ../../nbs/source/source_code.ipynb #c157f5a2
@@ -263,16 +262,24 @@ def reach(roots: Iterable[Any]) -> Reached:
     walk.no_source += map(name_of, walk.unread)
     if not walk.is_whole:
         walk.no_source.append(f"(all that is farther away than {MOST_OBJECTS:,} objects)")
-    lambdas_first = sorted(walk.definitions, key=lambda d: not d.name.endswith("<lambda>"))  # as a default it has the text of its function
-    found = list({(d.file, d.first, d.last): d for d in lambdas_first}.values())
-    files = list(dict.fromkeys(d.file for d in walk.definitions))
-    walk.definitions = [d for d in found if not any(_is_inside(d, other) for other in found)]
-    walk.definitions.sort(key=lambda d: (is_cell(d.file), execution_number(d.file), files.index(d.file), d.first))
-    walk.values, walk.no_source, walk.packages = dict(sorted(walk.values.items())), sorted(set(walk.no_source)), sorted(set(walk.packages))
+    walk.definitions = _in_order(walk.definitions)
+    walk.values = dict(sorted(walk.values.items()))
+    walk.no_source = sorted(set(walk.no_source))
+    walk.packages = sorted(set(walk.packages))
+    walk.files = sorted({*walk.files, *cells()})
     return walk
 
 
-def _is_inside(inner: Definition, outer: Definition) -> bool:
-    """Whether the text of `inner` is part of that of `outer`."""
-    within = inner.file == outer.file and outer.first <= inner.first and inner.last <= outer.last
-    return within and (outer.first, outer.last) != (inner.first, inner.last)
+def _in_order(definitions: list[Definition]) -> list[Definition]:
+    """The definitions in the order of reading, without those whose text is part of another one's."""
+    files = [d.file for d in definitions]
+
+    def place(d: Definition) -> tuple[Any, ...]:
+        is_lambda = d.name.endswith("<lambda>")  # as a default it has the text of its function
+        return is_cell(d.file), execution_number(d.file), files.index(d.file), d.first, -d.last, is_lambda
+
+    found: list[Definition] = []
+    for d in sorted(definitions, key=place):
+        if not found or d.file != found[-1].file or d.last > found[-1].last:
+            found.append(d)
+    return found

@@ -51,16 +51,14 @@ class SourceFile:
 
     def __init__(self, file: str, lines: list[str]) -> None:
         self.file, self.lines = file, lines
-        self.functions: dict[tuple[int, str], list[tuple[ast.AST, ast.AST]]] = {}  # by first line and name: node and statement
+        self.functions: dict[tuple[int, str], list[tuple[Any, Any]]] = {}  # by first line and name: node and statement
         self.classes: dict[str, list[ast.ClassDef]] = {}  # by qualified name
-        self._index(ast.parse("".join(lines)))
-
-    def _index(self, tree: ast.AST) -> None:
-        stack = [(tree, "", tree)]
+        stack: list[tuple[ast.AST, str, ast.AST | None]] = [(ast.parse("".join(lines)), "", None)]
         while stack:
             parent, prefix, statement = stack.pop()
             for node in ast.iter_child_nodes(parent):
-                inner, around = prefix, node if isinstance(node, ast.stmt) else statement
+                around = node if isinstance(node, ast.stmt) else statement
+                inner = prefix
                 if isinstance(node, ast.ClassDef):
                     self.classes.setdefault(prefix + node.name, []).append(node)
                     inner = f"{prefix}{node.name}."
@@ -70,24 +68,25 @@ class SourceFile:
                     inner = f"{prefix}{name}.<locals>."
                 stack.append((node, inner, around))
 
-    def find_function(self, code: CodeType) -> tuple[ast.AST, ast.AST] | None:
-        """The node of a function or lambda, and the statement that it is in."""
-        return next(reversed(self.functions.get((code.co_firstlineno, code.co_name), ())), None)
+    def functions_at(self, code: CodeType) -> list[tuple[Any, Any]]:
+        """The functions or lambdas of this name that begin on the line of `code`: the node of each, and the statement that it is in."""
+        return self.functions.get((code.co_firstlineno, code.co_name), [])
 
     def find_class(self, name: str, line: int | None) -> ast.ClassDef | None:
         """The class `name` that contains `line`; without a line, the last one of that name."""
         found = [node for node in self.classes.get(name, ()) if line is None or node.lineno <= line <= (node.end_lineno or 0)]
         return max(found, key=lambda node: node.lineno, default=None)
 
-    def definition(self, name: str, node: ast.AST) -> Definition:
+    def definition(self, name: str, node: Any) -> Definition:
         """The definition of `node`, with its text."""
-        first, last = first_line(node), getattr(node, "end_lineno", 0)
-        return Definition(name, self.file, first, last, textwrap.dedent("".join(self.lines[first - 1 : last])).rstrip() + "\n")
+        first = first_line(node)
+        text = "".join(self.lines[first - 1 : node.end_lineno])
+        return Definition(name, self.file, first, node.end_lineno, textwrap.dedent(text).rstrip() + "\n")
 
 
-def first_line(node: ast.AST) -> int:
+def first_line(node: Any) -> int:
     """The first line of a definition, including its decorators."""
-    return min([getattr(node, "lineno", 1), *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
+    return min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
 
 
 # %% ../../nbs/source/source_file.ipynb #e121d584
@@ -141,6 +140,5 @@ def read_source(file: str, namespace: dict[str, Any] | None = None) -> SourceFil
 def lambda_text(function: FunctionType) -> str:
     """The text of a lambda in one line; "" without source, or if several different lambdas begin on that line."""
     file = read_source(function.__code__.co_filename, function.__globals__)
-    found = file.functions.get((function.__code__.co_firstlineno, "<lambda>"), []) if file else []
-    texts = {ast.unparse(node) for node, _ in found}
+    texts = {ast.unparse(node) for node, _ in file.functions_at(function.__code__)} if file else set[str]()
     return texts.pop() if len(texts) == 1 else ""

@@ -20,7 +20,7 @@ from ..redaction import blot_out
 from .source_code import CODELESS, chain, chains_read
 from ..objects.user_code import closure, is_kind, is_user, is_user_module, module_of, mro, name_of, nested, own
 from .source_file import SourceFile, read_source
-from ..objects.walk import PLAIN, WRAPPERS, Walk, attributes_of, base_of, children_name, parts
+from ..objects.walk import WRAPPERS, Walk, attributes_of, base_of, children_name, is_plain, parts
 
 # %% auto #0
 __all__ = ["methods_of", "Part", "StepCode"]
@@ -55,10 +55,6 @@ def _repr(constant: Any) -> str:
 # %% ../../nbs/source/step_changes.ipynb #81f430af
 # Python calls these methods by themselves, but not to compute anything with the object
 _APART = ("__init__", "__new__", "__del__", "__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
-
-
-def _is_plain(value: Any) -> bool:
-    return is_kind(value, PLAIN) or (type(value) is tuple and len(value) <= 100 and all(map(_is_plain, value)))
 
 
 def methods_of(kind: type, *beginnings: str) -> list[str]:
@@ -155,7 +151,9 @@ class _Search(Walk):
             self._value(path, last)
 
     def _value(self, path: str, value: Any) -> None:
-        self.values[path] = repr(value) if _is_plain(value) else name_of(value)  # another function or object under the name is a change
+        self.values[path] = (
+            repr(value) if base_of(value) in (None, tuple) and is_plain(value) else name_of(value)
+        )  # another function or object under the name is a change
         self.add(value)
 
     def _look(self, kind: type, name: str) -> None:
@@ -244,8 +242,8 @@ class StepCode:
             if code.co_filename not in self._files:
                 self._files[code.co_filename] = read_source(code.co_filename, function.__globals__)
             file = self._files[code.co_filename]
-            found = file.find_function(code) if file else None
-            self._texts[code] = file.definition(name_of(function), found[0]).text if file and found else ""
+            found = file.functions_at(code) if file else []
+            self._texts[code] = file.definition(name_of(function), found[-1][0]).text if file and found else ""
         return self._texts[code]
 
     def state_dict(self, *, whole: bool) -> dict[str, Any]:

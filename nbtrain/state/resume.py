@@ -31,7 +31,7 @@ from ..engine.callback import as_list
 from ..engine.control import refuse_while_on
 from ..engine.precision import precision_args
 from ..engine.train_state import Counts
-from ..errors import CheckpointError, ConfigError, nearest
+from ..errors import CheckpointError, ConfigError, kept_instead, nearest
 from ..events import Event
 from ..base.trainer_base import TrainerBase
 from ..optim.schedulers import group_options, is_factory, rate_of_next, scale_lr, set_group_lr, set_initial_lrs
@@ -39,14 +39,14 @@ from ..history.run_folder import read_events
 from ..run.record import header
 
 # %% auto #0
-__all__ = ["epochs_left", "fit_reached", "continue_from", "check_left_out", "leave_out", "go_back"]
+__all__ = ["epochs_left", "fit_reached", "continue_from", "check_left_out", "keep_given", "go_back"]
 
 
 # %% ../../nbs/state/resume.ipynb #cd2cd97f
 def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: Any, without: Collection[str] = ()) -> tuple[int, str]:
     """Restore the saved run that `resume` names, for `loader`. Returns how many epochs are left until it has `n_epoch`.
 
-    With it, in words, why no epoch is left, or what was there. `without`: what is not restored, as in `leave_out`.
+    With it, in words, why no epoch is left, or what was there. `without`: what is not restored, as in `keep_given`.
     """
     refuse_while_on(trainer.control, trainer.recorder.place)
     if trainer.mode == "test":
@@ -57,6 +57,7 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: 
     if without and is_newest and (states.is_rewound or (trainer.origin.is_over and _is_changed(trainer))):
         what = f"without={tuple(without)!r}: this trainer continues with what it has in memory, and reads no checkpoint."
         raise ConfigError(what, remedy="Leave it out; or make a new trainer.")
+    left = max(n_epoch - trainer.train_state.counts.epoch, 0)
     if is_newest and states.restored is not None and states.is_rewound:
         left = _left(trainer, n_epoch, states.restored)
         if left and not trainer.origin.continues:  # from the end of the run
@@ -64,12 +65,10 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: 
             trainer.train_state.run -= 1
     elif is_newest and trainer.origin.is_over and _is_changed(trainer):
         _take_as_given(trainer)
-        left = max(n_epoch - trainer.train_state.counts.epoch, 0)
     elif (path := manager.find(trainer, resume)) is None:
         trainer.recorder.note(
             f"resume={resume!r}: nothing was saved in {str(trainer.save_path)!r} yet, so this is a fresh run.", until_resumed=True
         )
-        left = max(n_epoch - trainer.train_state.counts.epoch, 0)
     else:
         path = manager.restore(trainer, path, loader, n_epoch=n_epoch, without=without)
         left = continue_from(trainer, path, n_epoch)
@@ -89,7 +88,7 @@ def fit_reached(
     own, path = state["nbtrain"], Path(checkpoint)
     name = path.parent.parent.name if path.parent.name == FOLDER else path.name
     epoch = own["counts"]["epoch"]
-    if epoch < n_epoch and epoch <= own.get("ends", {}).get(n_epoch, n_epoch):
+    if epoch < n_epoch and not _is_passed(n_epoch, epoch, own.get("ends", {})):
         if own.get("session") is not None and not own["session"]["done"]:
             raise CheckpointError(f"{path.name} is in a session.", where=str(path), remedy="Resume it with session(..., resume=).")
         return None
@@ -134,7 +133,9 @@ def continue_from(trainer: TrainerBase, path: str | Path, n_epoch: int) -> int:
             trainer.recorder.note(f"resumed from {Path(path).name}: {_in_words(trainer, n_epoch, left)}")
         return left
     is_in_next = state.counts.epoch == n_epoch and saved["nbtrain"]["finished"] is not None
-    trainer.origin.find_end(is_over=not (is_in_next or _is_passed(trainer, n_epoch)))  # else a later line reads the state again
+    trainer.origin.find_end(
+        is_over=not (is_in_next or _is_passed(n_epoch, state.counts.epoch, state.ends))
+    )  # else a later line reads the state again
     state.run += 1
     restore_end(trainer)  # the trainer is as the finished run left it
     for addon in trainer.active_addons:
@@ -144,13 +145,11 @@ def continue_from(trainer: TrainerBase, path: str | Path, n_epoch: int) -> int:
 
 def _is_changed(trainer: TrainerBase) -> bool:
     """Whether a trainer at the end of its run differs from the newest checkpoint in its run folder: you have changed something since."""
-    folder = trainer.run_dir / FOLDER if trainer.run_dir is not None else None
-    path = trainer.world.agree(lambda: newest_valid(folder).path if folder is not None and folder.is_dir() else None)
-    counts = read_counts(path) if path is not None else None
-    if path is None or counts is None or counts["processed"] != trainer.train_state.counts.processed:
+    found = trainer.world.agree(lambda: _newest(trainer))
+    if found is None or found[1] != trainer.train_state.counts.processed:
         return True
     try:
-        state = read_state(trainer, path)
+        state = read_state(trainer, found[0])
     except CheckpointError:  # of another model
         return True
     if differences(state["nbtrain"].get("setup", {}), as_given(trainer)):
@@ -171,9 +170,7 @@ def _take_as_given(trainer: TrainerBase) -> None:
 
 def _options(states: Sequence[Mapping[str, Any]]) -> list[Any]:
     """The options of each group in the states of optimizers."""
-    return [
-        [{name: value for name, value in group.items() if name != "params"} for group in state.get("param_groups", ())] for state in states
-    ]
+    return [group_options(state.get("param_groups", ())) for state in states]
 
 
 def _are_in(model: nn.Module, weights: Mapping[str, Any]) -> bool:
@@ -185,7 +182,7 @@ def _are_in(model: nn.Module, weights: Mapping[str, Any]) -> bool:
 def _left(trainer: TrainerBase, n_epoch: int, saved: Mapping[str, Any]) -> int:
     """The number of epochs left until the run has `n_epoch`."""
     counts = trainer.train_state.counts
-    if _is_passed(trainer, n_epoch) or counts.step >= _max_steps(trainer):
+    if _is_passed(n_epoch, counts.epoch, trainer.train_state.ends) or counts.step >= _max_steps(trainer):
         return 0
     if _has_waited(trainer, saved):
         trainer.train_state.ends[n_epoch] = counts.epoch
@@ -193,9 +190,9 @@ def _left(trainer: TrainerBase, n_epoch: int, saved: Mapping[str, Any]) -> int:
     return n_epoch - counts.epoch
 
 
-def _is_passed(trainer: TrainerBase, n_epoch: int) -> bool:
-    """Whether a later line has trained on, behind the end of the one with `n_epoch`."""
-    return trainer.train_state.counts.epoch > trainer.train_state.ends.get(n_epoch, n_epoch)
+def _is_passed(n_epoch: int, epoch: int, ends: Mapping[int, int]) -> bool:
+    """Whether a run at `epoch` is behind the end of the line with `n_epoch`: a later line has trained on."""
+    return epoch > ends.get(n_epoch, n_epoch)
 
 
 def _in_words(trainer: TrainerBase, n_epoch: int, left: int) -> str:
@@ -274,7 +271,7 @@ def _given_options(trainer: StatefulTrainer) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name != "lr" or not is_function}
 
 
-def leave_out(
+def keep_given(
     trainer: StatefulTrainer, state: dict[str, Any], without: Collection[str], *, is_new: bool = False
 ) -> Callable[[], list[str]]:
     """Take out of `state` what stays as it was given. Returns a function that does the rest, and returns notes of what is not used.
@@ -300,7 +297,7 @@ def leave_out(
         _begin_schedule(state)
     if "early_stopping" in without:
         _begin_patience(trainer, state)
-    options = group_options(trainer.optimizer) if trainer.optimizer is not None else []
+    options = group_options(trainer.optimizer.param_groups) if trainer.optimizer is not None else []
     present = all_given(trainer).get(OPTIONS, {})
 
     def finish() -> list[str]:
@@ -395,18 +392,14 @@ def _take_options(trainer: StatefulTrainer, given: list[dict[str, Any]], without
 def _unused(saved: Mapping[str, Any], given: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
     """A note for each option that is given here and not used, because that of the saved run continues. `present`: perhaps set by hand."""
     names = [name for name in sorted(saved.keys() & given.keys()) if saved[name] not in (given[name], present.get(name))]
-    return [_unused_words(name, saved[name], given[name], name) for name in names]
-
-
-def _unused_words(name: str, was: Any, now: Any, without: str) -> str:
-    return f"{name} was {was} and is {now} here: {was} is used. without=({without!r},) takes {now}"
+    return [kept_instead(name, saved[name], given[name], name) for name in names]
 
 
 def _unused_patience(trainer: StatefulTrainer, state: Mapping[str, Any]) -> list[str]:
     """A note where Lightning's EarlyStopping continues with the patience that was saved."""
     states = state.get("callbacks", {})
     saved = [(states.get(callback.state_key, {}).get("patience"), callback.patience) for callback in _early_stops(trainer)]
-    return [_unused_words("patience", was, now, "early_stopping") for was, now in saved if was not in (None, now)]
+    return [kept_instead("patience", was, now, "early_stopping") for was, now in saved if was not in (None, now)]
 
 
 # %% ../../nbs/state/resume.ipynb #goback02
@@ -416,7 +409,8 @@ def go_back(trainer: TrainerBase, before: Counts, loader: Any, valid_loader: Any
     `between_epochs`: only to the end of an epoch, from where another number of processes can continue.
     """
     state, goal = trainer.train_state, trainer.recorder.goal
-    path = _newest(trainer, before, between_epochs=between_epochs)
+    found = _newest(trainer, ends_epoch if between_epochs else bool)
+    path = found[0] if found is not None and found[1] > before.processed else None
     if path is None:
         vars(state.counts).update(vars(before))
         state.run -= 1
@@ -429,10 +423,8 @@ def go_back(trainer: TrainerBase, before: Counts, loader: Any, valid_loader: Any
     return path
 
 
-def _newest(trainer: TrainerBase, before: Counts, *, between_epochs: bool) -> Path | None:
-    """The newest checkpoint of the current run."""
-    if trainer.run_dir is None or not (folder := trainer.run_dir / FOLDER).is_dir():
-        return None
-    path = (newest_valid(folder, ends_epoch) if between_epochs else newest_valid(folder)).path
+def _newest(trainer: TrainerBase, fits: Callable[[Path], bool] = bool) -> tuple[Path, int] | None:
+    """The newest checkpoint of the current run that `fits`, and the batches that the run had processed then."""
+    path = newest_valid(trainer.run_dir / FOLDER, fits).path if trainer.run_dir is not None else None
     counts = read_counts(path) if path is not None else None
-    return path if counts is not None and counts["processed"] > before.processed else None
+    return (path, counts["processed"]) if path is not None and counts is not None else None

@@ -190,9 +190,8 @@ def test_mark_has_the_diff_of_the_steps(tmp_path: Path) -> None:
     assert "* (2 &lt; 3)</pre></details>" in record_html(board) and "(2 < 3)" not in record_text(board)
 
 
-@pytest.mark.parametrize("keep_source", [False, "names"])
-def test_source_that_is_not_kept_is_in_no_mark(tmp_path: Path, keep_source: Any) -> None:
-    trainer = make_trainer(written(STEPS), save_path=tmp_path, keep_source=keep_source)
+def test_source_that_is_not_kept_is_in_no_mark(tmp_path: Path) -> None:
+    trainer = make_trainer(written(STEPS), save_path=tmp_path, keep_source=False)
     trainer.use(written(TIMES_TEN))
     trainer.run(1, make_loader())
     (event,) = [event for event in read_events(tmp_path / "run-001") if event.kind == "mark"]
