@@ -113,7 +113,7 @@ def _changes(title: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     """The rows that differ, as text; "" if all are equal."""
     lines = [title]
     for name in dict.fromkeys((*a, *b)):
-        old, new = (as_text(side[name]) if name in side else "–" for side in (a, b))
+        old, new = (_as_text(side[name]) if name in side else "–" for side in (a, b))
         if old != new and name not in ("began", "source"):
             lines.append(f"  {name}  {old} → {new}")
     return "\n".join(lines) if len(lines) > 1 else ""
