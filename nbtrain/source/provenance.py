@@ -170,14 +170,16 @@ def git_state(folder: Path) -> tuple[dict[str, Any], str] | None:
 _ALWAYS = ("torch", "lightning", "torchmetrics", "numpy")
 
 
+@functools.cache  # to read one takes a millisecond
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:  # sklearn is the module, scikit-learn the package
+        return str(getattr(sys.modules.get(name), "__version__", "unknown"))
+
+
 def _versions(packages: Iterable[str]) -> dict[str, str]:
-    found = {"nbtrain": nbtrain.__version__}
-    for name in sorted({*_ALWAYS, *packages}):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:  # sklearn is the module, scikit-learn the package
-            found[name] = str(getattr(sys.modules.get(name), "__version__", "unknown"))
-    return found
+    return {"nbtrain": nbtrain.__version__} | {name: _version(name) for name in sorted({*_ALWAYS, *packages})}
 
 
 def _command() -> list[str]:

@@ -189,6 +189,7 @@ class Reached(Walk):
         self.no_source: list[str] = []
         self.packages: list[str] = []
         self.files: list[str] = []
+        self.has_cells = False  # whether some may be set in a cell
 
     def add_all(self, *items: Any) -> None:
         for item in items:
@@ -251,6 +252,8 @@ class Reached(Walk):
         file = namespace.get("__file__")
         if isinstance(file, str):
             self.files.append(file)
+        else:
+            self.has_cells = True
 
 
 # %% ../../nbs/source/source_code.ipynb #c157f5a2
@@ -266,7 +269,7 @@ def reach(roots: Iterable[Any]) -> Reached:
     walk.values = dict(sorted(walk.values.items()))
     walk.no_source = sorted(set(walk.no_source))
     walk.packages = sorted(set(walk.packages))
-    walk.files = sorted({*walk.files, *cells()})
+    walk.files = sorted({*walk.files, *(cells() if walk.has_cells else ())})
     return walk
 
 
