@@ -99,6 +99,7 @@ class RankCallback(L.Callback):
         self.weighs = True  # weight batches by their samples; AccumulationAddon does this for a window
         self._reader = number // n_sharing
         self.loader_of_training: RankLoader | None = None
+        self._loaders: list[RankLoader] = []
         self._share = 1.0
         self._sending: Any = None  # a message about the current round
         self._carrier: _Carrier | None = None  # of what the ranks agree on, with the gradients
@@ -166,17 +167,25 @@ class RankCallback(L.Callback):
 
     def loader(self, loader: Iterable[Any], *, training: bool, data: Data = "auto") -> Iterable[Any]:
         """This rank's share of the batches of `loader`. `data`: whose they are."""
-        note = partial(self.trainer.recorder.note, once=True)
         if self.trainer.configures_optimizers:
             shuffle = training and not self.trainer.lightning.get("overfit_batches")
+            note = partial(self.trainer.recorder.note, once=True)
             share = sampled_share(loader, self._reader, self.n_readers, shuffle=shuffle, note=note)
             if training:
                 check_lengths(gather(None if is_several(share) else sized_len(share), self.group))
             return share
-        share = RankLoader(loader, self._reader, self.n_readers, self.group, data=data, note=note)
+        share = RankLoader(loader, self._reader, self.n_readers, self.group, data=data)
+        self._loaders.append(share)
+        self._say()
         if training:
             self.loader_of_training = share
         return share
+
+    def _say(self) -> None:
+        """Note what the loaders have said."""
+        for loader in self._loaders:
+            while loader.said:
+                self.trainer.recorder.note(loader.said.pop(0), once=True)
 
     def split(self, module: L.LightningModule) -> None:
         """Shard the trainer's model over the ranks, once, if the strategy does that. Called in Lightning's `configure_model`."""
@@ -258,6 +267,7 @@ class RankCallback(L.Callback):
     on_train_batch_end = on_validation_batch_end = on_test_batch_end = _obey
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._say()
         if not self.trainer.configures_optimizers:
             return  # a RankLoader begins each epoch with the random state of rank 0
         states = gather(random_state(devices=False), self.group)
@@ -283,7 +293,9 @@ class RankCallback(L.Callback):
     on_test_batch_start = on_validation_batch_start  # pyright: ignore[reportAssignmentType]  # for the name pl_trainer
 
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._say()
         self.loader_of_training = None
+        self._loaders.clear()
 
 
 # %% ../../nbs/distributed/rank.ipynb #60c5fc09
@@ -388,6 +400,12 @@ class InWorker(RankCallback):
         self._agreement = Agreement(rank.channel)
         # The parent has sent the commands that change the state, so it needs no notification
         begin_copy(trainer, device, lambda state: None, rank.channel.emit if rank.number == 0 else None)
+        trainer.control.stop_with(self._stop)
+
+    def _stop(self, signum: int | None) -> None:
+        """This rank was stopped by its own code: all of them stop after the same batch."""
+        assert self._agreement is not None
+        self._agreement.stops = True
 
     # -- Lightning's hooks
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -100,24 +100,16 @@ _DRAWN_AT_ONCE = (BatchList, TensorLoader)  # loaders that draw nothing between 
 class RankLoader(LoaderWrapper):
     """The batches of `loader` for rank `number` of `n_ranks`. `group`: a process group on the CPU.
 
-    `data`: whose data they are; see MultiGPUAddon. `note` is called with what is kept as it is.
-    `shares` holds the share of each batch that was read in this epoch.
+    `data`: whose data they are; see MultiGPUAddon. `said`: what is to be noted. `shares`: the share of each batch of this epoch so far.
     """
 
-    def __init__(
-        self,
-        loader: Iterable[Any],
-        number: int,
-        n_ranks: int,
-        group: Any = None,
-        *,
-        data: Data = "auto",
-        note: Callable[[str], None] = lambda text: None,
-    ) -> None:
+    def __init__(self, loader: Iterable[Any], number: int, n_ranks: int, group: Any = None, *, data: Data = "auto") -> None:
         super().__init__(loader)
-        self.number, self.n_ranks, self.group, self.note = number, n_ranks, group, note
+        self.number, self.n_ranks, self.group = number, n_ranks, group
         self.shares: list[float] = []
+        self.said: list[str] = []
         self._seed: int | None = None
+        self._is_beginning = False
         self._is_own = gives_own_share(loader, number, n_ranks, data, group)
         self._is_compared = data != "auto" or self._is_own is True
         self._reads: Any = None  # a DataLoader of this rank's batches
@@ -126,7 +118,7 @@ class RankLoader(LoaderWrapper):
         # What is drawn between two batches must be the same in all ranks, whatever their steps draw
         self._is_apart = not self._is_own and not isinstance(inside, _DRAWN_AT_ONCE) and not getattr(inside, "num_workers", 0)
         if type(loader) is DataLoader and not is_stream and loader.batch_sampler is not None:
-            dealt = DealtSampler(loader.batch_sampler, number, n_ranks, self.shares, self._look)
+            dealt = DealtSampler(loader.batch_sampler, number, n_ranks, self.shares, self._begin)
             self._reads = with_batch_sampler(loader, loader.batch_sampler if self._is_own else dealt)
             self._reads.worker_init_fn = SeedByRank(number, loader.worker_init_fn)
             self._is_apart = False  # the order is drawn with the first batch
@@ -136,7 +128,7 @@ class RankLoader(LoaderWrapper):
     def _say_own(self) -> None:
         lengths = gather(n_samples(self.loader), self.group)
         found = " and ".join(map(str, lengths)) if len(lengths) < 4 else f"{lengths[0]} to {lengths[-1]}"
-        self.note(f"{self.n_ranks} processes with {found} samples of their own: read as they are." if None not in lengths else _OWN)
+        self.said.append(f"{self.n_ranks} processes with {found} samples of their own: read as they are." if None not in lengths else _OWN)
 
     def __len__(self) -> int:
         return super().__len__() if self._is_own else -(-super().__len__() // self.n_ranks)
@@ -149,6 +141,7 @@ class RankLoader(LoaderWrapper):
     def __iter__(self) -> Iterator[Any]:
         self.shares.clear()
         self._seed = self._synchronize()
+        self._is_beginning = True
         batches = iter(self._reads if self._reads is not None else self.loader)
         if self._reads is None and self._is_apart:
             batches = _apart(batches)
@@ -175,18 +168,31 @@ class RankLoader(LoaderWrapper):
             )
         self._is_own = is_own
         if is_own:
-            self.note(_OWN)
+            self.said.append(_OWN)
 
-    def _hand_out(self, batch: Any) -> Any:
+    def _begin(self, first: list[Any]) -> None:
+        """The order of a pass is drawn, and nothing is read yet. One rank alone may also draw it to check it."""
+        if not self._is_beginning:
+            return
+        self._is_beginning = False
+        self._look(first)
+        if not self._reads.num_workers:
+            self._part()
+
+    def _part(self) -> None:
+        """Continue with a random state that is different in each rank."""
         seed = self._seed
         self._seed = None
-        if seed is not None:  # the order was drawn with the first batch
-            # Continue with a random state that is different in each rank.
-            rank_seed = derive_seed(seed, self.number)
-            if self.number or self._is_apart:
-                seed_process(rank_seed)
-            if torch.cuda.is_initialized():
-                torch.cuda.manual_seed(rank_seed)
+        if seed is None:
+            return
+        rank_seed = derive_seed(seed, self.number)
+        if self.number or self._is_apart:
+            seed_process(rank_seed)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed(rank_seed)
+
+    def _hand_out(self, batch: Any) -> Any:
+        self._part()  # the order was drawn with the first batch
         return batch
 
     def _deal(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -202,7 +208,7 @@ class RankLoader(LoaderWrapper):
             n = int(batch is not _END) if is_sized else _least(int(batch is not _END), self.group)
             if not n:
                 if batch is not _END:
-                    self.note("A process has read its last batch before the others: the epoch ends for all.")
+                    self.said.append("A process has read its last batch before the others: the epoch ends for all.")
                 return
             self.shares.append(1.0)
             yield batch

@@ -276,6 +276,9 @@ class Inbox(Protocol):
     commands: list[Any]
 
 
+_STOP = 2**40  # more than there are commands
+
+
 class Agreement:
     """Returns the commands in `channel` on every rank at the same call. Call `due` and `soon` equally often on all ranks."""
 
@@ -283,10 +286,15 @@ class Agreement:
         self._channel = channel
         self._reduce = LateReduce(dist.ReduceOp.MIN)
         self.n_returned = 0  # commands
+        self.stops = False  # whether this rank asks that all of them stop
 
     def due(self) -> list[Any]:
-        """The commands that every rank had received at the last reduction and that were not returned yet."""
-        n = self._reduce(len(self._channel.commands))
+        """The commands that every rank had received at the last reduction and that were not returned yet; or that one of them stops."""
+        n = self._reduce(len(self._channel.commands) - (_STOP if self.stops else 0))
+        if n < 0:
+            self.stops = False
+            self._reduce.forget()
+            return [("stopping",)]
         commands = self._channel.commands[self.n_returned : n]
         self.n_returned = max(n, self.n_returned)
         return commands

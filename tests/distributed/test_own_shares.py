@@ -1,0 +1,210 @@
+"""Whose share is it: each sample of an epoch is read once, however a loader divides its data, and no two draw the same numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from samples import make_trainer
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset, get_worker_info
+
+from nbtrain import ConfigError, MultiGPUAddon, Trainer
+from nbtrain.distributed.rank_loader import RankLoader
+from nbtrain.distributed.worker import Rank
+from nbtrain.distributed.worker_pool import Launch, Pool
+from nbtrain.history.run_folder import read_events
+
+TWO = ["cpu", "cpu"]
+DATA = TensorDataset(torch.randn(96, 8), torch.arange(96))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    pool = Pool()
+    yield pool
+    pool.close()
+
+
+def read(pool: Pool, make: Callable[[int], Any], n_ranks: int = 2, data: Any = "auto", n_epochs: int = 1) -> list[Any]:
+    """The samples that each rank reads of the loader that `make(rank)` returns there, and what is said; or the error of the first one."""
+
+    def payload(rank: Rank) -> Any:
+        loader = RankLoader(make(rank.number), rank.number, rank.world_size, data=data)
+        found = []
+        for _ in range(n_epochs):
+            found.append([int(i) for _, ids in loader for i in ids])
+        return found if n_epochs > 1 else found[0], loader.said
+
+    with Launch(payload, n_ranks, pool=pool) as running:
+        return running.wait()
+
+
+class RankStream(IterableDataset[Any]):
+    """Splits itself by rank, as webdataset's split_by_node does. `n`: samples of each rank."""
+
+    def __init__(self, *n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Iterator[Any]:
+        rank = dist.get_rank()
+        for i in range(self.n[rank]):
+            yield torch.zeros(8), i * len(self.n) + rank
+
+
+class RankSampler(torch.utils.data.Sampler[int]):
+    """Looks for its rank when it is read, so that the objects of all ranks are the same."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(dist.get_rank(), 96, 2))
+
+    def __len__(self) -> int:
+        return 48
+
+
+def of_subset(rank: int) -> Any:
+    return DataLoader(Subset(DATA, range(rank, 96, 2)), 8)
+
+
+def of_tensors(rank: int) -> Any:
+    return DataLoader(TensorDataset(DATA.tensors[0][rank::2], DATA.tensors[1][rank::2]), 8)
+
+
+def of_batches(rank: int) -> Any:
+    return [(DATA.tensors[0][i : i + 8], DATA.tensors[1][i : i + 8]) for i in range(8 * rank, 96, 16)]
+
+
+def of_stream(rank: int) -> Any:
+    return DataLoader(RankStream(48, 48), 8)
+
+
+@pytest.mark.parametrize("make", [of_subset, of_tensors, of_stream])
+def test_other_data_in_each_process_are_its_own_share(make: Any, pool: Pool) -> None:
+    (first, said), (second, _) = read(pool, make)
+    assert len(first) == len(second) == 48 and sorted(first + second) == list(range(96))
+    assert said == (["Each process has other data: they are read as its own share."] if make is of_stream else [OWN])
+
+
+OWN = "2 processes with 48 and 48 samples of their own: read as they are."
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_same_data_are_dealt(shuffle: bool, pool: Pool) -> None:
+    (first, said), (second, _) = read(pool, lambda rank: DataLoader(DATA, 8, shuffle=shuffle), n_epochs=2)
+    assert all(sorted(first[i] + second[i]) == list(range(96)) for i in range(2)) and not said
+
+
+def test_a_sampler_that_was_made_once_gets_the_rank_of_each_process(pool: Pool) -> None:
+    (first, said), (second, _) = read(pool, lambda rank: DataLoader(DATA, 8, sampler=DistributedSampler(DATA, num_replicas=2, rank=0)))
+    assert sorted(first + second) == list(range(96)) and said == [OWN]
+
+
+def test_a_sampler_for_another_number_of_processes_is_refused(pool: Pool) -> None:
+    with pytest.raises(ConfigError, match=r"DistributedSampler divides the data for 4 processes, and 2 read them\.\n  Make it for as many"):
+        read(pool, lambda rank: DataLoader(DATA, 8, sampler=DistributedSampler(DATA, num_replicas=4, rank=0)))
+
+
+def test_what_looks_the_same_and_reads_other_data_is_refused_until_a_word_is_said(pool: Pool) -> None:
+    def make(rank: int) -> Any:
+        return DataLoader(DATA, 8, sampler=RankSampler())
+
+    with pytest.raises(ConfigError, match=r'(?s)other batches of data that look the same\..*data="own"'):
+        read(pool, make)
+    (first, said), (second, _) = read(pool, make, data="own")
+    assert sorted(first + second) == list(range(96)) and said == [OWN]
+
+
+def test_data_that_only_some_share_are_refused_until_a_word_is_said(pool: Pool) -> None:
+    def make(rank: int) -> Any:
+        return DataLoader(Subset(DATA, range(min(rank, 1), 96, 2)), 8)
+
+    with pytest.raises(
+        ConfigError, match=r'(?s)The data of the processes 1, 2 are the same, and those of the others are not\..*data="deal"'
+    ):
+        read(pool, make, n_ranks=3)
+
+
+def test_a_stream_that_ends_early_in_one_process_ends_the_epoch_for_all(pool: Pool) -> None:
+    (first, said), (second, _) = read(pool, lambda rank: DataLoader(RankStream(48, 32), 8))
+    assert len(first) == len(second) == 32
+    assert said[1:] == ["A process has read its last batch before the others: the epoch ends for all."]
+
+
+class Noisy(Dataset[Any]):
+    """Each sample draws a number."""
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.zeros(8), torch.rand(())
+
+
+class Shuffled(IterableDataset[Any]):
+    """A stream with a shuffle buffer, and a drawn number for each sample."""
+
+    def __iter__(self) -> Iterator[Any]:
+        worker, buffer = get_worker_info(), list[int]()
+        for i in range(worker.id if worker else 0, 64, worker.num_workers if worker else 1):
+            buffer.append(i)
+            if len(buffer) == 16:
+                yield torch.zeros(8), torch.tensor(float(buffer.pop(random.randrange(16))))
+        random.shuffle(buffer)
+        for i in buffer:
+            yield torch.zeros(8), torch.tensor(float(i))
+
+
+class Counts(Trainer):
+    """Draws in its step, too, as dropout does."""
+
+    draws = True
+
+    def train_step(self, batch: Any) -> Any:
+        noise = torch.rand(8) if self.draws else 0.0
+        return {"loss": self.model(batch[0] + noise).mean(), "ids": batch[1].float()}
+
+    def test_step(self, batch: Any) -> Any:
+        return {"loss": self.model(batch[0]).square().mean()}
+
+    def metric_on_epoch_end(self) -> Any:
+        if self.mode == "test":
+            return {}
+        ids = torch.cat(self.log_train["ids"]).tolist()
+        return {"read": len(ids), "distinct": len(set(ids))}
+
+
+def trained(kind: Any, device: Any, loader: Any, n_epoch: int = 1, valid: Any = None) -> Any:
+    torch.manual_seed(1)
+    trainer = make_trainer(kind, model=torch.nn.Linear(8, 1), device=device)
+    trainer.run(n_epoch, loader, valid)
+    return trainer
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+@pytest.mark.parametrize(("data", "n"), [(Noisy(), 32), (Shuffled(), 64)], ids=["augmented", "shuffle buffer"])
+def test_each_sample_is_read_once_and_draws_its_own_numbers(data: Any, n: int, n_workers: int) -> None:
+    trainer = trained(Counts.add_on(MultiGPUAddon), TWO, DataLoader(data, 4, shuffle=n == 32, num_workers=n_workers), 2)
+    rows = trainer.history.epochs
+    assert [(row["train_read"], row["train_distinct"]) for row in rows] == [(n, n), (n, n)]
+
+
+def test_several_validation_sets_have_the_metrics_of_one_process() -> None:
+    kind = type("Quiet", (Counts,), {"draws": False})
+    sets = {"a": DataLoader(DATA, 7), "b": DataLoader(TensorDataset(*DATA[:10]), 3)}
+    one = trained(kind, "cpu", DataLoader(DATA, 16), valid=sets).history.last.metrics
+    two = trained(kind.add_on(MultiGPUAddon), TWO, DataLoader(DATA, 8), valid=sets).history.last.metrics
+    assert one.keys() == two.keys() > {"val_loss", "val_loss/a", "val_loss/b"}
+    assert all(two[name] == pytest.approx(value, rel=1e-5) for name, value in one.items())
+
+
+def test_what_is_kept_is_said_once_in_the_record(tmp_path: Path) -> None:
+    kind = Counts.add_on(MultiGPUAddon)
+    trainer = make_trainer(kind, model=torch.nn.Linear(8, 1), device=TWO, save_path=tmp_path, keep_source=False)
+    trainer.run(2, DataLoader(RankStream(48, 48), 8))
+    assert [row["train_distinct"] for row in trainer.history.epochs] == [96, 96]
+    texts = [event.data["text"] for event in read_events(trainer.run_dir) if event.kind == "note"]
+    assert texts == ["Each process has other data: they are read as its own share."]
