@@ -100,7 +100,7 @@ _DRAWN_AT_ONCE = (BatchList, TensorLoader)  # loaders that draw nothing between 
 class RankLoader(LoaderWrapper):
     """The batches of `loader` for rank `number` of `n_ranks`. `group`: a process group on the CPU.
 
-    `data`: whose data they are; see MultiGPUAddon. `said`: what is to be noted. `shares`: the share of each batch of this epoch so far.
+    `data`: whose data they are; see MultiGPUAddon. `said`: texts for the record. `shares`: the share of each batch of this epoch so far.
     """
 
     def __init__(self, loader: Iterable[Any], number: int, n_ranks: int, group: Any = None, *, data: Data = "auto") -> None:
@@ -128,7 +128,9 @@ class RankLoader(LoaderWrapper):
     def _say_own(self) -> None:
         lengths = gather(n_samples(self.loader), self.group)
         found = " and ".join(map(str, lengths)) if len(lengths) < 4 else f"{lengths[0]} to {lengths[-1]}"
-        self.said.append(f"{self.n_ranks} processes with {found} samples of their own: read as they are." if None not in lengths else _OWN)
+        self.said.append(
+            _OWN if None in lengths else f"{self.n_ranks} processes have separate data, {found} samples: they are read as they are."
+        )
 
     def __len__(self) -> int:
         return super().__len__() if self._is_own else -(-super().__len__() // self.n_ranks)
@@ -164,7 +166,7 @@ class RankLoader(LoaderWrapper):
         if is_own and self._is_own is False:
             raise ConfigError(
                 "The processes read other batches of data that look the same.",
-                remedy='Say whose data they are: data="own" if each process has a share of its own, data="deal" if all have the same.',
+                remedy='Say whose data they are: data="own" if each process has a separate share, data="deal" if all have the same.',
             )
         self._is_own = is_own
         if is_own:
@@ -222,7 +224,7 @@ class RankLoader(LoaderWrapper):
         return int.from_bytes(blake2b(state["torch"].numpy().tobytes(), digest_size=7).digest(), "big")
 
 
-_OWN = "Each process has other data: they are read as its own share."
+_OWN = "Each process has other data: they are read as they are."
 
 
 def n_samples(loader: Any) -> int | None:
@@ -239,7 +241,7 @@ def _least(n: int, group: Any) -> int:
 
 
 def _apart(batches: Iterator[Any]) -> Iterator[Any]:
-    """Read `batches` with a random state of their own, with which the next pass goes on: the steps between them have another."""
+    """Read `batches` with a separate random state, with which the next pass begins: the steps between them have another."""
     own = random_state(devices=False)
     while True:
         of_steps = random_state(devices=False)

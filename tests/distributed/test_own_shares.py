@@ -86,10 +86,10 @@ def of_stream(rank: int) -> Any:
 def test_other_data_in_each_process_are_its_own_share(make: Any, pool: Pool) -> None:
     (first, said), (second, _) = read(pool, make)
     assert len(first) == len(second) == 48 and sorted(first + second) == list(range(96))
-    assert said == (["Each process has other data: they are read as its own share."] if make is of_stream else [OWN])
+    assert said == (["Each process has other data: they are read as they are."] if make is of_stream else [OWN])
 
 
-OWN = "2 processes with 48 and 48 samples of their own: read as they are."
+OWN = "2 processes have separate data, 48 and 48 samples: they are read as they are."
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -207,4 +207,4 @@ def test_what_is_kept_is_said_once_in_the_record(tmp_path: Path) -> None:
     trainer.run(2, DataLoader(RankStream(48, 48), 8))
     assert [row["train_distinct"] for row in trainer.history.epochs] == [96, 96]
     texts = [event.data["text"] for event in read_events(trainer.run_dir) if event.kind == "note"]
-    assert texts == ["Each process has other data: they are read as its own share."]
+    assert texts == ["Each process has other data: they are read as they are."]
