@@ -34,9 +34,17 @@ def parts_of_loader(loader: Any) -> list[Any]:
     found: list[Any] = [innermost(loader)]
     for part in found:  # it grows
         held = state(part)
-        inside = [held.get(name) for name in ("batches", "sampler", "batch_sampler", "dataset", "_distributed")]
+        inside = [held.get(name) for name in ("batches", "sampler", "batch_sampler", "dataset")]
+        inside += [item for item in held.values() if _n_divided(item)]
         found += [item for item in inside if item is not None and not any(item is known for known in found)]
     return found
+
+
+def _n_divided(part: Any) -> int:
+    """For how many processes this part divides the data, if it says its rank; else 0."""
+    held = state(part)
+    n = held.get("num_replicas", held.get("world_size"))
+    return n if type(n) is int and type(held.get("rank")) is int else 0
 
 
 def take_rank(loader: Any, number: int, n_readers: int) -> bool:
@@ -46,16 +54,15 @@ def take_rank(loader: Any, number: int, n_readers: int) -> bool:
     """
     is_divided = False
     for part in parts_of_loader(loader):
-        held = state(part)
-        n = held.get("num_replicas", held.get("world_size"))
-        if type(n) is not int or type(held.get("rank")) is not int or n == 1:
+        n = _n_divided(part)
+        if n < 2:
             continue
         if n != n_readers:
             raise ConfigError(
                 f"{type(part).__name__} divides the data for {n} processes, and {n_readers} read them.",
                 remedy="Make it for as many; or leave it out, then the batches of a loader are dealt out.",
             )
-        held["rank"] = number
+        state(part)["rank"] = number
         is_divided = True
     return is_divided
 

@@ -286,7 +286,7 @@ class Agreement:
         self._channel = channel
         self._reduce = LateReduce(dist.ReduceOp.MIN)
         self.n_returned = 0  # commands
-        self.stops = False  # whether this rank asks that all of them stop
+        self.stops = False  # whether this rank stops, and all of them are to
 
     def due(self) -> list[Any]:
         """The commands that every rank had received at the last reduction and that were not returned yet; or that one of them stops."""
