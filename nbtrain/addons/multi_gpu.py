@@ -37,7 +37,7 @@ from .accumulation import AccumulationAddon
 from ..engine.addon import AddOnBase, StateService
 from ..engine.control import cause_of_end
 from ..engine.protocol import TrainerProtocol
-from ..errors import ConfigError, WorkerError
+from ..errors import ConfigError, NbtrainError, WorkerError, first_line
 from ..events import Event, Status
 from ..rng import random_state, set_random_state
 
@@ -397,10 +397,14 @@ def _follow(launch: Launched, trainer: StatefulTrainer, loaders: tuple[Any, Any]
 
 def _serve_late(trainer: Any, name: str, options: Mapping[str, Any], at: None) -> None:
     """Do what came after the last batch of the ranks. They have ended, and so has the run."""
+    if name in ("set", "save_state"):
+        try:
+            getattr(trainer, name)(**options)
+        except NbtrainError as error:  # it belongs to the caller, who goes on
+            print(first_line(error))
+            return
     if name == "set":
         print(f"The run has no batch left: {', '.join(f'{key}={value!r}' for key, value in options.items())} holds for the next one.")
-    if name in ("set", "save_state"):
-        getattr(trainer, name)(**options)
     elif name == "validate_now":
         print("The run ended before it could be validated. evaluate(loader) validates without a run.")
 

@@ -8,17 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from hashlib import blake2b
 from itertools import islice
+from pathlib import PurePath
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from lightning.fabric.utilities.data import sized_len
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
-from ..data.loader import innermost
+from ..data.loader import BatchList, innermost
+from ..data.tensor_loader import TensorLoader
 from .parallelism import gather
-from ..errors import ConfigError, listed
+from ..errors import ConfigError
 from ..objects.user_code import state
+from ..rng import keep_random, seed_process
 
 # %% auto #0
 __all__ = ["Data", "parts_of_loader", "take_rank", "digest", "are_own", "gives_own_share"]
@@ -35,6 +38,7 @@ def parts_of_loader(loader: Any) -> list[Any]:
     for part in found:  # it grows
         held = state(part)
         inside = [held.get(name) for name in ("batches", "sampler", "batch_sampler", "dataset")]
+        inside += held.get("datasets") or ()  # of a ConcatDataset
         inside += [item for item in held.values() if _n_divided(item)]
         found += [item for item in inside if item is not None and not any(item is known for known in found)]
     return found
@@ -71,40 +75,61 @@ def take_rank(loader: Any, number: int, n_readers: int) -> bool:
 _N_SEEN = 64  # items of a sequence, and numbers of a tensor
 
 
-def digest(value: Any, depth: int = 3) -> Any:
+def _spread(items: Any) -> Any:
+    """Up to as many of the items, from the first on."""
+    return items[:: max(1, len(items) // _N_SEEN)][:_N_SEEN]
+
+
+def _of_tensor(value: Any) -> Any:
+    """The shape of a tensor or an array, and a few of its values, if they can be read."""
+    try:
+        flat = _spread(value.detach().reshape(-1)).cpu() if isinstance(value, Tensor) else _spread(value.flat)
+        return tuple(value.shape), flat.tolist()
+    except (TypeError, ValueError, RuntimeError):  # sparse, or without values
+        return tuple(value.shape), str(value.dtype)
+
+
+def digest(value: Any, depth: int = 5) -> Any:
     """A short description of plain data, tensors and containers of them, equal in two processes that have the same."""
-    if value is None or isinstance(value, (bool, int, float, str, range)):
-        return value
+    if value is None or isinstance(value, (bool, int, float, str, bytes, range, PurePath, np.generic)):
+        return str(value)
     if isinstance(value, (Tensor, np.ndarray)):
-        flat = torch.as_tensor(value).detach().reshape(-1)
-        return tuple(value.shape), flat[:: max(1, len(flat) // _N_SEEN)].cpu().tolist()
+        return _of_tensor(value)
     if isinstance(value, Mapping) and depth:
         return [(str(key), digest(item, depth - 1)) for key, item in islice(value.items(), _N_SEEN)]
     if isinstance(value, (list, tuple)) and depth:
-        return len(value), [digest(item, depth - 1) for item in value[:: max(1, len(value) // _N_SEEN)]]
+        return len(value), [digest(item, depth - 1) for item in _spread(value)]
     return type(value).__name__
 
 
-def _described(loader: Any) -> list[Any]:
-    """What `loader` reads by, as far as a description has it. Where the data are drawn at random, generators are not compared."""
+def _attributes(loader: Any) -> list[Any]:
+    """The length and the attributes of what `loader` reads by, as far as they can be described."""
     parts = [(type(part).__name__, sorted((name, digest(item)) for name, item in state(part).items())) for part in parts_of_loader(loader)]
     return [sized_len(loader), parts]
 
 
-def _hash(value: Any) -> str:
-    return blake2b(repr(value).encode(), digest_size=16).hexdigest()
+def _first_and_last(dataset: Any) -> Any:
+    """The first and the last sample; None if they can't be read. Their random numbers are the same in all processes."""
+    with keep_random(devices=False):
+        seed_process(0)
+        try:
+            return digest([dataset[0], dataset[len(dataset) - 1]])
+        except Exception:  # such as that of a dataset whose keys are no numbers
+            return None
 
 
-def are_own(value: Any, what: str, group: Any = None) -> bool:
-    """Whether each process has another `value`. All must call it. Raises ConfigError if only some have."""
-    found = gather(_hash(value), group)
+def are_own(value: Any, what: str, n_readers: int, group: Any = None) -> bool:
+    """Whether each of `n_readers` has another `value`. All processes must call it. Raises ConfigError if only some have."""
+    found = gather(blake2b(repr(value).encode(), digest_size=16).hexdigest(), group)
+    size = max(1, len(found) // n_readers)  # processes that are one reader
+    readers = [found[i : i + size] for i in range(0, len(found), size)]
     if len({*found}) == 1:
         return False
-    if len({*found}) == len(found):
+    if len({*found}) == len(readers) and all(len({*reader}) == 1 for reader in readers):
         return True
-    same = listed([str(rank) for rank, one in enumerate(found) if found.count(one) > 1])
+    listed_hashes = [", ".join(str(rank) for rank, one in enumerate(found) if one == kind) for kind in dict.fromkeys(found)]
     raise ConfigError(
-        f"{what} of the processes {same} are the same, and those of the others are not.",
+        f"{what} are the same in some processes, and others in the rest: {' | '.join(listed_hashes)}.",
         remedy='Say whose data they are: data="own" if each process has a separate share, data="deal" if all have the same.',
     )
 
@@ -118,6 +143,11 @@ def gives_own_share(loader: Any, number: int, n_readers: int, data: Data, group:
         return False
     if take_rank(loader, number, n_readers) or data == "own":
         return True
-    if sized_len(loader) is None:
-        return None
-    return are_own(_described(loader), "The data", group)
+    inside = innermost(loader)
+    if isinstance(inside, (BatchList, TensorLoader)):
+        return are_own(_attributes(loader), "The batches", n_readers, group)
+    if not isinstance(inside, DataLoader) or isinstance(inside.dataset, IterableDataset):
+        return None if sized_len(loader) is None else False
+    if len({*map(repr, gather(_attributes(loader), group))}) == 1:
+        return False  # also where each process draws its samples at random
+    return are_own(_first_and_last(inside.dataset), "The first and the last sample", n_readers, group)

@@ -98,6 +98,7 @@ class RankCallback(L.Callback):
         self.counts = True
         self.weighs = True  # weight batches by their samples; AccumulationAddon does this for a window
         self._reader = number // n_sharing
+        self.is_in_batch = False  # of training
         self.loader_of_training: RankLoader | None = None
         self._loaders: list[RankLoader] = []
         self._share = 1.0
@@ -251,7 +252,7 @@ class RankCallback(L.Callback):
             pl_module.round = self
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        loader = self.loader_of_training
+        self.is_in_batch, loader = True, self.loader_of_training
         self._share = loader.shares[batch_idx] if loader is not None else 1.0  # a batch given by hand: all ranks have it
         self.counts = self._share > 0
         self._meters["train"].skips = not self.counts
@@ -262,6 +263,7 @@ class RankCallback(L.Callback):
             loss.register_hook(lambda gradient: gradient * share)
 
     def _obey(self, *args: Any, **options: Any) -> None:
+        self.is_in_batch = False
         self.obey()
 
     on_train_batch_end = on_validation_batch_end = on_test_batch_end = _obey
@@ -403,9 +405,12 @@ class InWorker(RankCallback):
         trainer.control.stop_with(self._stop)
 
     def _stop(self, signum: int | None) -> None:
-        """This rank was stopped by its own code: all of them stop after the same batch."""
+        """This rank was stopped by its own code: all stop after the same batch. Between batches all ranks run the same code."""
         assert self._agreement is not None
-        self._agreement.stops = True
+        if self.is_in_batch:
+            self._agreement.stops = True
+        else:
+            self.trainer.control.stop_here(signum)
 
     # -- Lightning's hooks
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -110,12 +110,15 @@ class RankLoader(LoaderWrapper):
         self.said: list[str] = []
         self._seed: int | None = None
         self._is_beginning = False
-        self._is_own = gives_own_share(loader, number, n_ranks, data, group)
-        self._is_compared = data != "auto" or self._is_own is True
+        # Whether this is a share, and whether that was compared. A tuple is in no state: it is no place in the data
+        self._known: tuple[bool | None, bool] = gives_own_share(loader, number, n_ranks, data, group), data != "auto"
         self._reads: Any = None  # a DataLoader of this rank's batches
         inside: Any = innermost(loader)
         is_stream = isinstance(inside, DataLoader) and isinstance(inside.dataset, IterableDataset)
         # What is drawn between two batches must be the same in all ranks, whatever their steps draw
+        self._is_even = isinstance(inside, _DRAWN_AT_ONCE) or (
+            isinstance(inside, DataLoader) and not is_stream
+        )  # ends where its length says
         self._is_apart = not self._is_own and not isinstance(inside, _DRAWN_AT_ONCE) and not getattr(inside, "num_workers", 0)
         if type(loader) is DataLoader and not is_stream and loader.batch_sampler is not None:
             dealt = DealtSampler(loader.batch_sampler, number, n_ranks, self.shares, self._begin)
@@ -125,12 +128,18 @@ class RankLoader(LoaderWrapper):
         if self._is_own:
             self._say_own()
 
+    @property
+    def _is_own(self) -> bool | None:
+        return self._known[0]
+
     def _say_own(self) -> None:
-        lengths = gather(n_samples(self.loader), self.group)
-        found = " and ".join(map(str, lengths)) if len(lengths) < 4 else f"{lengths[0]} to {lengths[-1]}"
-        self.said.append(
-            _OWN if None in lengths else f"{self.n_ranks} processes have separate data, {found} samples: they are read as they are."
-        )
+        all_lengths = gather(n_samples(self.loader), self.group)
+        lengths = [n for n in all_lengths[:: max(1, len(all_lengths) // self.n_ranks)] if n is not None]
+        if len(lengths) < self.n_ranks:
+            self.said.append(_OWN)
+            return
+        found = " and ".join(map(str, lengths)) if len(lengths) < 4 else f"{min(lengths)} to {max(lengths)}"
+        self.said.append(f"{self.n_ranks} processes have separate data, {found} samples: they are read as they are.")
 
     def __len__(self) -> int:
         return super().__len__() if self._is_own else -(-super().__len__() // self.n_ranks)
@@ -147,8 +156,8 @@ class RankLoader(LoaderWrapper):
         batches = iter(self._reads if self._reads is not None else self.loader)
         if self._reads is None and self._is_apart:
             batches = _apart(batches)
-        if self._reads is None and not self._is_compared:
-            first = list(islice(batches, self.n_ranks))
+        if not self._known[1] and (self._reads is None or self._is_own):
+            first = list(islice(batches, 1 if self._is_own else self.n_ranks))
             self._look(first)
             batches = chain(first, batches)
         if self._is_own:
@@ -158,19 +167,23 @@ class RankLoader(LoaderWrapper):
         yield from map(self._hand_out, batches)  # a loop would hold a batch until the next one is read
 
     def _look(self, first: list[Any]) -> None:
-        """Look whether the ranks read the same first round of batches, in the first epoch: then it is dealt."""
-        if self._is_compared:
+        """Compare what the ranks read first, in the first epoch: the same is dealt, other batches are shares."""
+        was_own, is_compared = self._known
+        if is_compared:
             return
-        self._is_compared = True
-        is_own = are_own(digest(first, 5), "The first batches", self.group)
-        if is_own and self._is_own is False:
+        is_own = are_own(digest(first), "The first batches", self.n_ranks, self.group)
+        if is_own != was_own and (was_own is not None or self._reads is not None) and self._is_several():
+            what = "the same batches of data that look divided" if was_own else "other batches of data that look the same"
             raise ConfigError(
-                "The processes read other batches of data that look the same.",
+                f"The processes read {what}.",
                 remedy='Say whose data they are: data="own" if each process has a separate share, data="deal" if all have the same.',
             )
-        self._is_own = is_own
-        if is_own:
+        self._known = is_own if was_own is None else was_own, True
+        if is_own and was_own is None:
             self.said.append(_OWN)
+
+    def _is_several(self) -> bool:
+        return dist.is_initialized() and dist.get_world_size(self.group) > 1
 
     def _begin(self, first: list[Any]) -> None:
         """The order of a pass is drawn, and nothing is read yet. One rank alone may also draw it to check it."""
@@ -184,7 +197,7 @@ class RankLoader(LoaderWrapper):
     def _part(self) -> None:
         """Continue with a random state that is different in each rank."""
         seed = self._seed
-        self._seed = None
+        self._seed, self._is_beginning = None, False
         if seed is None:
             return
         rank_seed = derive_seed(seed, self.number)
@@ -204,13 +217,13 @@ class RankLoader(LoaderWrapper):
 
     def _read_own(self, batches: Iterator[Any]) -> Iterator[Any]:
         """A share of this rank's, until the first of the ranks has no batch left."""
-        is_sized = sized_len(self.loader) is not None
         while True:
             batch = next(batches, _END)
-            n = int(batch is not _END) if is_sized else _least(int(batch is not _END), self.group)
-            if not n:
-                if batch is not _END:
-                    self.said.append("A process has read its last batch before the others: the epoch ends for all.")
+            has_batch = batch is not _END
+            n_without = 0 if self._is_even else _sum(int(not has_batch), self.group)
+            if n_without and n_without < dist.get_world_size(self.group):
+                self.said.append("A process has read its last batch before the others: the epoch ends for all.")
+            if n_without or not has_batch:
                 return
             self.shares.append(1.0)
             yield batch
@@ -234,9 +247,9 @@ def n_samples(loader: Any) -> int | None:
     return found if found is not None else sized_len(loader)
 
 
-def _least(n: int, group: Any) -> int:
+def _sum(n: int, group: Any) -> int:
     found = torch.tensor(n)
-    dist.all_reduce(found, dist.ReduceOp.MIN, group)
+    dist.all_reduce(found, dist.ReduceOp.SUM, group)
     return int(found)
 
 

@@ -56,7 +56,7 @@ def _dumped(name: str, text: str) -> dict[str, str]:
     if not isinstance(node, ast.ClassDef):
         return {name: ast.dump(node)}
     found: dict[str, str] = {}
-    rest: list[ast.AST] = [*node.bases]
+    rest: list[ast.AST] = [*node.bases, *node.keywords, *node.decorator_list]
     for item in node.body:
         if isinstance(item, ast.FunctionDef) and item.name != "__init__":
             found[item.name] = found.get(item.name, "") + ast.dump(item)

@@ -23,6 +23,7 @@ from pathlib import Path, PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler
@@ -121,7 +122,9 @@ def _short_text(value: Any) -> str:
         return name_of(value)
     if is_kind(value, (MethodType, BuiltinFunctionType)):
         return value.__qualname__
-    if is_kind(value, torch.Tensor) or base_of(value) is not None:
+    if is_kind(value, (set, frozenset)):
+        return f"{type(value).__name__} of {len(value)}"
+    if is_kind(value, (torch.Tensor, np.ndarray)) or base_of(value) is not None:
         return blot_out(describe_batch(value, 1))
     if is_kind(value, functools.partial):
         facts = [str(describe(item, "", 1)) for item in (value.func, *value.args)] + _named(value.keywords)
@@ -157,10 +160,13 @@ def git_state(folder: Path) -> tuple[dict[str, Any], str] | None:
     try:
         commit = _git(folder, "rev-parse", "--verify", "HEAD").strip()
         branch = _git(folder, "branch", "--show-current").strip()
-        diff = _git(folder, *_DIFF)
-        ignored = _git(folder, "ls-files", "-z", "--cached", "--ignored", "--exclude-standard", "--full-name", ":/")
     except (OSError, subprocess.SubprocessError):
         return None
+    try:
+        diff = _git(folder, *_DIFF)
+        ignored = _git(folder, "ls-files", "-z", "--cached", "--ignored", "--exclude-standard", "--full-name", ":/")
+    except (OSError, subprocess.SubprocessError):  # a large repository on a slow disk: which of its files are secret is not known
+        return {"commit": commit, "branch": branch, "dirty": True}, ""
     if len(diff) > _MAX_DIFF:
         diff = f"{diff[:_MAX_DIFF].rpartition(chr(10))[0]}\n(cut off: {len(diff):,} characters in all)\n"
     return {"commit": commit, "branch": branch, "dirty": diff != ""}, blot_diff(diff, frozenset(ignored.split("\0")))

@@ -70,7 +70,9 @@ class KeptStatesAddon(AddOnBase, StateService):
 
     def _saves_end(self, trainer: Any) -> bool:
         """Whether a run of `trainer` saves the state of its end: with a `save_path`, outside of a session, not of a model in shards."""
-        if trainer.save_path is None or trainer.mode != "train" or trainer.open_session is not None:
+        if trainer.save_path is None or trainer.mode != "train":
+            return False
+        if trainer.open_session is not None or trainer.train_state.session is not None:
             return False
         return all(addon.saves_end for addon in trainer.active_addons if isinstance(addon, Launcher))
 

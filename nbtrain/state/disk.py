@@ -202,7 +202,8 @@ class Disk:
         """The whole state; in a rank that does not write, its share."""
         pl_trainer, states = capture.pl_trainer, self.trainer.states
         own, found = self._own(capture.moment()), dict[str, Any](stopped={})
-        if (capture.finished is None) not in self._checked:  # once within an epoch, and once after one
+        is_noted = not isinstance(self.options, EndOnly)
+        if is_noted and (capture.finished is None) not in self._checked:  # once within an epoch, and once after one
             self._checked.add(capture.finished is None)
             for loader in (states.open_loader, states.open_valid):
                 if loader is not None:

@@ -471,7 +471,8 @@ class RunTable:
 def _rank_of(key: Any) -> tuple[Any, ...]:
     """Numbers, or tuples of them, are before other texts, and nothing is last."""
     number = number_of(key) if isinstance(key, str) else key
-    if number is not None and number == number:
+    last = number[-1] if isinstance(number, tuple) else number
+    if last is not None and last == last:
         return 0, number
     return (1, key) if isinstance(key, str) else (2,)
 

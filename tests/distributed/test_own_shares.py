@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from samples import make_trainer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset, get_worker_info
 
 from nbtrain import ConfigError, MultiGPUAddon, Trainer
+from nbtrain.data.resumable_loader import loader_place
 from nbtrain.distributed.rank_loader import RankLoader
 from nbtrain.distributed.worker import Rank
 from nbtrain.distributed.worker_pool import Launch, Pool
@@ -123,9 +125,58 @@ def test_data_that_only_some_share_are_refused_until_a_word_is_said(pool: Pool) 
         return DataLoader(Subset(DATA, range(min(rank, 1), 96, 2)), 8)
 
     with pytest.raises(
-        ConfigError, match=r'(?s)The data of the processes 1, 2 are the same, and those of the others are not\..*data="deal"'
+        ConfigError,
+        match=r'(?s)The first and the last sample are the same in some processes, and others in the rest: 0 \| 1, 2\..*data="deal"',
     ):
         read(pool, make, n_ranks=3)
+
+
+class Files(Dataset[Any]):
+    """Reads these files, here numbers. `place`: what differs between processes that have the same."""
+
+    def __init__(self, files: list[Path], place: str = "") -> None:
+        self.files, self.place, self.kinds = files, place, np.array(["a", "b"])[::-1]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.zeros(8), int(self.files[i].name)
+
+
+FILES = [Path("data", str(i)) for i in range(96)]
+
+
+def test_an_attribute_that_differs_does_not_make_a_share_of_the_same_data(pool: Pool) -> None:
+    (first, said), (second, _) = read(pool, lambda rank: DataLoader(Files(FILES, f"cuda:{rank}"), 8))
+    assert sorted(first + second) == list(range(96)) and not said
+
+
+def test_other_files_in_each_process_are_its_own_share(pool: Pool) -> None:
+    (first, said), (second, _) = read(pool, lambda rank: DataLoader(Files(FILES[rank::2]), 8))
+    assert sorted(first + second) == list(range(96)) and said == [OWN]
+
+
+def test_what_says_it_is_divided_and_is_not_is_refused(pool: Pool) -> None:
+    def make(rank: int) -> Any:
+        sampler: Any = torch.utils.data.SequentialSampler(DATA)
+        sampler.rank, sampler.num_replicas = 0, 2  # noted for a log, or used when it was made, once for all
+        return DataLoader(DATA, 8, sampler=sampler)
+
+    with pytest.raises(ConfigError, match=r'the same batches of data that look divided\.\n  Say whose data they are: data="own"'):
+        read(pool, make)
+
+
+def test_whose_data_they_are_is_in_no_saved_place(pool: Pool) -> None:
+    def payload(rank: Rank) -> Any:
+        loader = RankLoader(of_stream(rank.number), rank.number, rank.world_size)
+        before = loader_place(loader)
+        list(loader)
+        values = loader_place(loader)["values"][""]
+        return {name for name in values if values[name] != before["values"][""].get(name)}
+
+    with Launch(payload, 2, pool=pool) as running:
+        assert running.wait() == [set(), set()]
 
 
 def test_a_stream_that_ends_early_in_one_process_ends_the_epoch_for_all(pool: Pool) -> None:
