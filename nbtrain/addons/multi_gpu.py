@@ -400,7 +400,7 @@ def _serve_late(trainer: Any, name: str, options: Mapping[str, Any], at: None) -
     if name in ("set", "save_state"):
         try:
             getattr(trainer, name)(**options)
-        except NbtrainError as error:  # it belongs to the caller, who goes on
+        except NbtrainError as error:  # it belongs to the caller, not to the run
             print(first_line(error))
             return
     if name == "set":

@@ -114,7 +114,7 @@ def _first_and_last(dataset: Any) -> Any:
         seed_process(0)
         try:
             return digest([dataset[0], dataset[len(dataset) - 1]])
-        except Exception:  # such as that of a dataset whose keys are no numbers
+        except Exception:  # such as that of a dataset with other keys than numbers
             return None
 
 

@@ -110,7 +110,7 @@ class RankLoader(LoaderWrapper):
         self.said: list[str] = []
         self._seed: int | None = None
         self._is_beginning = False
-        # Whether this is a share, and whether that was compared. A tuple is in no state: it is no place in the data
+        # Whether this is a share, and whether that was compared. As a tuple it is in no saved place
         self._known: tuple[bool | None, bool] = gives_own_share(loader, number, n_ranks, data, group), data != "auto"
         self._reads: Any = None  # a DataLoader of this rank's batches
         inside: Any = innermost(loader)
