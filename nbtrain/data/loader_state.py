@@ -55,6 +55,9 @@ class LoaderParts:
     ends: list[Any] = field(default_factory=list)  # not copied: models, files, trainers
     is_whole: bool = True  # False if there were too many objects to search
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LoaderParts, ()  # some can't be pickled, such as a stream of a GPU; the next run of a copy searches again
+
     def add(self, path: str, item: Any) -> None:
         """Sort `item` in by its kind."""
         kind = kind_of(item)

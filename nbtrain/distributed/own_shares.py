@@ -144,8 +144,12 @@ def gives_own_share(loader: Any, number: int, n_readers: int, data: Data, group:
     if take_rank(loader, number, n_readers) or data == "own":
         return True
     inside = innermost(loader)
-    if isinstance(inside, (BatchList, TensorLoader)):
-        return are_own(_attributes(loader), "The batches", n_readers, group)
+    if isinstance(inside, BatchList):
+        batches = inside.batches
+        ends = [batches[0], batches[-1]] if isinstance(batches, (list, tuple)) and batches else []
+        return are_own((sized_len(loader), digest(ends)), "The first and the last batch", n_readers, group)
+    if isinstance(inside, TensorLoader):
+        return are_own(_attributes(loader), "The tensors", n_readers, group)
     if not isinstance(inside, DataLoader) or isinstance(inside.dataset, IterableDataset):
         return None if sized_len(loader) is None else False
     if len({*map(repr, gather(_attributes(loader), group))}) == 1:
