@@ -21,7 +21,7 @@ from ..data.batch import batch_size
 from ..data.loader import BatchList, LoaderWrapper, innermost, with_batch_sampler
 from ..data.several_loaders import is_several, parts_of
 from ..data.tensor_loader import TensorLoader
-from .own_shares import Data, are_own, digest, gives_own_share
+from .own_shares import Data, are_own, digest, gives_own_share, parts_of_loader
 from .parallelism import gather
 from ..engine.meter import EpochLog, Meter, Scalar
 from ..errors import ConfigError
@@ -110,8 +110,12 @@ class RankLoader(LoaderWrapper):
         self.said: list[str] = []
         self._seed: int | None = None
         self._is_beginning = False
-        # Whether this is a share, and whether that was compared. As a tuple it is in no saved place
-        self._known: tuple[bool | None, bool] = gives_own_share(loader, number, n_ranks, data, group), data != "auto"
+        is_own = gives_own_share(loader, number, n_ranks, data, group)
+        is_of_torch = is_own and any(
+            isinstance(part, DistributedSampler) for part in parts_of_loader(loader)
+        )  # it divides what is equal, too
+        # Whether this is a share, and whether that needs no comparison. As a tuple it is in no saved place
+        self._known: tuple[bool | None, bool] = is_own, data != "auto" or bool(is_of_torch)
         self._reads: Any = None  # a DataLoader of this rank's batches
         inside: Any = innermost(loader)
         is_stream = isinstance(inside, DataLoader) and isinstance(inside.dataset, IterableDataset)

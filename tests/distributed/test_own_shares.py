@@ -105,6 +105,12 @@ def test_a_sampler_that_was_made_once_gets_the_rank_of_each_process(pool: Pool) 
     assert sorted(first + second) == list(range(96)) and said == [OWN]
 
 
+def test_a_sampler_of_torch_divides_samples_that_are_all_the_same(pool: Pool) -> None:
+    data = TensorDataset(torch.ones(16, 8), torch.ones(16))  # as in a first try
+    (first, said), (second, _) = read(pool, lambda rank: DataLoader(data, 4, sampler=DistributedSampler(data, num_replicas=2, rank=0)))
+    assert len(first) == len(second) == 8 and said == [OWN.replace("48", "8")]
+
+
 def test_a_sampler_for_another_number_of_processes_is_refused(pool: Pool) -> None:
     with pytest.raises(ConfigError, match=r"DistributedSampler divides the data for 4 processes, and 2 read them\.\n  Make it for as many"):
         read(pool, lambda rank: DataLoader(DATA, 8, sampler=DistributedSampler(DATA, num_replicas=4, rank=0)))
