@@ -117,7 +117,7 @@ data = TensorDataset(x, 2 * x + 1)
 loader = DataLoader(data, batch_size=16)
 torch.manual_seed(0)
 net = nn.Linear(1, 1)
-trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), seed=0)
+trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), seed=0)
 """
 _HOOK = {
     "trainer": "Lightning's trainer.",

@@ -59,7 +59,7 @@ class ConfigError(NbtrainError, ValueError):
     """An argument is invalid; raised before anything has run.
 
     Example:
-        >>> Line(net, "cpu")  # without an optimizer
+        >>> Line(net)  # without an optimizer
         Traceback (most recent call last):
         ConfigError: ...
     """
@@ -107,7 +107,7 @@ class StepError(NbtrainError):
         output: What the step returned, if it returned; else None.
 
     Example:
-        >>> Trainer(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader)  # without a step
+        >>> Trainer(net, optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader)  # without a step
         Traceback (most recent call last):
         StepError: ...
     """

@@ -413,7 +413,7 @@ class Shown:
         ...     def metric_on_epoch_end(self):
         ...         if self.mode == "train":
         ...             self.show("bias", f"{self.model.bias.item():.1f}")
-        >>> biased = Biased(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1))
+        >>> biased = Biased(net, optimizer=SGD(net.parameters(), lr=0.1))
         >>> biased.run(2, loader).status
         'completed'
         >>> [(one.name, one.place, one.kind) for one in biased.history.shown]

@@ -236,7 +236,7 @@ def warmup_cosine(optimizer: Optimizer, plan: Plan, *, warmup: float = 0.1, eta_
         The rates of the optimizer.
 
     Example:
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), scheduler=warmup_cosine)
+        >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), scheduler=warmup_cosine)
         >>> trainer.run(2, loader).status
         'completed'
         >>> trainer.optimizer.param_groups[0]["lr"]

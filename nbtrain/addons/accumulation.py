@@ -150,7 +150,7 @@ class MicroBatchAddon(AddOnBase):
         StepError: in a run, an output is neither a number nor has a row for each sample
 
     Example:
-        >>> trainer = Line.add_on(MicroBatchAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1))
+        >>> trainer = Line.add_on(MicroBatchAddon)(net, optimizer=SGD(net.parameters(), lr=0.1))
         >>> trainer.run(1, loader).status
         'completed'
     """
@@ -189,7 +189,7 @@ class AggregatedOutputs:
         >>> def aggregate(outputs, group):
         ...     return AggregatedOutputs(sum(output["loss"] for output in outputs), len(outputs))
         >>> options = {"accumulate": 2, "aggregate_outputs_fn": aggregate}
-        >>> Line.add_on(AccumulationAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), **options).run(1, loader).status
+        >>> Line.add_on(AccumulationAddon)(net, optimizer=SGD(net.parameters(), lr=0.1), **options).run(1, loader).status
         'completed'
     """
 
@@ -494,7 +494,7 @@ class AccumulationAddon(AddOnBase):
         ConfigError: options are invalid or contradict each other; when a run starts, the loader's batches can't make the sizes
 
     Example:
-        >>> trainer = Line.add_on(AccumulationAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), accumulate=2)
+        >>> trainer = Line.add_on(AccumulationAddon)(net, optimizer=SGD(net.parameters(), lr=0.1), accumulate=2)
         >>> trainer.run(1, loader).status, len(loader), trainer.current_step
         ('completed', 4, 2)
     """

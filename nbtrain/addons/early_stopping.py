@@ -104,7 +104,7 @@ class EarlyStoppingAddon(AddOnBase):
         ConfigError: an option is invalid
 
     Example:
-        >>> trainer = Line.add_on(EarlyStoppingAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.0), patience=2)
+        >>> trainer = Line.add_on(EarlyStoppingAddon)(net, optimizer=SGD(net.parameters(), lr=0.0), patience=2)
         >>> result = trainer.run(100, loader, loader)
         >>> result.status, result.n_epochs
         ('stopped', 3)

@@ -122,7 +122,7 @@ class EMAAddon(AddOnBase):
         ConfigError: `ema_decay` is not between 0 and 1
 
     Example:
-        >>> trainer = Line.add_on(EMAAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), ema_decay=0.9)
+        >>> trainer = Line.add_on(EMAAddon)(net, optimizer=SGD(net.parameters(), lr=0.1), ema_decay=0.9)
         >>> trainer.run(2, loader, loader).status
         'completed'
     """
@@ -176,7 +176,7 @@ class EMAAddon(AddOnBase):
             The weights of the model.
 
         Example:
-            >>> trainer = Line.add_on(EMAAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), ema_decay=0.9)
+            >>> trainer = Line.add_on(EMAAddon)(net, optimizer=SGD(net.parameters(), lr=0.1), ema_decay=0.9)
             >>> trainer.run(1, loader).status
             'completed'
             >>> trainer.apply_average()

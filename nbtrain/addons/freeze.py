@@ -96,7 +96,7 @@ class FreezeAddon(AddOnBase):
 
     Example:
         >>> model = nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1))
-        >>> trainer = Line.add_on(FreezeAddon)(model, "cpu", optimizer=SGD(model.parameters(), lr=0.1), freeze=["0"])
+        >>> trainer = Line.add_on(FreezeAddon)(model, optimizer=SGD(model.parameters(), lr=0.1), freeze=["0"])
         >>> before = model[0].weight.clone()
         >>> trainer.run(1, loader).status, bool((model[0].weight == before).all())
         ('completed', True)

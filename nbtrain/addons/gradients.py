@@ -121,7 +121,7 @@ class GradientClipAddon(AddOnBase):
         ConfigError: an option is invalid
 
     Example:
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), gradient_clip=0.5)
+        >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), gradient_clip=0.5)
         >>> "train_grad_norm" in trainer.run(1, loader).last
         True
     """
@@ -226,7 +226,7 @@ class GradientStatsAddon(AddOnBase):
         ConfigError: an option is not a positive integer
 
     Example:
-        >>> trainer = Line.add_on(GradientStatsAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), stats_every_n_steps=2)
+        >>> trainer = Line.add_on(GradientStatsAddon)(net, optimizer=SGD(net.parameters(), lr=0.1), stats_every_n_steps=2)
         >>> trainer.run(1, loader).status
         'completed'
     """
@@ -285,7 +285,7 @@ class UpdateRatioAddon(AddOnBase):
         ConfigError: an option is not a positive integer
 
     Example:
-        >>> trainer = Line.add_on(UpdateRatioAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), ratio_every_n_steps=2)
+        >>> trainer = Line.add_on(UpdateRatioAddon)(net, optimizer=SGD(net.parameters(), lr=0.1), ratio_every_n_steps=2)
         >>> [name for name in trainer.run(1, loader).last if name.startswith("train_update_ratio")]
         ['train_update_ratio.model']
     """
@@ -360,7 +360,7 @@ class SAMAddon(AddOnBase):
         ConfigError: `sam_rho` is not a positive number below 1000; or in a run, the strategy divides the weights among processes
 
     Example:
-        >>> trainer = Line.add_on(SAMAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), sam_rho=0.1)
+        >>> trainer = Line.add_on(SAMAddon)(net, optimizer=SGD(net.parameters(), lr=0.1), sam_rho=0.1)
         >>> trainer.run(2, loader).status
         'completed'
     """

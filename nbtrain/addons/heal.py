@@ -60,7 +60,7 @@ class HealAddon(AddOnBase):
         StepError: in a run, there is a spike, and it was healed `max_heals` times before
 
     Example:
-        >>> trainer = Line.add_on(HealAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), heal_steps=2)
+        >>> trainer = Line.add_on(HealAddon)(net, optimizer=SGD(net.parameters(), lr=0.1), heal_steps=2)
         >>> trainer.run(2, loader).status, trainer[HealAddon].n_heals
         ('completed', 0)
     """

@@ -325,7 +325,7 @@ class HooksAddon(AddOnBase):
     Example:
         >>> steps = []
         >>> hooks = {"after_optimizer_step": lambda trainer: steps.append(trainer.current_step)}
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), hooks=hooks)
+        >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), hooks=hooks)
         >>> trainer.run(1, loader).status, len(steps)
         ('completed', 4)
     """

@@ -93,7 +93,7 @@ class LimitsAddon(AddOnBase):
         ConfigError: a limit is not a positive integer
 
     Example:
-        >>> trainer = Line.add_on(LimitsAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), max_steps=6)
+        >>> trainer = Line.add_on(LimitsAddon)(net, optimizer=SGD(net.parameters(), lr=0.1), max_steps=6)
         >>> trainer.run(100, loader).status, trainer.current_step
         ('stopped', 6)
     """

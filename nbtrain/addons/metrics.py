@@ -299,7 +299,7 @@ def save_metrics(trainer: TrainerProtocol, split: str, metrics: Mapping[str, Any
         Writes the file; an existing one is replaced.
 
     Example:
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
+        >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
         >>> trainer.run(1, loader, loader).status
         'completed'
         >>> trainer.save_metrics("eval").name
@@ -457,7 +457,7 @@ class MetricsAddon(AddOnBase):
         >>> def largest_error(y_true, y_pred):
         ...     return abs(y_true - y_pred).max()
         >>> options = {"metrics": {"largest": largest_error}}
-        >>> trainer = Line.add_on(MetricsAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), **options)
+        >>> trainer = Line.add_on(MetricsAddon)(net, optimizer=SGD(net.parameters(), lr=0.1), **options)
         >>> "val_largest" in trainer.run(1, loader, loader).last
         True
     """

@@ -226,7 +226,7 @@ class NonFiniteAddon(AddOnBase):
         StepError: in a run, a loss or gradient is NaN or infinite, with "raise"; or more than `max_skipped` updates in a row, with "skip"
 
     Example:
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), nonfinite="skip")
+        >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), nonfinite="skip")
         >>> trainer.run(1, [(x, x), (x * float("nan"), x)]).status
         'completed'
     """

@@ -91,7 +91,7 @@ class EnvironmentAddon(AddOnBase):
         init_env_fn: A function that is called with the trainer, once in each process, after seeding and before the first batch.
 
     Example:
-        >>> trainer = Line.add_on(EnvironmentAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), deterministic=True)
+        >>> trainer = Line.add_on(EnvironmentAddon)(net, optimizer=SGD(net.parameters(), lr=0.1), deterministic=True)
         >>> trainer.run(1, loader).status
         'completed'
     """
@@ -159,7 +159,7 @@ class CompileAddon(AddOnBase):
         OptionError: a keyword of `torch.compile` is unknown
 
     Example:
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), compile="max-autotune")
+        >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), compile="max-autotune")
         >>> trainer[CompileAddon].compile
         'max-autotune'
     """
@@ -458,7 +458,7 @@ class CudaGraphAddon(AddOnBase):
         StepError: in a run, `train_step` can't be captured
 
     Example:
-        >>> trainer = Line.add_on(CudaGraphAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1))
+        >>> trainer = Line.add_on(CudaGraphAddon)(net, optimizer=SGD(net.parameters(), lr=0.1))
         >>> trainer.run(1, loader).status  # without a CUDA device as without the addon
         'completed'
     """
@@ -491,7 +491,7 @@ class PrefetchAddon(AddOnBase):
         prefetch: False turns it off.
 
     Example:
-        >>> trainer = Line.add_on(PrefetchAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1))
+        >>> trainer = Line.add_on(PrefetchAddon)(net, optimizer=SGD(net.parameters(), lr=0.1))
         >>> trainer.run(1, loader).status
         'completed'
     """

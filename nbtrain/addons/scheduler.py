@@ -369,7 +369,7 @@ class SchedulerAddon(AddOnBase, ScheduleService):
         scheduler_step_on_batch: Step an instance after each batch instead.
 
     Example:
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), scheduler=lambda step: 0.1 / (1 + step))
+        >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), scheduler=lambda step: 0.1 / (1 + step))
         >>> trainer.run(1, loader).status
         'completed'
         >>> trainer.optimizer.param_groups[0]["lr"]

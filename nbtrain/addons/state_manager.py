@@ -80,7 +80,7 @@ class StateManagerAddon(KeptStatesAddon):
         CheckpointError: in a run, the state that `resume` names can't be restored
 
     Example:
-        >>> trainer = Line.add_on(StateManagerAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
+        >>> trainer = Line.add_on(StateManagerAddon)(net, optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
         >>> trainer.run(2, loader, resume="auto").status
         'completed'
         >>> sorted(path.name for path in (trainer.run_dir / "checkpoints").glob("*.ckpt"))
@@ -180,7 +180,7 @@ class StateManagerAddon(KeptStatesAddon):
             Writes a checkpoint.
 
         Example:
-            >>> trainer = Line.add_on(StateManagerAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
+            >>> trainer = Line.add_on(StateManagerAddon)(net, optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
             >>> trainer.run(1, loader).status
             'completed'
             >>> trainer.save_state().name
@@ -225,7 +225,7 @@ class StateManagerAddon(KeptStatesAddon):
             All that a checkpoint has: weights, optimizer, schedule, random numbers, counts and history.
 
         Example:
-            >>> trainer = Line.add_on(StateManagerAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
+            >>> trainer = Line.add_on(StateManagerAddon)(net, optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
             >>> trainer.run(1, loader).status
             'completed'
             >>> trainer.load_state().suffix
@@ -279,7 +279,7 @@ class StateManagerAddon(KeptStatesAddon):
             >>> optimizer = SGD(net.parameters(), lr=0.1)
             >>> saved = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 2}
             >>> torch.save(saved, "old.pt")
-            >>> trainer = Line.add_on(StateManagerAddon)(net, "cpu", optimizer=optimizer, save_path="imported", log_bar=False)
+            >>> trainer = Line.add_on(StateManagerAddon)(net, optimizer=optimizer, save_path="imported", log_bar=False)
             >>> folder = trainer.import_run("old.pt", epoch=2)  # doctest: +ELLIPSIS
             a script: old.pt → imported/run-001
             ...

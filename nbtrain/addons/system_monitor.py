@@ -174,7 +174,7 @@ class SystemMonitorAddon(AddOnBase):
         AddOnError: psutil is not installed
 
     Example:
-        >>> trainer = Line.add_on(SystemMonitorAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), throughput=True)
+        >>> trainer = Line.add_on(SystemMonitorAddon)(net, optimizer=SGD(net.parameters(), lr=0.1), throughput=True)
         >>> [name for name in trainer.run(1, loader).last if name.endswith("_per_s")]
         ['train_samples_per_s', 'samples_per_s']
     """

@@ -381,7 +381,7 @@ class TrainerOptions(AddonOptions, total=False):
 
     Example:
         >>> options: TrainerOptions = {"gradient_clip": 1.0, "ema_decay": 0.99}
-        >>> trainer = Line.add_on(EMAAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), **options)
+        >>> trainer = Line.add_on(EMAAddon)(net, optimizer=SGD(net.parameters(), lr=0.1), **options)
         >>> trainer[EMAAddon].ema_decay
         0.99
     """

@@ -294,7 +294,7 @@ class Composable:
 
         Example:
             >>> Averaged = Line.add_on(EMAAddon)
-            >>> trainer = Averaged(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), ema_decay=0.9)
+            >>> trainer = Averaged(net, optimizer=SGD(net.parameters(), lr=0.1), ema_decay=0.9)
             >>> EMAAddon in Averaged.addons, trainer[EMAAddon] in trainer.active_addons, trainer[EMAAddon].ema_decay
             (True, True, 0.9)
         """

@@ -105,7 +105,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         OptionError: an argument is unknown (it is a TypeError, too)
 
     Example:
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), seed=0)
+        >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), seed=0)
         >>> result = trainer.run(5, loader, loader)
         >>> result.status, result.best["epoch"]
         ('completed', 5)
@@ -183,7 +183,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             >>> class Mean(Trainer):
             ...     def train_step(self, batch):
             ...         return {"loss": self.model(batch[0]).mean()}
-            >>> Mean(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader).status
+            >>> Mean(net, optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader).status
             'completed'
         """
         raise StepError(f"{self.title} has no train_step.", remedy="Write train_step(self, batch), which returns a dict with 'loss'.")
@@ -207,7 +207,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             >>> class Measured(Line):
             ...     def test_step(self, batch):
             ...         return {"error": (self.model(batch[0]) - batch[1]).abs().mean()}
-            >>> list(Measured(net, "cpu", mode="test").evaluate(loader))
+            >>> list(Measured(net, mode="test").evaluate(loader))
             ['error']
         """
         raise StepError(f"{self.title} has no test_step.", remedy="Write test_step(self, batch), which returns a dict of metrics.")
@@ -227,7 +227,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             >>> class Lowest(Line):
             ...     def metric_on_epoch_end(self):
             ...         return {"lowest": min(self.log_test["loss"])} if self.mode == "test" else None
-            >>> Lowest(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader, loader).last.keys() >= {"val_lowest"}
+            >>> Lowest(net, optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader, loader).last.keys() >= {"val_lowest"}
             True
         """
         return None
@@ -252,7 +252,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             ...     def train_step(self, batch):
             ...         self.log("n", len(batch[0]))
             ...         return super().train_step(batch)
-            >>> Logged(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader).last["n"]
+            >>> Logged(net, optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader).last["n"]
             16.0
         """
         if self.module is None:
@@ -287,7 +287,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             ...         self.backward(loss)
             ...         self.optimizer.step()
             ...         return {"loss": loss}
-            >>> ByHand(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader).status
+            >>> ByHand(net, optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader).status
             'completed'
         """
         if self.automatic_optimization:
@@ -322,7 +322,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             ...         seen.add(self.loader_name)
             ...         return super().test_step(batch)
             >>> seen = set()
-            >>> metrics = Named(net, "cpu", mode="test").evaluate({"easy": loader, "hard": loader})
+            >>> metrics = Named(net, mode="test").evaluate({"easy": loader, "hard": loader})
             >>> sorted(seen)
             ['easy', 'hard']
         """
@@ -568,7 +568,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             Creates the folder.
 
         Example:
-            >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
+            >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
             >>> trainer.open_run_dir().name
             'run-001'
         """

@@ -442,7 +442,7 @@ class RayAddon(RanksAddon):
         WorkerError: in a run, an object can't be sent to a worker, or a worker was lost too often
 
     Example:
-        >>> Line.add_on(RayAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), workers=8, gpus_per_worker=4)
+        >>> Line.add_on(RayAddon)(net, optimizer=SGD(net.parameters(), lr=0.1), workers=8, gpus_per_worker=4)
         Traceback (most recent call last):
         ConfigError: gpus_per_worker=4 is invalid.
           A worker trains on one device: give 1, or 0 for CPUs, and more workers.

@@ -57,7 +57,7 @@ class SourceAddon(AddOnBase, CodeService):
         keep_source: Save the provenance of a run in its folder: the source, versions, git, arguments.
 
     Example:
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
+        >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
         >>> sorted(path.name for path in trainer.run(1, loader).run_dir.glob("[ps]*"))
         ['provenance.json', 'source']
     """

@@ -149,6 +149,6 @@ class TrainHook:
         ...     def after_optimizer_step(self, trainer):
         ...         steps.append(trainer.current_step)
         >>> steps = []
-        >>> Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), hooks=Steps()).run(1, loader).status, len(steps)
+        >>> Line(net, optimizer=SGD(net.parameters(), lr=0.1), hooks=Steps()).run(1, loader).status, len(steps)
         ('completed', 4)
     """

@@ -119,7 +119,7 @@ class AddOnBase:
         ...     factor: float = 1.0
         ...     def wrap_step(self, trainer, step):
         ...         return lambda batch: {**(output := step(batch)), "loss": self.factor * output["loss"]}
-        >>> trainer = Line.add_on(Scaled)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), factor=10.0)
+        >>> trainer = Line.add_on(Scaled)(net, optimizer=SGD(net.parameters(), lr=0.1), factor=10.0)
         >>> trainer.run(1, loader).status
         'completed'
     """

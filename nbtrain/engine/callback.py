@@ -59,7 +59,7 @@ class Callback(L.Callback):
         ...     def on_after_optimizer_step(self, trainer, pl_module, optimizer):
         ...         updates.append(pl_module.owner.current_step)
         >>> updates = []
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), lightning={"callbacks": [Norms()]})
+        >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), lightning={"callbacks": [Norms()]})
         >>> trainer.run(1, loader).status, len(updates)
         ('completed', 4)
     """

@@ -50,7 +50,7 @@ class TrainerProtocol(Protocol):
         ...     def callbacks(self, trainer: TrainerProtocol):
         ...         print("model:", type(trainer.model).__name__, "· mode:", trainer.mode)
         ...         return []
-        >>> result = Line.add_on(Named)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader)
+        >>> result = Line.add_on(Named)(net, optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader)
         model: Linear · mode: train
     """
 

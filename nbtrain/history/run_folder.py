@@ -329,7 +329,7 @@ def load_run(path: str | Path) -> History:
         Nothing.
 
     Example:
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
+        >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), save_path="runs")
         >>> trainer.run(2, loader).status
         'completed'
         >>> len(load_run("runs").epochs)

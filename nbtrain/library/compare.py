@@ -194,7 +194,7 @@ def compare(*paths: str | Path | Trained, metrics: Sequence[str] | None = None) 
         Nothing.
 
     Example:
-        >>> other = Line(nn.Linear(1, 1), "cpu", optimizer=SGD)
+        >>> other = Line(nn.Linear(1, 1), optimizer=SGD)
         >>> trainer.run(1, loader).status, other.run(1, loader).status
         ('completed', 'completed')
         >>> list(compare(trainer, other).histories)

@@ -54,7 +54,7 @@ class LiveViewAddon(AddOnBase, ViewService):
         compare_with: A run folder to compare with in the plot. None: the newest other run of the same class in `save_path`.
 
     Example:
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), log_bar=False)
+        >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), log_bar=False)
         >>> trainer.run(1, loader).status, trainer.view is None, len(trainer.runs) > 0
         ('completed', True, True)
     """

@@ -285,7 +285,7 @@ class LoggersAddon(_LoggingAddon):
 
     Example:
         >>> options = {"save_path": "runs", "loggers": ["csv"]}
-        >>> trainer = Line.add_on(LoggersAddon)(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), **options)
+        >>> trainer = Line.add_on(LoggersAddon)(net, optimizer=SGD(net.parameters(), lr=0.1), **options)
         >>> trainer.run(1, loader).status, (trainer.run_dir / "training_log.csv").exists()
         ('completed', True)
     """

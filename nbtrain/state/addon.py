@@ -36,7 +36,7 @@ class KeptStatesAddon(AddOnBase, StateService):
             epochs as take 1% of the time, the best and the last three first. Others are trained again, exactly. "auto": in notebooks.
 
     Example:
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
+        >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
         >>> trainer.run(2, loader).status, len(trainer.states.memory)
         ('completed', 3)
         >>> trainer.rewind(epoch=1).epoch

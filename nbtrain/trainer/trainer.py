@@ -536,7 +536,7 @@ class Trainer(TrainerCommands):
             ...     def test_step(self, batch):
             ...         self.show("inputs", batch[0].view(1, 4, 4).clamp(0, 1))
             ...         return super().test_step(batch)
-            >>> drawn = Drawn(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1))
+            >>> drawn = Drawn(net, optimizer=SGD(net.parameters(), lr=0.1))
             >>> drawn.run(1, loader, loader).status, len(drawn.history.shown), drawn.history.shown[0].place
             ('completed', 4, 'epoch 1, step 4')
             >>> trainer.show()
@@ -647,7 +647,7 @@ class Trainer(TrainerCommands):
             ...     def metric_on_epoch_end(self):
             ...         log = self.log_train if self.mode == "train" else self.log_test
             ...         return {"worst": max(log["loss"])}
-            >>> trainer = Worst(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1))
+            >>> trainer = Worst(net, optimizer=SGD(net.parameters(), lr=0.1))
             >>> trainer.run(1, loader, loader).status
             'completed'
             >>> list(trainer.train_metrics), list(trainer.test_metrics)
@@ -757,7 +757,7 @@ class Trainer(TrainerCommands):
         Example:
             >>> trainer.save_model("line.ckpt").name
             'line.ckpt'
-            >>> Line.load_from_checkpoint("line.ckpt", model=nn.Linear(1, 1), device="cpu").mode
+            >>> Line.load_from_checkpoint("line.ckpt", model=nn.Linear(1, 1)).mode
             'test'
         """
         if "optimizer" not in arguments:
@@ -788,7 +788,7 @@ class Trainer(TrainerCommands):
             >>> def train_step(self, batch):
             ...     return {"loss": mse_loss(self.model(batch[0]), batch[1])}
             >>> Steps = Trainer.from_steps(train_step)
-            >>> Steps(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader).status
+            >>> Steps(net, optimizer=SGD(net.parameters(), lr=0.1)).run(1, loader).status
             'completed'
         """
         namespace = {"train_step": train_step, "test_step": test_step or train_step, "__module__": train_step.__module__}

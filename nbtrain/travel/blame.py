@@ -75,7 +75,7 @@ def blame(trainer: TrainerBase, step: int, n: int = 8, draw: Draw | None = None,
         Nothing.
 
     Example:
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
+        >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
         >>> trainer.run(1, loader).status
         'completed'
         >>> len(trainer.blame(step=2, n=3).samples)

@@ -76,7 +76,7 @@ def branch(
         Nothing in this trainer.
 
     Example:
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
+        >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
         >>> trainer.run(2, loader).status
         'completed'
         >>> other = trainer.branch(epoch=1, lr=0.01)

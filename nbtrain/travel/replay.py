@@ -88,7 +88,7 @@ class Replay:
         layers: What each layer did, in the order of the model.
 
     Example:
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
+        >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
         >>> trainer.run(1, loader).status
         'completed'
         >>> seen = trainer.replay(step=2)
@@ -124,7 +124,7 @@ class Replay:
             Nothing.
 
         Example:
-            >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
+            >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
             >>> trainer.run(1, loader).status
             'completed'
             >>> trainer.replay(step=2).debug().module
@@ -335,7 +335,7 @@ def replay(trainer: TrainerBase, step: int) -> Replay:
         Nothing.
 
     Example:
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
+        >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
         >>> trainer.run(1, loader).status
         'completed'
         >>> trainer.replay(step=3).place

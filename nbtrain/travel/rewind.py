@@ -118,7 +118,7 @@ class Rewound:
         called: The callbacks that were called again on the way.
 
     Example:
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
+        >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
         >>> trainer.run(2, loader).status
         'completed'
         >>> trainer.rewind(step=3).place
@@ -177,7 +177,7 @@ def rewind(trainer: TrainerBase, at: Literal["best"] | None = None, *, epoch: in
         Weights, optimizer, schedule, random numbers, the place in the data, and `history` up to there. What came after is dropped.
 
     Example:
-        >>> trainer = Line(net, "cpu", optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
+        >>> trainer = Line(net, optimizer=SGD(net.parameters(), lr=0.1), keep_states=True)
         >>> trainer.run(3, loader).status
         'completed'
         >>> trainer.rewind(epoch=2).step

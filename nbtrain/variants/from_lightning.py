@@ -277,7 +277,7 @@ def from_lightning(
 
     Example:
         >>> from lightning.pytorch.demos.boring_classes import BoringModel
-        >>> trainer = Trainer.from_lightning(BoringModel(), "cpu")
+        >>> trainer = Trainer.from_lightning(BoringModel())
         >>> trainer.run(1, DataLoader(torch.randn(8, 32), batch_size=4)).status
         'completed'
     """

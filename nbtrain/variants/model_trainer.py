@@ -317,7 +317,7 @@ class ModelTrainer(DatasetTrainer):
         ConfigError: an argument is invalid, or the model needs a `loss_fn` and has none
 
     Example:
-        >>> trainer = ModelTrainer(net, "cpu", loss_fn=mse_loss, train_dataset=data, batch_size=16, learning_rate=0.1)
+        >>> trainer = ModelTrainer(net, loss_fn=mse_loss, train_dataset=data, batch_size=16, learning_rate=0.1)
         >>> trainer.run(3).status
         'completed'
         >>> tuple(trainer.predict(x).shape)
@@ -380,7 +380,7 @@ class ModelTrainer(DatasetTrainer):
             ...     def prepare_batch(self, batch):
             ...         target, input = batch
             ...         return input, target
-            >>> trainer = Swapped(net, "cpu", loss_fn=mse_loss)
+            >>> trainer = Swapped(net, loss_fn=mse_loss)
             >>> trainer.run(1, [(2 * x + 1, x)]).status
             'completed'
         """
@@ -433,7 +433,7 @@ class ModelTrainer(DatasetTrainer):
             >>> class Saved(nn.Linear):  # as models of transformers
             ...     def save_pretrained(self, folder, **options):
             ...         os.makedirs(folder, exist_ok=True)
-            >>> ModelTrainer(Saved(1, 1), "cpu", loss_fn=mse_loss).save_pretrained("line").name
+            >>> ModelTrainer(Saved(1, 1), loss_fn=mse_loss).save_pretrained("line").name
             'line'
         """
         model = self.model

@@ -167,7 +167,7 @@ class MultiOptimizerTrainer(Trainer):
         ...     def train_step_second(self, batch):
         ...         return {"loss": mse_loss(self.model["second"](batch[0]), batch[1])}
         >>> model = nn.ModuleDict({"first": nn.Linear(1, 1), "second": nn.Linear(1, 1)})
-        >>> trainer = Two(model, "cpu", optimizers={"first": SGD, "second": Adam})
+        >>> trainer = Two(model, optimizers={"first": SGD, "second": Adam})
         >>> [name for name in trainer.run(1, loader).last.metrics if name.startswith("train_loss")]
         ['train_loss_first', 'train_loss_second', 'train_loss']
     """
