@@ -40,6 +40,7 @@ DOORS = {  # what the sidebar lists, in this order; pages of docs/ that no door 
         "docs/hooks.md",
         "docs/reference/configuration.md",
         "docs/errors.md",
+        "docs/error_messages.md",
     ),
     "Inside": ("nbs/contents.ipynb", "docs/architecture.md", "docs/performance.md", "docs/benchmarks.md"),
 }

@@ -24,7 +24,7 @@ KINDS: dict[str, tuple[Kind, int]] = {  # of pages whose name begins so, the lon
     "nbs/examples/": ("Tutorial", 2000),
     "docs/reference/": ("Reference", 2500),
     "docs/hooks": ("Reference", 2500),
-    "docs/errors": ("Reference", 2500),
+    "docs/error": ("Reference", 2500),
     "nbs/": ("Chapter", 2000),
     "nbs/index.ko": ("Page", 2000),
     "": ("Page", 3000),

@@ -62,7 +62,7 @@ QUERIES = {
     "ray cluster": "nbs/howto/ray",
     "macbook": "docs/platforms#mps-macos-on-apple-silicon",
     "windows": "docs/platforms#windows",
-    "tpu": "docs/platforms",
+    "tpu": "docs/platforms#tpu",
     # names and doors
     "StateManagerAddon": "docs/reference/StateManagerAddon",
     "trainer.rewind": "docs/reference/trainer_travel#trainer-rewind",
@@ -180,6 +180,16 @@ def test_most_queries_of_somebody_who_has_not_seen_the_pages_find_one_in_the_fir
     assert len(found) == 60 and sum(found) >= 50
 
 
+def test_the_text_of_an_error_finds_its_entry(site: Path, browser: Any) -> None:
+    page = browser.new_page()
+    page.goto((site / "search.html").as_uri())
+    top = "query => nbtrainSearch.search(query).pages.slice(0, 3).map(found => found.address)"
+    headings = re.findall(r"^### (.+)$", (ROOT / "docs" / "error_messages.md").read_text(encoding="utf-8"), re.M)
+    places = ("error_messages", "debug_nan", "out_of_memory", "iterable_dataset")  # or the page that the entry names
+    missed = [text for text in headings if not any(place in address for address in page.evaluate(top, text) for place in places)]
+    assert len(headings) > 40 and len(missed) <= 2
+
+
 def test_search_shows_each_page_once_with_its_kind(site: Path, browser: Any) -> None:
     page = browser.new_page()
     page.goto((site / "search.html").as_uri())
@@ -196,7 +206,7 @@ def test_search_shows_each_page_once_with_its_kind(site: Path, browser: Any) -> 
 def test_search_knows_all_pages_and_its_words_mean_some(site: Path) -> None:
     pages = json.loads((site / "_static" / "search_pages.js").read_text().partition("nbtrainPages = ")[2].rstrip(";\n"))
     assert {page["address"].partition("#")[0] for page in pages} == {
-        path.relative_to(site).as_posix() for path in site.rglob("*.html") if path.stem not in ("search", "genindex")
+        path.relative_to(site).as_posix() for path in site.rglob("*.html") if path.parent != site or path.stem not in ("search", "genindex")
     }
     titles, make = [page["title"] for page in pages], script("search_pages")
     assert not [key for key in make.said()["titles"] if not any(make.stems(key) <= make.stems(title) for title in titles)]

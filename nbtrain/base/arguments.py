@@ -213,6 +213,10 @@ def make_optimizer(optimizer: Any, model: nn.Module, mode: str, *, by_hand: bool
     try:
         made = optimizer(model.parameters())
     except (TypeError, ValueError) as error:
+        if not [*model.parameters()]:
+            example = (
+                "The model has no parameters: layers in a plain list or dict don't count, those in nn.ModuleList and nn.ModuleDict do."
+            )
         raise ConfigError(f"The optimizer factory raised {type(error).__name__}: {first_line(error)}", remedy=example) from error
     if not isinstance(made, (Optimizer, list, tuple, Mapping)):
         raise ConfigError(f"The optimizer factory returned {type(made).__name__}.", remedy=example)

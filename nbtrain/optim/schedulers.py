@@ -101,7 +101,8 @@ def stepping_remedy(scheduler: Any) -> str:
 def check_stepping(scheduler: Any) -> None:
     """Raise ConfigError for a scheduler whose `step` needs an argument that a run does not pass."""
     if remedy := stepping_remedy(scheduler):
-        raise ConfigError(f"{type(scheduler).__name__} can't step in a run.", remedy=remedy)
+        kind = scheduler if isinstance(scheduler, type) else type(scheduler)
+        raise ConfigError(f"{kind.__name__} can't step in a run.", remedy=remedy)
 
 
 Scheduler = Annotated[LRScheduler | ReduceLROnPlateau | Callable[..., Any], stepping_remedy]

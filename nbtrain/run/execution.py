@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from traceback import walk_tb
+from types import FrameType
 from typing import Any, cast
 
 import lightning as L
@@ -37,7 +39,7 @@ from .outcome import name_place
 from ..engine.addon import CodeService, StateService
 
 # %% auto #0
-__all__ = ["why_stopped", "LoaderModule", "batch_size_module", "Execution", "execute_replica"]
+__all__ = ["why_stopped", "LoaderModule", "batch_size_module", "first_error", "Execution", "execute_replica"]
 
 
 # %% ../../nbs/run/execution.ipynb #aae9f20e
@@ -88,6 +90,24 @@ def batch_size_module(trainer: TrainerBase, loader: Any, valid_loader: Loaders |
     return trainer.step_module()
 
 
+# %% ../../nbs/run/execution.ipynb #41e9020d
+@contextmanager
+def first_error() -> Iterator[None]:
+    """A context that raises the error that ended a pass, also where Lightning's clean-up has raised another one after it."""
+    try:
+        yield
+        return
+    except Exception as error:
+        first = error.__context__
+        if first is None or not any(_cleans_up(frame) for frame, _ in walk_tb(error.__traceback__)):
+            raise
+    raise first
+
+
+def _cleans_up(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "teardown" and frame.f_globals["__name__"].startswith("lightning.")
+
+
 # %% ../../nbs/run/execution.ipynb #d91b27d4
 class Execution:
     """Executes `n_epoch` more epochs of `trainer`, or in mode "test" `n_epoch` evaluations, with Lightning."""
@@ -128,7 +148,7 @@ class Execution:
             use_loops(pl_trainer, trainer, trainer.control)
             guarded.enter_context(self._explained(pl_trainer))
             try:
-                with signals_stop(trainer.control):
+                with signals_stop(trainer.control), first_error():
                     keep_handler(pl_trainer)
                     if trainer.mode == "test":
                         self._test(pl_trainer, module)
