@@ -21,7 +21,7 @@ import re
 import sys
 import textwrap
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
@@ -182,6 +182,7 @@ INTERNAL: dict[str, Set[str]] = {
 }
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Changes", "Example")
 _SECTION = re.compile(rf"^({'|'.join(_SECTIONS)}):\n", re.M)
+_HOWTO = re.compile(r"^How-to: (.+)\n", re.M)
 _CHECKED = "an argument has a wrong type, or a name that is not known"
 
 
@@ -197,18 +198,21 @@ class Said(NamedTuple):
 
     before: str
     sections: dict[str, str]
+    howtos: tuple[str, ...] = ()  # the names of how-to pages
 
     @classmethod
     def of(cls, thing: Any) -> Said:
         text = inspect.cleandoc(getattr(thing, "__doc__", None) or "") + "\n"
-        parts = _SECTION.split(text)
+        named = _HOWTO.search(text)
+        parts = _SECTION.split(_HOWTO.sub("", text))
         rest: list[str] = []
         sections = {}
         for name, body in zip(parts[1::2], parts[2::2]):
             own = re.match(r"(?:[ \t]+.*\n?|\n)*", body)
             sections[name] = textwrap.dedent(own[0] if own else "").strip("\n")
             rest.append(body[own.end() if own else 0 :].strip())
-        return cls("\n\n".join(part for part in (parts[0].strip(), *rest) if part), sections)
+        howtos = tuple(named[1].split(", ")) if named else ()
+        return cls("\n\n".join(part for part in (parts[0].strip(), *rest) if part), sections, howtos)
 
     @property
     def sentence(self) -> str:
@@ -559,21 +563,11 @@ def page_of(name: str) -> str:
     return f"{name}_function.md" if is_class_too else f"{name}.md"
 
 
-@cache
-def _howtos() -> Mapping[Path, str]:
-    """The how-to pages with their code."""
-    pages = {path: nbformat.read(path, as_version=4).cells for path in sorted(HOWTO.glob("*.ipynb")) if path.stem != "index"}
-    return {path: "\n".join(cell.source for cell in cells) for path, cells in pages.items()}
-
-
 def howtos(entry: Entry) -> list[str]:
-    """Links to the how-to pages that use it, those that link to it first."""
-    name = entry.name
-    used = re.compile(rf"\.{name}\b" if entry.owner is not None else rf"\b{name}\b")
-    found = [(0 if f"[`{name}`](../../docs/reference/" in text else 1, path, text) for path, text in _howtos().items() if used.search(text)]
-    if entry.owner is not None and entry.public != "Trainer":
-        found = [one for one in found if re.search(rf"\b{entry.public}\b", one[2]) or entry.public == "History"]
-    return [f"[{text.partition(chr(10))[0].removeprefix('# ')}](../../nbs/howto/{path.name})" for _, path, text in sorted(found)[:3]]
+    """Links to the how-to pages that its docstring names."""
+    paths = [HOWTO / f"{name}.ipynb" for name in entry.said.howtos]
+    titles = [nbformat.read(path, as_version=4).cells[0].source.partition("\n")[0].removeprefix("# ") for path in paths]
+    return [f"[{title}](../../nbs/howto/{path.name})" for title, path in zip(titles, paths)]
 
 
 # -- the pages

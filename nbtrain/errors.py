@@ -131,6 +131,8 @@ class WorkerError(NbtrainError):
 class OutOfMemory(NbtrainError):
     """The device has too little memory for a batch.
 
+    How-to: out_of_memory
+
     Example:
         >>> try:
         ...     trainer.run(1, loader).status
@@ -142,6 +144,8 @@ class OutOfMemory(NbtrainError):
 
 class RunPaused(KeyboardInterrupt):
     """A run is paused between two batches; `trainer.resume()` continues it. Raised to end the cell and the queue of "Run all".
+
+    How-to: pause_training
 
     Example:
         >>> handle = trainer.run(10**6, loader, background=True)

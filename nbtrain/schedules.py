@@ -220,6 +220,8 @@ class SchedulerChain(SchedulerBase):
 def warmup_cosine(optimizer: Optimizer, plan: Plan, *, warmup: float = 0.1, eta_min: float = 0.0) -> SchedulerBase:
     """A scheduler factory: warm up linearly from `eta_min`, then decay to `eta_min` along a cosine. It steps per update.
 
+    How-to: learning_rate_schedule
+
     Args:
         optimizer: The optimizer, whose learning rates are the highest rates.
         plan: The length of the run.
@@ -296,6 +298,8 @@ def get_lr_scheduler(
     """Make a function `step -> lr`: linear warm-up to `max_lr`, decay to `min_lr` at step `max_steps`, then constant.
 
     Step s of the warm-up has the rate `max_lr * (s + 1) / warmup_steps`.
+
+    How-to: learning_rate_schedule
 
     Args:
         max_lr: The highest rate.

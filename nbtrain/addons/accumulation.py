@@ -141,6 +141,8 @@ class MicroBatchAddon(AddOnBase):
     the parts, weighted by their samples. With dropout or batch norm the result differs from that of the whole batch. Each step needs the
     memory of one more gradient; the memory of the optimizer can't be reduced.
 
+    How-to: out_of_memory
+
     Args:
         auto_micro_batch: False turns it off. `trainer[MicroBatchAddon].n_at_once` is the number of samples that fit; None for all.
         micro_reduction: How the step's loss is reduced over the samples: "mean" or "sum".
@@ -475,6 +477,8 @@ class AccumulationAddon(AddOnBase):
     `lightning={"accumulate_grad_batches": ...}`.
 
     A step raises StepError if `aggregate_outputs_fn` leaves out a number that is needed.
+
+    How-to: gradient_accumulation
 
     Args:
         accumulate: Batches per update; or a dict from the first update to the number, `{0: 1, 1000: 4}`.

@@ -95,6 +95,8 @@ class EarlyStoppingAddon(AddOnBase):
 
     A later `run` counts from 0 again, and compares with the best value of all previous runs.
 
+    How-to: early_stopping
+
     Args:
         patience: Stop after this number of validations without an improvement (epochs, for a training metric); at least 1.
         delta: The minimum improvement, in the unit of the metric; a smaller one does not count. At least 0.

@@ -114,6 +114,8 @@ class EMAAddon(AddOnBase):
     the average; it also has the trained weights, to resume. The average needs as much memory as the weights, and during validation there is
     one more copy.
 
+    How-to: ema
+
     Args:
         ema_decay: The decay of the average per optimizer update, in (0, 1).
         ema_warmup: Use a smaller decay in the first updates: (1 + n) / (10 + n) after n of them.
@@ -168,6 +170,8 @@ class EMAAddon(AddOnBase):
 
     def apply_average(self, trainer: TrainerProtocol) -> None:
         """Replace the model's weights by the average, permanently.
+
+        How-to: ema
 
         Raises:
             CheckpointError: there is no average yet

@@ -86,6 +86,8 @@ class FreezeAddon(AddOnBase):
 
     Epochs are counted over all runs of the trainer. Batch norm in a frozen part keeps its statistics. Give the optimizer all parameters.
 
+    How-to: freeze_layers
+
     Args:
         freeze: Names of parts, such as "backbone" for all parameters in it or "*.bias" for all biases; or a dict from names to epochs: n
             for the first n epochs, a range of epoch numbers from 0 (`range(3, 10)` is the fourth to the tenth epoch), or None for all.

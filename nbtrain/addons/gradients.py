@@ -112,6 +112,8 @@ class _Clip(L.Callback):
 class GradientClipAddon(AddOnBase):
     """Clip gradients before each update, and record their L2 norm before clipping as `train_grad_norm`.
 
+    How-to: gradient_clipping
+
     Args:
         gradient_clip: The bound; 0 turns clipping off. Of several optimizers, over all of their gradients, or a bound for each by its name:
             {"muon": 1.0}.
@@ -217,6 +219,8 @@ class GradientStatsAddon(AddOnBase):
     `train_grad_norm.<layer>` and `train_weight_norm.<layer>` are L2 norms. `train_act_mean.<layer>`, `train_act_std.<layer>` and
     `train_act_zeros.<layer>` are the mean, the standard deviation and the fraction of zeros, in [0, 1], of the layer's output for the last
     batch before the update. The row of each epoch has their means. A measured batch of a compiled model is computed without the compiler.
+
+    How-to: monitor_gradients
 
     Args:
         stats_every_n_steps: Measure every n optimizer updates, beginning with the first.

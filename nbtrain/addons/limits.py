@@ -78,6 +78,8 @@ class ValidateSteps(L.Callback):
 class LimitsAddon(AddOnBase):
     """Limit a run and its epochs, and choose when it validates.
 
+    How-to: train_for_steps, iterable_dataset
+
     Args:
         max_steps: End the run after this number of optimizer updates, including those of earlier runs of the trainer.
         max_time: End the run at the next batch after this time: a timedelta, or a string "days:hours:minutes:seconds".

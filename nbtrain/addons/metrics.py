@@ -442,6 +442,8 @@ class MetricsAddon(AddOnBase):
     the labels and outputs of a whole pass in CPU memory. On a GPU the last two batches of a pass are kept until the device has finished
     them, so that no step waits for it.
 
+    How-to: custom_metric, multiple_validation_sets
+
     Args:
         metrics: A metric, a list of them, or a dict by name. A metric is a function `fn(y_true, y_pred)` of NumPy arrays that returns a
             number or a dict of numbers, a `compute_metrics(eval_pred)` as for Hugging Face's trainer, or a torchmetrics object. For a

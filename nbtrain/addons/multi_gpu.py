@@ -276,6 +276,8 @@ class MultiGPUAddon(RanksAddon):
 
     A run raises it too, the error of a rank that failed, and WorkerError for one that was killed.
 
+    How-to: two_gpus, fsdp
+
     Args:
         init_method: The address where the processes meet, such as "tcp://localhost:12355". Default: `MASTER_PORT`, or a file if unset.
         strategy: "ddp": each device has the whole model. "ddp_find_unused_parameters_true": for a model with parameters that a step may not

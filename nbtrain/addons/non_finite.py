@@ -211,6 +211,8 @@ class NonFiniteAddon(AddOnBase):
 
     Every trainer has this addon, with `nonfinite=` as an argument; to set `max_skipped=`, use `add_on(NonFiniteAddon)`.
 
+    How-to: debug_nan
+
     Args:
         nonfinite: "raise": raise a StepError that names the first such step, when its loss is recorded (a few times a second). Its update
             has been applied by then, but nothing is saved after it. "stop": end the run then, with status "stopped". "skip": check the

@@ -85,6 +85,8 @@ class EnvironmentAddon(AddOnBase):
 
     `seed=` does not affect workers of a loader with `persistent_workers` that are already running, nor a model that was made before.
 
+    How-to: reproducibility
+
     Args:
         deterministic: Use torch's deterministic algorithms during a run; torch raises RuntimeError for operations without one. Sets the
             environment variable CUBLAS_WORKSPACE_CONFIG, unless it is already set.
@@ -150,6 +152,8 @@ class CompileAddon(AddOnBase):
 
     The first batches are slow, because torch compiles for each new shape. A model that is already compiled is not changed. Methods other
     than `forward` are not compiled.
+
+    How-to: torch_compile
 
     Args:
         compile: True, a mode of `torch.compile` such as "max-autotune", or a dict of its keyword arguments; False turns it off.
@@ -450,6 +454,8 @@ class CudaGraphAddon(AddOnBase):
     keeps a copy of a batch and of the outputs on the device until the run ends. Don't use it together with
     `compile="reduce-overhead"`, which makes CUDA graphs too.
 
+    How-to: torch_compile
+
     Args:
         graph_warmup: Eager steps before the capture, at least 1.
 
@@ -486,6 +492,8 @@ class PrefetchAddon(AddOnBase):
     This needs the memory of one more batch on the device. `prefetch=False` turns it off. Several loaders at once (a list or a dict) are
     not prefetched. A run resumed in mid-epoch is exact, unless both the loader in this process and the steps use the global random number
     generators of the CPU.
+
+    How-to: slow_data_loading
 
     Args:
         prefetch: False turns it off.

@@ -363,6 +363,8 @@ class SchedulerAddon(AddOnBase, ScheduleService):
     The state of an instance is saved in checkpoints and continues from run to run. The schedule of a factory begins from the optimizer's
     initial learning rates in each run. If a run continues with another length, a note says so, and its schedule is that of the new length.
 
+    How-to: learning_rate_schedule, warm_restarts
+
     Args:
         scheduler: An instance, which steps after each epoch; a factory `(optimizer, plan)`, called in each run, or a function `step -> lr`,
             which both step after each optimizer update.

@@ -53,6 +53,8 @@ class StateManagerAddon(KeptStatesAddon):
     the run has in all, so that the same line starts the run, resumes it after a crash, does nothing once its epochs are there, and trains
     on if the number is higher. If nothing has been saved yet, all but a path start a new run.
 
+    How-to: resume_after_crash, save_checkpoints
+
     Args:
         save_path: The folder in which each run gets a run folder. Required.
         save_format: "ckpt" for a Lightning checkpoint in one file, or "safetensor" for a folder without pickles.
@@ -169,6 +171,8 @@ class StateManagerAddon(KeptStatesAddon):
 
         In a step, a callback, or with worker processes it returns None, and the save follows.
 
+        How-to: save_checkpoints
+
         Returns:
             The path of the checkpoint; None in a step, a callback or with worker processes, where the save follows.
 
@@ -255,6 +259,8 @@ class StateManagerAddon(KeptStatesAddon):
 
         Weights, optimizer, schedule, counts, history, best and random numbers are restored; it prints what was taken, and what was lost and
         why.
+
+        How-to: bring_a_run
 
         Args:
             path: A checkpoint, or the folder of one, of Lightning, Hugging Face's Trainer, accelerate, zae-engine, OmniGenBench,

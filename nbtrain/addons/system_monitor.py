@@ -162,6 +162,8 @@ class SystemMonitorAddon(AddOnBase):
     clipping records `train_grad_norm`), `lr_1`, `lr_2`, … with several parameter groups, `ram_gb`, and on a CUDA device `gpu_gb`
     (allocated), `gpu_held_gb` (reserved) and, with pynvml, `gpu_load` (in [0, 1]). GB are 1e9 bytes. Rows have the last measurement.
 
+    How-to: slow_data_loading
+
     Args:
         monitor_system: False turns these measurements off.
         throughput: Also record for each epoch, of this process and without validations: `train_samples_per_s`, `train_wait_share`,

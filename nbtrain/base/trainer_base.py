@@ -235,6 +235,8 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     def log(self, name: str, value: Any, **options: Any) -> None:
         """Log a value under `name`, in addition to what the step returns; for steps taken from a LightningModule, with its options.
 
+        How-to: several_losses
+
         Args:
             name: The name of the metric in the history, as you give it: nothing is put before it.
             value: A number or a scalar tensor.
@@ -268,6 +270,8 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Compute the gradients of `loss` in a `train_step` that optimizes by hand: `loss.backward()`, in the precision of the run.
 
+        How-to: manual_optimization
+
         Args:
             loss: A scalar tensor with a graph.
             options: Arguments for `Tensor.backward`, such as `retain_graph=True`.
@@ -300,6 +304,8 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     @property
     def optimizers(self) -> dict[str, Any]:
         """The optimizers by name: those given as a list by their classes, such as "adamw"; a single one too.
+
+        How-to: several_optimizers, manual_optimization
 
         Example:
             >>> list(trainer.optimizers), len(trainer.all_optimizers)
@@ -654,6 +660,8 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
 
     def as_lightning_module(self) -> StepModule:
         """Return the steps as a LightningModule, for your own `lightning.Trainer`. It includes the callbacks of the addons.
+
+        How-to: lightning_module
 
         Changes:
             Nothing.

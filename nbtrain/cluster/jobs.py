@@ -200,6 +200,8 @@ class JobHandle:
 
     What it knows comes from the run folder and from the scheduler, so it works in any process that sees the folder.
 
+    How-to: slurm
+
     Args:
         run_dir: The run folder.
         trainer: The trainer that `wait` and `load` bring the result into. None: give it to `load`.
@@ -642,6 +644,8 @@ def submit(
     The job has the environment of this process: before it begins, it compares the versions of Python, torch, Lightning and nbtrain, and
     looks for the folders of `sys.path`. It needs the package submitit.
 
+    How-to: slurm
+
     Args:
         n_epoch: How many MORE epochs to train, from 1.
         loader: As for `run`; it must be picklable. `batch_size` is per process.
@@ -735,6 +739,8 @@ class Jobs(Sequence[JobHandle]):
 @checked
 def submitted_jobs(path: str | Path | None = None) -> Jobs:
     """List the runs that you have submitted, newest first, also those of other notebooks and earlier kernels.
+
+    How-to: slurm
 
     Args:
         path: A folder of run folders: only the jobs in it. None: all whose run folder is still there.

@@ -420,6 +420,8 @@ class RayAddon(RanksAddon):
 
     A run raises the error of a worker that failed, and WorkerError for one that was lost too often.
 
+    How-to: ray
+
     Args:
         workers: The number of workers, each a rank in a process.
         gpus_per_worker: 1 to train on GPUs, one for each worker; 0 to train on CPUs.

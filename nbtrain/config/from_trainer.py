@@ -456,6 +456,8 @@ def to_config(trainer: TrainerBase, path: str | Path | None = None, **fields: An
     `fields` are fields of the configuration; they override what is read from the trainer. For a model that does not keep its arguments
     under their names, give just those: `to_config("run.yaml", model={"args": {"width": 32}})`.
 
+    How-to: config_file
+
     Args:
         path: The YAML file to write. None: only return the text.
         fields: Fields of the configuration, which override what is read from the trainer.

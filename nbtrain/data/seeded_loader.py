@@ -77,6 +77,8 @@ class SeededLoader:
     random state untouched. For each sample and each call of `collate_fn` it seeds Python, torch on the CPU, and NumPy if it is
     imported. Passes are numbered by epoch, from 0; `set_epoch` sets the number of the next one, and Lightning calls it.
 
+    How-to: data_augmentation
+
     Args:
         dataset: A map-style dataset, with a length.
         batch_size: The number of samples in a batch.

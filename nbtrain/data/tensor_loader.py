@@ -123,6 +123,8 @@ class TensorLoader:
     from torch's global one, and a resumed pass draws nothing from it: restore the global one yourself before you resume. After the last
     batch the state is that of the next pass; in your own loop, save it after the loop has ended.
 
+    How-to: tabular_data
+
     Args:
         tensors: Tensors with a row for each sample, or one TensorDataset, or one dict of tensors. NumPy arrays and pandas frames become
             tensors, their floats in torch's default dtype.

@@ -54,6 +54,8 @@ class Callback(L.Callback):
     Use it like any callback: `lightning={"callbacks": [...]}`, in an addon, or with your own `lightning.Trainer`. `trainer` is Lightning's;
     nbtrain's is `pl_module.owner`. The overridden hooks are looked up when a run begins.
 
+    How-to: custom_callback
+
     Example:
         >>> class Norms(Callback):
         ...     def on_after_optimizer_step(self, trainer, pl_module, optimizer):

@@ -159,6 +159,8 @@ class History(Listed):
     A step is an optimizer update. The batches of a window of accumulated gradients have the step of its update, and a validation stands
     at the newest one. `processed` in a row counts batches, validation included, and puts rows of one step into order.
 
+    How-to: plot_curves
+
     Attributes:
         epochs: A row for each finished training epoch, with the metrics of its last validation. A row is a dict by name.
         validations: A row for each validation, also inside an epoch and before the first epoch (epoch 0).
@@ -441,6 +443,8 @@ class History(Listed):
     def to_csv(self, path: str | Path) -> Path:
         """Write a row for each epoch (without epochs, for each test) to the CSV file `path`; a missing metric is an empty cell.
 
+        How-to: plot_curves
+
         Args:
             path: The file; an existing one is replaced.
 
@@ -465,6 +469,8 @@ class History(Listed):
     @property
     def df(self) -> DataFrame:
         """The epochs (without epochs, the tests) as a pandas DataFrame.
+
+        How-to: plot_curves
 
         Raises:
             ImportError: pandas is not installed

@@ -316,6 +316,8 @@ def load_run(path: str | Path) -> History:
 
     Damaged lines are left out, with a warning.
 
+    How-to: plot_curves
+
     Args:
         path: The folder.
 

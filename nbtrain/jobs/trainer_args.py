@@ -75,6 +75,8 @@ def _plain(data: Any) -> Any:
 class TrainerArgs(NnScalerFields, Settings):
     """The configuration of a run, with the fields of `Settings`: parts by name, their arguments, batches, limits, saving.
 
+    How-to: config_file
+
     Args:
         document: What it was read from.
 

@@ -179,6 +179,8 @@ def compare(*paths: str | Path | Trained, metrics: Sequence[str] | None = None) 
 
     Trainers, such as a trainer and its branch, are shown as one tree. Damaged lines of a record are left out, with a note.
 
+    How-to: compare_runs
+
     Args:
         paths: Run folders or folders of runs; or trainers.
         metrics: What to show: quantities such as "loss", or metrics such as "val_acc". None: what there is room for, that which changes

@@ -32,6 +32,8 @@ __all__ = ["plot", "history_png", "history_text", "history_html", "trainer_html"
 def plot(history: History, metrics: Sequence[str] | None = None) -> Figure:
     """Plot the curves by epoch, with fewer than five epochs the loss by step; returns a matplotlib figure.
 
+    How-to: plot_curves
+
     Args:
         metrics: What to show, in this order: quantities such as "loss", or metrics such as "val_acc". None: at most six quantities, those
             that change before the others.

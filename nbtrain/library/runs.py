@@ -181,6 +181,8 @@ class Runs(Sequence[RunEntry]):
     for each run select several: `runs[[0, 4]]`, `runs[runs.df.val_loss < 0.5]`. Each run has `name`, `status`, `best`, `settings`,
     `history`, `note` and `tags`, which you may set, and `delete()`.
 
+    How-to: many_runs
+
     Args:
         entries: The runs.
 
@@ -340,6 +342,8 @@ def session_runs(title: str | None = None) -> Runs:
 @checked
 def runs(path: str | Path | None = None) -> Runs:
     """List runs: those of this session, or those recorded in a folder. In a notebook they are one picture and a table.
+
+    How-to: many_runs
 
     Args:
         path: A `save_path`, a run folder, or the folder that `nbtrain sweep` has written. None: the runs of this session.

@@ -219,6 +219,8 @@ class WandBLoggerAddon(WebLoggerAddon):
     If the service fails, the run continues, with a note. The files of an offline run are in the run folder. Each logged point is the
     mean of 50 updates; `lightning={"log_every_n_steps": 1}` logs every update.
 
+    How-to: log_to_wandb
+
     Args:
         web_logger: {"wandb": {...}} with arguments of `wandb.init`, such as `project`.
         log_figures: Upload the curves when a run ends.
@@ -273,6 +275,8 @@ _OTHERS = 'Other services: loggers=[...] and lightning={"logger": ...} take Ligh
 
 class LoggersAddon(_LoggingAddon):
     """Log runs to local trackers by name, and to any Lightning loggers.
+
+    How-to: log_to_tensorboard
 
     Args:
         loggers: "csv" (`training_log.csv`), "tensorboard", "mlflow" (a SQLite file next to the run folders), "trackio", or instances of

@@ -64,6 +64,8 @@ def param_groups(
 
     Parameters with fewer than two dimensions get no weight decay. Frozen parameters are included.
 
+    How-to: layer_learning_rates
+
     Args:
         model: The model.
         lr: The learning rate.

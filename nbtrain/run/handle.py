@@ -154,6 +154,8 @@ class RunThread:
 class RunHandle(Listed):
     """A handle to a run in the background, returned by `run(..., background=True)`.
 
+    How-to: train_in_background
+
     Attributes:
         is_waited_for: Whether a cell waits for the run.
 

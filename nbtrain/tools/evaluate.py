@@ -347,6 +347,8 @@ def predict(trainer: TrainerBase, x: Predicted, batch_size: PositiveInt | None =
     "output" of `test_step`; for a loader the outputs of its batches in its order, concatenated if they are tensors. A dataset is read
     in its order, in batches of `batch_size` (32). Inputs are moved to the device; the result is on the CPU. Nothing else changes.
 
+    How-to: predict
+
     Args:
         x: A tensor (B, ...), an array, a DataFrame, a batch, a loader or a dataset.
         batch_size: The number of samples in a batch, for a dataset. None: 32.
@@ -466,6 +468,8 @@ def evaluate(
 
     `metrics`: metrics of all samples that this evaluation computes, too, such as `{"f1": f1_score}`, as those of MetricsAddon: the
     step returns "label" and "output".
+
+    How-to: evaluate, multiple_validation_sets
 
     Args:
         data: A loader, a dataset, a LightningDataModule, or several loaders as a dict by name or a list.

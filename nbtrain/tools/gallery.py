@@ -47,6 +47,8 @@ __all__ = ["Draw", "Sample", "in_words", "is_image", "rgb", "draw_sample", "Gall
 class Sample:
     """A sample on the CPU, with what the step returned for it.
 
+    How-to: worst_predictions
+
     Attributes:
         index: Its number in the pass, from 0.
         input: Its row of the batch's first tensor.
@@ -167,6 +169,8 @@ def draw_sample(axes: Axes, sample: Sample) -> None:
 class Gallery:
     """Samples, shown as a figure in a notebook and as a table in a terminal.
 
+    How-to: worst_predictions
+
     Attributes:
         samples: The samples, a list of Sample.
         title: The title of the figure.
@@ -252,6 +256,8 @@ def show_worst(
 
     If `test_step` returns "losses", of shape (B,), they are used. Otherwise `test_step` is called once for each sample, in a batch of
     one.
+
+    How-to: worst_predictions
 
     Args:
         loader: The loader with the samples.

@@ -52,6 +52,8 @@ __all__ = ["RangeTest", "lr_find"]
 class RangeTest:
     """The result of a learning rate range test.
 
+    How-to: learning_rate_finder
+
     Attributes:
         rates: The learning rate of each batch.
         losses: The loss of each batch, before the update with its rate.
@@ -269,6 +271,8 @@ def lr_find(trainer: TrainerBase, loader: Iterable[Any], *, start: float = 1e-7,
     the schedule, other addons, and the callbacks and loggers of `lightning=` do not. The rate is set on the first parameter group; the
     other groups keep their ratio to it. What the steps append to a list meanwhile is removed, also from a list that they reach by a
     closure or a global name.
+
+    How-to: learning_rate_finder
 
     Args:
         loader: What to train on; it is read again if it is shorter than `n_batches`.

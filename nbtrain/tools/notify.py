@@ -36,6 +36,8 @@ class Notification:
     `notify` is a function that gets it, a command such as `["notify-send", "{text}"]`, which gets it as JSON, too, or the address of a
     webhook. A run waits ten seconds at most for it, and notes a failure.
 
+    How-to: notification
+
     Attributes:
         name: The class of the trainer and the run folder, if there is one.
         status: "completed", "stopped", "interrupted", "failed"; "paused" if an error has paused the run.

@@ -210,6 +210,8 @@ def check_port(
     After each update, the gradients, the weights and the recorded losses of both are compared, and the first step, layer and reason at
     which they part are found. The trainer, the loaders and the random numbers are as before.
 
+    How-to: check_a_port
+
     Args:
         trainer: A trainer that has not trained yet.
         loop: Your old loop as a function. It is called as `loop(model, loader)`, with a copy of the model on the trainer's device, and

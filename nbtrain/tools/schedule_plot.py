@@ -83,6 +83,8 @@ def plot_schedules(schedules: Mapping[str, Scheduler], n_steps: int, lr: float =
 def plot_schedule(schedule: Scheduler, n_steps: int, lr: float = 1.0) -> Figure:
     """Plot the learning rates of one schedule by update; returns a matplotlib figure.
 
+    How-to: warm_restarts
+
     Args:
         schedule: A function `step -> lr`, or a factory `(optimizer, plan)`.
         n_steps: How many updates.

@@ -244,6 +244,8 @@ class SavedSession:
 class Session(Listed):
     """Rounds with runs of one trainer, which are one run in the view, the history and the schedule: `trainer.session(...)`.
 
+    How-to: run_in_a_loop
+
     Attributes:
         trainer: The trainer.
         round: The current round, from 0; after the session, how many rounds were completed.
@@ -516,6 +518,8 @@ def session(
 
     In a notebook ■ pauses the run and ends the cell; run the cell again to continue the session, also after an error; `stop()` ends it.
     An evaluation in a session has no separate record.
+
+    How-to: run_in_a_loop
 
     Args:
         rounds: How many rounds, from 1; or a sequence, of which each item is a round. None: until you `break`.

@@ -43,6 +43,8 @@ __all__ = ["Profile", "profile"]
 class Profile:
     """Where the time of a training step goes, as a table. torch's profiler makes small operators slower: compare shares.
 
+    How-to: profile_run
+
     Attributes:
         n_steps: How many steps, optimizer updates, were profiled.
         step_s: Seconds a step, under the profiler.
@@ -233,6 +235,8 @@ def profile(trainer: TrainerBase, loader: Loaders, *, steps: PositiveInt = 20, t
     """Train a copy on `loader` for some steps, and say where their time goes: data, forward, backward, optimizer, nbtrain.
 
     torch's profiler records `steps` updates, after some that warm up. The copy needs the memory of a second model and optimizer.
+
+    How-to: profile_run
 
     Args:
         loader: What to train on; it is read again if it is shorter.

@@ -36,6 +36,8 @@ __all__ = ["check", "Summary", "layers_of", "own_params", "shared_params", "summ
 def check(trainer: TrainerBase, batch: Batch) -> None:
     """Try `train_step` (with a backward pass) and `test_step` on one batch, and print their inputs and outputs. Changes nothing.
 
+    How-to: overfit_one_batch, same_device
+
     Args:
         batch: A batch, as a loader gives it.
 
@@ -141,6 +143,8 @@ def shared_params(model: nn.Module) -> tuple[str, ...]:
 @with_newest
 def summary(trainer: TrainerBase, batch: Batch) -> Summary:
     """Summarize the layers of the model: output shapes and parameter counts, as found by calling `test_step` on `batch`.
+
+    How-to: model_summary
 
     Args:
         batch: A batch, as a loader gives it.

@@ -27,6 +27,8 @@ def save_model(trainer: TrainerBase, filename: str | Path, *, overwrite: bool = 
     A name that ends in ".safetensors" is written in that format, any other as a torch file. Returns `filename`. Raises
     CheckpointError if the file exists, unless `overwrite` is True.
 
+    How-to: save_and_load_weights
+
     Args:
         filename: A path, or a URL such as "s3://...". A name that ends in ".safetensors" is written in that format, any other as a
             torch file.
@@ -64,6 +66,8 @@ def apply_weights(
 
     If you change the code that computes the monitored value, the best starts again, and the mark of the change has a number: with
     `before=1` it loads the best weights before that. What was guessed about a file is said in a note.
+
+    How-to: save_and_load_weights, load_pretrained
 
     Args:
         filename: A torch or safetensors file, or a folder of shards, of any tool; a path or a URL. Its weights may be below a key such

@@ -216,6 +216,8 @@ class Trainer(TrainerCommands):
     ) -> RunResult | RunHandle:
         """Train `n_epoch` MORE epochs on `loader`, validate on `valid_loader` after each; optimizer, schedule and epochs continue.
 
+        How-to: resume_after_crash, train_in_background
+
         Args:
             n_epoch: How many MORE epochs to train, from 1; with `resume`, the total of the run. In mode "test", how many passes.
             loader: A DataLoader, a list of batches or any iterable that can be read again; or a LightningDataModule or LightningModule.
@@ -301,6 +303,8 @@ class Trainer(TrainerCommands):
     def pause(self) -> None:
         """Pause the run between two batches, and wait until it is paused. Called in a step or a callback, it returns at once.
 
+        How-to: pause_training
+
         Raises:
             ConfigError: no run is on, or it is in the main thread, as `run` in a script: nothing could resume it; or your own
                 `lightning.Trainer` trains
@@ -342,6 +346,8 @@ class Trainer(TrainerCommands):
         run is paused, it says so, and the next run uses `steps`.
         Returns the result, or the RunHandle with `background=True`.
 
+        How-to: pause_training
+
         Args:
             steps: A class with other steps, for the rest of the run. None: the newest class of the trainer's name.
             skip: Leave out the batch that failed, without an update.
@@ -374,6 +380,8 @@ class Trainer(TrainerCommands):
         You need it only for a class that is not the newest of its name, which each operation takes by itself: the trainer then holds that
         older class, until you give it the newest one. `Old = Digits` keeps a class when you run its cell again. For a trainer
         that `from_lightning` made, `steps` is a class of LightningModules.
+
+        How-to: edit_a_step
 
         Args:
             steps: The class, a subclass of Trainer or of LightningModule.
@@ -416,6 +424,8 @@ class Trainer(TrainerCommands):
         The state is saved if the trainer has a StateManagerAddon. Called in a step or a callback, it returns at once. Does nothing if no
         run is in progress. Where your own `lightning.Trainer` trains, it sets `should_stop` of that, and returns at once.
 
+        How-to: pause_training
+
         Returns:
             The RunResult; None if the trainer has not run.
 
@@ -446,6 +456,8 @@ class Trainer(TrainerCommands):
         Of several optimizers, `set(lr={"muon": 1e-2})` changes those that are named, and `set(lr=1e-4)` the first; the others keep their
         ratio to it.
 
+        How-to: change_learning_rate
+
         Args:
             options: Options of the optimizer's parameter groups by name, such as `lr` and `weight_decay`; for several optimizers a dict by
                 name.
@@ -472,6 +484,8 @@ class Trainer(TrainerCommands):
         """Validate between two batches, in a run with a `valid_loader`. Returns the metrics.
 
         Called in a step or a callback, it returns None, and the run validates after the batch.
+
+        How-to: train_in_background
 
         Returns:
             The metrics by name, such as `val_loss`; None in a step or a callback.
@@ -515,6 +529,8 @@ class Trainer(TrainerCommands):
         It reads `value` off the device, which costs a synchronization, so call it once an epoch or every so many steps. Of an epoch the
         first 16 are kept, and 256 in all: `show_limits`. In several processes only rank 0 shows. The check of `test_step` before epoch 1
         shows nothing. In a cell, `validate` and `run_batch` it is shown below the cell, and not recorded.
+
+        How-to: show_images, show_masks
 
         Args:
             name: Under which name; each name has its own slider. None: show the newest run. A path, as `Path("/shared/runs")`, shows the
@@ -628,6 +644,8 @@ class Trainer(TrainerCommands):
     @completed_by_value
     def runs(self) -> Runs:
         """The runs in this trainer's `save_path`; without one, those of its class in this session.
+
+        How-to: many_runs
 
         Example:
             >>> trainer.run(1, loader).status, len(trainer.runs) > 0

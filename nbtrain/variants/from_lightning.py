@@ -260,6 +260,8 @@ def from_lightning(
     To use addons, call it on the class that `add_on` returns: `Trainer.add_on(StateManagerAddon).from_lightning(module,
     save_path="runs/lit")`.
 
+    How-to: lightning_module
+
     Args:
         module: The LightningModule.
         device: Where it trains, as for any trainer.

@@ -297,6 +297,8 @@ class ModelTrainer(DatasetTrainer):
 
     The other arguments are those of Trainer. The order of `train_dataset` depends only on the epoch and on `seed` (by default 0).
 
+    How-to: hugging_face_hub, lora
+
     Args:
         model, device, mode, optimizer, scheduler: As for Trainer, except that the optimizer is optional.
         loss_fn: `loss_fn(output, target)`, for a model that does not return its loss.
@@ -415,6 +417,8 @@ class ModelTrainer(DatasetTrainer):
     @checked
     def save_pretrained(self, folder: str | Path) -> Path:
         """Save the model in `folder`, in the format that `from_pretrained` reads. During a run it is saved between two batches.
+
+        How-to: hugging_face_hub
 
         Args:
             folder: The folder to write; it is created.

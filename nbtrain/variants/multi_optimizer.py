@@ -150,6 +150,8 @@ class MultiOptimizerTrainer(Trainer):
 
     The other arguments are those of Trainer. Accumulation, loss-scaled fp16, several processes and `lr_find` raise ConfigError.
 
+    How-to: several_optimizers
+
     Args:
         model: The model with all parts, such as `nn.ModuleDict({"generator": ..., "discriminator": ...})`.
         optimizers: A dict of optimizers, or of factories `parameters -> optimizer` for the part of the model that has the same name.
