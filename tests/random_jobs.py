@@ -772,7 +772,7 @@ _HEAD = """# Beside a plain PyTorch loop
 The judge of training is a loop of plain PyTorch, `tests/plain_loop.py`, which reads a loader until it ends and knows nothing of nbtrain and
 Lightning. `make compare` draws jobs at random and does each three times: by that loop, and by nbtrain the
 short way and by the public calls of Lightning's strategy and precision.
-Of {n:,} jobs that were drawn for this page, {n_different} ended otherwise than the plain loop. Compared are the batches that the steps see,
+Of {n:,} jobs drawn for this page, {n_different} had another result than the plain loop. Compared are the batches that the steps see,
 the weights and the optimizer's state bit for bit, the means of the epochs, and the random numbers after the run.
 
 | drawn | jobs |

@@ -56,7 +56,7 @@ def rows(folder: Path, *, install: bool) -> dict[str, float]:
         "`pip install .` in a fresh environment, with the packages in pip's cache": lambda: _install(folder),
         "first picture: `nbtrain demo`, ten epochs": lambda: _seconds([python, "-m", "nbtrain", "demo"], folder, "completed"),
         "your own model: the script below, three epochs": lambda: _seconds([python, "own.py"], folder, "completed True"),
-        "first mistake: a step without a loss, until the error names it": lambda: _seconds(
+        "first mistake: a step without a loss, time until the error message": lambda: _seconds(
             [python, "mistake.py"], folder, "without 'loss'", 1
         ),
         "first resume: the same line again, once a run of four epochs has ended": lambda: _again(python, folder),
