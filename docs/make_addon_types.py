@@ -46,10 +46,11 @@ def option_groups(kinds: Iterable[type[AddOnBase]]) -> dict[type, dict[str, str]
     return found
 
 
-def trainer_options() -> dict[str, str]:
-    """The keyword-only arguments of a trainer, with their types."""
-    parameters = inspect.signature(Trainer.__init__).parameters.values()
-    return {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY}
+def trainer_options(*, keyword_only: bool) -> dict[str, str]:
+    """The arguments of a trainer that are keyword-only, or those that follow the model and needn't be, with their types."""
+    _, _, *parameters = inspect.signature(Trainer.__init__).parameters.values()
+    kind = inspect.Parameter.KEYWORD_ONLY if keyword_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return {p.name: p.annotation for p in parameters if p.kind is kind}
 
 
 def command(kind: type[AddOnBase], name: str) -> ast.FunctionDef:
@@ -157,14 +158,18 @@ def joined_cell() -> str:
     """The TypedDicts of the options of all addons, and of all that a trainer takes, whose docstring is written by hand."""
     groups = option_groups(shipped())
     every = _typed_dict("AddonOptions", map(_group_name, groups), {}, "The options of all addons that come with nbtrain.")
-    own = _typed_dict("TrainerOptions", ["AddonOptions"], trainer_options(), nbtrain.TrainerOptions.__doc__ or "")
-    return f"{every}\n\n{own}"
+    said = "The keyword-only arguments of a trainer, with the options of its addons."
+    keywords = _typed_dict("KeywordOptions", ["AddonOptions"], trainer_options(keyword_only=True), said)
+    own = _typed_dict("TrainerOptions", ["KeywordOptions"], trainer_options(keyword_only=False), nbtrain.TrainerOptions.__doc__ or "")
+    return f"{every}\n\n{keywords}\n\n{own}"
 
 
 def import_cell() -> str:
     """What the types name, for type checkers alone, and the classes of the addons."""
     used = [(kind.__module__, type_) for kind, own in option_groups(shipped()).items() for type_ in own.values()]
-    used += [(Trainer.__module__, type_) for type_ in trainer_options().values()]
+    used += [
+        (Trainer.__module__, p.annotation) for p in inspect.signature(Trainer.__init__).parameters.values() if p.default is not p.empty
+    ]
     used += [(kind.__module__, kind.__name__) for kind in shipped()]
     union = " | ".join(f"type[{kind.__name__}]" for kind in shipped())
     return _for_type_checkers([*imports(used), "", f"ShippedAddon: TypeAlias = {union}"])

@@ -33,7 +33,7 @@ class Message(NamedTuple):
 USER = """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -98,10 +98,17 @@ class Warm(Digits):
         self.temperature = temperature
 
 
-warm = Warm.add_on(StateManagerAddon)(net, temperature=0.5, every_n_epochs=1, seed=1)
+warm = Warm.add_on(StateManagerAddon)(net, temperature=0.5, every_n_epochs=1, seed=1, device="cpu", optimizer=adam)
 reveal_type(warm.temperature)  # type: float
 Warm.add_on(StateManagerAddon)(net, temperature="hot")  # error: reportArgumentType
 Warm.add_on(StateManagerAddon)(net, every_n_epoch=1)  # error: reportCallIssue
+Warm(net, mode="trian")  # error: reportArgumentType
+
+
+class Recorded(Trainer):
+    def test_step(self, batch: Any) -> Mapping[str, Any]:
+        return {"loss": self.model(batch[0]).mean()}
+
 
 
 class Careful(Digits.add_on(GradientClipAddon)):  # type: ignore[misc]

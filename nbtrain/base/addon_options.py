@@ -39,6 +39,7 @@ __all__ = [
     "SystemMonitorOptions",
     "UpdateRatioOptions",
     "AddonOptions",
+    "KeywordOptions",
     "TrainerOptions",
     "TrainerFactory",
 ]
@@ -68,14 +69,17 @@ if TYPE_CHECKING:
     from nbtrain.addons.state_manager import SaveType, SaveWeights, StateManagerAddon
     from nbtrain.addons.system_monitor import SystemMonitorAddon, TokenCount
     from nbtrain.annotations import PositiveInt
-    from nbtrain.base.arguments import NonFinite
+    from nbtrain.base.arguments import NonFinite, Optimizers
+    from nbtrain.base.devices import Device
     from nbtrain.checkpoint.files import SaveFormat
     from nbtrain.code.addon import SourceAddon
     from nbtrain.distributed.own_shares import Data
     from nbtrain.distributed.parallelism import Parallelize
+    from nbtrain.engine.train_state import Mode
     from nbtrain.events import MonitorMode
     from nbtrain.library.live_view import LiveViewAddon
     from nbtrain.loggers.addon import LoggersAddon, NeptuneLoggerAddon, WandBLoggerAddon
+    from nbtrain.optim.joint_optimizer import Schedulers
     from nbtrain.state.addon import KeptStatesAddon
 
     ShippedAddon: TypeAlias = (
@@ -354,8 +358,26 @@ class AddonOptions(
     """The options of all addons that come with nbtrain."""
 
 
-class TrainerOptions(AddonOptions, total=False):
-    """The keyword-only arguments of a trainer, with the options of its addons.
+class KeywordOptions(AddonOptions, total=False):
+    """The keyword-only arguments of a trainer, with the options of its addons."""
+
+    log_bar: bool
+    scheduler_step_on_batch: bool
+    gradient_clip: float | dict[str, float]
+    compile: bool | str | dict[str, Any] | None
+    precision: Any
+    nonfinite: NonFinite
+    seed: int | None
+    save_path: str | Path | None
+    monitor: str
+    monitor_mode: MonitorMode | None
+    on_error: Literal["pause", "raise"] | None
+    count_samples: Callable[[Any], int] | None
+    lightning: dict[str, Any] | None
+
+
+class TrainerOptions(KeywordOptions, total=False):
+    """The arguments of a trainer but the model, with the options of its addons.
 
     Those of the addons that each trainer has are explained there: `hooks` in HooksAddon, `keep_states` in KeptStatesAddon, `keep_source`
     in SourceAddon, `advice` and `compare_with` in LiveViewAddon.
@@ -386,19 +408,10 @@ class TrainerOptions(AddonOptions, total=False):
         0.99
     """
 
-    log_bar: bool
-    scheduler_step_on_batch: bool
-    gradient_clip: float | dict[str, float]
-    compile: bool | str | dict[str, Any] | None
-    precision: Any
-    nonfinite: NonFinite
-    seed: int | None
-    save_path: str | Path | None
-    monitor: str
-    monitor_mode: MonitorMode | None
-    on_error: Literal["pause", "raise"] | None
-    count_samples: Callable[[Any], int] | None
-    lightning: dict[str, Any] | None
+    device: Device | list[Device]
+    mode: Mode
+    optimizer: Optimizers | None
+    scheduler: Schedulers | None
 
 
 # %% ../../nbs/base/addon_options.ipynb #cf1e4120

@@ -160,7 +160,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     )  # fmt: skip
 
     # -- what you write
-    def train_step(self, batch: Any) -> dict[str, Any] | None:
+    def train_step(self, batch: Any) -> Mapping[str, Any] | None:
         """Compute the loss of a batch, which is already on the device. Override it; return a dict with at least "loss".
 
         With `automatic_optimization = False` in the class, it makes its updates: with `self.backward(loss)`, `self.optimizer.step()` and
@@ -188,7 +188,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         """
         raise StepError(f"{self.title} has no train_step.", remedy="Write train_step(self, batch), which returns a dict with 'loss'.")
 
-    def test_step(self, batch: Any) -> dict[str, Any] | None:
+    def test_step(self, batch: Any) -> Mapping[str, Any] | None:
         """Compute the metrics of a batch in validation and test. Override it; return a dict, or None to leave the batch out.
 
         Args:

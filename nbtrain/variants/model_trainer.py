@@ -37,7 +37,7 @@ from ..run.handle import RunHandle
 from ..trainer.trainer import Trainer
 
 if TYPE_CHECKING:
-    from nbtrain.base.addon_options import TrainerOptions
+    from nbtrain.base.addon_options import KeywordOptions
 
 # %% auto #0
 __all__ = [
@@ -348,7 +348,7 @@ class ModelTrainer(DatasetTrainer):
         weight_decay: float | None = None,
         gradient_checkpointing: bool = False,
         perplexity: bool = False,
-        **options: Unpack[TrainerOptions],
+        **options: Unpack[KeywordOptions],
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "options", "__class__")}
         made = choose_optimizer(model, mode, optimizer, learning_rate, weight_decay)

@@ -28,7 +28,7 @@ from ..base.arguments import Optimizing
 from ..trainer.trainer import Trainer
 
 if TYPE_CHECKING:
-    from nbtrain.base.addon_options import TrainerOptions
+    from nbtrain.base.addon_options import KeywordOptions
     from nbtrain.tools.lr_finder import RangeTest
 
 # %% auto #0
@@ -184,7 +184,7 @@ class MultiOptimizerTrainer(Trainer):
         optimizers: Mapping[str, Optimizing] | None = None,
         schedulers: Mapping[str, Any] | None = None,
         every: Mapping[str, int] | None = None,
-        **options: Unpack[TrainerOptions],
+        **options: Unpack[KeywordOptions],
     ) -> None:
         given = {"optimizers": optimizers, "schedulers": schedulers, "every": every}
         _check_class(type(self), mode, optimizers or {}, options)
