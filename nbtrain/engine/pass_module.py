@@ -396,6 +396,9 @@ class PassModule(L.LightningModule):
             return {}
         own = self.own_metrics() if self.guard is None else self.guard.call("metric_on_epoch_end", self.own_metrics) or {}
         means = meter.means()
+        if meter.undefined:
+            text = f"{_PREFIX[phase]}_{meter.undefined} is not finite for a batch without samples, which has no part in the mean."
+            self.owner.recorder.note(text, once=True)
         for addon in self._addons:
             if more := addon.pass_metrics(self.owner, phase):
                 own = joined_metrics(means, own, more, type(addon).__name__)
