@@ -22,7 +22,6 @@ from torchmetrics import Metric
 from ..private.torch_parts import buffers_of, parameters_of
 from .interrupts import exit_with_130, handles_signals
 from ..engine.control import Control, uninterrupted
-from ..engine.pass_module import TrainingModes
 from ..engine.protocol import TrainerProtocol
 from ..engine.train_state import Mode, TrainState
 from ..errors import RunPaused, RunStopped
@@ -255,12 +254,14 @@ def advance(trainer: Any, n_batches: int | None = None, n_done: int | None = Non
 # %% ../../nbs/base/operation.ipynb #adc028c0
 @contextmanager
 def _as_before(trainer: Operated) -> Iterator[None]:
-    modes, random, state, module = TrainingModes(trainer.model), random_state(), trainer.train_state, trainer.module
+    modes = [(part, part.training) for part in trainer.model.modules()]
+    random, state, module = random_state(), trainer.train_state, trainer.module
     try:
         yield
     finally:
         trainer.train_state, trainer.module = state, module
-        modes.restore()
+        for part, training in modes:
+            part.training = training
         set_random_state(random)
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nbtrain.loops.error_guard import ErrorGuard
 
 # %% auto #0
-__all__ = ["Round", "numbers", "joined_metrics", "is_sanity_check", "TrainingModes", "PassModule"]
+__all__ = ["Round", "numbers", "joined_metrics", "is_sanity_check", "EvaluationModes", "PassModule"]
 
 
 # %% ../../nbs/engine/pass_module.ipynb #stepsprot
@@ -79,9 +79,9 @@ def is_sanity_check(pl_trainer: L.Trainer) -> bool:
 
 
 # %% ../../nbs/engine/pass_module.ipynb #trmode04
-def _parts(root: nn.Module) -> list[nn.Module]:
-    """The modules of `root`, each once; `root.modules()` takes three times as long."""
-    found, known = [root], {root}
+def _parts(*roots: nn.Module) -> list[nn.Module]:
+    """The modules of all `roots`, each once; `root.modules()` takes three times as long."""
+    found, known = [*roots], {*roots}
     for part in found:  # which grows meanwhile
         for child in children_of(part).values():
             if child is not None and child not in known:
@@ -90,24 +90,26 @@ def _parts(root: nn.Module) -> list[nn.Module]:
     return found
 
 
-class TrainingModes:
-    """Which modules of `model` are in training mode now, to be restored later."""
+class EvaluationModes:
+    """The modules of `roots` that are in training mode now: evaluation mode for them, and back."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._modes = [(part, part.training) for part in _parts(model)]
-
-    def restore(self) -> None:
-        for part, was_training in self._modes:
-            _set_mode(part, was_training)
+    def __init__(self, *roots: nn.Module) -> None:
+        self._parts = _parts(*roots)
+        self._trained = [part for part in self._parts if part.training]
 
     def evaluate(self) -> bool:
-        """Do what `model.eval()` does. Returns False, and changes nothing, if a module has its own way to change its mode."""
-        for part, _ in self._modes:
+        """Do what `eval()` of the roots does. Returns False, and changes nothing, if a module has its own way to change its mode."""
+        for part in self._parts:
             if not _has_usual_modes(part):
                 return False
-        for part, _ in self._modes:
+        for part in self._trained:
             _set_mode(part, False)
         return True
+
+    def restore(self) -> None:
+        """Put these modules back into training mode. All others stay as your code has left them."""
+        for part in self._trained:
+            _set_mode(part, True)
 
 
 def _set_mode(part: nn.Module, training: bool) -> None:
@@ -155,7 +157,7 @@ class PassModule(L.LightningModule):
         self._said_left_out: set[Phase] = set()
         self._doubts: dict[Mode, str] = {}  # about the number of samples in the first batch that was counted in a mode
         self._losses: list[Tensor] = []  # of the newest batch, if it has several steps
-        self._borrowed: list[Callable[[], Any]] = []  # restore what a validation changes: the RNG state and the owner's mode
+        self._borrowed: list[Callable[[], Any]] = []  # restore what an evaluation changes: modes, the RNG state
 
     # -- what a step returns
     def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
@@ -325,6 +327,18 @@ class PassModule(L.LightningModule):
         """Restore the random state of the training when the validation ends."""
         self._borrowed.append(partial(set_random_state, random_state()))
 
+    def begin_evaluation(self) -> None:
+        """Put the model and the modules that are attributes of the trainer into evaluation mode, until `restore_training`."""
+        pl_trainer, own = self.trainer, vars(self.owner)
+        others = [item for name in own.keys() - self.owner.own_names if isinstance(item := own[name], nn.Module)]
+        modes = EvaluationModes(self, *others)
+        self._borrowed.append(modes.restore)
+        if pl_trainer.model is not self or not modes.evaluate():
+            for root in (pl_trainer.model, *others):
+                root.eval()
+
+    on_validation_model_eval = on_test_model_eval = on_predict_model_eval = begin_evaluation
+
     def on_validation_start(self) -> None:
         self._borrowed.append(partial(setattr, self.owner, "mode", self.owner.mode))
         self.owner.mode = "test"
@@ -360,7 +374,7 @@ class PassModule(L.LightningModule):
     on_validation_epoch_end = on_test_epoch_end = end_evaluation_pass
 
     def restore_training(self) -> None:
-        """Restore what a validation has borrowed."""
+        """Restore what an evaluation has changed."""
         while self._borrowed:
             self._borrowed.pop()()
 
