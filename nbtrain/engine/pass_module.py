@@ -30,6 +30,7 @@ from .protocol import Turn
 from .step_output import LeftOut, count_samples, doubt_of_count, named, split_count
 from .train_state import Mode
 from ..errors import ConfigError, StepError
+from ..objects.user_code import is_kind
 from ..optim.step_watch import StepWatch
 from ..rng import random_state, set_random_state
 
@@ -38,7 +39,17 @@ if TYPE_CHECKING:
     from nbtrain.loops.error_guard import ErrorGuard
 
 # %% auto #0
-__all__ = ["Round", "numbers", "joined_metrics", "is_sanity_check", "EvaluationModes", "PassModule"]
+__all__ = [
+    "Round",
+    "numbers",
+    "joined_metrics",
+    "is_sanity_check",
+    "modules_in",
+    "modules_beside",
+    "EvaluationModes",
+    "set_mode",
+    "PassModule",
+]
 
 
 # %% ../../nbs/engine/pass_module.ipynb #stepsprot
@@ -79,7 +90,7 @@ def is_sanity_check(pl_trainer: L.Trainer) -> bool:
 
 
 # %% ../../nbs/engine/pass_module.ipynb #trmode04
-def _parts(*roots: nn.Module) -> list[nn.Module]:
+def modules_in(*roots: nn.Module) -> list[nn.Module]:
     """The modules of all `roots`, each once; `root.modules()` takes three times as long."""
     found, known = [*roots], {*roots}
     for part in found:  # which grows meanwhile
@@ -90,11 +101,17 @@ def _parts(*roots: nn.Module) -> list[nn.Module]:
     return found
 
 
+def modules_beside(trainer: Any) -> dict[str, nn.Module]:
+    """The modules in attributes that your class or steps have given to `trainer`: metrics, losses with weights, a teacher."""
+    names = vars(trainer).keys() - trainer.own_names
+    return {name: value for name, value in vars(trainer).items() if name in names and is_kind(value, nn.Module)}
+
+
 class EvaluationModes:
     """The modules of `roots` that are in training mode now: evaluation mode for them, and back."""
 
     def __init__(self, *roots: nn.Module) -> None:
-        self._parts = _parts(*roots)
+        self._parts = modules_in(*roots)
         self._trained = [part for part in self._parts if part.training]
 
     def evaluate(self) -> bool:
@@ -103,16 +120,16 @@ class EvaluationModes:
             if not _has_usual_modes(part):
                 return False
         for part in self._trained:
-            _set_mode(part, False)
+            set_mode(part, False)
         return True
 
     def restore(self) -> None:
         """Put these modules back into training mode. All others stay as your code has left them."""
         for part in self._trained:
-            _set_mode(part, True)
+            set_mode(part, True)
 
 
-def _set_mode(part: nn.Module, training: bool) -> None:
+def set_mode(part: nn.Module, training: bool) -> None:
     if type(part).__setattr__ is nn.Module.__setattr__:
         part.__dict__["training"] = training  # through nn.Module it takes 1 µs
     else:
@@ -316,7 +333,7 @@ class PassModule(L.LightningModule):
     def on_validation_model_zero_grad(self) -> None:
         # By hand, gradients may be for a later step. What self.zero_grad() does takes three times as long to find the parameters
         if self.watch is None:
-            for part in _parts(self):
+            for part in modules_in(self):
                 for parameter in parameters_of(part).values():
                     if parameter is not None:
                         parameter.grad = None
@@ -329,8 +346,7 @@ class PassModule(L.LightningModule):
 
     def begin_evaluation(self) -> None:
         """Put the model and the modules that are attributes of the trainer into evaluation mode, until `restore_training`."""
-        pl_trainer, own = self.trainer, vars(self.owner)
-        others = [item for name in own.keys() - self.owner.own_names if isinstance(item := own[name], nn.Module)]
+        pl_trainer, others = self.trainer, modules_beside(self.owner).values()
         modes = EvaluationModes(self, *others)
         self._borrowed.append(modes.restore)
         if pl_trainer.model is not self or not modes.evaluate():
