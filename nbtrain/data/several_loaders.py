@@ -27,7 +27,18 @@ from ..errors import ConfigError
 from ..objects.search import has_state
 
 # %% auto #0
-__all__ = ["Loaders", "is_several", "mode_of", "parts_of", "n_batches", "lazy", "SeveralLoaders", "named_loaders"]
+__all__ = [
+    "Loaders",
+    "is_several",
+    "mode_of",
+    "parts_of",
+    "n_batches",
+    "lazy",
+    "LazyLoaders",
+    "read_late",
+    "SeveralLoaders",
+    "named_loaders",
+]
 
 # %% ../../nbs/data/several_loaders.ipynb #sevl0004
 _LENGTHS = {"min_size": min, "max_size": max, "max_size_cycle": max, "sequential": sum}  # by the mode of a CombinedLoader
@@ -81,6 +92,48 @@ def lazy(loader: Any) -> Any:
         return [lazy(one) for one in loader]
     is_lazy = isinstance(loader, (BatchList, DataLoader, Iterator)) or isgeneratorfunction(getattr(type(loader), "__iter__", None))
     return loader if is_lazy else LazyLoader(loader)
+
+
+class _Unopened(LoaderWrapper):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class LazyLoaders(CombinedLoader):
+    """One loader or several, which are opened when their first batch is read, as in a plain loop, if each has a length.
+
+    Lightning opens those of a run before it calls the hooks that begin the training, and so before your code may draw or seed.
+    """
+
+    is_open = True
+    _kind: Any = None  # of Lightning's iterator
+
+    def __iter__(self) -> LazyLoaders:
+        loaders = self.flattened
+        if self._kind is None and None not in map(sized_len, loaders):
+            self.flattened = list(map(_Unopened, loaders))
+            self._kind = type(super().__iter__()._iterator)
+            self.flattened = loaders
+        if self._kind is None:
+            return super().__iter__()
+        self._iterator, self.is_open = self._kind(loaders, self.limits), False
+        return self
+
+    def open(self) -> None:
+        """Begin the pass over the loaders."""
+        self.is_open = True
+        iter(self._iterator)
+
+    def __next__(self) -> Any:
+        if not self.is_open:
+            self.open()
+        return super().__next__()
+
+
+def read_late(loader: Any) -> LazyLoaders:
+    """What a training on a trainer's own steps reads: `loader`, or several."""
+    found = lazy(loader)
+    return LazyLoaders(found.iterables if isinstance(found, CombinedLoader) else found, mode_of(found))
 
 
 class SeveralLoaders(LoaderWrapper):

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from ..private.lightning_parts import call_hooks, trainer_of
 from ..data.loader import LoaderWrapper, as_loader, with_batch_size
-from ..data.several_loaders import Loaders, is_several, lazy
+from ..data.several_loaders import Loaders, is_several, lazy, read_late
 from ..data.resumable_loader import ResumableLoader
 from ..engine.callback import Stopper
 from ..engine.control import Leave, cause_of_end
@@ -199,7 +199,8 @@ class Execution:
         loader = trainer._read_loader(as_loader(self.loader), training=True)
         loader = self._rereadable(states.read(trainer, loader, valid))
         set_first_epoch(loader, trainer, pl_trainer)
-        yield {"train_dataloaders": lazy(loader), "val_dataloaders": lazy(valid) if valid is not None else None}
+        read = lazy if trainer.configures_optimizers else read_late
+        yield {"train_dataloaders": read(loader), "val_dataloaders": lazy(valid) if valid is not None else None}
 
     def _rereadable(self, loader: Iterable[Any]) -> Iterable[Any]:
         """Wrap `loader` so that a failed batch can be read again, if errors pause the run and it is a single loader with a length."""
