@@ -397,8 +397,8 @@ class _Accumulate(_Windows):
             return
         self.window.n_counted += 1
         self.window.n_samples += self._samples
-        if self.addon.grad_reduction == "mean" and self._samples != self.unit:
-            weight = self._samples / self.unit
+        if self.addon.grad_reduction == "mean" and (self._samples != self.unit or not self._samples):
+            weight = self._samples / (self.unit or 1)
             loss.register_hook(lambda gradient: gradient * weight)
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
@@ -418,7 +418,7 @@ class _Accumulate(_Windows):
         # Lightning has divided by the batches of a full window, and a strategy with several processes by their number
         divided = n_batches * self._readers.n
         if self.addon.grad_reduction == "mean":
-            return divided * self.unit / n_samples
+            return divided * self.unit / (n_samples or 1)
         return float(divided) if self.addon.grad_reduction == "sum" else divided / _token_count(found)
 
     def _aggregate(self, outputs: Sequence[Mapping[str, Any]], loss: float | Tensor | None, n_batches: int) -> AggregatedOutputs:

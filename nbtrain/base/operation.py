@@ -22,11 +22,11 @@ from torchmetrics import Metric
 from ..private.torch_parts import buffers_of, parameters_of
 from .interrupts import exit_with_130, handles_signals
 from ..engine.control import Control, uninterrupted
-from ..engine.pass_module import TrainingModes
+from ..engine.pass_module import modules_beside, modules_in, set_mode
 from ..engine.protocol import TrainerProtocol
 from ..engine.train_state import Mode, TrainState
 from ..errors import RunPaused, RunStopped
-from ..loops.step_snapshot import copy_back, modules_beside, restore_attributes
+from ..loops.step_snapshot import copy_back, restore_attributes
 from ..rng import keep_random, random_state, set_random_state
 from ..formatting import ICONS, format_time
 from ..engine.addon import ViewService
@@ -255,12 +255,14 @@ def advance(trainer: Any, n_batches: int | None = None, n_done: int | None = Non
 # %% ../../nbs/base/operation.ipynb #adc028c0
 @contextmanager
 def _as_before(trainer: Operated) -> Iterator[None]:
-    modes, random, state, module = TrainingModes(trainer.model), random_state(), trainer.train_state, trainer.module
+    modes = [(part, part.training) for part in modules_in(trainer.model)]
+    random, state, module = random_state(), trainer.train_state, trainer.module
     try:
         yield
     finally:
         trainer.train_state, trainer.module = state, module
-        modes.restore()
+        for part, training in modes:
+            set_mode(part, training)
         set_random_state(random)
 
 

@@ -58,27 +58,28 @@ class _Count(NamedTuple):
     doubt: str = ""
 
 
-_NO_ROWS = _Count(0, "it holds nothing with a row or an item for each sample")
+_NO_ROWS = _Count(0, "it holds nothing with a row or an item for each sample")  # and counts as one sample
+_NO_ITEMS = _Count(0, "it is an empty list")
 
 
-def _stated(item: Any) -> int:
-    """The number of samples that a library's batch states: PyG and DGL count graphs, tensordict keeps a torch.Size."""
+def _stated(item: Any) -> int | None:
+    """The number of samples that a library's batch states: PyG and DGL count graphs, tensordict keeps a torch.Size. None if none does."""
     if isinstance(item, PackedSequence):
         return int(item.batch_sizes[0])
     for name in ("num_graphs", "batch_size"):
         n = getattr(item, name, None)
         n = next(iter(n), None) if isinstance(n, torch.Size) else n
-        if type(n) is int and n > 0:
+        if type(n) is int and n >= 0:
             return n
-    return 0
+    return None
 
 
-def _n_rows(item: Any) -> int:
-    """The length of a tensor's, an array's or a data frame's first dimension; 0 for anything else."""
+def _n_rows(item: Any) -> int | None:
+    """The length of a tensor's, an array's or a data frame's first dimension; None for anything else."""
     if isinstance(item, Tensor):
-        return item.size(0) if item.ndim else 0
+        return item.size(0) if item.ndim else None
     shape = getattr(item, "shape", None)
-    return shape[0] if isinstance(shape, tuple) and shape and type(shape[0]) is int else 0
+    return shape[0] if isinstance(shape, tuple) and shape and type(shape[0]) is int else None
 
 
 def _kind(item: Any) -> Any:
@@ -95,31 +96,40 @@ def _is_list(item: Any) -> bool:
 
 # %% ../../nbs/data/batch.ipynb #c54b705b
 def _count(item: Any) -> _Count:
-    n = _n_rows(item) if isinstance(item, Tensor) else _stated(item) or _n_rows(item)
-    if n or isinstance(item, Tensor):
-        return _Count(n) if n else _NO_ROWS
+    n = None if isinstance(item, Tensor) else _stated(item)
+    if n is None:
+        n = _n_rows(item)
+    if n is not None or isinstance(item, Tensor):
+        return _NO_ROWS if n is None else _Count(n)
     if _is_list(item):
-        return _of_list(item) if item else _NO_ROWS
+        return _of_list(item)
     return _of_parts(list((_parts(item) or {}).values()))
 
 
 def _of_parts(parts: Sequence[Any]) -> _Count:
     """The samples of a batch that has these parts."""
-    if rows := [n for part in parts if (n := _n_rows(part))]:
-        return _Count(rows[0], "" if {*rows} <= {rows[0], 1} else f"its tensors have {', '.join(map(str, dict.fromkeys(rows)))} rows")
+    found = dict.fromkeys(n for part in parts if (n := _n_rows(part)) is not None)
+    if found:
+        rows = [n for n in found if n] or [0]
+        n = next(iter(found))
+        if found.keys() <= {n, 1}:
+            return _Count(n)
+        return _Count(rows[0], "" if n and {*rows} <= {n, 1} else f"its tensors have {', '.join(map(str, found))} rows")
     found = [_count(part) for part in parts if not _is_list(part)]
-    found += [_of_list_parts(lists)] if (lists := [part for part in parts if _is_list(part) and part]) else []
-    return min((count for count in found if count.n), key=lambda count: bool(count.doubt), default=_NO_ROWS)
+    found += [_of_list_parts(lists)] if (lists := [part for part in parts if _is_list(part)]) else []
+    return min((count for count in found if count is not _NO_ROWS), key=lambda count: bool(count.doubt), default=_NO_ROWS)
 
 
 def _of_list(items: Sequence[Any]) -> _Count:
     """The samples of a list, whose items may be parts of a batch or samples."""
+    if not items:
+        return _NO_ITEMS
     kinds = [_kind(item) for item in items]
     if _look_ragged(items):
         rows = [len(item) for item in items]
         return _Count(rows[0] if {*rows} == {rows[0], 1} else len(items), "its tensors may be parts or samples of different lengths")
-    if any(map(_n_rows, items)):
-        return _of_parts(items) if not _look_like_images(items) else _Count(_n_rows(items[0]), "its tensors may be parts or samples")
+    if any(_n_rows(item) is not None for item in items):
+        return _of_parts(items) if not _look_like_images(items) else _Count(len(items[0]), "its tensors may be parts or samples")
     if all(map(_is_list, items)):
         # The samples of a list of lists: one list for each sample, or one for each part.
         kinds = [[_kind(item) for item in one] for one in items]
@@ -129,8 +139,9 @@ def _of_list(items: Sequence[Any]) -> _Count:
     if len({*kinds}) > 1:
         return _of_parts(items)
     inner = [_count(item) for item in items]
-    if all(map(_stated, items)) or (isinstance(items[0], Mapping) and _agree(inner) and len(items) > 1):
-        return _Count(inner[0].n, "" if _stated(items[0]) else "its dicts may be parts or samples")
+    is_stated = all(_stated(item) is not None for item in items)
+    if is_stated or (isinstance(items[0], Mapping) and _agree(inner) and len(items) > 1):
+        return _Count(inner[0].n, "" if is_stated else "its dicts may be parts or samples")
     if len(items) == 1 and inner[0].n:
         return _Count(inner[0].n, "its one item may be a batch or a sample")
     return _Count(len(items))
@@ -138,12 +149,13 @@ def _of_list(items: Sequence[Any]) -> _Count:
 
 def _of_list_parts(lists: Sequence[Sequence[Any]]) -> _Count:
     """The samples of a batch whose parts are lists: as many as their items, where one of them holds no tensors."""
-    plain = [one for one in lists if one and not any(map(_n_rows, one)) and not all(map(_is_list, one))]
+    lists = [one for one in lists if one]
+    if not lists:
+        return _NO_ITEMS
+    plain = [one for one in lists if not any(map(_n_rows, one)) and not all(map(_is_list, one))]
     if plain and all(len(one) == len(plain[0]) for one in lists):
         return _Count(len(plain[0]))  # of images, and of targets
-    inner = [_of_list(one) for one in lists if one]
-    if not inner:
-        return _NO_ROWS
+    inner = [_of_list(one) for one in lists]
     if len(inner) == 1:
         return inner[0]
     return _Count(inner[0].n if _agree(inner) else len(lists[0]), "its lists may be parts or samples")
@@ -167,12 +179,13 @@ def _look_like_images(items: Sequence[Any]) -> bool:
 
 # %% ../../nbs/data/batch.ipynb #d1d52bf2
 def batch_size(batch: Any) -> int:
-    """The number of samples in `batch`; 1 if it can't be determined. See `why_guessed`."""
+    """The number of samples in `batch`, 0 if it has no rows; 1 if it can't be determined. See `why_guessed`."""
     if type(batch) in (list, tuple) and batch and type(batch[0]) is Tensor and batch[0].ndim:  # the usual batch: saves 20 µs
         n = batch[0].size(0)
         if all(type(item) is Tensor and item.ndim and item.size(0) == n for item in batch):
-            return n or 1
-    return _count(batch).n or 1
+            return n
+    found = _count(batch)
+    return 1 if found is _NO_ROWS else found.n
 
 
 def why_guessed(batch: Any) -> str:

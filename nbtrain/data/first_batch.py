@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from .batch import change_tensors
-from .loader import BatchList
+from .loader import BatchList, LazyLoader
 from .loader_state import find_parts
 from .prefetch import Prefetcher
 from .resumable_loader import ResumableLoader, ValidLoader, borrowed
@@ -58,7 +58,7 @@ def _read(loader: Any) -> list[Any]:
     kind = type(loader)
     if kind is BatchList:
         return _read(loader.batches)
-    if kind in (Prefetcher, ResumableLoader, ValidLoader):
+    if kind in (LazyLoader, Prefetcher, ResumableLoader, ValidLoader):
         return _read(loader.loader)
     if kind in (list, tuple):
         return [change_tensors(loader[0], Tensor.clone)] if loader and not isinstance(loader[0], DataLoader) else []

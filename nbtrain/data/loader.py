@@ -21,6 +21,7 @@ __all__ = [
     "with_batch_size",
     "with_batch_sampler",
     "LoaderWrapper",
+    "LazyLoader",
     "innermost",
     "is_fixed",
     "is_default_collate",
@@ -102,6 +103,13 @@ class LoaderWrapper:
     def batch_sampler(self) -> Any:
         """The loader's batch sampler."""
         return getattr(self.loader, "batch_sampler", None)
+
+
+class LazyLoader(LoaderWrapper):
+    """A loader of which `iter` opens nothing: the pass begins with its first batch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.reads
 
 
 def innermost(loader: Any) -> Any:

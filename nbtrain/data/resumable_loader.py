@@ -346,7 +346,7 @@ class ValidLoader(LoaderWrapper):
         self._own: Any = None  # the loader's own state that was restored
 
     def __iter__(self) -> Iterator[Any]:
-        return self.state.begin()
+        yield from self.state.begin()
 
     @property
     def readable(self) -> Iterable[Any]:

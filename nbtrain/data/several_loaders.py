@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from inspect import isgeneratorfunction
 from collections.abc import Iterable, Iterator, Mapping
 from numbers import Number
 from typing import Annotated, Any
@@ -19,14 +20,25 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..private.lightning_parts import combined_mode
 from .batch import describe
-from .loader import BatchList, LoaderWrapper, as_loader
+from .loader import BatchList, LazyLoader, LoaderWrapper, as_loader
 from .task_loader import TaskLoader
 from .tensor_loader import TensorLoader
 from ..errors import ConfigError
 from ..objects.search import has_state
 
 # %% auto #0
-__all__ = ["Loaders", "is_several", "mode_of", "parts_of", "n_batches", "SeveralLoaders", "named_loaders"]
+__all__ = [
+    "Loaders",
+    "is_several",
+    "mode_of",
+    "parts_of",
+    "n_batches",
+    "lazy",
+    "LazyLoaders",
+    "read_late",
+    "SeveralLoaders",
+    "named_loaders",
+]
 
 # %% ../../nbs/data/several_loaders.ipynb #sevl0004
 _LENGTHS = {"min_size": min, "max_size": max, "max_size_cycle": max, "sequential": sum}  # by the mode of a CombinedLoader
@@ -68,6 +80,60 @@ def _limited(n: int | None, limit: int | float | None) -> int | None:
     if n is None:
         return limit if type(limit) is int else None
     return n if limit is None else min(limit, n) if type(limit) is int else int(n * limit)
+
+
+def lazy(loader: Any) -> Any:
+    """`loader`, or each of several, for Lightning, which calls `iter` once more to see that it can: its `__iter__` must not work then."""
+    if isinstance(loader, CombinedLoader):
+        return CombinedLoader(lazy(loader.iterables), combined_mode(loader))
+    if isinstance(loader, Mapping):
+        return {name: lazy(one) for name, one in loader.items()}
+    if isinstance(loader, (list, tuple)):
+        return [lazy(one) for one in loader]
+    is_lazy = isinstance(loader, (BatchList, DataLoader, Iterator)) or isgeneratorfunction(getattr(type(loader), "__iter__", None))
+    return loader if is_lazy else LazyLoader(loader)
+
+
+class _Unopened(LoaderWrapper):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class LazyLoaders(CombinedLoader):
+    """One loader or several, which are opened when their first batch is read, as in a plain loop, if each has a length.
+
+    Lightning opens those of a run before it calls the hooks that begin the training, and so before your code may draw or seed.
+    """
+
+    is_open = True
+    _kind: Any = None  # of Lightning's iterator
+
+    def __iter__(self) -> LazyLoaders:
+        loaders = self.flattened
+        if self._kind is None and None not in map(sized_len, loaders):
+            self.flattened = list(map(_Unopened, loaders))
+            self._kind = type(super().__iter__()._iterator)
+            self.flattened = loaders
+        if self._kind is None:
+            return super().__iter__()
+        self._iterator, self.is_open = self._kind(loaders, self.limits), False
+        return self
+
+    def open(self) -> None:
+        """Begin the pass over the loaders."""
+        self.is_open = True
+        iter(self._iterator)
+
+    def __next__(self) -> Any:
+        if not self.is_open:
+            self.open()
+        return super().__next__()
+
+
+def read_late(loader: Any) -> LazyLoaders:
+    """What a training on a trainer's own steps reads: `loader`, or several."""
+    found = lazy(loader)
+    return LazyLoaders(found.iterables if isinstance(found, CombinedLoader) else found, mode_of(found))
 
 
 class SeveralLoaders(LoaderWrapper):

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sa
 from lightning.fabric.utilities.data import sized_len
 from ..private.lightning_parts import combined_mode, share_of
 from ..data.batch import batch_size
-from ..data.loader import BatchList, LoaderWrapper, innermost, with_batch_sampler
+from ..data.loader import BatchList, LazyLoader, LoaderWrapper, innermost, with_batch_sampler
 from ..data.several_loaders import is_several, parts_of
 from ..data.tensor_loader import TensorLoader
 from .own_shares import Data, are_own, digest, gives_own_share, parts_of_loader
@@ -272,7 +272,7 @@ def _apart(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 # %% ../../nbs/distributed/rank_loader.ipynb #samplshr
-class SampledLoader(LoaderWrapper):
+class SampledLoader(LazyLoader):
     """The share of rank `number` of a DataLoader by torch's DistributedSampler, as Lightning gives it to a LightningModule."""
 
     def __init__(self, loader: DataLoader[Any], number: int, n_ranks: int, *, shuffle: bool) -> None:
@@ -281,9 +281,6 @@ class SampledLoader(LoaderWrapper):
 
     def __len__(self) -> int:
         return len(self.share)
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.share  # Lightning makes an iterator to check that it can: a DataLoader's would draw a random number
 
     @property
     def reads(self) -> Any:

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from operator import mul
 from typing import Any
 
 import numpy as np
@@ -133,6 +132,7 @@ class Meter:
         self.keep_tensors, self.n_batches = keep_tensors, 0
         self.n_left_out = 0  # batches beside these
         self.kept_bytes = 0  # of tensors in the log
+        self.undefined = ""  # a scalar that was not finite for a batch without samples, which has no part in its mean
         self.steps: list[int] = []  # of the training batches since the last `take_steps`, each the update that it belongs to
         self.has_steps = True  # an older nbtrain has saved the first batches of a pass without
         self._keys: frozenset[str] | None = None
@@ -181,7 +181,7 @@ class Meter:
         for name, column in self._values.items():
             value = column.pop()
             if name in self.names or not math.isnan(value):
-                self._sums[name] -= value * n
+                self._sums[name] -= value * n if n else 0.0
                 self._weights[name] -= n
                 self._log[name].pop()
 
@@ -265,8 +265,14 @@ class Meter:
 
     def _count(self, name: str, values: list[float], samples: list[float]) -> None:
         self._log.setdefault(name, []).extend(values)
-        self._sums[name] = self._sums.get(name, 0.0) + sum(map(mul, values, samples))
-        self._weights[name] = self._weights.get(name, 0.0) + sum(samples)
+        total, weight = self._sums.get(name, 0.0), self._weights.get(name, 0.0)
+        for value, n in zip(values, samples):  # one by one: sums of blocks would depend on when the values are read
+            if n:
+                total += value * n
+                weight += n
+            elif not math.isfinite(value):
+                self.undefined = name
+        self._sums[name], self._weights[name] = total, weight
 
     def take(self, *, placed: bool = False) -> tuple[dict[str, list[float]], list[float]]:
         """The values since the last `take`, by name (NaN where a batch had none), and the number of samples of each batch.

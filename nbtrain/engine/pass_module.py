@@ -30,6 +30,7 @@ from .protocol import Turn
 from .step_output import LeftOut, count_samples, doubt_of_count, named, split_count
 from .train_state import Mode
 from ..errors import ConfigError, StepError
+from ..objects.user_code import is_kind
 from ..optim.step_watch import StepWatch
 from ..rng import random_state, set_random_state
 
@@ -38,7 +39,17 @@ if TYPE_CHECKING:
     from nbtrain.loops.error_guard import ErrorGuard
 
 # %% auto #0
-__all__ = ["Round", "numbers", "joined_metrics", "is_sanity_check", "TrainingModes", "PassModule"]
+__all__ = [
+    "Round",
+    "numbers",
+    "joined_metrics",
+    "is_sanity_check",
+    "modules_in",
+    "modules_beside",
+    "EvaluationModes",
+    "set_mode",
+    "PassModule",
+]
 
 
 # %% ../../nbs/engine/pass_module.ipynb #stepsprot
@@ -79,9 +90,9 @@ def is_sanity_check(pl_trainer: L.Trainer) -> bool:
 
 
 # %% ../../nbs/engine/pass_module.ipynb #trmode04
-def _parts(root: nn.Module) -> list[nn.Module]:
-    """The modules of `root`, each once; `root.modules()` takes three times as long."""
-    found, known = [root], {root}
+def modules_in(*roots: nn.Module) -> list[nn.Module]:
+    """The modules of all `roots`, each once; `root.modules()` takes three times as long."""
+    found, known = [*roots], {*roots}
     for part in found:  # which grows meanwhile
         for child in children_of(part).values():
             if child is not None and child not in known:
@@ -90,27 +101,35 @@ def _parts(root: nn.Module) -> list[nn.Module]:
     return found
 
 
-class TrainingModes:
-    """Which modules of `model` are in training mode now, to be restored later."""
+def modules_beside(trainer: Any) -> dict[str, nn.Module]:
+    """The modules in attributes that your class or steps have given to `trainer`: metrics, losses with weights, a teacher."""
+    names = vars(trainer).keys() - trainer.own_names
+    return {name: value for name, value in vars(trainer).items() if name in names and is_kind(value, nn.Module)}
 
-    def __init__(self, model: nn.Module) -> None:
-        self._modes = [(part, part.training) for part in _parts(model)]
 
-    def restore(self) -> None:
-        for part, was_training in self._modes:
-            _set_mode(part, was_training)
+class EvaluationModes:
+    """The modules of `roots` that are in training mode now: evaluation mode for them, and back."""
+
+    def __init__(self, *roots: nn.Module) -> None:
+        self._parts = modules_in(*roots)
+        self._trained = [part for part in self._parts if part.training]
 
     def evaluate(self) -> bool:
-        """Do what `model.eval()` does. Returns False, and changes nothing, if a module has its own way to change its mode."""
-        for part, _ in self._modes:
+        """Do what `eval()` of the roots does. Returns False, and changes nothing, if a module has its own way to change its mode."""
+        for part in self._parts:
             if not _has_usual_modes(part):
                 return False
-        for part, _ in self._modes:
-            _set_mode(part, False)
+        for part in self._trained:
+            set_mode(part, False)
         return True
 
+    def restore(self) -> None:
+        """Put these modules back into training mode. All others stay as your code has left them."""
+        for part in self._trained:
+            set_mode(part, True)
 
-def _set_mode(part: nn.Module, training: bool) -> None:
+
+def set_mode(part: nn.Module, training: bool) -> None:
     if type(part).__setattr__ is nn.Module.__setattr__:
         part.__dict__["training"] = training  # through nn.Module it takes 1 µs
     else:
@@ -155,7 +174,7 @@ class PassModule(L.LightningModule):
         self._said_left_out: set[Phase] = set()
         self._doubts: dict[Mode, str] = {}  # about the number of samples in the first batch that was counted in a mode
         self._losses: list[Tensor] = []  # of the newest batch, if it has several steps
-        self._borrowed: list[Callable[[], Any]] = []  # restore what a validation changes: the RNG state and the owner's mode
+        self._borrowed: list[Callable[[], Any]] = []  # restore what an evaluation changes: modes, the RNG state
 
     # -- what a step returns
     def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
@@ -314,7 +333,7 @@ class PassModule(L.LightningModule):
     def on_validation_model_zero_grad(self) -> None:
         # By hand, gradients may be for a later step. What self.zero_grad() does takes three times as long to find the parameters
         if self.watch is None:
-            for part in _parts(self):
+            for part in modules_in(self):
                 for parameter in parameters_of(part).values():
                     if parameter is not None:
                         parameter.grad = None
@@ -324,6 +343,17 @@ class PassModule(L.LightningModule):
     def isolate_validation(self) -> None:
         """Restore the random state of the training when the validation ends."""
         self._borrowed.append(partial(set_random_state, random_state()))
+
+    def begin_evaluation(self) -> None:
+        """Put the model and the modules that are attributes of the trainer into evaluation mode, until `restore_training`."""
+        pl_trainer, others = self.trainer, modules_beside(self.owner).values()
+        modes = EvaluationModes(self, *others)
+        self._borrowed.append(modes.restore)
+        if pl_trainer.model is not self or not modes.evaluate():
+            for root in (pl_trainer.model, *others):
+                root.eval()
+
+    on_validation_model_eval = on_test_model_eval = on_predict_model_eval = begin_evaluation
 
     def on_validation_start(self) -> None:
         self._borrowed.append(partial(setattr, self.owner, "mode", self.owner.mode))
@@ -360,7 +390,7 @@ class PassModule(L.LightningModule):
     on_validation_epoch_end = on_test_epoch_end = end_evaluation_pass
 
     def restore_training(self) -> None:
-        """Restore what a validation has borrowed."""
+        """Restore what an evaluation has changed."""
         while self._borrowed:
             self._borrowed.pop()()
 
@@ -396,6 +426,9 @@ class PassModule(L.LightningModule):
             return {}
         own = self.own_metrics() if self.guard is None else self.guard.call("metric_on_epoch_end", self.own_metrics) or {}
         means = meter.means()
+        if meter.undefined:
+            text = f"{_PREFIX[phase]}_{meter.undefined} is not finite for a batch without samples, which has no part in the mean."
+            self.owner.recorder.note(text, once=True)
         for addon in self._addons:
             if more := addon.pass_metrics(self.owner, phase):
                 own = joined_metrics(means, own, more, type(addon).__name__)

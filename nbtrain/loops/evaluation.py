@@ -20,7 +20,7 @@ from ..data.epoch import with_epoch
 from ..engine.callback import BoundaryCallback, callbacks_of
 from ..engine.control import Boundary, Control
 from ..engine.logged import Results, publish
-from ..engine.pass_module import TrainingModes, is_sanity_check
+from ..engine.pass_module import is_sanity_check
 from ..engine.step_module import StepModule
 from ..private.lightning_loops import EvaluationLoop, PrefetchDataFetcher
 from .batch_ways import Listeners, Ways, explain_errors, has_profiler
@@ -36,9 +36,9 @@ def evaluate(loop: OwnEvaluationLoop) -> list[dict[str, Any]]:
     pl_trainer, module, connector, results = loop.trainer, loop.module, loop.trainer._logger_connector, loop._results
     stage, listeners = loop.stage, loop.listeners
     start, end, is_check = f"on_{stage}_batch_start", f"on_{stage}_batch_end", is_sanity_check(pl_trainer)
-    modes, names = TrainingModes(module), vars(module)
+    names = vars(module)
     has_several = loop._is_sequential and loop.num_dataloaders > 1  # else each batch is one of all sets together
-    loop.set_modes(modes)
+    getattr(module, f"on_{stage}_model_eval")()
     listeners.notify(f"on_{stage}_start")
     listeners.notify(f"on_{stage}_epoch_start")
     listeners.find(start, end)
@@ -92,7 +92,7 @@ def evaluate(loop: OwnEvaluationLoop) -> list[dict[str, Any]]:
             loop.attend()
         listeners.refresh()
     logged.append(loop.end_set())
-    return loop.end_pass(modes, logged)
+    return loop.end_pass(logged)
 
 
 # %% ../../nbs/loops/evaluation.ipynb #eval0006
@@ -177,20 +177,13 @@ class OwnEvaluationLoop(EvaluationLoop):
         self.fetcher = self._data_fetcher = fetcher
 
     # -- a pass
-    def set_modes(self, modes: TrainingModes) -> None:
-        """Set the modules to evaluation mode."""
-        hook = f"on_{self.stage}_model_eval"
-        is_usual = self.trainer.model is self.module and hook not in vars(self.module)
-        if not (is_usual and modes.evaluate()):
-            getattr(self.module, hook)()
-
     def end_set(self) -> dict[str, Any]:
         """The batches of a set are over. Returns what was logged for it."""
         self.trainer._logger_connector.epoch_end_reached()
         return {} if is_sanity_check(self.trainer) else publish(self.trainer, self._results)
 
-    def end_pass(self, modes: TrainingModes, logged: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What follows the last batch: the metrics, which all hooks see, and the training modes. Returns what was logged for each set."""
+    def end_pass(self, logged: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What follows the last batch: the metrics, which all hooks see. Returns what was logged for each set."""
         pl_trainer, connector, results, module = self.trainer, self.trainer._logger_connector, self._results, self.module
         stage, names = self.stage, vars(module)
         results.dataloader_idx = None
@@ -210,8 +203,6 @@ class OwnEvaluationLoop(EvaluationLoop):
         connector._current_fx = None
         if f"on_{stage}_model_train" in names:
             getattr(module, f"on_{stage}_model_train")()
-        else:
-            modes.restore()
         pl_trainer._last_val_time = time.monotonic()  # pyright: ignore[reportAttributeAccessIssue]
         return logged
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..private.torch_parts import buffers_of, children_of, copy_all, version_of
 from ..engine.addon import AddOnBase
+from ..engine.pass_module import modules_beside
 from ..engine.protocol import TrainerProtocol
 from ..errors import listed
 from ..objects.search import generator_state, holds_data, kind_of, plain_values, set_generator_state, set_values
@@ -27,7 +28,7 @@ from ..objects.user_code import is_kind, is_user, module_of, state
 from ..objects.walk import MOST_OBJECTS, Walk, attributes_of, base_of, held, name_of, path_to, slots_of
 
 # %% auto #0
-__all__ = ["RandomSnapshot", "restore_attributes", "copy_back", "Contents", "Snapshot", "modules_beside", "StepSnapshot"]
+__all__ = ["RandomSnapshot", "restore_attributes", "copy_back", "Contents", "Snapshot", "StepSnapshot"]
 
 
 # %% ../../nbs/loops/step_snapshot.ipynb #0ba8799a
@@ -312,12 +313,6 @@ class Snapshot:
 # %% ../../nbs/loops/step_snapshot.ipynb #db4d2c9e
 # Between the step and the update
 _IN_BATCH = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_train_batch_start")
-
-
-def modules_beside(trainer: Any) -> dict[str, nn.Module]:
-    """The modules in attributes that your class or steps have given to `trainer`: metrics, losses with weights, a teacher."""
-    names = vars(trainer).keys() - trainer.own_names
-    return {name: value for name, value in vars(trainer).items() if name in names and is_kind(value, nn.Module)}
 
 
 class StepSnapshot(Snapshot):

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ..data.epoch import set_epoch
 from ..data.loader import BatchList, as_loader
-from ..data.several_loaders import named_loaders
+from ..data.several_loaders import lazy, named_loaders, read_late
 from ..engine.addon import StateService
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
@@ -90,10 +90,10 @@ def _read(trainer: TrainerBase, module: StepModule, make: Callable[[], Any], *, 
         loader = make()
         ignore_interrupts(loader)
         if not training:
-            return read_evaluated(trainer, module, loader)
+            return lazy(read_evaluated(trainer, module, loader))
         loader = trainer._read_loader(as_loader(loader), training=True)
         set_first_epoch(loader, trainer, module.trainer)
-        return loader
+        return lazy(loader) if trainer.configures_optimizers else read_late(loader)
 
     return read
 

@@ -28,7 +28,6 @@ from ..private.torch_parts import end_workers
 from ..base.trainer_base import TrainerBase
 from ..engine.control import uninterrupted
 from ..engine.logged import lend_log
-from ..engine.pass_module import TrainingModes
 from ..engine.step_module import StepModule
 from ..engine.train_state import Counts
 from ..rng import keep_random
@@ -192,7 +191,7 @@ def driving(trainer: TrainerBase, module: StepModule, *, trains: bool = True) ->
 
     A pass that does not train leaves the random numbers of the training as they were.
     """
-    outer, training = trainer.module, TrainingModes(trainer.model)
+    outer = trainer.module
 
     def put_back() -> None:
         module.close()
@@ -200,7 +199,6 @@ def driving(trainer: TrainerBase, module: StepModule, *, trains: bool = True) ->
         trainer.module = outer
         if outer is not None:  # a run, whose modules in the model were this one's
             lend_log(outer, trainer.model)
-        training.restore()  # an error in validation leaves the model in eval mode
         _bring_back(trainer)
 
     try:

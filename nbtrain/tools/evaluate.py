@@ -29,7 +29,7 @@ from ..addons.metrics import Gathered, MetricsAddon, label_and_output
 from ..data.epoch import set_epoch
 from ..data.batch import to_device
 from ..data.loader import BatchList
-from ..data.several_loaders import Loaders, n_batches, named_loaders
+from ..data.several_loaders import Loaders, lazy, n_batches, named_loaders
 from ..data.tensor_loader import as_tensor, is_array
 from ..base.devices import device_args
 from ..engine.addon import AddOnBase
@@ -145,7 +145,7 @@ def _validate(trainer: TrainerBase, loader: Any) -> dict[str, float]:
             with read_source(trainer, module, loader) as given:
                 pl_trainer.validate(module, **given, verbose=False)
         else:
-            pl_trainer.validate(module, read_evaluated(trainer, module, loader), verbose=False)
+            pl_trainer.validate(module, lazy(read_evaluated(trainer, module, loader)), verbose=False)
         trainer.recorder.emit_validation(module.epoch_metrics)
     return module.epoch_metrics
 

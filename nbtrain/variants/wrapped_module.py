@@ -19,7 +19,7 @@ from ..private.lightning_parts import hyperparameters_of
 from ..data.batch import detached
 from ..engine.addon import Phase
 from ..engine.logged import current_results
-from ..engine.pass_module import PassModule
+from ..engine.pass_module import EvaluationModes, PassModule
 from ..engine.step_module import StepModule
 from ..engine.step_output import check_training_output, count_samples, named
 from ..engine.train_state import Mode
@@ -34,7 +34,14 @@ __all__ = ["WrappedModule"]
 # %% ../../nbs/variants/wrapped_module.ipynb #10e073e6
 _HOOKS = {name for name in (*vars(ModelHooks), *vars(DataHooks)) if not name.startswith("_")}
 _PASSED_ON = _HOOKS - {*vars(PassModule), *vars(StepModule)}
-_PASSED_ON |= {"on_validation_model_zero_grad", "transfer_batch_to_device", "predict_step", "backward", "configure_gradient_clipping"}
+_PASSED_ON |= {
+    "on_validation_model_zero_grad",
+    "on_predict_model_eval",
+    "transfer_batch_to_device",
+    "predict_step",
+    "backward",
+    "configure_gradient_clipping",
+}
 _PASSED_ON |= {"optimizer_step", "optimizer_zero_grad", "lr_scheduler_step"}
 _PASSED_ON |= {"automatic_optimization", "strict_loading", "example_input_array"}
 
@@ -52,6 +59,23 @@ def _own_last(name: str) -> Callable[..., Any]:
     def hook(self: WrappedModule, *args: Any, **options: Any) -> None:
         getattr(self.inner, name)(*args, **options)
         getattr(super(WrappedModule, self), name)(*args, **options)
+
+    return hook
+
+
+def _evaluates(name: str) -> Callable[..., Any]:
+    def hook(self: WrappedModule) -> None:
+        vars(self)["_modes"] = EvaluationModes(self)
+        getattr(self.inner, name)()
+
+    return hook
+
+
+def _ends(name: str) -> Callable[..., Any]:
+    def hook(self: WrappedModule) -> None:
+        vars(self)["_modes"] = None
+        getattr(super(WrappedModule, self), name)()
+        getattr(self.inner, name)()
 
     return hook
 
@@ -90,6 +114,7 @@ class WrappedModule(StepModule):
     """The LightningModule around the user's, which is the trainer's model: it counts what that returns and logs, and passes on hooks."""
 
     logs_means = False  # the module does the logging
+    _modes: EvaluationModes | None = None  # before an evaluation that is on: Lightning restores them, but not after an error
 
     def __init__(self, trainer: LightningSteps, *, whole_epoch: bool = True) -> None:
         super().__init__(trainer, whole_epoch=whole_epoch)
@@ -124,6 +149,8 @@ class WrappedModule(StepModule):
 
     def close(self) -> None:
         """Restore the inner module to its original form, with the trained weights."""
+        if self._modes is not None:
+            self._modes.restore()
         super().close()
         self._after_epoch = []
 
@@ -247,7 +274,8 @@ class WrappedModule(StepModule):
     training_step = _step("training_step", "train")
     validation_step, test_step = _step("validation_step", "test"), _step("test_step", "test")
     on_train_epoch_start, on_validation_start = _own_first("on_train_epoch_start"), _own_first("on_validation_start")
-    on_validation_end, on_test_end = _own_first("on_validation_end"), _own_first("on_test_end")
+    on_validation_model_eval, on_test_model_eval = _evaluates("on_validation_model_eval"), _evaluates("on_test_model_eval")
+    on_validation_end, on_test_end = _ends("on_validation_end"), _ends("on_test_end")
     on_test_start, configure_model = _own_first("on_test_start"), _own_first("configure_model")
     on_validation_epoch_end, on_test_epoch_end = _own_last("on_validation_epoch_end"), _own_last("on_test_epoch_end")
     teardown = _own_last("teardown")

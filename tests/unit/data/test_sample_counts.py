@@ -96,10 +96,19 @@ KNOWN = {
     "samples of a dataclass": ([Sample(image, 1) for image in images(4)], 4),
     "a named tuple": (Pair(torch.zeros(5, 2), torch.zeros(5)), 5),
     "inputs and labels in dicts": (({"ids": torch.zeros(5, 2)}, {"label": torch.zeros(5)}), 5),
+    "tensors without rows": ((torch.zeros(0, 2), torch.zeros(0)), 0),
+    "parts of one kind without rows": ([torch.zeros(0, 2), torch.zeros(0, 2)], 0),
+    "no rows in a dict": ({"scale": torch.tensor(2.0), "x": torch.zeros(0, 2), "weights": torch.zeros(1, 2)}, 0),
+    "a TensorDict without rows": (TensorTable(x=torch.zeros(0, 2)), 0),
+    "no graphs": (GraphBatch([]), 0),
+    "images without boxes": ({"x": torch.zeros(5, 2), "boxes": torch.zeros(0, 4)}, 5),
+    "samples without boxes": ([{"boxes": torch.zeros(0, 4)}, {"boxes": torch.zeros(0, 4)}], 2),
 }
 GUESSED = {
     "nothing": ("no tensor", 1, NOTHING),
     "an object": (Opaque([1.0, 2.0]), 1, NOTHING),
+    "no rows beside rows": ((torch.zeros(0, 2), torch.zeros(3)), 3, "its tensors have 0, 3 rows"),
+    "no images and targets": (([], []), 0, "it is an empty list"),
     "a scalar": ({"loss": torch.tensor(1.0)}, 1, NOTHING),
     "a graph in a dict": (dict(x=torch.zeros(70, 9), edges=torch.zeros(2, 30), y=torch.zeros(8)), 70, "its tensors have 70, 2, 8 rows"),
     "images alone": (images(4), 3, "its tensors may be parts or samples"),
@@ -319,6 +328,37 @@ def test_means_of_stated_samples_survive_a_state() -> None:
     again.load_state_dict(meter.state_dict())
     again.add({"loss": torch.tensor(1.0)}, torch.tensor(300))
     assert again.means() == {"loss": 1.25}
+
+
+def test_means_do_not_depend_on_when_their_values_are_read() -> None:
+    draw = random.Random(0)
+    values = [draw.random() * 10 ** draw.uniform(-3, 3) for _ in range(60)]
+    found = set()
+    for n_read in (1, 7, 60):
+        meter = Meter()
+        for i, value in enumerate(values):
+            meter.add({"loss": value}, 3)
+            if i % n_read == 0:
+                meter.flush()
+        found.add(meter.means()["loss"])
+    assert len(found) == 1
+
+
+def test_a_batch_without_rows_has_no_part_in_means_and_updates() -> None:
+    class Sums(Means):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            return {"loss": (self.model.weight * batch[0]).sum() + batch[0].sum()}
+
+        def test_step(self, batch: Any) -> dict[str, Any]:
+            return {"loss": batch[0].mean()}
+
+    batches = [(torch.tensor(values),) for values in (VALUES[0], [], VALUES[0])]
+    trainer = make(Sums.add_on(AccumulationAddon), accumulate=3, optimizer=lambda params: torch.optim.SGD(params, lr=1.0))
+    notes, before = Notes(trainer), trainer.model.weight.item()
+    row = run(trainer, batches, batches)
+    assert before - trainer.model.weight.item() == pytest.approx(100.0)  # the mean of both batches
+    assert (row["train_loss"], row["val_loss"]) == (pytest.approx(100.0 * (1 + before)), 25.0)
+    assert notes.texts == ["val_loss is not finite for a batch without samples, which has no part in the mean."]
 
 
 def test_a_pass_without_a_stated_sample_has_no_mean() -> None:
