@@ -188,10 +188,10 @@ def request_late(rank: Rank) -> list[int | None]:
         stop.due(found.append)
     if rank.number == 1:
         stop.request(signal.SIGTERM)
-    stop.last(found.append)
+    stop.settle(found.append)
     for _ in range(10):
         stop.due(found.append)
-    stop.last(found.append)
+    stop.settle(found.append)
     return found
 
 
