@@ -67,6 +67,11 @@ class Job:
     random: dict[str, Any]
     mark: str = ""
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What is sent, by the names that the user knows."""
+        return {"trainer": self.trainer, "loader": self.loaders[0], "valid_loader": self.loaders[1]}
+
     def __call__(self, rank: Rank) -> tuple[Status, str]:
         launcher = next(addon for addon in self.trainer.active_addons if isinstance(addon, RanksAddon))
         in_rank = launcher.in_rank = InWorker(self.trainer, rank, self.devices[rank.number], launcher.parallelism)
@@ -359,7 +364,7 @@ class MultiGPUAddon(RanksAddon):
         return len(self.devices) if self.world.environment is None else self.world.size
 
     def start(self, job: Job) -> AbstractContextManager[Launched]:
-        return Launch(job, len(self.devices), pool=_pool(), backend=self.backend, address=self._address())
+        return Launch(job, len(self.devices), pool=_pool(), backend=self.backend, address=self._address(), parts=job.parts)
 
 
 # %% ../../nbs/addons/multi_gpu.ipynb #70ae4538

@@ -170,8 +170,7 @@ class RayLaunch:
         self._trainer = job.trainer
         self._backend = backend
         self._n, self._each, self._max_restarts = n, each, max_restarts
-        parts = {"trainer": job.trainer, "loader": job.loaders[0], "valid_loader": job.loaders[1]}
-        data = pack(job, parts=parts)
+        data = pack(job, parts=job.parts)
         self._before = replace(job.trainer.train_state.counts)
         self._at_first = OwnCopies(job) if max_restarts else None
         self._folder = FolderReceiver(job.trainer.run_dir) if job.trainer.run_dir is not None else None

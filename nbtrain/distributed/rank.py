@@ -31,7 +31,7 @@ from .worker import Agreement, Rank
 from .world import StopTogether
 from ..base.launcher import World
 from ..engine.callback import callbacks_of, notify
-from ..engine.control import State
+from ..engine.control import Leave, State
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..engine.step_output import LeftOut, as_output
@@ -98,13 +98,14 @@ class RankCallback(L.Callback):
         self.counts = True
         self.weighs = True  # weight batches by their samples; AccumulationAddon does this for a window
         self._reader = number // n_sharing
-        self.is_in_batch = False  # of training
         self.loader_of_training: RankLoader | None = None
         self._loaders: list[RankLoader] = []
         self._share = 1.0
         self._sending: Any = None  # a message about the current round
         self._carrier: _Carrier | None = None  # of what the ranks agree on, with the gradients
         self._agreement: Agreement | None = None  # on the commands of who watches the run
+        self._stop = StopTogether()
+        self._has_failed = False
         self._commands: deque[tuple[Any, ...]] = deque()  # received by all ranks, not yet executed by this one
         self._meeting: Any = dist.new_group(backend="gloo", timeout=_MEET) if parallelism.splits else None
         self._is_split = False
@@ -117,6 +118,7 @@ class RankCallback(L.Callback):
             self._commands.extend(self._agreement.due())
             while self._commands:
                 self._do(self._commands.popleft(), self._agreement)
+        self._stop.due(self.trainer.control.stop_here)
 
     @property
     def n_obeyed(self) -> int:
@@ -127,6 +129,7 @@ class RankCallback(L.Callback):
         """Called where the next batches may take longer than those before."""
         if self._agreement is not None:
             self._agreement.soon()
+        self._stop.soon()
 
     def _do(self, command: tuple[Any, ...], agreement: Agreement) -> None:
         """Execute a command, on all ranks after the same batch. The loops stop the run after the hooks of this batch."""
@@ -252,7 +255,7 @@ class RankCallback(L.Callback):
             pl_module.round = self
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        self.is_in_batch, loader = True, self.loader_of_training
+        loader = self.loader_of_training
         self._share = loader.shares[batch_idx] if loader is not None else 1.0  # a batch given by hand: all ranks have it
         self.counts = self._share > 0
         self._meters["train"].skips = not self.counts
@@ -263,10 +266,12 @@ class RankCallback(L.Callback):
             loss.register_hook(lambda gradient: gradient * share)
 
     def _obey(self, *args: Any, **options: Any) -> None:
-        self.is_in_batch = False
         self.obey()
 
     on_train_batch_end = on_validation_batch_end = on_test_batch_end = _obey
+
+    def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._stop.settle(self.trainer.control.stop_here)  # what a hook between the epochs has requested
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._say()
@@ -294,10 +299,16 @@ class RankCallback(L.Callback):
 
     on_test_batch_start = on_validation_batch_start  # pyright: ignore[reportAssignmentType]  # for the name pl_trainer
 
+    def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._has_failed = not isinstance(exception, Leave)
+
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._say()
         self.loader_of_training = None
         self._loaders.clear()
+        if not self._has_failed:  # else the others may be elsewhere
+            self._stop.settle(self.trainer.control.stop_here)
+        self._has_failed = False
 
 
 # %% ../../nbs/distributed/rank.ipynb #60c5fc09
@@ -322,24 +333,11 @@ class InWorld(RankCallback):
     def __init__(self, trainer: TrainerProtocol, world: World, parallelism: Parallelism) -> None:
         world.join()
         super().__init__(trainer, world.number, world.size, parallelism)
-        self._stop = StopTogether()
         self._agreement = Agreement(trainer.control.inbox) if trainer.control.inbox is not None else None
         trainer.control.stop_with(self._stop.request)
 
-    def obey(self) -> None:
-        super().obey()
-        self._stop.due(self.trainer.control.stop_here)
-
-    def obey_soon(self) -> None:
-        super().obey_soon()
-        self._stop.soon()
-
     def _is_leaving(self) -> bool:
         return self._stop.is_requested
-
-    def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        super().teardown(pl_trainer, pl_module, stage)
-        self._stop.last(self.trainer.control.stop_here)
 
 
 # %% ../../nbs/distributed/rank.ipynb #c77f4244
@@ -402,15 +400,7 @@ class InWorker(RankCallback):
         self._agreement = Agreement(rank.channel)
         # The parent has sent the commands that change the state, so it needs no notification
         begin_copy(trainer, device, lambda state: None, rank.channel.emit if rank.number == 0 else None)
-        trainer.control.stop_with(self._stop)
-
-    def _stop(self, signum: int | None) -> None:
-        """This rank was stopped by its own code: all stop after the same batch. Between batches all ranks run the same code."""
-        assert self._agreement is not None
-        if self.is_in_batch:
-            self._agreement.stops = True
-        else:
-            self.trainer.control.stop_here(signum)
+        trainer.control.stop_with(self._stop.request)
 
     # -- Lightning's hooks
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -38,6 +38,7 @@ from ..tracebacks import user_frames
 
 # %% auto #0
 __all__ = [
+    "MOMENTS",
     "dumps",
     "loads",
     "WorkerTask",
@@ -262,6 +263,15 @@ class LateReduce:
         """Reduce with the next call on all ranks, because later calls may be slower."""
         self._is_soon = True
 
+    def now(self, number: int) -> int:
+        """Reduce at once, on all ranks. It waits for them, and drops the result of the last call."""
+        self.forget()
+        if self._alone:
+            return number
+        self._start(number)
+        self.forget()
+        return int(self._reduced[0])
+
     def forget(self) -> None:
         """Drop the result of the last call."""
         if self._pending is not None:
@@ -276,7 +286,20 @@ class Inbox(Protocol):
     commands: list[Any]
 
 
-_STOP = 2**40  # more than there are commands
+# Where the code of a user may stop or fail on one rank alone: in hooks, and in the steps. A stop waits for the next exchange of the ranks:
+# after a batch, or before an epoch. An error ends the run
+MOMENTS = (
+    "on_fit_start",
+    "on_train_start",
+    "on_train_epoch_start",
+    "train_step",
+    "on_train_batch_end",
+    "on_validation_epoch_start",
+    "test_step",
+    "on_validation_epoch_end",
+    "on_train_epoch_end",
+    "on_train_end",
+)
 
 
 class Agreement:
@@ -286,15 +309,10 @@ class Agreement:
         self._channel = channel
         self._reduce = LateReduce(dist.ReduceOp.MIN)
         self.n_returned = 0  # commands
-        self.stops = False  # whether this rank stops, and all of them are to
 
     def due(self) -> list[Any]:
-        """The commands that every rank had received at the last reduction and that were not returned yet; or that one of them stops."""
-        n = self._reduce(len(self._channel.commands) - (_STOP if self.stops else 0))
-        if n < 0:
-            self.stops = False
-            self._reduce.forget()
-            return [("stopping",)]
+        """The commands that every rank had received at the last reduction and that were not returned yet."""
+        n = self._reduce(len(self._channel.commands))
         commands = self._channel.commands[self.n_returned : n]
         self.n_returned = max(n, self.n_returned)
         return commands

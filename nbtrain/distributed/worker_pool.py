@@ -82,27 +82,45 @@ def _unpicklable(payload: Any, parts: Mapping[str, Any] | None = None) -> str:
     values = [(name, value) for name, value in found if not _can_pickle(value)]
     named = [_deepest(name, value) for name, value in values] or [_deepest(type(payload).__name__, payload)]
     named = [item for item in named if not isinstance(item[1], FunctionType)] or named  # which read the others
-    return ", ".join(dict.fromkeys(f"{name} ({type(value).__name__})" for name, value in named))
+    once = {id(value): (name, value) for name, value in reversed(named)}.values()
+    return ", ".join(f"{name} ({type(value).__name__})" for name, value in reversed(once))
 
 
 class _Unpicklable(Walk):
-    """Walks to the innermost value that can't be pickled."""
+    """Walks to values that can't be pickled. `innermost`: those that hold no other one."""
 
     leaves = ()
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.innermost: list[tuple[str, Any]] = []
+
     def visit(self, item: Any, path: str) -> None:
         layers = dict(item.named_children()) if isinstance(item, torch.nn.Module) else {}
-        for name, value in (layers | held(item)).items():
-            if id(value) not in self.seen and not _can_pickle(value):
-                self.add(value, path_to(item).format(path, name_of(name)))
-                return
+        held_back = {name: value for name, value in (layers | _sent(item)).items() if not _can_pickle(value)}
+        for name, value in held_back.items():
+            self.add(value, path_to(item).format(path, name_of(name)))
+        if not held_back:
+            self.innermost.append((path, item))
+
+
+def _sent(item: Any) -> dict[Any, Any]:
+    """What is pickled of `item`: a trainer, for example, keeps back what belongs to its run."""
+    try:
+        state = item.__reduce_ex__(4)[2]
+    except Exception:  # it says that it can't be pickled, or has no state
+        state = None
+    return state if isinstance(state, dict) else held(item)
 
 
 def _deepest(name: str, value: Any) -> tuple[str, Any]:
-    """The innermost value in `value` that can't be pickled, and its path."""
+    """The nearest value in `value` that can't be pickled by itself, and its path."""
     walk = _Unpicklable()
     walk.add(value, name)
-    return list(walk)[-1]
+    for _ in walk:
+        if walk.innermost:
+            break
+    return (walk.innermost or [(name, value)])[0]
 
 
 def _can_pickle(value: Any) -> bool:
@@ -393,14 +411,21 @@ class Launch:
     """Runs `payload` in `n` workers of `pool`. Use it as a context manager, which leaves no worker running.
 
     `payload`: a function of a `Rank`, the same for all. `backend`: of torch.distributed. `address`: host and port of the ranks'
-    store, which this process serves (port 0: any free port); without it the ranks meet in a file.
+    store, which this process serves (port 0: any free port); without it the ranks meet in a file. `parts`: as in `pickled`.
     Raises WorkerError for a payload that can't be pickled, and for a port in use.
     """
 
     def __init__(
-        self, payload: Callable[[Rank], Any], n: int, *, pool: Pool, backend: str = "gloo", address: tuple[str, int] | None = None
+        self,
+        payload: Callable[[Rank], Any],
+        n: int,
+        *,
+        pool: Pool,
+        backend: str = "gloo",
+        address: tuple[str, int] | None = None,
+        parts: Mapping[str, Any] | None = None,
     ) -> None:
-        data = pack(payload)
+        data = pack(payload, parts=parts)
         self._pool = pool
         self._meeting = _Meeting(address)
         texts = cell_texts()

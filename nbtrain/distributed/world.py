@@ -85,7 +85,9 @@ class StopTogether:
 
     def due(self, stop: Callable[[int | None], None]) -> None:
         """Call `stop` if a rank had a request at the last exchange, with the signal, or None without one."""
-        found = self._reduce(self._request)
+        self._stop(self._reduce(self._request), stop)
+
+    def _stop(self, found: int, stop: Callable[[int | None], None]) -> None:
         if found:
             self._request = 0
             self._reduce.forget()  # or it would end the next run too
@@ -95,9 +97,6 @@ class StopTogether:
         """Exchange with the next call, on every rank."""
         self._reduce.soon()
 
-    def last(self, stop: Callable[[int | None], None]) -> None:
-        """Call `due` at the end of a run, so that no request is left for the next run."""
-        for _ in range(2):  # exchange, and read the answer
-            self.soon()
-            self.due(stop)
-        self._reduce.forget()
+    def settle(self, stop: Callable[[int | None], None]) -> None:
+        """As `due`, with what the ranks request now: it waits for them. After a run, no request is left for the next one."""
+        self._stop(self._reduce.now(self._request), stop)

@@ -15,11 +15,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 import torch.distributed as dist
+from samples import Regress, make_loader, make_trainer
 
-from nbtrain import WorkerError
+from nbtrain import MultiGPUAddon, WorkerError
 from nbtrain.distributed.worker import Agreement, LateReduce, Rank
 from nbtrain.distributed.worker_pool import Launch, Pool, pack
 from nbtrain.distributed.world import StopTogether
@@ -188,10 +190,10 @@ def request_late(rank: Rank) -> list[int | None]:
         stop.due(found.append)
     if rank.number == 1:
         stop.request(signal.SIGTERM)
-    stop.last(found.append)
+    stop.settle(found.append)
     for _ in range(10):
         stop.due(found.append)
-    stop.last(found.append)
+    stop.settle(found.append)
     return found
 
 
@@ -277,6 +279,44 @@ def test_what_can_not_travel_is_named() -> None:
     with pytest.raises(WorkerError) as raised:
         pack(locked)
     assert "LOCK['guards'][0] (lock) can't be sent to the worker processes: cannot pickle '_thread.lock' object." in str(raised.value)
+
+
+class Keeps:
+    """Keeps what it is given."""
+
+    def __init__(self, value: Any) -> None:
+        self.kept = value
+
+
+def unsendable(name: str, trainer: Any, dataset: Any) -> None:
+    """Puts a lock where `name` says."""
+    if name == "trainer.my_lock":
+        trainer.my_lock = Lock()
+    elif name == "trainer.options['guards'][1]":
+        trainer.options = {"guards": [1, Lock()]}
+    elif name == "trainer.made.kept":
+        trainer.made = type("Local", (Keeps,), {})(Lock())
+    elif name == "trainer.model.guard":
+        trainer.model.guard = Lock()
+    elif name == "trainer.lightning['callbacks'][0].kept":
+        trainer.lightning["callbacks"] = [type("Local", (L.Callback,), {"kept": None})()]
+        trainer.lightning["callbacks"][0].kept = Lock()
+    else:
+        dataset.guard = Lock()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["trainer.my_lock", "trainer.options['guards'][1]", "trainer.made.kept", "trainer.model.guard", "loader.dataset.guard"]
+    + ["trainer.lightning['callbacks'][0].kept"],
+)
+def test_what_can_not_travel_has_the_name_that_the_user_knows(name: str) -> None:
+    trainer, loader = make_trainer(Regress.add_on(MultiGPUAddon), device=["cpu", "cpu"]), make_loader()
+    unsendable(name, trainer, loader.dataset)
+    with pytest.raises(WorkerError) as raised:
+        trainer.run(1, loader)
+    told = f"{name} (lock) can't be sent to the worker processes: cannot pickle '_thread.lock' object."
+    assert str(raised.value).splitlines()[0] == told
 
 
 def test_much_data_is_warned_of() -> None:

@@ -1,0 +1,64 @@
+"""Whatever one rank alone requests or raises, at any moment of a run: all ranks end at the same batch, or with the error."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moment_rank import run
+from test_worlds import WAIT_S, ended, free_port, start
+
+from nbtrain import ConfigError
+from nbtrain.distributed.worker import MOMENTS
+
+PROGRAM = Path(__file__).with_name("moment_rank.py")
+# After which update the run ends: requests between two epochs are settled before the next one, and those of a batch after it
+STEPS = dict.fromkeys(MOMENTS, 8) | {"on_fit_start": 0, "on_train_start": 0, "on_train_epoch_start": 0, "on_train_end": 24}
+WITHIN = ("train_step", "on_train_batch_end")  # where short batches exchange every 50 ms
+
+
+def under_torchrun(*arguments: Any) -> str:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()]
+    process = start([*torchrun, PROGRAM, *arguments])
+    with ended(process):
+        return process.communicate(timeout=WAIT_S)[0]
+
+
+def check(moment: str, status: str, step: int) -> None:
+    assert status == ("completed" if moment == "on_train_end" else "stopped"), moment
+    assert 1 <= step <= 8 if moment in WITHIN else step == STEPS[moment], (moment, step)
+
+
+def test_a_stop_of_one_rank_stops_all_in_a_cell() -> None:
+    for moment in MOMENTS:
+        check(moment, *run(moment, "stop", ["cpu", "cpu"]))
+
+
+def test_a_stop_of_one_rank_stops_all_under_torchrun() -> None:
+    lines = [line.split() for line in under_torchrun("stop", *MOMENTS).splitlines() if line.startswith(MOMENTS)]
+    assert len(lines) == 2 * len(MOMENTS) and lines[::2] == lines[1::2]
+    for moment, status, step in lines[::2]:
+        check(moment, status, int(step))
+
+
+SOME = ("on_validation_epoch_end",)
+MOST = [moment if moment in SOME else pytest.param(moment, marks=pytest.mark.long) for moment in MOMENTS]
+
+
+@pytest.mark.parametrize("moment", MOST)
+def test_an_error_of_one_rank_ends_the_run_in_a_cell(moment: str) -> None:
+    with pytest.raises(ValueError, match=f"boom in {moment}"):
+        run(moment, "raise", ["cpu", "cpu"])
+
+
+@pytest.mark.parametrize("moment", MOST)
+def test_an_error_of_one_rank_ends_the_run_under_torchrun(moment: str) -> None:
+    output = under_torchrun("raise", moment)
+    assert f"[rank1]: ValueError: boom in {moment}" in output and "rank      : 1" in output
+
+
+def test_a_pause_that_one_rank_requests_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"it can't be paused and resumed\.\n  .*stop\(\) ends it\.(?s:.*)raised in rank 1"):
+        run("on_train_epoch_end", "pause", ["cpu", "cpu"])
