@@ -67,14 +67,16 @@ def with_batch_size(loader: Any, batch_size: int) -> Any:
     return DataLoader(loader.dataset, batch_size, shuffle=shuffle, drop_last=loader.drop_last, **_options(loader))
 
 
-def with_batch_sampler(loader: DataLoader[Any], batch_sampler: Sampler[list[int]]) -> DataLoader[Any]:
-    """A DataLoader like `loader`, with the batches of `batch_sampler`."""
+def with_batch_sampler(loader: DataLoader[Any], batch_sampler: Sampler[list[int]] | None) -> DataLoader[Any]:
+    """A DataLoader like `loader`, with the batches of `batch_sampler`; None for a stream, which has batches of the same size."""
+    if batch_sampler is None:
+        return DataLoader(loader.dataset, loader.batch_size, drop_last=loader.drop_last, **_options(loader))
     return DataLoader(loader.dataset, batch_sampler=batch_sampler, **_options(loader))
 
 
 def _options(loader: DataLoader[Any]) -> dict[str, Any]:
     names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator", "prefetch_factor", "persistent_workers")
-    return {name: getattr(loader, name) for name in names}
+    return {name: getattr(loader, name) for name in (*names, "multiprocessing_context", "in_order")}
 
 
 # %% ../../nbs/data/loader.ipynb #923574f6

@@ -5,7 +5,7 @@
 # %% ../../nbs/distributed/own_shares.ipynb #080e2cfc
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from hashlib import blake2b
 from itertools import islice
 from pathlib import PurePath
@@ -16,7 +16,7 @@ from lightning.fabric.utilities.data import sized_len
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..data.loader import BatchList, innermost
+from ..data.loader import BatchList, innermost, is_dataset
 from ..data.tensor_loader import TensorLoader
 from .parallelism import gather
 from ..errors import ConfigError
@@ -24,7 +24,7 @@ from ..objects.user_code import state
 from ..rng import keep_random, seed_process
 
 # %% auto #0
-__all__ = ["Data", "parts_of_loader", "take_rank", "digest", "are_own", "gives_own_share"]
+__all__ = ["Data", "parts_of_loader", "take_rank", "digest", "first_and_last", "are_own", "gives_own_share"]
 
 # %% ../../nbs/distributed/own_shares.ipynb #95f9ba8d
 Data = Literal[
@@ -39,7 +39,7 @@ def parts_of_loader(loader: Any) -> list[Any]:
         held = state(part)
         inside = [held.get(name) for name in ("batches", "sampler", "batch_sampler", "dataset")]
         inside += held.get("datasets") or ()  # of a ConcatDataset
-        inside += [item for item in held.values() if _n_divided(item)]
+        inside += [item for item in held.values() if is_dataset(item) or _n_divided(item)]
         found += [item for item in inside if item is not None and not any(item is known for known in found)]
     return found
 
@@ -73,6 +73,8 @@ def take_rank(loader: Any, number: int, n_readers: int) -> bool:
 
 # %% ../../nbs/distributed/own_shares.ipynb #6127012a
 _N_SEEN = 64  # items of a sequence, and numbers of a tensor
+_VALUES = (bool, int, float, str, bytes, range, PurePath, np.generic)
+_DESCRIBED = (*_VALUES, Tensor, np.ndarray, Mapping, list, tuple)
 
 
 def _spread(items: Any) -> Any:
@@ -91,7 +93,7 @@ def _of_tensor(value: Any) -> Any:
 
 def digest(value: Any, depth: int = 5) -> Any:
     """A short description of plain data, tensors and containers of them, equal in two processes that have the same."""
-    if value is None or isinstance(value, (bool, int, float, str, bytes, range, PurePath, np.generic)):
+    if value is None or isinstance(value, _VALUES):
         return str(value)
     if isinstance(value, (Tensor, np.ndarray)):
         return _of_tensor(value)
@@ -108,7 +110,15 @@ def _attributes(loader: Any) -> list[Any]:
     return [sized_len(loader), parts]
 
 
-def _first_and_last(dataset: Any) -> Any:
+def _has_hidden_data(loader: Any) -> bool:
+    """Whether what `loader` reads by holds data that `digest` can't describe, such as a table of pandas or Arrow."""
+    parts = parts_of_loader(loader)
+    known = {id(part) for part in parts}
+    values = [item for part in parts for item in state(part).values() if id(item) not in known]
+    return any(isinstance(item, Sized) and not isinstance(item, _DESCRIBED) for item in values)
+
+
+def first_and_last(dataset: Any) -> Any:
     """The first and the last sample; None if they can't be read. Their random numbers are the same in all processes."""
     with keep_random(devices=False):
         seed_process(0)
@@ -152,6 +162,11 @@ def gives_own_share(loader: Any, number: int, n_readers: int, data: Data, group:
         return are_own(_attributes(loader), "The tensors", n_readers, group)
     if not isinstance(inside, DataLoader) or isinstance(inside.dataset, IterableDataset):
         return None if sized_len(loader) is None else False
-    if len({*map(repr, gather(_attributes(loader), group))}) == 1:
-        return False  # also where each process draws its samples at random
-    return are_own(_first_and_last(inside.dataset), "The first and the last sample", n_readers, group)
+    is_hidden = _has_hidden_data(loader)
+    is_equal = len({*map(repr, gather((is_hidden, _attributes(loader)), group))}) == 1
+    if is_equal and not is_hidden:
+        return False
+    samples = first_and_last(inside.dataset)
+    if is_equal and samples != first_and_last(inside.dataset):
+        samples = None  # they have random numbers of the dataset's
+    return are_own(samples, "The first and the last sample", n_readers, group)

@@ -21,7 +21,7 @@ from ..data.batch import batch_size
 from ..data.loader import BatchList, LazyLoader, LoaderWrapper, innermost, with_batch_sampler
 from ..data.several_loaders import is_several, parts_of
 from ..data.tensor_loader import TensorLoader
-from .own_shares import Data, are_own, digest, gives_own_share, parts_of_loader
+from .own_shares import Data, are_own, digest, first_and_last, gives_own_share, parts_of_loader
 from .parallelism import gather
 from ..engine.meter import EpochLog, Meter, Scalar
 from ..errors import ConfigError
@@ -116,21 +116,29 @@ class RankLoader(LoaderWrapper):
         )  # it divides what is equal, too
         # Whether this is a share, and whether that needs no comparison. As a tuple it is in no saved place
         self._known: tuple[bool | None, bool] = is_own, data != "auto" or bool(is_of_torch)
-        self._reads: Any = None  # a DataLoader of this rank's batches
+        self._reads: Any = None  # a DataLoader of this rank's batches, or like that of a stream
         inside: Any = innermost(loader)
         is_stream = isinstance(inside, DataLoader) and isinstance(inside.dataset, IterableDataset)
         # What is drawn between two batches must be the same in all ranks, whatever their steps draw
         self._is_even = isinstance(inside, _DRAWN_AT_ONCE) or (
             isinstance(inside, DataLoader) and not is_stream
         )  # ends where its length says
-        self._is_apart = not self._is_own and not isinstance(inside, _DRAWN_AT_ONCE) and not getattr(inside, "num_workers", 0)
-        if type(loader) is DataLoader and not is_stream and loader.batch_sampler is not None:
-            dealt = DealtSampler(loader.batch_sampler, number, n_ranks, self.shares, self._begin)
-            self._reads = with_batch_sampler(loader, loader.batch_sampler if self._is_own else dealt)
-            self._reads.worker_init_fn = SeedByRank(number, loader.worker_init_fn)
-            self._is_apart = False  # the order is drawn with the first batch
+        self._is_sampled = type(loader) is DataLoader and not is_stream and loader.batch_sampler is not None
+        self._draws_between = not self._is_sampled and not isinstance(inside, _DRAWN_AT_ONCE)  # or the order is drawn with the first batch
+        self._is_apart = not self._is_own and self._draws_between and not getattr(inside, "num_workers", 0)
+        if self._is_sampled:
+            place = (0, 1) if self._is_own else (number, n_ranks)
+            self._reads = self._by_rank(DealtSampler(inside.batch_sampler, *place, self.shares, self._begin))
+        elif type(loader) is DataLoader and loader.num_workers:
+            self._reads = self._by_rank(None) if self._is_own and self._known[1] else with_batch_sampler(loader, None)
         if self._is_own:
             self._say_own()
+
+    def _by_rank(self, batches: DealtSampler | None) -> Any:
+        """A DataLoader like this one, whose workers draw other random numbers than those of the other ranks."""
+        reads = with_batch_sampler(self.loader, batches)  # pyright: ignore[reportArgumentType]
+        reads.worker_init_fn = SeedByRank(self.number, reads.worker_init_fn)
+        return reads
 
     @property
     def _is_own(self) -> bool | None:
@@ -157,26 +165,32 @@ class RankLoader(LoaderWrapper):
         self.shares.clear()
         self._seed = self._synchronize()
         self._is_beginning = True
-        batches = iter(self._reads if self._reads is not None else self.loader)
-        if self._reads is None and self._is_apart:
-            batches = _apart(batches)
-        if not self._known[1] and (self._reads is None or self._is_own):
+        if self._is_own and self._known[1] and self._draws_between:
+            self._part()
+        read = iter(self._reads if self._reads is not None else self.loader)
+        batches = _apart(read) if self._is_apart else read
+        if not self._known[1] and not self._is_sampled:
             first = list(islice(batches, 1 if self._is_own else self.n_ranks))
-            self._look(first)
+            self._look(digest(first))
+            if self._is_own and self._draws_between:
+                self._is_apart = False
+                self._part()
+                if self._reads is not None:  # its workers draw what those of the other ranks do: begin again, with others
+                    self._reads = self._by_rank(None)
+                    first, read = [], iter(self._reads)
+                batches = read
             batches = chain(first, batches)
         if self._is_own:
             batches = self._read_own(batches)
-        elif self._reads is None:
+        elif not self._is_sampled:
             batches = self._deal(batches)
         yield from map(self._hand_out, batches)  # a loop would hold a batch until the next one is read
 
-    def _look(self, first: list[Any]) -> None:
-        """Compare what the ranks read first, in the first epoch: the same is dealt, other batches are shares."""
-        was_own, is_compared = self._known
-        if is_compared:
-            return
-        is_own = are_own(digest(first), "The first batches", self.n_ranks, self.group)
-        if is_own != was_own and (was_own is not None or self._reads is not None) and self._is_several():
+    def _look(self, first: Any) -> None:
+        """Compare what the ranks read first, described, in the first epoch: the same is dealt, other batches are shares."""
+        was_own = self._known[0]
+        is_own = are_own(first, "The first batches", self.n_ranks, self.group)
+        if is_own != was_own and was_own is not None and self._is_several():
             what = "the same batches of data that look divided" if was_own else "other batches of data that look the same"
             raise ConfigError(
                 f"The processes read {what}.",
@@ -194,7 +208,8 @@ class RankLoader(LoaderWrapper):
         if not self._is_beginning:
             return
         self._is_beginning = False
-        self._look(first)
+        if not self._known[1]:
+            self._look([digest(first), first_and_last(self._reads.dataset)] if self._is_own else digest(first))
         if not self._reads.num_workers:
             self._part()
 
@@ -229,7 +244,8 @@ class RankLoader(LoaderWrapper):
                 self.said.append("A process has read its last batch before the others: the epoch ends for all.")
             if n_without or not has_batch:
                 return
-            self.shares.append(1.0)
+            if not self._is_sampled:
+                self.shares.append(1.0)
             yield batch
 
     def _synchronize(self) -> int:
