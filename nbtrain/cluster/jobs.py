@@ -12,7 +12,8 @@ import signal
 import subprocess
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import UserList
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,7 +21,7 @@ from functools import partial
 from html import escape
 from pathlib import Path
 from threading import Thread
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, cast
 
 import lightning as L
 
@@ -701,21 +702,8 @@ def submit_payload(
 
 
 # %% ../../nbs/cluster/jobs.ipynb #c219f04d
-class Jobs(Sequence[JobHandle]):
-    """Several submitted runs, shown as a table, newest first; each item is a JobHandle."""
-
-    def __init__(self, handles: Iterable[JobHandle] = ()) -> None:
-        self._handles = tuple(handles)
-
-    @overload
-    def __getitem__(self, index: int) -> JobHandle: ...
-    @overload
-    def __getitem__(self, index: slice) -> Jobs: ...
-    def __getitem__(self, index: int | slice) -> JobHandle | Jobs:
-        return Jobs(self._handles[index]) if isinstance(index, slice) else self._handles[index]
-
-    def __len__(self) -> int:
-        return len(self._handles)
+class Jobs(UserList[JobHandle]):
+    """A list of submitted runs, shown as a table, newest first; each item is a JobHandle."""
 
     def _rows(self) -> list[tuple[str, ...]]:
         rows = [(h.name, h.info.id, h.status, h.node, f"{h.since:%Y-%m-%d %H:%M}", short_path(h.run_dir)) for h in self]
@@ -741,7 +729,7 @@ def submitted_jobs(path: str | Path | None = None) -> Jobs:
         path: A folder of run folders: only the jobs in it. None: all whose run folder is still there.
 
     Returns:
-        A sequence of JobHandles, which prints as a table.
+        A list of JobHandles, which prints as a table.
 
     Changes:
         Nothing.
@@ -753,7 +741,7 @@ def submitted_jobs(path: str | Path | None = None) -> Jobs:
     if path is None:
         with suppress(OSError):
             lines = registry().read_text(encoding="utf-8").splitlines()
-            return Jobs(_handles(_named(line) for line in reversed(lines)))
+            return Jobs(_handles(map(_named, reversed(lines))))
         return Jobs()
     return Jobs(sorted(_handles(Path(path).absolute().glob("*/")), key=lambda handle: handle.info.submitted_s, reverse=True))
 

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -159,10 +159,6 @@ class Payload:
     texts: dict[str, list[str]] = field(default_factory=dict)  # of its cells
 
 
-def _sent(*parts: Any) -> Any:
-    return parts
-
-
 class SubmittedRun:
     """The function of a job: it is called in each of its tasks. `run_dir`: the run folder, which all nodes see."""
 
@@ -198,10 +194,9 @@ class SubmittedRun:
         """Write what failed, unless another rank has failed before."""
         if (self.run_dir / FOLDER / FAILED).exists():
             return
-        found = describe_failure(error, rank)
-        text = {"rank": rank, "kind": found.kind, "text": found.text, "frames": found.frames, "traceback": found.traceback}
+        found = replace(describe_failure(error, rank), error=None)  # bytes
         with suppress(OSError):
-            write_own(self.run_dir, FAILED, json.dumps(text))
+            write_own(self.run_dir, FAILED, json.dumps(vars(found)))
 
     def _load(self, info: JobInfo) -> Payload:
         check_environment(info)
@@ -397,10 +392,11 @@ def partitions() -> list[str]:
 def _device(trainer: TrainerBase, n_tasks: int) -> Any:
     """The device of a job: the type of the trainer's, as the nodes have it."""
     given = trainer.given.get("device", "auto")
-    if n_tasks == 1 and isinstance(given, (list, tuple)):
-        return [str(device) for device in given]
-    kinds = {str(device).partition(":")[0] for device in (given if isinstance(given, (list, tuple)) else [given])}
-    return "cpu" if kinds == {"cpu"} else "auto"
+    is_list = isinstance(given, (list, tuple))
+    devices = [str(device) for device in (given if is_list else [given])]
+    if n_tasks == 1 and is_list:
+        return devices
+    return "cpu" if all(device.partition(":")[0] == "cpu" for device in devices) else "auto"
 
 
 def open_folder(trainer: TrainerBase, save_path: str | Path | None) -> Path:
@@ -434,7 +430,7 @@ def check_trainer(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader:
 def send_trainer(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any, n_tasks: int) -> bytes:
     """The payload of a job: the trainer with its loaders. Raises WorkerError if something can't be pickled."""
     texts = cell_texts()
-    sent = partial(Payload, partial(_sent, trainer, n_epoch, loader, valid_loader, None), _device(trainer, n_tasks), texts=texts)
+    sent = partial(Payload, partial(tuple, (trainer, n_epoch, loader, valid_loader, None)), _device(trainer, n_tasks), texts=texts)
     random = random_state(devices=False)
     try:
         return pack(sent(trainer.given, random), "the job")
