@@ -5,7 +5,7 @@
 # %% ../../nbs/addons/state_manager.ipynb #d1f9d204
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +31,7 @@ from ..loops.own_loops import refuse_in_your_trainer
 from ..state.disk import Disk
 from ..state.keeper import StateKeeper
 from ..state.restore import check_optimizer, fit_setup, note_differences, read_state, restore
+from ..state.settings import PROCESSES
 from ..state.states import StatefulTrainer, lost_parameters
 from ..state.addon import KeptStatesAddon
 
@@ -239,7 +240,7 @@ class StateManagerAddon(KeptStatesAddon):
         found = self.find(trainer, path if path is not None else "auto")
         if found is None:
             raise CheckpointError(f"There is no checkpoint in {str(self.save_path)!r} yet.", remedy="Run an epoch first, or give a path.")
-        self.restore(trainer, found, without=without)
+        self.restore(trainer, found, without=without, later=(PROCESSES,))
         trainer.train_state.first_epoch = trainer.train_state.counts.epoch
         return Path(found)
 
@@ -322,12 +323,14 @@ class StateManagerAddon(KeptStatesAddon):
         n_epoch: int | None = None,
         continues: bool = False,
         without: Collection[str] = (),
+        later: Container[str] = (),
     ) -> str | Path:
         """Restore the trainer from a checkpoint, by path or URL; callbacks and loader are restored in the next run. Returns the file.
 
         `loader`: the loader of the next run, if known; `n_epoch`: the epochs that the run is to have. If they are there, nothing follows
         that needs the loader and the optimizer, which may then be others;
-        `continues`: the next run is the one that was saved. `without`: what stays as the trainer was given it.
+        `continues`: the next run is the one that was saved. `without`: what stays as the trainer was given it. `later`: the parts of the
+        setup that are compared when a run begins.
         Raises CheckpointError for a state that does not fit; then nothing changes.
         """
         run_dir = None
@@ -352,7 +355,7 @@ class StateManagerAddon(KeptStatesAddon):
         if n_epoch is not None:
             found = fit_reached(trainer, state, loader, checkpoint, n_epoch)
         if found is None:
-            found = fit_setup(trainer, state, checkpoint, loader, strict=self.strict)
+            found = fit_setup(trainer, state, checkpoint, loader, strict=self.strict, later=later)
             note_differences(trainer, checkpoint, found)
         if "optimizer" in without:
             found = found | {"optimizer": "left out"}

@@ -12,7 +12,8 @@ import signal
 import subprocess
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import UserList
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,7 +21,7 @@ from functools import partial
 from html import escape
 from pathlib import Path
 from threading import Thread
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, cast
 
 import lightning as L
 
@@ -28,6 +29,7 @@ from ..addons.state_manager import StateManagerAddon
 from ..annotations import checked, command
 from ..base.trainer_base import TrainerBase
 from ..checkpoint.files import newest_valid
+from ..checkpoint.store import FOLDER as CHECKPOINTS
 from ..completion import completed_by_value
 from .command_file import FOLDER, Command, read_own, send
 from nbtrain.cluster.submit import (
@@ -44,6 +46,7 @@ from ..history.run_lock import SignOfLife
 from ..remote_errors import RemoteTraceback
 from ..run.live_edits import check_options
 from ..state.resume import continue_from
+from ..state.settings import PROCESSES
 from ..tracebacks import boundary, in_kernel
 from ..engine.addon import Controls
 from ..views.notebook import NotebookView, open_view
@@ -79,19 +82,16 @@ def _slurm_state(id: str) -> JobState:
     """What SLURM says: squeue for minutes after the end too, then the accounting, where there is one."""
     queue = ["squeue", "--noheader", "--states=all", f"--jobs={id}", "--format=%T|%r|%N"]
     accounting = ["sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={id}", "--format=State,Reason,NodeList"]
-    answers = True
+    answers = False
     for asked in (queue, accounting):
-        try:
+        with suppress(OSError, subprocess.SubprocessError):
             answer = subprocess.run(asked, capture_output=True, text=True, timeout=30)
-        except (OSError, subprocess.SubprocessError):
-            answers = answers and asked is not queue
-            continue
-        line = answer.stdout.strip().partition("\n")[0]
-        if line and not answer.returncode:
-            name, reason, node = (*line.split("|"), "", "")[:3]
-            return JobState(name.partition(" ")[0], reason if reason != "None" else "", node)
-        if asked is queue and "contact" in answer.stderr:
-            answers = False
+            line = answer.stdout.strip().partition("\n")[0]
+            if line and not answer.returncode:
+                name, reason, node = (*line.split("|"), "", "")[:3]
+                return JobState(name.partition(" ")[0], reason if reason != "None" else "", node)
+            if asked is queue:  # an error may also be one of the connection, as under load
+                answers = not answer.returncode or "Invalid job id" in answer.stderr
     return JobState("") if answers else JobState("UNKNOWN", "SLURM does not answer")
 
 
@@ -318,18 +318,20 @@ class JobHandle:
     def error(self) -> WorkerError | None:
         """The error that ended the job, with its traceback as the cause; None without one."""
         failed = _read_json(self.run_dir, FAILED)
-        status = self.status
-        if status != "failed":
+        if self.status != "failed":
             return None
+        rank = failed.get("rank", 0)
+        remedy = f"handle.log({rank or ''}) has all that it printed."
+        if any((self.run_dir / CHECKPOINTS).glob("epoch=*")):
+            remedy += " handle.load() restores what it has saved, and handle.result has its history."
         if not failed:
             state = f" ({self._state.reason or self._state.name})" if self._state.name else ""
             lines = "\n".join(self.log().splitlines()[-10:])
-            return WorkerError(f"The job ended without a result{state}.", where=lines, remedy="handle.log() has all that it printed.")
-        kind = failed.get("kind")
-        text = failed.get("text", "")
-        place = f"rank {failed.get('rank')} of job {self.info.id}"
-        error = WorkerError(f"{kind}: {text}", where=place, remedy=f"handle.log({failed.get('rank') or ''}) has all that it printed.")
-        error.__cause__ = RemoteTraceback(f"{kind}: {text}", place, str(failed.get("traceback")), str(failed.get("frames")))
+            return WorkerError(f"The job ended without a result{state}.", where=lines, remedy=remedy)
+        text = f"{failed.get('kind')}: {failed.get('text', '')}"
+        place = f"rank {rank} of job {self.info.id}"
+        error = WorkerError(text, where=place, remedy=remedy)
+        error.__cause__ = RemoteTraceback(text, place, str(failed.get("traceback")), str(failed.get("frames")))
         return error
 
     @checked
@@ -537,13 +539,13 @@ class JobHandle:
         if trainer is None:
             raise ConfigError("This handle has no trainer.", remedy="Make it as before, and give it: handle.load(trainer).")
         refuse_while_on(trainer.control, trainer.recorder.place)
-        path = newest_valid(self.run_dir / "checkpoints").path
+        path = newest_valid(self.run_dir / CHECKPOINTS).path
         if path is None:
             raise CheckpointError(f"{self.run_dir.name} has no checkpoint yet.", remedy="Wait for the end of an epoch.")
         result = self.result
         own = next((addon for addon in trainer.active_addons if isinstance(addon, StateManagerAddon)), None)
         manager = own or StateManagerAddon(save_path=str(self.run_dir.parent))
-        manager.restore(cast(Any, trainer), path)
+        manager.restore(cast(Any, trainer), path, later=(PROCESSES,))
         if result is not None and result.status == "completed":
             continue_from(trainer, path, trainer.train_state.counts.epoch)
         trainer._adopt(self.run_dir, result)
@@ -704,21 +706,8 @@ def submit_payload(
 
 
 # %% ../../nbs/cluster/jobs.ipynb #c219f04d
-class Jobs(Sequence[JobHandle]):
-    """Several submitted runs, shown as a table, newest first; each item is a JobHandle."""
-
-    def __init__(self, handles: Iterable[JobHandle] = ()) -> None:
-        self._handles = tuple(handles)
-
-    @overload
-    def __getitem__(self, index: int) -> JobHandle: ...
-    @overload
-    def __getitem__(self, index: slice) -> Jobs: ...
-    def __getitem__(self, index: int | slice) -> JobHandle | Jobs:
-        return Jobs(self._handles[index]) if isinstance(index, slice) else self._handles[index]
-
-    def __len__(self) -> int:
-        return len(self._handles)
+class Jobs(UserList[JobHandle]):
+    """A list of submitted runs, shown as a table, newest first; each item is a JobHandle."""
 
     def _rows(self) -> list[tuple[str, ...]]:
         rows = [(h.name, h.info.id, h.status, h.node, f"{h.since:%Y-%m-%d %H:%M}", short_path(h.run_dir)) for h in self]
@@ -746,7 +735,7 @@ def submitted_jobs(path: str | Path | None = None) -> Jobs:
         path: A folder of run folders: only the jobs in it. None: all whose run folder is still there.
 
     Returns:
-        A sequence of JobHandles, which prints as a table.
+        A list of JobHandles, which prints as a table.
 
     Changes:
         Nothing.
@@ -758,7 +747,7 @@ def submitted_jobs(path: str | Path | None = None) -> Jobs:
     if path is None:
         with suppress(OSError):
             lines = registry().read_text(encoding="utf-8").splitlines()
-            return Jobs(_handles(_named(line) for line in reversed(lines)))
+            return Jobs(_handles(map(_named, reversed(lines))))
         return Jobs()
     return Jobs(sorted(_handles(Path(path).absolute().glob("*/")), key=lambda handle: handle.info.submitted_s, reverse=True))
 

@@ -71,15 +71,19 @@ def _connect(ray: Any, address: str | None) -> None:
 
 def places_on(nodes: Sequence[dict[str, Any]], each: dict[str, float]) -> int:
     """How many workers that need `each` of their resources have place on `nodes`, as `ray.nodes()` has them."""
-    alive = [node["Resources"] for node in nodes if node["Alive"]]
-    return sum(int(min(node.get(name, 0) / amount for name, amount in each.items())) for node in alive)
+    return sum(int(min(node.get(name, 0) / amount for name, amount in each.items())) for node in _alive(nodes))
+
+
+def _alive(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The resources of the nodes that are alive."""
+    return [node["Resources"] for node in nodes if node["Alive"]]
 
 
 def check_room(nodes: Sequence[dict[str, Any]], n: int, each: dict[str, float]) -> None:
     """Raise ConfigError if `nodes`, as `ray.nodes()` has them, have no place for `n` workers that need `each` of their resources."""
     if (room := places_on(nodes, each)) >= n:
         return
-    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    alive = _alive(nodes)
     needs = " and ".join(f"{amount:g} {name}" for name, amount in each.items())
     has = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in alive)
     start = "start more nodes with `ray start --address=...`."

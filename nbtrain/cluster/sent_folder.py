@@ -35,12 +35,12 @@ _MARK = ".sent"  # in a folder that a FolderSender made
 class Change:
     """A message about `name` in the run folder: it begins, has a piece of `data`, ends; is a link to the file `inner`; or is gone.
 
-    `inner`: where the piece is, if `name` is a folder.
+    `inner`: where in a folder the piece is.
     """
 
     kind: Literal["begin", "piece", "end", "link", "gone"]
     name: str
-    inner: str = ""
+    inner: str = "."
     data: bytes = b""
 
 
@@ -92,7 +92,7 @@ class FolderSender:
     def _found(self) -> Iterator[tuple[str, tuple[bool, int, Any]]]:
         """What is sent as a whole: each checkpoint, and each other file. Links come last."""
         folder = self.run_dir / FOLDER
-        checkpoints = [path for path in folder.iterdir() if path.name != SUPERSEDED] if folder.is_dir() else []
+        checkpoints = [path for path in folder.glob("*") if path.name != SUPERSEDED]
         others = [path for path in self.run_dir.rglob("*") if path.is_file() and not path.is_relative_to(folder)]
         for path in (*checkpoints, *others):
             name = path.relative_to(self.run_dir).as_posix()
@@ -111,8 +111,8 @@ class FolderSender:
             self._send(Change("link", name, path.readlink().name))
             return
         self._send(Change("begin", name))
-        for file in sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]:
-            inner = file.relative_to(path).as_posix() if file != path else ""
+        for file in [file for file in (path, *sorted(path.rglob("*"))) if file.is_file()]:
+            inner = file.relative_to(path).as_posix()
             with open(file, "rb") as stream:
                 self._send(Change("piece", name, inner))  # an empty file has no other
                 while data := stream.read(_PIECE_BYTES):
@@ -150,7 +150,14 @@ class FolderReceiver:
             self.drop()
             self._temp = self._writing.enter_context(written(path))
         elif change.kind == "piece" and self._temp is not None:
-            self._append(self._temp / change.inner if change.inner else self._temp, change.data)
+            file = self._temp / change.inner
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with open(file, "ab") as stream:
+                    stream.write(change.data)
+            except OSError:
+                self.drop()
+                raise
         elif change.kind == "end" and self._temp is not None:
             self._temp = None
             self._writing.close()
@@ -162,15 +169,6 @@ class FolderReceiver:
             shutil.rmtree(path)
         elif change.kind == "gone":
             path.unlink(missing_ok=True)
-
-    def _append(self, file: Path, data: bytes) -> None:
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with open(file, "ab") as stream:
-                stream.write(data)
-        except OSError:
-            self.drop()
-            raise
 
     def drop(self) -> None:
         """Leave out the file that has not come as a whole."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 import re
 import shutil
 import signal
@@ -18,9 +17,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -34,9 +32,11 @@ from ..base.arguments import check_optimizer, check_run, check_trained
 from ..base.trainer_base import TrainerBase
 from ..checkpoint.files import newest_valid
 from .command_file import FOLDER, CommandReader, make_folder, read_own, write_own
+from .ray_cluster import own_versions
 from ..base.launcher import Launcher
 from ..distributed.worker import describe_failure, loads
 from ..distributed.worker_pool import pack
+from ..engine.addon import StateService
 from ..engine.control import refuse_while_on
 from ..errors import ConfigError, NbtrainError, OptionError, WorkerError, first_line, nearest
 from ..history.history import RunResult
@@ -45,6 +45,7 @@ from ..history.run_tree import Fork, open_branch_folder
 from ..resources import n_cores
 from ..rng import random_state, set_random_state
 from ..source.source_file import cell_texts, put_cells
+from ..state.settings import PROCESSES, check_setup
 
 # %% auto #0
 __all__ = [
@@ -53,7 +54,6 @@ __all__ = [
     "ENDED",
     "FAILED",
     "JobInfo",
-    "environment",
     "check_environment",
     "minutes",
     "Payload",
@@ -111,17 +111,9 @@ class JobInfo:
             ) from error
 
 
-def environment() -> dict[str, str]:
-    """The versions that a job must have in common with the notebook."""
-    import nbtrain
-
-    versions = {"torch": version("torch"), "lightning": version("lightning"), "nbtrain": nbtrain.__version__}
-    return {"python": platform.python_version(), **versions}
-
-
 def check_environment(info: JobInfo) -> None:
     """Raise ConfigError if this process differs from the notebook in a version, or lacks a folder that modules are imported from."""
-    here = environment()
+    here = own_versions()
     there = info.environment
     differing = [f"{name} {here.get(name)} here, {value} in the notebook" for name, value in there.items() if here.get(name) != value]
     differing += [f"{folder} is not here" for folder in info.path if not Path(folder).exists()]
@@ -167,10 +159,6 @@ class Payload:
     texts: dict[str, list[str]] = field(default_factory=dict)  # of its cells
 
 
-def _sent(*parts: Any) -> Any:
-    return parts
-
-
 class SubmittedRun:
     """The function of a job: it is called in each of its tasks. `run_dir`: the run folder, which all nodes see."""
 
@@ -206,10 +194,9 @@ class SubmittedRun:
         """Write what failed, unless another rank has failed before."""
         if (self.run_dir / FOLDER / FAILED).exists():
             return
-        found = describe_failure(error, rank)
-        text = {"rank": rank, "kind": found.kind, "text": found.text, "frames": found.frames, "traceback": found.traceback}
+        found = replace(describe_failure(error, rank), error=None)  # bytes
         with suppress(OSError):
-            write_own(self.run_dir, FAILED, json.dumps(text))
+            write_own(self.run_dir, FAILED, json.dumps(vars(found)))
 
     def _load(self, info: JobInfo) -> Payload:
         check_environment(info)
@@ -243,14 +230,26 @@ class SubmittedRun:
 
 
 def _run(reader: CommandReader, n_epoch: int, loader: Any, valid_loader: Any, checkpoint: Any) -> RunResult | None:
-    """Run the trainer. None where SIGTERM has ended it, and submitit's signal came too."""
+    """Run the trainer. None where SIGTERM has ended it, and the job is to go back into the queue, which rank 0 decides."""
     trainer: Any = reader.trainer
     try:
         return trainer.run(n_epoch, loader, valid_loader, resume=checkpoint)
     except SystemExit:
-        if reader.signum is None:
+        if reader.signum is None and trainer.world.is_first and not _is_preempted():
             raise
         return None
+
+
+def _is_preempted() -> bool:
+    """Whether SLURM has preempted this job, and its grace time is not over: a job that exits before is over for SLURM.
+
+    Without a grace time SLURM puts the job back by itself, and one that is cancelled has another state.
+    """
+    asked = ["scontrol", "show", "job", os.environ.get("SLURM_JOB_ID", "")]
+    with suppress(OSError, subprocess.SubprocessError):
+        answer = subprocess.run(asked, capture_output=True, text=True, timeout=30).stdout
+        return "JobState=RUNNING" in answer and re.search(r"PreemptTime=\d", answer) is not None
+    return False
 
 
 def _has(trainer: TrainerBase, kind: type[Any]) -> bool:
@@ -275,7 +274,7 @@ def _begin(info: JobInfo) -> int:
 def _signals(reader: CommandReader) -> Iterator[Callable[[], None]]:
     """A context in which submitit's signal ends the run after its batch. Yields what puts the job back into the queue afterwards.
 
-    SIGTERM is left to the run, which it ends too: SLURM itself puts a job that it preempts back.
+    SIGTERM is left to the run, which it ends too.
     """
     from submitit.core.job_environment import JobEnvironment
 
@@ -393,10 +392,11 @@ def partitions() -> list[str]:
 def _device(trainer: TrainerBase, n_tasks: int) -> Any:
     """The device of a job: the type of the trainer's, as the nodes have it."""
     given = trainer.given.get("device", "auto")
-    if n_tasks == 1 and isinstance(given, (list, tuple)):
-        return [str(device) for device in given]
-    kinds = {str(device).partition(":")[0] for device in (given if isinstance(given, (list, tuple)) else [given])}
-    return "cpu" if kinds == {"cpu"} else "auto"
+    is_list = isinstance(given, (list, tuple))
+    devices = [str(device) for device in (given if is_list else [given])]
+    if n_tasks == 1 and is_list:
+        return devices
+    return "cpu" if all(device.partition(":")[0] == "cpu" for device in devices) else "auto"
 
 
 def open_folder(trainer: TrainerBase, save_path: str | Path | None) -> Path:
@@ -412,7 +412,7 @@ def open_folder(trainer: TrainerBase, save_path: str | Path | None) -> Path:
 
 
 def check_trainer(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any, n_tasks: int) -> None:
-    """Raise ConfigError for a trainer or loaders that can't be trained in `n_tasks` processes."""
+    """Raise ConfigError for a trainer or loaders that can't be trained in `n_tasks` processes, or CheckpointError for its loaded state."""
     refuse_while_on(trainer.control, trainer.recorder.place)
     if trainer.mode != "train":
         raise ConfigError("submit trains, and the mode is 'test'.", remedy="toggle('train') first.")
@@ -420,24 +420,17 @@ def check_trainer(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader:
     if not trainer.configures_optimizers:
         check_optimizer(trainer.optimizer, trainer.model)
         check_trained(trainer.optimizer, trainer.model, vars(trainer))
-    # Raise ConfigError if a state in mid-epoch was loaded that another number of processes than `n_tasks` has saved.
-    own = (trainer.states.restored or {}).get("nbtrain", {"finished": None})
-    is_exact = all(addon.strict for addon in trainer.active_addons if isinstance(addon, StateManagerAddon))
     shares = any(addon.n_readers != addon.n_processes for addon in trainer.active_addons if isinstance(addon, Launcher))
-    if own["finished"] is not None and own["world_size"] != n_tasks and is_exact and not shares:
-        place = f"epoch {trainer.train_state.counts.epoch + 1}, after batch {own['finished']}"
-        saved = own["world_size"]
-        raise ConfigError(
-            f"The loaded state is in mid-epoch, saved by {saved} {'process' if saved == 1 else 'processes'}, and the job has {n_tasks}.",
-            where=place,
-            remedy=f"Give nodes × tasks_per_node = {saved}, or load the end of an epoch; with strict=False the epoch begins again.",
-        )
+    if trainer.states.restored is not None and not shares:
+        processes = {PROCESSES: {"processes": n_tasks}}
+        strict = trainer._required_service(StateService).strict
+        check_setup(trainer.states.restored["nbtrain"], processes, Path(trainer.states.restored_from or ""), strict=strict)
 
 
 def send_trainer(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any, n_tasks: int) -> bytes:
     """The payload of a job: the trainer with its loaders. Raises WorkerError if something can't be pickled."""
     texts = cell_texts()
-    sent = partial(Payload, partial(_sent, trainer, n_epoch, loader, valid_loader, None), _device(trainer, n_tasks), texts=texts)
+    sent = partial(Payload, partial(tuple, (trainer, n_epoch, loader, valid_loader, None)), _device(trainer, n_tasks), texts=texts)
     random = random_state(devices=False)
     try:
         return pack(sent(trainer.given, random), "the job")
@@ -479,4 +472,4 @@ def new_info(resources: Resources, name: str, n_epoch: int = 0, counts: Sequence
     name = re.sub(r"[^\w.-]", "_", name)
     folder = str(Path.cwd())
     shape = (resources.nodes, resources.tasks_per_node)
-    return JobInfo(resources.cluster, name, *shape, environment(), path, folder, n_epoch=n_epoch, counts=list(counts))
+    return JobInfo(resources.cluster, name, *shape, own_versions(), path, folder, n_epoch=n_epoch, counts=list(counts))

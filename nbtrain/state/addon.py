@@ -77,8 +77,8 @@ class KeptStatesAddon(AddOnBase, StateService):
         return all(addon.saves_end for addon in trainer.active_addons if isinstance(addon, Launcher))
 
     def _follows(self, trainer: Any) -> bool:
-        """Whether the state of a run is taken, so that the place of its loader must be known."""
-        return self.saves or self.keeps(trainer) or self._saves_end(trainer)
+        """Whether the state of a run is taken or was restored, so that the place of its loader must be known."""
+        return self.saves or self.keeps(trainer) or self._saves_end(trainer) or self.restored is not None
 
     def _open_disk(self, trainer: Any) -> Disk | None:
         """The place on disk for the states of a run that begins."""

@@ -156,10 +156,12 @@ def read_state(trainer: TrainerProtocol, checkpoint: str | Path) -> dict[str, An
     return dict(state)
 
 
-def fit_setup(trainer: TrainerProtocol, state: dict[str, Any], checkpoint: str | Path, loader: Any, *, strict: bool) -> dict[str, str]:
+def fit_setup(
+    trainer: TrainerProtocol, state: dict[str, Any], checkpoint: str | Path, loader: Any, *, strict: bool, later: Container[str] = ()
+) -> dict[str, str]:
     """Compare `state` with the setup of the run. Returns the differences by part, and adapts `state` to the run.
 
-    With `strict`, raises CheckpointError if the resume can't be exact.
+    `later`: parts that are compared when a run begins. With `strict`, raises CheckpointError if the resume can't be exact.
     """
     if trainer.mode == "test":
         return {}
@@ -167,7 +169,7 @@ def fit_setup(trainer: TrainerProtocol, state: dict[str, Any], checkpoint: str |
     n_begun = own["counts"]["epoch"] + (own["finished"] is not None)
     if loader is not None and n_begun:
         set_epoch(loader, n_begun - 1)  # a dataset may grow from epoch to epoch
-    given = setup_of(trainer, loader)
+    given = {part: settings for part, settings in setup_of(trainer, loader).items() if part not in later}
     found = check_setup(own, given, Path(checkpoint), strict=strict)
     restored = restored_parts(own, given)
     state["nbtrain"] = own | {"setup": own.get("setup", {}) | {part: settings for part, settings in given.items() if part not in restored}}

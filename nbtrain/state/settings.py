@@ -212,7 +212,9 @@ def check_setup(own: Mapping[str, Any], given: Setup, path: Path, *, strict: boo
         return found
     remedy = "Use the settings that it was saved with, or pass strict=False to continue with the current ones, not exactly."
     if PROCESSES in refused:
-        remedy = "Resume with as many processes, or from the end of an epoch; with StateManagerAddon's strict=False the epoch begins again."
+        n = own["world_size"]
+        remedy = f"load_state(path) shows what it has. Resume it with as many processes, as by submit(..., tasks_per_node={n}), or from "
+        remedy += "the end of an epoch; in a trainer made with StateManagerAddon's strict=False the epoch begins again."
     when = "in mid-epoch " if is_open else ""
     raise CheckpointError(f"{path.name} was saved {when}with {in_words(refused)}.", where=str(path), remedy=remedy)
 

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from samples import Regress, make_loader, make_trainer, make_valid, same_weights
 
-from nbtrain import ConfigError, WorkerError, submitted_jobs
+from nbtrain import CheckpointError, ConfigError, MultiGPUAddon, WorkerError, submitted_jobs
 from nbtrain.cluster.jobs import JobHandle
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
@@ -44,9 +43,16 @@ ReturnToService=2
 MpiDefault=none
 MailProg=/bin/true
 KillWait=60
+JobRequeue=0
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 NodeName={host} NodeAddr=127.0.0.1 CPUs={n_cores} State=UNKNOWN
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 PartitionName=closed Nodes=ALL MaxTime=INFINITE State=DOWN
+PartitionName=grace Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=600
+PartitionName=abrupt Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
+PartitionName=cancelled Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=CANCEL GraceTime=600
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 
 
@@ -61,6 +67,14 @@ class Gated(Regress):
                 time.sleep(0.01)
                 if self.control.is_stopping:
                     (Path(self.save_path) / f"stopping-{rank}").touch()
+        return super().train_step(batch)
+
+
+class Paced(Gated):
+    """Takes longer for a step than ranks take to agree on a request."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        time.sleep(0.1)
         return super().train_step(batch)
 
 
@@ -130,33 +144,72 @@ def is_at_gate(handle: JobHandle, folder: Path, n_ranks: int) -> Callable[[], bo
     return reached
 
 
-def test_job_that_reaches_its_time_limit_is_queued_again_and_ends_as_a_run_here(tmp_path: Path) -> None:
+def restarts(handle: JobHandle) -> int:
+    """How often SLURM has put the job back into the queue."""
+    shown = subprocess.run(["scontrol", "show", "job", handle.info.id], capture_output=True, text=True, check=True)
+    return int(shown.stdout.partition("Restarts=")[2].split()[0])
+
+
+def preempt(handle: JobHandle) -> None:
+    """Submit a job that needs the node, to a partition whose jobs preempt those of others."""
+    script = ["--partition=urgent", "--exclusive", "--output=/dev/null", "--wrap=true"]
+    subprocess.run(["sbatch", *script], check=True, capture_output=True)
+
+
+def reach_limit(handle: JobHandle) -> None:
+    """SLURM sends the signal by itself, after 60 to 90 s."""
+
+
+ENDS: dict[str, tuple[Callable[[JobHandle], None], dict[str, Any]]] = {
+    "time limit": (reach_limit, {"time": 2, "signal_delay_s": 30}),
+    "preemption with a grace time": (preempt, {"partition": "grace"}),
+    "preemption without a grace time": (preempt, {"partition": "abrupt"}),
+    "preemption of a mode that cancels": (preempt, {"partition": "cancelled"}),
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_job_that_slurm_ends_is_queued_again_and_ends_as_a_run_here(kind: str, tmp_path: Path) -> None:
+    end, options = ENDS[kind]
     trainer = make_trainer(Gated, seed=0)
-    handle = trainer.submit(3, make_loader(), make_valid(), nodes=1, time="0:10:00", save_path=tmp_path)
+    handle = trainer.submit(3, make_loader(), make_valid(), save_path=tmp_path, **options)
     until(is_at_gate(handle, tmp_path, 1))
     assert handle.status == "running" and handle.node == socket.gethostname() and len(submitted_jobs()) == 1
-    subprocess.run(["scancel", handle.info.id, "--signal=USR2"], check=True)  # as SLURM does before the limit
+    end(handle)
     until((tmp_path / "stopping-0").exists, handle.log)
     (tmp_path / "gate").touch()
     until(lambda: handle.status.startswith(("pending", "completed")), handle.log)
-    result = handle.wait(timeout_s=300)
-    assert result.status == "completed" and "Requeued job" in handle.log() and "The `srun` command" not in handle.log()
+    assert handle.wait(timeout_s=300).status == "completed" and restarts(handle) >= 1 and "The `srun` command" not in handle.log()
     here = make_trainer(seed=0)
     here.run(3, make_loader(), make_valid())
     assert same_weights(trainer.model, here.model)
 
 
-def test_two_processes_pause_change_and_stop_at_the_same_batch_and_resume_together(tmp_path: Path) -> None:
+def test_cancelled_job_does_not_come_back_and_continues_here(tmp_path: Path) -> None:
+    trainer = make_trainer(Gated, seed=0)
+    handle = trainer.submit(3, make_loader(), make_valid(), partition="grace", save_path=tmp_path)
+    until(is_at_gate(handle, tmp_path, 1))
+    handle.cancel()
+    until((tmp_path / "stopping-0").exists, handle.log)
     (tmp_path / "gate").touch()
-    trainer = make_trainer(Gated, seed=0)
-    plain = trainer.submit(3, make_loader(), make_valid(), tasks_per_node=2, save_path=tmp_path)
-    assert plain.wait(timeout_s=300).status == "completed", plain.log(1)
-    weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    until(lambda: not handle.is_on, handle.log)
+    assert handle.wait().status == "interrupted" and restarts(handle) == 0 and trainer.counts.step == 8
+    trainer.run(2, make_loader(), make_valid())
+    here = make_trainer(seed=0)
+    here.run(3, make_loader(), make_valid())
+    assert same_weights(trainer.model, here.model)
 
-    for file in ("gate", "at-0", "at-1"):
-        (tmp_path / file).unlink(missing_ok=True)
+
+def in_two_processes(n_epoch: int, n_samples: int = 70) -> Any:
+    """A trainer that has trained in two processes of this one's."""
+    here = make_trainer(Regress.add_on(MultiGPUAddon), device=["cpu", "cpu"], seed=0)
+    here.run(n_epoch, make_loader(n_samples), make_valid())
+    return here
+
+
+def test_two_processes_pause_change_and_stop_at_the_same_batch_and_resume_together(tmp_path: Path) -> None:
     trainer = make_trainer(Gated, seed=0)
-    handle = trainer.submit(3, make_loader(), make_valid(), tasks_per_node=2, save_path=tmp_path)
+    handle = trainer.submit(3, make_loader(), make_valid(), tasks_per_node=2, partition="grace", save_path=tmp_path)
     until(is_at_gate(handle, tmp_path, 2))
     handle.pause()
     handle.set(weight_decay=0.0)
@@ -164,11 +217,33 @@ def test_two_processes_pause_change_and_stop_at_the_same_batch_and_resume_togeth
     time.sleep(2.5)  # the other rank has read them too
     (tmp_path / "gate").touch()
     until(lambda: handle.status == "paused", handle.log)
-    subprocess.run(["scancel", handle.info.id, "--signal=USR2"], check=True)  # a signal ends the pause
+    preempt(handle)  # a signal ends the pause
     until(lambda: handle.status.startswith("pending") or not handle.is_on, handle.log)
-    assert handle.wait(timeout_s=300).status == "completed", handle.log(1)
+    assert handle.wait(timeout_s=300).status == "completed" and restarts(handle) == 1, handle.log(1)
     assert "weight_decay 0 → 0" in [text for _, text in trainer.history.marks]
-    assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
+    assert same_weights(trainer.model, in_two_processes(3).model)
+
+
+def test_job_of_two_processes_that_was_stopped_in_an_epoch_is_brought_here_and_resumed_by_two(tmp_path: Path) -> None:
+    data = make_loader(640), make_valid()
+    trainer = make_trainer(Paced, seed=0)
+    handle = trainer.submit(2, *data, tasks_per_node=2, save_path=tmp_path)
+    until(is_at_gate(handle, tmp_path, 2))
+    handle.stop()
+    until((handle.run_dir / "job" / "commands.at").exists)
+    time.sleep(2.5)  # the other rank has read it too
+    (tmp_path / "gate").touch()
+    assert handle.wait(timeout_s=300).status == "stopped", handle.log(1)
+    assert trainer.result is not None and trainer.result.history is trainer.history and trainer.counts.step < 20
+    with pytest.raises(CheckpointError, match=r"Resume it with as many processes, as by submit\(..., tasks_per_node=2\), or"):
+        trainer.run(2, *data)
+    two = make_trainer(Regress.add_on(MultiGPUAddon), device=["cpu", "cpu"], seed=0)
+    handle.load(two)
+    two.run(2, *data)
+    again = trainer.submit(2, *data, tasks_per_node=2, save_path=tmp_path)
+    assert again.wait(timeout_s=300).status == "completed", again.log(1)
+    whole = in_two_processes(2, 640)
+    assert same_weights(trainer.model, whole.model) and same_weights(two.model, whole.model)
 
 
 def test_what_slurm_refuses_is_raised_with_its_reason(tmp_path: Path) -> None:

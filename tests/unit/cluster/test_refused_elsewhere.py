@@ -16,7 +16,7 @@ import nbtrain
 from nbtrain.cluster.command_file import make_folder
 from nbtrain.cluster.jobs import JobHandle
 from nbtrain.cluster.ray_cluster import check_node, check_room, looker, own_versions
-from nbtrain.cluster.submit import JobInfo, check_environment, environment
+from nbtrain.cluster.submit import JobInfo, check_environment
 
 INFO = JobInfo("slurm", "digits", 1, 1, {}, [], ".", id="7")
 NODES = [{"Alive": True, "Resources": {"CPU": 8.0}}] * 2
@@ -43,7 +43,7 @@ def waiting(folder: Path) -> None:
 
 
 def versions(folder: Path) -> None:
-    check_environment(replace(INFO, environment=environment() | {"torch": "1.0"}))
+    check_environment(replace(INFO, environment=own_versions() | {"torch": "1.0"}))
 
 
 def node(**found: Any) -> Callable[[Path], Any]:

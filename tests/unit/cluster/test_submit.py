@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from samples import SEED, Regress, make_loader, make_trainer, make_valid, same_weights, without_times
 
 import nbtrain
-from nbtrain import ConfigError, OptionError, StateManagerAddon, WorkerError, submitted_jobs
+from nbtrain import CheckpointError, ConfigError, MultiGPUAddon, OptionError, StateManagerAddon, WorkerError, submitted_jobs
 from nbtrain.cli import main
 from nbtrain.cluster.command_file import CommandFile, make_folder, send
 from nbtrain.cluster.jobs import JobHandle
-from nbtrain.cluster.submit import JobInfo, SubmittedRun, environment, minutes, new_info
+from nbtrain.cluster.ray_cluster import own_versions
+from nbtrain.cluster.submit import JobInfo, SubmittedRun, minutes, new_info
 from nbtrain.rng import keep_random
 from nbtrain.views.text import Board
 
@@ -105,14 +105,14 @@ def test_run_elsewhere_is_paused_changed_found_again_and_interrupted_and_ends_as
 @pytest.mark.long
 def test_job_in_another_environment_fails_with_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_folder(tmp_path)
-    info = JobInfo("local", "other", 1, 1, environment() | {"torch": "1.0"}, ["/no/such/folder"], str(tmp_path), id="1")
+    info = JobInfo("local", "other", 1, 1, own_versions() | {"torch": "1.0"}, ["/no/such/folder"], str(tmp_path), id="1")
     info.write(tmp_path)
     with pytest.raises(ConfigError, match="The environment is another one"):
         SubmittedRun(tmp_path)()
     handle = JobHandle(tmp_path)
     assert handle.status == "failed" and handle.result is None
-    what = f"torch {torch.__version__} here, 1.0 in the notebook; /no/such/folder is not here."
-    with pytest.raises(WorkerError, match="ConfigError: The environment is another one: " + what.replace("+", r"\+")):
+    what = f"torch {own_versions()['torch']} here, 1.0 in the notebook; /no/such/folder is not here."
+    with pytest.raises(WorkerError, match="ConfigError: The environment is another one: " + what):
         handle.wait()
     with pytest.raises(ConfigError, match="The job is over: failed"):
         handle.pause()
@@ -182,12 +182,28 @@ def begun_here(tmp_path: Path) -> Any:
     return trainer
 
 
+def test_epoch_that_a_job_began_continues_here_in_as_many_processes_and_is_shown_in_others(tmp_path: Path) -> None:
+    run_dir = begun_here(tmp_path).run_dir
+    make_folder(run_dir)
+    JobInfo("local", "far", 1, 1, {}, [], ".", host="elsewhere", id="7").write(run_dir)
+    two = make_trainer(Regress.add_on(MultiGPUAddon), device=["cpu", "cpu"], seed=0)
+    JobHandle(run_dir).load(two)
+    assert two.counts.step == 8 and two.history.last is not None
+    with pytest.raises(CheckpointError, match=r"another number of processes: 1, and 2 now.*\n.*\n  load_state\(path\) shows what it has"):
+        two.run(2, make_loader(), make_valid())
+    one = make_trainer(seed=0)
+    JobHandle(run_dir).load(one)
+    assert same_weights(one.model, two.model)
+    one.run(2, make_loader(), make_valid())
+    whole = make_trainer(seed=0)
+    whole.run(3, make_loader(), make_valid())
+    assert same_weights(one.model, whole.model) and without_times(one.history.epochs) == without_times(whole.history.epochs)
+
+
 def test_epoch_that_one_process_began_is_not_submitted_to_two(tmp_path: Path) -> None:
     trainer = begun_here(tmp_path)
-    with pytest.raises(
-        ConfigError,
-        match="is in mid-epoch, saved by 1 process, and the job has 2.\n  epoch 2, after batch 3\n  Give nodes × tasks_per_node = 1, or",
-    ):
+    what = r"another number of processes: 1, and 2 now.*\n.*\n.*Resume it with as many processes, as by submit\(..., tasks_per_node=1\)"
+    with pytest.raises(CheckpointError, match=what):
         trainer.submit(2, make_loader(), cluster="local", tasks_per_node=2, save_path=tmp_path / "jobs")
     assert not (tmp_path / "jobs").exists()
 

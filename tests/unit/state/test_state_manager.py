@@ -551,8 +551,10 @@ def test_another_number_of_processes_is_named(tmp_path: Path) -> None:
     one = make_trainer(Saving, save_path=tmp_path, every_n_steps=2)
     one.run(1, make_loader())
     two = make_trainer(Saving.add_on(MultiGPUAddon), save_path=tmp_path / "x", device=["cpu", "cpu"])
+    two.load_state(one.run_dir / "checkpoints" / "epoch=0-step=2.ckpt")  # to look at
+    assert two.counts.step == 2
     with pytest.raises(CheckpointError) as error:
-        two.load_state(one.run_dir / "checkpoints" / "epoch=0-step=2.ckpt")
+        two.run(1, make_loader())
     what = "1, and 2 now, so that an update takes 2 batches instead of 1."
     assert str(error.value).splitlines()[0] == f"epoch=0-step=2.ckpt was saved in mid-epoch with another number of processes: {what}"
     assert "with StateManagerAddon's strict=False the epoch begins again" in str(error.value)
