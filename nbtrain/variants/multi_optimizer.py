@@ -229,10 +229,11 @@ class MultiOptimizerTrainer(Trainer):
 
     @property
     def _turn(self) -> Turn | None:
-        if self.joint is None or self.joint.turn is None:
+        name = self.joint.turn if self.joint is not None else None
+        if self.joint is None or name is None:
             return None
-        first, *_, last = [*self.joint.optimizers, *self.joint.optimizers]
-        return Turn(self.joint.turn, self.joint.turn == first, self.joint.turn == last)
+        names = list(self.joint.optimizers)
+        return Turn(name, name == names[0], name == names[-1])
 
     @checked
     def lr_find(self, loader: Iterable[Any], *, start: float = 1e-7, end: float = 10.0, n_batches: int = 100) -> RangeTest:
