@@ -185,13 +185,11 @@ class MultiOptimizerTrainer(Trainer):
         **options: Unpack[TrainerOptions],
     ) -> None:
         given = {"optimizers": optimizers, "schedulers": schedulers, "every": every}
-        _check_class(type(self), mode, optimizers or {}, options)
-        _check_every(every or {}, optimizers or {})
-        joint = (
-            AlternatingOptimizer({name: _made(name, optimizer, model) for name, optimizer in (optimizers or {}).items()})
-            if optimizers
-            else None
-        )
+        named_optimizers = optimizers or {}
+        _check_class(type(self), mode, named_optimizers, options)
+        _check_every(every or {}, named_optimizers)
+        made = {name: _made(name, optimizer, model) for name, optimizer in named_optimizers.items()}
+        joint = AlternatingOptimizer(made) if made else None
         check_by_name(joint, every=every)
         others: dict[str, Any] = {**options}
         if joint is not None and schedulers:
