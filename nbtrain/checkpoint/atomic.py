@@ -22,6 +22,7 @@ from typing import Literal
 from safetensors import SafetensorError
 
 from ..errors import CheckpointError, first_line
+from ..history.run_lock import has_ended
 
 # %% auto #0
 __all__ = ["delete", "sync", "written", "clean_leftovers", "is_leftover", "point_to"]
@@ -143,19 +144,7 @@ def _in_use(path: Path, match: re.Match[str]) -> bool:
         return match["token"] == _token(pid)  # in a container each run may have the same pid
     if time.time() - path.lstat().st_mtime > _DAY_S:
         return False
-    return match["host"] != _host() or _is_alive(pid)
-
-
-def _is_alive(pid: int) -> bool:
-    if os.name != "posix":
-        return True  # os.kill would end it
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+    return match["host"] != _host() or not has_ended(pid)
 
 
 def is_leftover(path: Path) -> bool:

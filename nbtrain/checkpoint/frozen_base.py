@@ -21,7 +21,7 @@ from .weights import Weights, local_file
 from ..errors import CheckpointError, listed
 
 # %% auto #0
-__all__ = ["Checksum", "checksum", "base_name", "FrozenBase", "leave_out", "put_in", "with_frozen", "with_base"]
+__all__ = ["Checksum", "checksum", "FrozenBase", "leave_out", "put_in", "with_frozen", "with_base"]
 
 # %% ../../nbs/checkpoint/frozen_base.ipynb #994a60ce
 Checksum = tuple[str, int]  # the dtype of a parameter, and the CRC-32 of its bytes
@@ -34,11 +34,6 @@ def checksum(tensor: Tensor, dtype: str | None = None) -> Checksum:
         value = value.to(getattr(torch, dtype))
     content = value.contiguous().reshape(-1).view(torch.uint8).numpy()
     return str(value.dtype).removeprefix("torch."), zlib.crc32(content.data)  # pyright: ignore[reportArgumentType]
-
-
-def base_name(model: nn.Module) -> str:
-    """The name of a model's pretrained weights: the one in its `config`, as in transformers, or the model's class."""
-    return getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
 
 
 def _frozen(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -95,7 +90,8 @@ def leave_out(state: dict[str, Any], base: FrozenBase, model: nn.Module) -> None
     for part in _PARTS:
         if part in state:
             state[part] = {key: value for key, value in state[part].items() if _name(key) not in found}
-    state["nbtrain"] = dict(state["nbtrain"], base={"name": base_name(model), "checksums": found})
+    name = getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__  # as in transformers
+    state["nbtrain"] = dict(state["nbtrain"], base={"name": name, "checksums": found})
 
 
 def put_in(state: Mapping[str, Any], model: nn.Module, path: Path) -> dict[str, Any]:

@@ -211,12 +211,9 @@ class _Copier:
         self.views[where], parts = found
         return [self.copy(item, (*where, i)) for i, item in enumerate(parts)]
 
-    def _copy_tensor(self, value: Tensor, where: Where) -> Tensor:
-        if value.layout is not torch.strided or value.is_meta or value.is_quantized:
+    def _copy_tensor(self, tensor: Tensor, where: Where) -> Tensor:
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
             _refuse(where, "is a sparse, quantized or meta tensor")
-        return self._copy_dense(value, where)
-
-    def _copy_dense(self, tensor: Tensor, where: Where) -> Tensor:
         bits = (tensor.requires_grad, tensor.is_conj(), tensor.is_neg())
         same = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), *bits)
         if tensor.numel() and same in self._copies:
@@ -249,7 +246,7 @@ class _Copier:
         if len(chunks) != 1 or any(placement.is_partial() for placement in tensor.placements):
             _refuse(where, "is sharded in a way that gives a rank no single shard")
         self.boxes[where] = Box(tuple(tensor.shape), tuple(chunks[0].offsets))
-        return self._copy_dense(tensor.to_local(), where)
+        return self._copy_tensor(tensor.to_local(), where)
 
 
 # %% ../../nbs/checkpoint/snapshot.ipynb #cfd72f22
@@ -276,9 +273,10 @@ class Encoder:
             return items if isinstance(value, list) else {"$tuple": items}
         if not isinstance(value, dict):
             return value
+        encoded = {key: self.encode(item, (*where, key)) for key, item in value.items()}
         if type(value) is dict and all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: self.encode(item, (*where, key)) for key, item in value.items()}
-        pairs = [[self.encode(key), self.encode(item, (*where, key))] for key, item in value.items()]
+            return encoded
+        pairs = [[self.encode(key), item] for key, item in encoded.items()]
         return {"$dict" if type(value) is dict else "$ordered": pairs}
 
     def _encode_tensor(self, tensor: Tensor, where: Where) -> Any:

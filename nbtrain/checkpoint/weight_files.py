@@ -45,25 +45,20 @@ _PLAIN += [(kind, f"{module}.{name}") for module in ("pathlib", "pathlib._local"
     (_POSIX, "PosixPath"), (_WINDOWS, "WindowsPath"), (_POSIX, "PurePosixPath"), (_WINDOWS, "PureWindowsPath"))]  # fmt: skip
 
 
-def _is_safetensors(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return path.suffix == ".safetensors" or file.read(9)[8:] == b"{"
-
-
-def _read_safetensors(path: Path) -> Weights:
-    with safe_open(path, framework="pt") as file:
-        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        tied = file.metadata() or {}  # one of several tied weights is stored; the metadata has the other names
-    return weights | {name: weights[stored] for name, stored in tied.items() if stored in weights and name != "format"}
-
-
 def _read_file(path: Path) -> Any:
     """The content of a file, after verifying its checksums. Raises CheckpointError for anything that can't be read."""
     if not path.is_file():
         raise CheckpointError(f"There is no file {str(path)!r}.", remedy="Give the path of a file or a folder of weights.")
     verify_weights(path)
     with _safely(path), torch.serialization.safe_globals(_PLAIN):
-        return _read_safetensors(path) if _is_safetensors(path) else torch.load(path, map_location="cpu", weights_only=True)
+        with open(path, "rb") as content:
+            is_torch = path.suffix != ".safetensors" and content.read(9)[8:] != b"{"
+        if is_torch:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        with safe_open(path, framework="pt") as file:
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tied = file.metadata() or {}  # one of several tied weights is stored; the metadata has the other names
+    return weights | {name: weights[stored] for name, stored in tied.items() if stored in weights and name != "format"}
 
 
 @contextmanager
@@ -359,7 +354,9 @@ def choose_weights(
     if key is not None:
         chosen = [pair for part in (content, *(weights for _, weights in found)) for pair in _below(part, key)]
         if not chosen:
-            raise _unknown_key(path, key, [at for at, _ in _candidates(content)])
+            known = [at for at, _ in _candidates(content) if at]
+            remedy = nearest(key, known) if known else "Leave key= out: its weights are not below a key."
+            raise CheckpointError(f"{path.name} has no weights below {key!r}.", where=str(path), remedy=remedy)
         found = chosen
     if not found:
         raise CheckpointError(f"{path.name} holds no weights.", where=str(path), remedy=_content(content))
@@ -376,11 +373,6 @@ def _choose(path: Path, found: list[tuple[str, Mapping[str, Any]]], fitness: Fit
         names = " or ".join(f"key={key!r}" for key, _ in best[:4] if key)
         raise CheckpointError(f"{path.name} has several weights that fit equally.", where=str(path), remedy=f"Choose with {names}.")
     return best[0]
-
-
-def _unknown_key(path: Path, key: str, known: list[str]) -> CheckpointError:
-    remedy = nearest(key, [name for name in known if name]) if any(known) else "Leave key= out: its weights are not below a key."
-    return CheckpointError(f"{path.name} has no weights below {key!r}.", where=str(path), remedy=remedy)
 
 
 def _content(content: Any) -> str:

@@ -216,7 +216,10 @@ def renew(trainer: TrainerBase, loaders: Iterable[Any], steps: type[Any] | None)
     if steps is not None:
         _give(trainer, steps)
     elif not kept.holds_steps and not trainer.configures_optimizers:
-        is_read &= not _take_newest(trainer)
+        newer = newest(trainer._written_steps)
+        if newer is not None and issubclass(newer, TrainerBase):
+            change_class(trainer, newer)
+            is_read = False
     is_read &= not adopt(models[1:] if trainer.configures_optimizers and (kept.holds_steps or steps is not None) else models)
     is_read &= not adopt(_objects(trainer, loaders))
     kept.code = before if is_read else read_code(trainer, loaders, before)
@@ -240,14 +243,6 @@ def _give(trainer: TrainerBase, steps: type[Any]) -> None:
     else:
         raise ConfigError(f"{steps!r} is not a LightningModule.", remedy="Give the class of your module: resume(LitDigits).")
     _kept(trainer).holds_steps = newest(written_class(steps)) is not None
-
-
-def _take_newest(trainer: TrainerBase) -> bool:
-    steps = newest(trainer._written_steps)
-    if steps is None or not issubclass(steps, TrainerBase):
-        return False
-    change_class(trainer, steps)
-    return True
 
 
 def use_newest(trainer: TrainerBase, *loaders: Any, steps: type[Any] | None = None) -> None:

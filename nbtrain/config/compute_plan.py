@@ -137,19 +137,21 @@ def accumulation(settings: Settings, n_copies: int, problems: Problems, n_sharin
     if whole is None:
         return steps or n_sharing // math.gcd(micro, n_sharing)
     product = f"micro_batch_size {micro} × {n_copies} {'copy' if n_copies == 1 else 'copies'} of the model"
-    if steps is not None and micro * n_copies * steps != whole:
+    at_once = micro * n_copies
+    window = max(whole // at_once, 1)
+    if steps is not None and at_once * steps != whole:
         problems.add(
-            f"{product} × grad_accumulation_steps {steps} = {micro * n_copies * steps}, and global_batch_size is {whole}.",
+            f"{product} × grad_accumulation_steps {steps} = {at_once * steps}, and global_batch_size is {whole}.",
             "Leave one of them out.",
             at="global_batch_size",
         )
-    elif whole % (micro * n_copies):
+    elif whole % at_once:
         problems.add(
-            f"{product} = {micro * n_copies}, and global_batch_size {whole} must be a multiple of it.",
-            f"Give {max(whole // (micro * n_copies), 1) * micro * n_copies}.",
+            f"{product} = {at_once}, and global_batch_size {whole} must be a multiple of it.",
+            f"Give {window * at_once}.",
             at="global_batch_size",
         )
-    return max(whole // (micro * n_copies), 1)
+    return window
 
 
 def device_batches(settings: Settings, plan: ComputePlan, problems: Problems) -> tuple[int, int]:

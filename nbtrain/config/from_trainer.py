@@ -69,23 +69,23 @@ def _optimizer(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) -> 
     optimizer = trainer.optimizer
     assert optimizer is not None  # `configuration` raises for a trainer without one
     clip = trainer.given.get("gradient_clip")
+    names = {id(p): name for name, p in trainer.model.named_parameters()}
     if isinstance(optimizer, JointOptimizer) and not given:
-        return _several(read, trainer, optimizer, clip)
+        return _several(read, names, optimizer, clip)
     made: dict[str, Any] = {}
     if "type" not in given:
         made["type"] = read.name(type(optimizer), "optimizer.type")
         if "args" not in given:
-            made |= _groups(read, trainer, optimizer) | {"args": _own_args(read, optimizer, "optimizer.args")}
+            made |= _groups(read, trainer, names, optimizer) | {"args": _own_args(read, optimizer, "optimizer.args")}
     if clip:
         made["clip_gnorm"] = clip
     return made
 
 
-def _groups(read: Reader, trainer: TrainerBase, optimizer: Optimizer) -> dict[str, Any]:
+def _groups(read: Reader, trainer: TrainerBase, names: Mapping[int, str], optimizer: Optimizer) -> dict[str, Any]:
     """The groups of parameters of an optimizer, if they are more than all of the model's in one."""
     groups = optimizer.param_groups
     known = optimizer.defaults
-    names = {id(p): name for name, p in trainer.model.named_parameters()}
     params = [[id(p) for p in group["params"]] for group in groups]
     if params != [list(names)]:
         if unknown := sum(p not in names for group in params for p in group):
@@ -114,9 +114,8 @@ def _own_args(read: Reader, optimizer: Optimizer, at: str) -> dict[str, Any]:
     return read.plain({p.name: known[p.name] for p in taken if not same_value(known[p.name], p.default)}, at)
 
 
-def _several(read: Reader, trainer: TrainerBase, optimizer: JointOptimizer, clip: Any) -> dict[str, Any]:
+def _several(read: Reader, names: Mapping[int, str], optimizer: JointOptimizer, clip: Any) -> dict[str, Any]:
     """Several optimizers, each with the names of its parameters."""
-    names = {id(p): name for name, p in trainer.model.named_parameters()}
     each: list[Any] = []
     usual = named_optimizers(list(optimizer.optimizers.values()))
     for i, ((name, part), by_class) in enumerate(zip(optimizer.optimizers.items(), usual)):

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
+from lightning_utilities.core.apply_func import apply_to_collection
+
 from .document import Problems, below
 from ..errors import OptionError, nearest
 
@@ -108,11 +110,7 @@ _REFERENCE = re.compile(r"(\$\$?)(?:\((?P<round>[^(){}]*)\)|\{(?P<curly>[^(){}]*
 
 def escape(value: Any) -> Any:
     """Escape references in `value`, so that `resolve_references` returns it unchanged."""
-    if isinstance(value, dict):
-        return {key: escape(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [escape(item) for item in value]
-    return re.sub(r"\$(?=[({])", "$$", value) if isinstance(value, str) else value
+    return apply_to_collection(value, str, lambda text: re.sub(r"\$(?=[({])", "$$", text))
 
 
 class _References:

@@ -37,7 +37,9 @@ class EventGroup:
 
     def update(self, event: Event) -> None:
         with self._lock:
-            self._raise_late()
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
             now_s = self.clock()
             if event.kind == "epoch":
                 self._is_short, self._epoch_s = now_s - self._epoch_s < self.every_s, now_s
@@ -72,11 +74,6 @@ class EventGroup:
             self.flush()
         except BaseException as error:
             self._error = error
-
-    def _raise_late(self) -> None:
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
 
 
 def deliver(sinks: Iterable[Any]) -> None:

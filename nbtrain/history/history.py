@@ -210,12 +210,8 @@ class History(Listed):
             self.cut = (cut_of(event) or self.cut) if self.epochs or len(self.steps["train"]) else None
         elif event.kind == "steps":
             self._add_steps(event)
-        elif event.kind == "valid":
-            self._add_validation(Row(event.data["row"]))
-        elif event.kind == "epoch":
-            self._add_epoch(Row(event.data["row"]))
-        elif event.kind == "test":
-            self.tests.append(Row(event.data["row"]))
+        elif event.kind in ("valid", "epoch", "test"):
+            self._add_row(event.kind, Row(event.data["row"]))
         elif event.kind == "mark":
             self._add_mark(event)
         elif event.kind == "show":
@@ -231,24 +227,24 @@ class History(Listed):
         self.marks.append((event.progress, event.data["text"]))
         self.restarts.update(event)
 
-    def _add_validation(self, row: Row) -> None:
-        self.validations.append(row)
-        if not row["epoch"]:  # before the training
+    def _add_row(self, kind: str, row: Row) -> None:
+        if kind == "epoch":
+            self._add_epoch(row)
+        if kind == "valid":
+            self.validations.append(row)
+        if kind == "test" or (kind == "valid" and not row["epoch"]):  # a validation before the training is a test
             self.tests.append(row)
 
     def _add_epoch(self, row: Row) -> None:
-        self.epochs.append(self._as_validation(row))
-        last = self.validations[-1]["epoch"] if self.validations else None
-        if last != row["epoch"] and _is_validated(row):  # recorded by an older nbtrain, without validation rows
-            self.validations.append(row)
-
-    def _as_validation(self, row: Row) -> Row:
-        """Return `row`; it replaces the newest validation if both are of the same step."""
+        """Add the row of an epoch, in the place of the newest validation too, if both are of the same step."""
         if is_same_validation(row, self.validations):
             row.path = self.validations[-1].path
             self.validations[-1] = row
             self.n_saved["validations"] = min(self.n_saved["validations"], len(self.validations) - 1)
-        return row
+        self.epochs.append(row)
+        last = self.validations[-1]["epoch"] if self.validations else None
+        if last != row["epoch"] and _is_validated(row):  # recorded by an older nbtrain, without validation rows
+            self.validations.append(row)
 
     def drop_after(self, processed: int, epoch: int) -> None:
         """Drop everything measured after so many processed batches, and the rows after `epoch`, including that of an epoch cut there."""
@@ -292,11 +288,12 @@ class History(Listed):
             >>> copy.last == trainer.history.last
             True
         """
-        rows: dict[str, Any] = {name: [dict(row) for row in getattr(self, name)] for name in ("epochs", "validations", "tests")}
-        rows["marks"] = [[asdict(progress), text] for progress, text in self.marks]
-        rows["shown"] = [dict(vars(one)) for one in self.shown]
-        rows["restarts"] = list(map(list, self.restarts.places))
-        return {"monitor": self.monitor, "mode": self.monitor_mode, **rows, "steps": {p: t.state_dict() for p, t in self.steps.items()}}
+        return self._short_state() | {
+            **{name: list(map(dict, getattr(self, name))) for name in ("epochs", "validations", "tests")},
+            "marks": [[asdict(progress), text] for progress, text in self.marks],
+            "shown": [dict(vars(one)) for one in self.shown],
+            "steps": {phase: table.state_dict() for phase, table in self.steps.items()},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a history from the state that `state_dict` returned.

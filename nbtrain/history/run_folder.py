@@ -262,10 +262,8 @@ def find_run(path: str | Path) -> Path:
     """Find a run: the run folder `path`, or the newest `run-NNN` in a folder of them. Raises ConfigError if there is no run."""
     try:
         run = next(iter(runs_in(path)), None)
-    except OSError as error:
-        raise ConfigError(f"{str(path)!r} can't be read: {error.strerror}.") from error
-    except ValueError as error:  # of Python 3.13, for a path with a zero byte
-        raise ConfigError(f"{str(path)!r} can't be read: {error}.") from error
+    except (OSError, ValueError) as error:  # the latter of Python 3.13, for a path with a zero byte
+        raise ConfigError(f"{str(path)!r} can't be read: {getattr(error, 'strerror', error)}.") from error
     if run is None:
         raise ConfigError(f"No run was recorded in {str(path)!r}.", remedy="Give a run folder: it holds events.jsonl.")
     return run

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from weakref import ref
 
 from filelock import FileLock, Timeout
@@ -24,7 +23,7 @@ from ..errors import ConfigError
 from .run_files import inside, write_file
 
 # %% auto #0
-__all__ = ["RunLock", "SignOfLife"]
+__all__ = ["RunLock", "SignOfLife", "has_ended"]
 
 
 # %% ../../nbs/history/run_lock.ipynb #b0d6a3d2
@@ -183,7 +182,9 @@ class SignOfLife:
         except (OSError, ValueError, KeyError, TypeError):
             return ""
         if host == socket.gethostname() and space == _space():
-            return f"process {pid} has ended without a last word" if _has_ended(pid, writer) else ""
+            started = _start_of(pid) if writer.get("start") else None
+            is_gone = has_ended(pid) if started is None else started != writer["start"]
+            return f"process {pid} has ended without a last word" if is_gone else ""
         if self._seen is None or self._seen[0] != touched_s:
             self._seen = touched_s, self._clock()
         is_old = self._now() - touched_s > _SILENT_S
@@ -193,10 +194,10 @@ class SignOfLife:
         return f"no sign of life from {host} since {at}: its process has ended, or the machine sleeps or is cut off"
 
 
-def _has_ended(pid: int, writer: dict[str, Any]) -> bool:
-    started = _start_of(pid)
-    if started is not None and writer.get("start"):
-        return started != writer["start"]
+def has_ended(pid: int) -> bool:
+    """Whether there is no process `pid` on this machine any more; False where that can't be asked."""
+    if os.name != "posix":
+        return False  # os.kill would end it
     try:
         os.kill(pid, 0)
     except OSError as error:  # one of another user is refused, and is there

@@ -41,12 +41,18 @@ _MAX_SETTINGS = 4  # columns of what differs
 _TEXT_WIDTH = 120  # characters of a line
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Compared(TreeRun):
+    """A run with what is known of it beside the others; with a fork, if it is a branch of one of them."""
+
+    card: RunCard
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Several runs by name, as a table and as a figure."""
 
-    runs: Mapping[str, TreeRun]  # with a fork, if it is a branch of another one
-    cards: Mapping[str, RunCard]  # what is known of each run beside the others
+    runs: Mapping[str, _Compared]
     notes: Sequence[str] = ()  # what could not be read
     metrics: Sequence[str] | None = None  # what to show; None: what there is room for
 
@@ -59,13 +65,17 @@ class Comparison:
     def _forks(self) -> list[Fork]:
         return [run.fork for run in self.runs.values() if run.fork is not None]
 
+    @property
+    def _cards(self) -> list[RunCard]:
+        return [run.card for run in self.runs.values()]
+
     def _table(self, width: int, title: int = 99) -> Table:
         """The table in about `width` characters: the name, what differs, the metrics of the best epoch, and the time of the whole run."""
-        cards = [*self.cards.values()]
+        cards = self._cards
         settings = varying(cards)[:_MAX_SETTINGS]
         bests = bests_of(cards)
-        plain = [[visible(name), *(visible(shown_setting(card, key)) for key in settings)] for name, card in self.cards.items()]
-        rows = [self._row(name, card) for name, card in self.cards.items()]
+        plain = [[visible(name), *(visible(shown_setting(run.card, key)) for key in settings)] for name, run in self.runs.items()]
+        rows = list(map(self._row, self.runs.values()))
         used = sum(2 + max(map(len, column)) for column in zip(["run", *settings], *plain))
         room = width - used - 9 if self.metrics is None else math.inf  # what was chosen is shown
         table = make_table(rows, has_lr=False, max_width=room, title=title, first=[card.metric for card in cards])
@@ -76,9 +86,9 @@ class Comparison:
             lines.append(TableLine(texts, is_best=card in bests))
         return Table(["run", *settings, *table.names, "time"], lines, table.folded, "metrics=[...] chooses", n_plain=1 + len(settings))
 
-    def _row(self, name: str, card: RunCard) -> Row:
+    def _row(self, run: _Compared) -> Row:
         """The metrics of the best epoch of a run, or of its test: those that are shown."""
-        row = Row(card.best or self.runs[name].history.last or {})
+        row = Row(run.card.best or run.history.last or {})
         shown = {name: value for name, value in row.metrics.items() if self.metrics is None or is_chosen(name, self.metrics)}
         return Row({"epoch": row.get("epoch"), **shown})
 
@@ -91,16 +101,16 @@ class Comparison:
 
         Of runs that differ in one number the best value is plotted over this number.
         """
-        cards = [*self.cards.values()]
+        cards = self._cards
         names = varying(cards)[:2]
         bests = bests_of(cards)
-        labels = [run.fork.words if run.fork is not None else label_of(card, names, "") for run, card in zip(self.runs.values(), cards)]
+        labels = [run.fork.words if run.fork is not None else label_of(run.card, names, "") for run in self.runs.values()]
         drawn = []
-        for (name, run), card, label in zip(self.runs.items(), cards, labels):
+        for (name, run), label in zip(self.runs.items(), labels):
             begin = run.fork.epoch if run.fork is not None else 0
             rows = [row for row in run.history.epochs if row["epoch"] >= begin]
             words = label if label and labels.count(label) == 1 else name
-            drawn.append(plots.ComparedRun(words, rows, card.best, card in bests))
+            drawn.append(plots.ComparedRun(words, rows, run.card.best, run.card in bests))
         monitor = cards[0].metric if cards else "val_loss"
         return plots.compared(drawn, monitor, sweep_of(cards), [(fork.epoch, fork.words) for fork in self._forks], self.metrics)
 
@@ -143,10 +153,9 @@ class Trained(Protocol):
     origin: Any  # whose `fork` says where it was branched off
 
 
-def _of_trainers(trainers: Sequence[Trained]) -> tuple[dict[str, TreeRun], dict[str, RunCard]]:
+def _of_trainers(trainers: Sequence[Trained]) -> dict[str, _Compared]:
     """The runs of trainers in memory, including branches."""
-    runs: dict[str, TreeRun] = {}
-    cards: dict[str, RunCard] = {}
+    runs: dict[str, _Compared] = {}
     for trainer in trainers:
         fork: Fork | None = trainer.origin.fork
         names = chain([trainer.title], (f"{trainer.title} {number}" for number in count(2)))
@@ -155,8 +164,8 @@ def _of_trainers(trainers: Sequence[Trained]) -> tuple[dict[str, TreeRun], dict[
         if trainer.run_dir is not None:
             names = chain([trainer.run_dir.name], names)
         name = next(name for name in names if name not in runs)
-        runs[name], cards[name] = TreeRun(trainer.history, fork), _card(name, trainer)
-    return runs, cards
+        runs[name] = _Compared(trainer.history, fork, card=_card(name, trainer))
+    return runs
 
 
 def _card(name: str, trainer: Trained) -> RunCard:
@@ -207,26 +216,28 @@ def compare(*paths: str | Path | Trained, metrics: Sequence[str] | None = None) 
     if trainers and len(trainers) < len(paths):
         raise ConfigError("Trainers and folders were given together.", remedy="Give the run folders: trainer.run_dir.")
     notes: list[str] = []
-    runs, cards = _of_trainers(trainers) if trainers else _of_folders([str(path) for path in paths], notes.append)
-    family = {name: run if run.fork is not None and run.fork.parent in runs else TreeRun(run.history) for name, run in runs.items()}
-    found = Comparison(family, dict(zip(cards, in_words([*cards.values()]))), notes, metrics)
+    runs = _of_trainers(trainers) if trainers else _of_folders([str(path) for path in paths], notes.append)
+    family = {}
+    for (name, run), card in zip(runs.items(), in_words([run.card for run in runs.values()])):
+        fork = run.fork if run.fork is not None and run.fork.parent in runs else None
+        family[name] = _Compared(run.history, fork, card=card)
+    found = Comparison(family, notes, metrics)
     if metrics is not None:
         rows = [row for history in found.histories.values() for row in (*history.epochs, *history.tests)]
         check_measured([name for row in rows for name in row.metrics], metrics)
     return found
 
 
-def _of_folders(paths: Sequence[str], note: Callable[[str], None]) -> tuple[dict[str, TreeRun], dict[str, RunCard]]:
+def _of_folders(paths: Sequence[str], note: Callable[[str], None]) -> dict[str, _Compared]:
     """The runs in run folders, each of which is named by its path from what all have in common."""
     folders = [find_run(path).resolve() for path in paths]
     if not folders:
         raise ConfigError("There is nothing to compare.", remedy="Give run folders.")
     common = os.path.commonpath([folder.parent for folder in folders])
-    runs: dict[str, TreeRun] = {}
-    cards: dict[str, RunCard] = {}
+    runs: dict[str, _Compared] = {}
     for folder in folders:
         name = folder.relative_to(common).as_posix()
         history = History()
-        cards[name] = read_run(folder, name, lambda text, name=name: note(f"{name}: {text}"), history).card
-        runs[name] = TreeRun(history, read_fork(folder))
-    return runs, cards
+        entry = read_run(folder, name, lambda text, name=name: note(f"{name}: {text}"), history)
+        runs[name] = _Compared(history, read_fork(folder), card=entry.card)
+    return runs

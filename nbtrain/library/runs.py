@@ -242,15 +242,18 @@ class Runs(Sequence[RunEntry]):
         rows = []
         for i, entry in enumerate(self.entries):
             best = entry.best or {}
-            own = {name: column[i] for name, column in own_columns.items()}
-            metrics = Row(best).metrics | entry.card.tests
-            rest = {
+            row = {
+                "run": entry.name,
+                **{name: column[i] for name, column in own_columns.items()},
+                "epoch": best.get("epoch"),
+                **Row(best).metrics,
+                **entry.card.tests,
                 "time_s": entry.card.board.total_s,
                 "status": entry.status,
                 "note": entry.note,
                 "tags": ", ".join(entry.tags),
             }
-            rows.append({"run": entry.name, **own, "epoch": best.get("epoch"), **metrics, **rest})
+            rows.append(row)
         return pandas.DataFrame(rows)
 
     @checked

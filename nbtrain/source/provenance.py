@@ -48,11 +48,6 @@ FROM_ENVIRONMENT = "<from the environment>"
 _ASSIGNMENT = re.compile(r"^[ \t]*([\w., \t]+?)\s*(?::[^=\n]+)?=[^=\n].*\b(?:environ|getenv)\b", re.MULTILINE)
 
 
-def _names_from_environment(text: str) -> set[str]:
-    """The names that are assigned from the environment in the text of a file or cell."""
-    return {name.strip() for names in _ASSIGNMENT.findall(text) for name in names.split(",")}
-
-
 # %% ../../nbs/source/provenance.ipynb #9799da30
 def _settings(value: Any) -> dict[str, Any]:
     """The constructor's plain arguments that an object keeps under their names and that are not the defaults; always its learning rate."""
@@ -203,7 +198,8 @@ def _command() -> list[str]:
 # %% ../../nbs/source/provenance.ipynb #2d57a998
 def _values(reached: Reached) -> dict[str, Any]:
     """The values that the definitions read."""
-    hidden = {name for file in reached.files for name in _names_from_environment("".join(linecache.getlines(file)))}
+    texts = ("".join(linecache.getlines(file)) for file in reached.files)
+    hidden = {name.strip() for text in texts for names in _ASSIGNMENT.findall(text) for name in names.split(",")}
     found = {}
     for path, value in reached.values.items():
         name = path.rpartition(".")[2]

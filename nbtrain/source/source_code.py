@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from .source_file import Definition, cells, execution_number, is_cell, read_source
+from .source_file import Definition, SourceFile, cells, execution_number, is_cell, read_source
 from nbtrain.objects.user_code import (
     closure,
     is_kind,
@@ -33,7 +33,7 @@ from nbtrain.objects.user_code import (
 from ..objects.walk import MOST_OBJECTS, PLAIN, Walk, parts
 
 # %% auto #0
-__all__ = ["CODELESS", "names_read", "modules_imported", "package_of", "chain", "chains_read", "Reached", "reach"]
+__all__ = ["CODELESS", "names_read", "modules_imported", "package_of", "chain", "chains_read", "find_function", "Reached", "reach"]
 
 # %% ../../nbs/source/source_code.ipynb #e75c3d0b
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
@@ -134,14 +134,11 @@ def chains_read(code: CodeType, namespace: dict[str, Any]) -> Iterator[tuple[str
 
 
 # %% ../../nbs/source/source_code.ipynb #e3a4ebd0
-def _find_function(function: FunctionType) -> tuple[ast.AST, Definition] | None:
-    """The node of a function, and the definition that it is in; None without its text."""
+def find_function(function: FunctionType) -> tuple[SourceFile, ast.AST, ast.AST] | None:
+    """The file or cell of a function, its node, and the statement that it is in; None without its text."""
     file = read_source(function.__code__.co_filename, function.__globals__)
     found = file.functions_at(function.__code__) if file else []
-    if not (file and found):
-        return None
-    node, statement = found[-1]
-    return node, file.definition(name_of(function), statement)
+    return (file, *found[-1]) if file and found else None
 
 
 def _find_class(kind: type) -> tuple[ast.AST, Definition] | None:
@@ -212,9 +209,10 @@ class Reached(Walk):
         for name, value in variables.items():
             self._follow(f"{name_of(function)}.{name}".replace("<locals>.", ""), value)
         self.add_all(function.__defaults__, function.__kwdefaults__)
-        if found := _find_function(function):
-            self.definitions.append(found[1])
-            self._read(_evaluated(found[0]), function.__globals__)
+        if found := find_function(function):
+            file, node, statement = found
+            self.definitions.append(file.definition(name_of(function), statement))
+            self._read(_evaluated(node), function.__globals__)
         elif not function.__name__.startswith("__"):  # a dataclass's __init__ has no source, and needs none
             self.no_source.append(name_of(function))
         self._read(function.__code__, function.__globals__)

@@ -17,9 +17,8 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from ..redaction import blot_out
-from .source_code import CODELESS, chain, chains_read
+from .source_code import CODELESS, chain, chains_read, find_function
 from ..objects.user_code import closure, is_kind, is_user, is_user_module, module_of, mro, name_of, nested, own
-from .source_file import SourceFile, read_source
 from ..objects.walk import WRAPPERS, Walk, attributes_of, base_of, children_name, is_plain, parts
 
 # %% auto #0
@@ -207,7 +206,6 @@ class StepCode:
         self._methods: set[str] = set()  # that the roots begin with
         self._objects = dict(before._objects) if before is not None else {}  # that are not in use now keep their parts
         self._texts = dict(before._texts) if before is not None else {}  # read once, because a file may have been edited since
-        self._files: dict[str, SourceFile | None] = {}
 
     def add_root(self, name: str, owner: Any, methods: Iterable[str]) -> None:
         """Take down what the `methods` of the object `owner` reach."""
@@ -239,11 +237,8 @@ class StepCode:
     def _text_of(self, function: FunctionType) -> str:
         code = function.__code__
         if code not in self._texts:
-            if code.co_filename not in self._files:
-                self._files[code.co_filename] = read_source(code.co_filename, function.__globals__)
-            file = self._files[code.co_filename]
-            found = file.functions_at(code) if file else []
-            self._texts[code] = file.definition(name_of(function), found[-1][0]).text if file and found else ""
+            found = find_function(function)
+            self._texts[code] = found[0].definition(name_of(function), found[1]).text if found else ""
         return self._texts[code]
 
     def state_dict(self, *, whole: bool) -> dict[str, Any]:

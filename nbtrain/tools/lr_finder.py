@@ -38,7 +38,7 @@ from ..base.interrupts import workers_ignore_interrupts
 from ..base.operation import Operation, advance, operate, unchanged
 from ..base.trainer_base import TrainerBase
 from ..views.html import image_html
-from ..views.plots import blank, png
+from ..views.plots import plain_axes, png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,7 +97,20 @@ class RangeTest:
             >>> len(trainer.lr_find(loader, n_batches=20).plot().axes)
             1
         """
-        return _plot(self)
+        figure, axes = plain_axes(5.4, 3, "learning rate", "loss")
+        axes.plot(self.rates, self.losses, color="0.75", linewidth=0.8, label="each batch")
+        axes.plot(self.rates, self.smoothed, linewidth=1.8, label="smoothed")
+        if (best := self.suggestion) is not None:
+            axes.axvline(best, color="0.4", linewidth=0.8, linestyle=":")
+            axes.plot(best, self.smoothed[self.rates.index(best)], "o", color="C1", label=f"steepest: {best:.2g}")
+        if self.losses:  # an exploding loss would flatten the rest of the curve
+            low = min(self.smoothed)
+            first = max(self.losses[: max(1, len(self.losses) // 3)])
+            margin = 0.15 * (first - low) or 1
+            axes.set_ylim(low - margin, first + 2 * margin)
+        axes.set_xscale("log")
+        axes.legend(fontsize=8, frameon=False, loc="lower left")
+        return figure
 
     def __repr__(self) -> str:
         found = "none, because the loss never fell out of its noise" if self.suggestion is None else f"{self.suggestion:.2g}"
@@ -119,28 +132,6 @@ def _smooth(losses: list[float], per_decade: float) -> list[float]:
     n = len(losses)
     sums, weights = (np.convolve(values, window)[len(window) // 2 :][:n] for values in (losses, np.ones(n)))
     return (sums / weights).tolist()
-
-
-def _plot(test: RangeTest) -> Figure:
-    figure = blank(5.4, 3)
-    axes = figure.add_subplot()
-    axes.plot(test.rates, test.losses, color="0.75", linewidth=0.8, label="each batch")
-    axes.plot(test.rates, test.smoothed, linewidth=1.8, label="smoothed")
-    if (best := test.suggestion) is not None:
-        axes.axvline(best, color="0.4", linewidth=0.8, linestyle=":")
-        axes.plot(best, test.smoothed[test.rates.index(best)], "o", color="C1", label=f"steepest: {best:.2g}")
-    if test.losses:  # an exploding loss would flatten the rest of the curve
-        low = min(test.smoothed)
-        first = max(test.losses[: max(1, len(test.losses) // 3)])
-        margin = 0.15 * (first - low) or 1
-        axes.set_ylim(low - margin, first + 2 * margin)
-    axes.set_xscale("log")
-    axes.set_xlabel("learning rate", fontsize=9)
-    axes.set_ylabel("loss", fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.legend(fontsize=8, frameon=False, loc="lower left")
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
 
 
 # %% ../../nbs/tools/lr_finder.ipynb #8388a118

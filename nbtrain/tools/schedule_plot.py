@@ -15,7 +15,7 @@ from ..annotations import checked
 from ..errors import ConfigError
 from ..events import Plan
 from ..optim.schedulers import Scheduler, resolve_schedule
-from ..views.plots import blank
+from ..views.plots import plain_axes
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import
     from matplotlib.figure import Figure
@@ -66,14 +66,10 @@ def plot_schedules(schedules: Mapping[str, Scheduler], n_steps: int, lr: float =
         >>> len(figure.axes[0].lines)
         2
     """
-    figure = blank(4.5, 2.5)
-    axes = figure.add_subplot()
+    figure, axes = plain_axes(4.5, 2.5, "update", "learning rate")
     for name, schedule in schedules.items():
         axes.plot(learning_rates(schedule, n_steps, lr), label=name, linewidth=1.5)
-    axes.set_xlabel("update", fontsize=9)
-    axes.set_ylabel("learning rate", fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
+
     if len(schedules) > 1:
         axes.legend(fontsize=8, frameon=False, loc="upper right")
     return figure

@@ -51,8 +51,8 @@ def _new_place(first_epoch: int) -> dict[str, Any]:
     each of its runs. `kept`: your state, until its first run. `same_loader`: whether the newest two runs had one loader. `schedule`: the
     state of the schedule at the end of the newest run.
     """
-    known: dict[str, Any] = {"round": 0, "n_rounds": None, "first_epoch": first_epoch, "goal": None, "steps": None, "done": False}
-    return known | {
+    return {
+        "round": 0, "n_rounds": None, "first_epoch": first_epoch, "goal": None, "steps": None, "done": False,
         "number": 0, "n_runs": 0, "start": None, "ends": [], "kept": None, "same_loader": None, "schedule": None,
     }  # fmt: skip
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import Any
 
 from lightning.pytorch.trainer.states import TrainerFn
 
-from ..base.operation import Operation
+from ..base.trainer_base import TrainerBase
 from ..engine.pass_module import is_sanity_check
-from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError, first_line
 from ..events import Shown, ShownKind
@@ -23,22 +22,9 @@ from ..views.shown import ShownValue, convert, file_name
 from ..engine.addon import ViewService
 
 # %% auto #0
-__all__ = ["Showing", "show_value"]
-
+__all__ = ["show_value"]
 
 # %% ../../nbs/tools/show.ipynb #731ae325
-class Showing(TrainerProtocol, Protocol):
-    """What `show` reads of a trainer."""
-
-    show_limits: tuple[int, int]  # how many in an epoch, and in all
-
-    @property
-    def is_main_process(self) -> bool: ...
-    @property
-    def _operation(self) -> Operation | None: ...
-    def _required_service(self, kind: type[ViewService]) -> ViewService: ...
-
-
 _IN_CELL = ("validate", "run_batch")  # operations that have no record
 
 
@@ -51,7 +37,7 @@ def _is_in_step() -> bool:
     return frame is not None
 
 
-def _epoch(trainer: Showing) -> int:
+def _epoch(trainer: TrainerBase) -> int:
     """The epoch that is on, from 1, until all its hooks have run; in an evaluation, the number of finished epochs."""
     assert trainer.module is not None
     pl_trainer = trainer.module.trainer
@@ -60,7 +46,7 @@ def _epoch(trainer: Showing) -> int:
     return min(pl_trainer.current_epoch + 1, max(trainer.recorder.goal, 1))
 
 
-def _is_too_much(trainer: Showing, epoch: int) -> bool:
+def _is_too_much(trainer: TrainerBase, epoch: int) -> bool:
     """Whether the limit of this epoch or evaluation, or that of all, is reached; a note says so once."""
     shown, (of_epoch, in_all) = trainer.train_state.history.shown, trainer.show_limits
     counts = trainer.train_state.counts
@@ -76,7 +62,7 @@ def _is_too_much(trainer: Showing, epoch: int) -> bool:
     return True
 
 
-def _write(trainer: Showing, name: str, made: ShownValue, epoch: int) -> str | None:
+def _write(trainer: TrainerBase, name: str, made: ShownValue, epoch: int) -> str | None:
     """Write the file into the run folder. Returns its path; None without a folder, or if it can't be written, with a note."""
     if trainer.run_dir is None:
         return None
@@ -90,7 +76,9 @@ def _write(trainer: Showing, name: str, made: ShownValue, epoch: int) -> str | N
     return file
 
 
-def show_value(trainer: Showing, name: str, value: Any, kind: ShownKind | None = None, caption: str | Sequence[str] | None = None) -> None:
+def show_value(
+    trainer: TrainerBase, name: str, value: Any, kind: ShownKind | None = None, caption: str | Sequence[str] | None = None
+) -> None:
     """Show `value` under `name`, where this is called. Raises StepError for a value that can't be shown."""
     operation = trainer._operation
     module = trainer.module

@@ -5,6 +5,7 @@
 # %% ../../nbs/tools/summary.ipynb #6a4c80d4
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -188,22 +189,15 @@ def _called(trainer: TrainerBase, batch: Any, layers: dict[str, nn.Module]) -> l
     """A row for each call of one of `layers` in a test step."""
     rows: list[dict[str, Any]] = []
 
-    def row(name: str) -> Any:
-        def hook(layer: nn.Module, inputs: Any, output: Any) -> None:
-            shape = "×".join(map(str, output.shape)) if isinstance(output, Tensor) else type(output).__name__
-            rows.append({"layer": name, "type": type(layer).__name__, "output": shape})
+    def add(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
+        shape = "×".join(map(str, output.shape)) if isinstance(output, Tensor) else type(output).__name__
+        rows.append({"layer": name, "type": type(layer).__name__, "output": shape})
 
-        return hook
-
-    handles = [layer.register_forward_hook(row(name)) for name, layer in layers.items()]
-    try:
-        # compiled code would not call the hooks
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            trainer.model.eval()
-            trainer.test_step(to_device(batch, trainer.device))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as stack, torch.no_grad(), torch.compiler.set_stance("force_eager"):  # compiled code would not call the hooks
+        for name, layer in layers.items():
+            stack.callback(layer.register_forward_hook(partial(add, name)).remove)
+        trainer.model.eval()
+        trainer.test_step(to_device(batch, trainer.device))
     return rows
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,20 +39,6 @@ def can_train(kept: KeptState) -> bool:
     return not (loader is None or isinstance(loader, Iterator) or is_several(as_loader(loader)))
 
 
-@contextmanager
-def _borrowed_loaders(kept: KeptState) -> Iterator[tuple[Any, Any]]:
-    """Yield the loaders of the run; their places are restored afterwards."""
-    loader, valid_loader = kept.loaders
-    if not can_train(kept):
-        raise ConfigError(
-            "This run read several loaders, an iterator or a LightningDataModule: a batch of it can't be read again.",
-            remedy="Rewind to the end of an epoch that is kept.",
-        )
-    with ExitStack() as stack:
-        valid = stack.enter_context(borrowed(as_loader(valid_loader))) if valid_loader is not None else None
-        yield stack.enter_context(borrowed(as_loader(loader))), valid
-
-
 @dataclass(frozen=True)
 class Place:
     """A place between two batches, validations included: after `processed` of them; with `is_step`, right after the update `step`."""
@@ -79,10 +65,19 @@ class _Advances(L.Callback):
 
 
 def train_from(trainer: TrainerBase, kept: KeptState, watcher: Checkpoint, place: Place) -> None:
-    """Train `trainer`, a scratch copy, from the state `kept` towards `place`, until `watcher` ends it."""
+    """Train `trainer`, a scratch copy, from the state `kept` towards `place`, until `watcher` ends it.
+
+    It reads the loaders of the run; their places are restored afterwards.
+    """
     restore_kept(trainer, kept)
-    with _borrowed_loaders(kept) as loaders:
-        train_copy(trainer, kept.goal, *loaders, [_Advances(trainer, kept, place), watcher], resumed=True)
+    if not can_train(kept):
+        raise ConfigError(
+            "This run read several loaders, an iterator or a LightningDataModule: a batch of it can't be read again.",
+            remedy="Rewind to the end of an epoch that is kept.",
+        )
+    with ExitStack() as stack:
+        loader, valid = (stack.enter_context(borrowed(as_loader(one))) if one is not None else None for one in kept.loaders)
+        train_copy(trainer, kept.goal, loader, valid, [_Advances(trainer, kept, place), watcher], resumed=True)
 
 
 class _Arrival(Checkpoint, BoundaryCallback):

@@ -162,17 +162,6 @@ def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
 
 
-@contextmanager
-def _without_anomaly_warning() -> Iterator[None]:
-    enabled = torch.is_anomaly_enabled()
-    try:
-        with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):  # compiled code would not call the hooks
-            warnings.filterwarnings("ignore", "Anomaly Detection|Error detected in", UserWarning)
-            yield
-    finally:
-        torch.autograd.set_detect_anomaly(enabled)
-
-
 # %% ../../nbs/travel/replay.ipynb #225d5ba0
 class StepWatcher(Checkpoint):
     """Watches the training step after the update `before` of a scratch copy, and ends its run there.
@@ -288,7 +277,10 @@ def watched_step(trainer: TrainerBase, step: int, *, anomalies: bool = False) ->
         raise absent
     place = _before(trainer, step)
     kept = nearest_state(trainer, place)
-    with scratch_trainer(trainer) as copy, _without_anomaly_warning():
+    as_before = torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled())  # at the end, whatever the watcher has set
+    # Compiled code would not call the hooks
+    with scratch_trainer(trainer) as copy, as_before, warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+        warnings.filterwarnings("ignore", "Anomaly Detection|Error detected in", UserWarning)
         watcher = StepWatcher(copy, place.step, anomalies=anomalies)
         try:
             train_from(copy, kept, watcher, Place(place.processed, step, is_step=True))

@@ -179,9 +179,6 @@ class LightningSteps(TrainerBase):
         return {"output": self.lightning_module.predict_step(batch, 0)}
 
     # -- optimizers
-    def configure(self, make: Callable[[], Any]) -> Any:
-        """Return the optimizers and schedulers of the previous run, or, in the first run, those that `make` makes."""
-        return self.configured.get(make)
 
     def adopt(self, pl_trainer: L.Trainer) -> None:
         """Take the optimizers that Lightning got from the module; restore them and the schedulers from a checkpoint, if there is one."""

@@ -187,13 +187,11 @@ class MultiOptimizerTrainer(Trainer):
         **options: Unpack[KeywordOptions],
     ) -> None:
         given = {"optimizers": optimizers, "schedulers": schedulers, "every": every}
-        _check_class(type(self), mode, optimizers or {}, options)
-        _check_every(every or {}, optimizers or {})
-        joint = (
-            AlternatingOptimizer({name: _made(name, optimizer, model) for name, optimizer in (optimizers or {}).items()})
-            if optimizers
-            else None
-        )
+        named_optimizers = optimizers or {}
+        _check_class(type(self), mode, named_optimizers, options)
+        _check_every(every or {}, named_optimizers)
+        made = {name: _made(name, optimizer, model) for name, optimizer in named_optimizers.items()}
+        joint = AlternatingOptimizer(made) if made else None
         check_by_name(joint, every=every)
         others: dict[str, Any] = {**options}
         if joint is not None and schedulers:
@@ -231,10 +229,11 @@ class MultiOptimizerTrainer(Trainer):
 
     @property
     def _turn(self) -> Turn | None:
-        if self.joint is None or self.joint.turn is None:
+        name = self.joint.turn if self.joint is not None else None
+        if self.joint is None or name is None:
             return None
-        first, *_, last = [*self.joint.optimizers, *self.joint.optimizers]
-        return Turn(self.joint.turn, self.joint.turn == first, self.joint.turn == last)
+        names = list(self.joint.optimizers)
+        return Turn(name, name == names[0], name == names[-1])
 
     @checked
     def lr_find(self, loader: Iterable[Any], *, start: float = 1e-7, end: float = 10.0, n_batches: int = 100) -> RangeTest:

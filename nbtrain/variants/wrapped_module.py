@@ -109,6 +109,10 @@ def _without_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(_PREFIX): value for name, value in weights.items()}
 
 
+def _with_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{_PREFIX}{name}": value for name, value in weights.items()}
+
+
 # %% ../../nbs/variants/wrapped_module.ipynb #46c2ce56
 class WrappedModule(StepModule):
     """The LightningModule around the user's, which is the trainer's model: it counts what that returns and logs, and passes on hooks."""
@@ -140,7 +144,7 @@ class WrappedModule(StepModule):
             self.inner.on_load_checkpoint({**state, "state_dict": _without_prefix(state["state_dict"])})
 
     def configure_optimizers(self) -> Any:
-        return self.maker.configure(self.inner.configure_optimizers)
+        return self.maker.configured.get(self.inner.configure_optimizers)
 
     def on_fit_start(self) -> None:
         self.inner.on_fit_start()
@@ -159,11 +163,11 @@ class WrappedModule(StepModule):
         checkpoint["state_dict"] = _without_prefix(checkpoint["state_dict"])
         self.inner.on_save_checkpoint(checkpoint)
         if self.saves_state:
-            checkpoint["state_dict"] = {f"{_PREFIX}{name}": value for name, value in checkpoint["state_dict"].items()}
+            checkpoint["state_dict"] = _with_prefix(checkpoint["state_dict"])
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.inner.on_load_checkpoint(checkpoint)
-        checkpoint["state_dict"] = {f"{_PREFIX}{name}": value for name, value in checkpoint["state_dict"].items()}
+        checkpoint["state_dict"] = _with_prefix(checkpoint["state_dict"])
 
     # -- steps, and what they log
     def guarded(self, mode: Mode, name: str, batch: Any, *args: Any, **options: Any) -> Any:

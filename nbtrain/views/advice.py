@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from ..best import is_better, known_mode
 from ..events import Event, MonitorMode, Progress, steps_of
@@ -19,15 +19,6 @@ __all__ = ["Rule", "SlowData", "StrangeLoss", "Explosion", "NoProgress", "Advice
 
 
 # %% ../../nbs/views/advice.ipynb #56c8a73f
-class Rule(Protocol):
-    """A check for one problem of a run with this `header` that begins at `at`. `line` describes it, and is empty without such a problem."""
-
-    def __init__(self, header: Mapping[str, Any], at: Progress) -> None: ...
-    def update(self, event: Event) -> None: ...
-    @property
-    def line(self) -> str: ...
-
-
 def _is_training(event: Event) -> bool:
     return event.kind == "steps" and event.progress.phase == "train"
 
@@ -278,6 +269,8 @@ class NoProgress:
 
 
 # %% ../../nbs/views/advice.ipynb #e86f9daa
+# A check for one problem of a run with a header, from a place on; its `line` describes the problem, and is empty without it
+Rule = SlowData | StrangeLoss | Explosion | NoProgress
 _MAX_LINES = 3
 _RULES: tuple[type[Rule], ...] = (Explosion, StrangeLoss, NoProgress, SlowData)  # the most important first
 _COMPARING = (StrangeLoss, NoProgress)  # they begin again after a change by hand

@@ -187,19 +187,21 @@ class LossCurve:
         while self.points and self.points[-1].step > steps[0]:
             self.points.pop()
         while n_done < len(losses):
-            if not self.points or (self.points[-1].n_seen >= self._stride and self.points[-1].step < steps[n_done]):
-                self._add_point(steps[n_done])
-            end = min(n_done + max(self._stride - self.points[-1].n_seen, 1), len(losses))
+            point = self._point_for(steps[n_done])
+            end = min(n_done + max(self._stride - point.n_seen, 1), len(losses))
             while end < len(losses) and steps[end] == steps[end - 1]:  # a step is in one point
                 end += 1
-            self.points[-1].add(steps[n_done:end], losses[n_done:end])
+            point.add(steps[n_done:end], losses[n_done:end])
             n_done = end
 
-    def _add_point(self, step: int) -> None:
-        if len(self.points) >= self.max_points:
-            self.points = _merged(self.points, len(self.points) - 1)
-            self._stride *= 2
-        self.points.append(Point(step))
+    def _point_for(self, step: int) -> Point:
+        """The point that a batch of `step` belongs to: the newest one, until that is full."""
+        if not self.points or (self.points[-1].n_seen >= self._stride and self.points[-1].step < step):
+            if len(self.points) >= self.max_points:
+                self.points = _merged(self.points, len(self.points) - 1)
+                self._stride *= 2
+            self.points.append(Point(step))
+        return self.points[-1]
 
     def add_validation(self, step: int, value: float) -> None:
         """Add the loss of a validation after `step`."""

@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import, and most imports 
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ["blank", "png", "curves", "ComparedRun", "compared"]
+__all__ = ["blank", "plain_axes", "png", "curves", "ComparedRun", "compared"]
 
 # %% ../../nbs/views/plots.ipynb #f68d30ba
 _DPI = 80  # as displayed
@@ -58,6 +58,17 @@ def blank(width: float, height: float) -> Figure:
     figure: Any = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
     figure._repr_png_ = partial(_shown, figure)
     return figure
+
+
+def plain_axes(width: float, height: float, x: str, y: str) -> tuple[Figure, Axes]:
+    """An empty figure of `width` by `height` inches, and its axes, which have these names."""
+    figure = blank(width, height)
+    axes = figure.add_subplot()
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
 
 
 def png(figure: Figure) -> bytes:

@@ -112,16 +112,12 @@ class Speed:
         self._seconds: dict[str, float] = defaultdict(float)
         self._batches: Counter[str] = Counter()
         self._samples = 0
-        self._block_s = elapsed_s  # where the newest block of steps ended
-
-    def skip_to(self, elapsed_s: float) -> None:
-        """Don't count the time until `elapsed_s` for any phase."""
-        self._block_s = elapsed_s
+        self.counted_s = elapsed_s  # the time up to here is counted, or of no phase
 
     def add(self, progress: Progress, n_batches: int, n_samples: int) -> None:
         """Count a block of steps that ends at `progress`, with so many training samples."""
-        self._seconds[progress.phase] += progress.elapsed_s - self._block_s
-        self._block_s = progress.elapsed_s
+        self._seconds[progress.phase] += progress.elapsed_s - self.counted_s
+        self.counted_s = progress.elapsed_s
         self._batches[progress.phase] += n_batches
         self._samples += n_samples
 
@@ -343,7 +339,7 @@ class Board:
     def _add_row(self, event: Event) -> None:
         row = event.data["row"]
         self.tables.clear()
-        self.speed.skip_to(event.progress.elapsed_s)
+        self.speed.counted_s = event.progress.elapsed_s
         if event.kind != "test":
             self.curve.add_row(row, is_epoch=event.kind == "epoch")
         if event.kind == "valid":
@@ -775,14 +771,15 @@ def _column_rank(names: Sequence[str], odd: Sequence[str], moving: Collection[st
     alive = set(map(_metric, moving))
 
     def rank(name: str) -> tuple[int, int]:
-        kind = 3 if _metric(name) in alive else 4
-        if _metric(name) in first:
-            kind = 2
+        metric = _metric(name)
+        kind = 3 if metric in alive else 4
         if name in _ALWAYS or is_rate(name):
             kind = 0
         elif name.endswith("loss"):
             kind = 1
-        return kind, metrics.index(_metric(name))
+        elif metric in first:
+            kind = 2
+        return kind, metrics.index(metric)
 
     return rank
 
