@@ -47,7 +47,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
         "lightning.pytorch.loops.optimization.manual._ManualOptimization.run",
     ),
     "schedule": (
-        "nbtrain.optim.schedulers.Schedule.step",
+        "nbtrain.optim.resolved_schedule.Schedule.step",
         "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop._update_learning_rates",
     ),
     "logged": ("nbtrain.engine.recorder_callback.RecorderCallback.on_train_batch_end",),

@@ -383,8 +383,8 @@ class TrainerOptions(KeywordOptions, total=False):
     in SourceAddon, `advice` and `compare_with` in LiveViewAddon.
 
     Args:
-        log_bar: Show a progress bar.
-        scheduler_step_on_batch: Step a scheduler instance per batch instead of per epoch.
+        log_bar: Show a progress bar. Without one, notes about the run go to `logging`.
+        scheduler_step_on_batch: Step a scheduler instance per optimizer update instead of per epoch.
         gradient_clip: Clip gradients to this global norm, or those of each of several optimizers: {"muon": 1.0}. 0 disables clipping.
         compile: Compile the model with `torch.compile`: True, a mode such as "max-autotune", or a dict of its keyword arguments.
         precision: "fp32"; "bf16" or "fp16" (mixed precision); a precision of Lightning's such as "bf16-true"; "auto" for the best that the

@@ -156,8 +156,6 @@ def _lr_scheduler(read: Reader, trainer: TrainerBase, given: Mapping[str, Any]) 
         made = _part(read, scheduler, at, given, ("optimizer", "last_epoch"))
         if trainer.given["scheduler_step_on_batch"]:
             made["interval"] = "step"
-            if trainer.lightning.get("accumulate_grad_batches", 1) > 1:
-                read.refuse(at, "it steps each batch, and a job's each update.")
         return made
     if n_required(scheduler) == 1:
         read.refuse(

@@ -21,7 +21,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from pathlib import Path
 from types import FunctionType
@@ -198,8 +198,8 @@ class _Worker:
             if not self.is_open:
                 time.sleep(_POLL_S)
             elif connection.wait([self.output.fileno()], _POLL_S):
-                sys.stderr.write(self.read_output())
-        sys.stderr.write(self.read_rest())
+                print(self.read_output(), end="", file=sys.stderr)
+        print(self.read_rest(), end="", file=sys.stderr)
         self.kill()
 
     def kill(self) -> None:
@@ -349,7 +349,8 @@ _GRACE_S = 3.0  # for the other ranks, once one has failed
 def _show(rank: int, text: str) -> None:
     """Print the output of a rank, only of the first one, because all ranks run the same code."""
     if rank == 0:
-        sys.stdout.write(text)
+        with suppress(Exception):  # an object of the user's in place of sys.stdout ends no run
+            sys.stdout.write(text)
 
 
 @contextmanager

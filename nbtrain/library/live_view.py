@@ -5,6 +5,8 @@
 # %% ../../nbs/library/live_view.ipynb #live0002
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -14,7 +16,7 @@ from weakref import ref
 
 from ..engine.addon import AddOnBase, Controls, ViewService
 from ..engine.protocol import EventSink
-from ..events import Shown
+from ..events import Event, Shown
 from ..history.session_runs import EvaluationSink, SessionRun, forget_run, keep_run, kept_runs
 from ..tracebacks import in_kernel
 
@@ -43,6 +45,32 @@ def _past_of(trainer: ref[Any]) -> Past | None:
 
     found = trainer()
     return None if found is None else past_of(found.history)
+
+
+# %% ../../nbs/library/live_view.ipynb #live0011
+@cache
+def _log(text: str) -> None:
+    """Warn once in a process."""
+    logging.getLogger("nbtrain").warning(text)
+
+
+class _ShownOrLogged:
+    """Shows the events of a run in a view; without one, or once it has failed, logs the notes."""
+
+    def __init__(self, view: View | None) -> None:
+        self.view = view
+
+    def update(self, event: Event) -> None:
+        if self.view is None:
+            if event.kind == "note":
+                _log(event.data["text"])
+            return
+        try:
+            self.view.update(event)
+        except Exception as error:  # of a stream or a frontend, which may be any: no view ends a run
+            self.view = None
+            _log(f"The run is no longer shown: {type(error).__name__}: {error}")
+            self.update(event)
 
 
 # %% ../../nbs/library/live_view.ipynb #live0006
@@ -95,10 +123,12 @@ class LiveViewAddon(AddOnBase, ViewService):
             name = _name_of(folder) if folder is not None else f"{title} {len(kept_runs(title)) + 1}"
             self._run_before, self.run = self.run, SessionRun(name, title, folder, settings())
             keep_run(self.run)
-        self.view = self._open_view(trainer, controls) if controls is not None else None
+        self.view = None
+        if controls is not None and sys.stdout is not None:  # pythonw has none
+            self.view = self._open_view(trainer, controls)
         if trainer.mode == "train":
             self._take_slider()
-        sinks: list[EventSink] = [self.view] if self.view is not None else []
+        sinks: list[EventSink] = [_ShownOrLogged(self.view)]
         if self.run is not None and trainer.mode == "test":
             sinks.append(EvaluationSink(self.run))
         elif self.run is not None and self.view is None:

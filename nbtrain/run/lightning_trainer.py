@@ -114,6 +114,8 @@ _NOISE = (
     *(f"self.log('{prefix}_" for prefix in ("train", "val", "test")),  # these metrics are already reduced over all ranks
 )
 _NOISY = f".*({'|'.join(map(re.escape, _NOISE))})"  # one filter in place of nine
+# Importing one of Lightning's other packages, also in mid-run, makes its logger that of all messages by rank
+_LOGGERS = ("lightning.pytorch", "pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.rank_zero")
 
 
 class _Messages:
@@ -123,14 +125,15 @@ class _Messages:
         self._lock, self._n_uses, self._before = threading.Lock(), 0, ExitStack()
 
     def reduce(self) -> None:
-        logger = logging.getLogger("lightning.pytorch")
         with self._lock:
             self._n_uses += 1
             if self._n_uses == 1:
                 self._before.enter_context(warnings.catch_warnings())
-                self._before.callback(logger.setLevel, logger.level)
-            if logger.level != logging.WARNING:  # setting a level clears the caches of all loggers
-                logger.setLevel(logging.WARNING)
+            for logger in map(logging.getLogger, _LOGGERS):
+                if self._n_uses == 1:
+                    self._before.callback(logger.setLevel, logger.level)
+                if logger.level != logging.WARNING:  # setting a level clears the caches of all loggers
+                    logger.setLevel(logging.WARNING)
             warnings.filterwarnings("ignore", _NOISY)
 
     def restore(self) -> None:

@@ -14,7 +14,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from ..annotations import checked
 from ..errors import ConfigError
 from ..events import Plan
-from ..optim.schedulers import Scheduler, resolve_schedule
+from ..optim.resolved_schedule import resolve_schedule
+from ..optim.schedulers import Scheduler
 from ..views.plots import plain_axes
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from ..addons.scheduler import check_length
 from ..annotations import checked
 from ..data.several_loaders import Loaders
 from ..engine.step_module import StepModule
@@ -24,7 +25,7 @@ from ..errors import ConfigError, StepError
 from ..optim.joint_optimizer import single
 from ..optim.optimizer_state import load_optimizer
 from ..optim.param_groups import set_group_names
-from ..optim.schedulers import check_length, scale_rates
+from ..optim.schedulers import scale_rates
 from ..base.trainer_base import TrainerBase
 from ..base.devices import Device
 from ..base.compose import compose, given_addons, written_class

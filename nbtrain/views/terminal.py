@@ -51,6 +51,7 @@ from ..tracebacks import in_kernel
 # %% auto #0
 __all__ = [
     "write",
+    "is_terminal",
     "wrapped",
     "has_colour",
     "painted",
@@ -74,12 +75,20 @@ _PLAIN = str.maketrans(dict(zip("·★✓✗■▶‖–→✎█▏▎▍▌▋
 
 def write(stream: TextIO, text: str) -> None:
     """Write `text` to `stream`, with signs and codes for what its encoding lacks. A stream that is closed gets nothing."""
-    with suppress(OSError, ValueError):  # `python train.py | head` must not end the run
+    with suppress(Exception):  # `python train.py | head` must not end the run, nor an object of a script's in place of sys.stdout
         try:
             stream.write(text)
         except UnicodeEncodeError as error:
             stream.write(text.translate(_PLAIN).encode(error.encoding, "backslashreplace").decode(error.encoding))
         stream.flush()
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal; not one that is closed, or an object that can only be written to."""
+    try:
+        return stream.isatty()
+    except Exception:
+        return False
 
 
 # %% ../../nbs/views/terminal.ipynb #7a0573b4
@@ -116,7 +125,7 @@ def has_colour(stream: TextIO, environment: Mapping[str, str] = os.environ) -> b
         return False
     if environment.get("FORCE_COLOR"):
         return True
-    return environment.get("TERM") != "dumb" and stream.isatty()
+    return environment.get("TERM") != "dumb" and is_terminal(stream)
 
 
 def painted(text: str, colour: str) -> str:
@@ -342,7 +351,7 @@ class TerminalView(StreamView):
             return self._width
         try:
             return os.get_terminal_size(self.stream.fileno()).columns or 80  # 0: a terminal whose size was never set
-        except (OSError, ValueError, AttributeError):
+        except Exception:
             return 80
 
     @property
@@ -403,7 +412,7 @@ class LogView(StreamView):
 def stream_view(stream: TextIO, environment: Mapping[str, str] = os.environ) -> View:
     """The view for a process that writes to `stream`: a TerminalView; a LogView if it is not a terminal, CI is set, or TERM is "dumb"."""
     is_plain = bool(environment.get("CI")) or environment.get("TERM") == "dumb"
-    return TerminalView(stream) if stream.isatty() and not is_plain else LogView(stream)
+    return TerminalView(stream) if is_terminal(stream) and not is_plain else LogView(stream)
 
 
 # %% ../../nbs/views/terminal.ipynb #1240c853
@@ -444,5 +453,5 @@ class OperationLine:
 
             bundle = {"text/plain": text, "text/html": f'<div style="font-variant-numeric:tabular-nums">{escape(text)}</div>'}
             display(bundle, raw=True, display_id=self._name, update=self._is_shown)
-        elif sys.stdout.isatty():
+        elif is_terminal(sys.stdout):
             write(sys.stdout, f"\r{text}\x1b[K{end}")

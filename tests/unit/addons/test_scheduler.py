@@ -11,6 +11,7 @@ import torch
 from lightning import Callback
 from samples import Regress, make_loader, make_model, make_trainer, some
 from torch.optim.lr_scheduler import (
+    ConstantLR,
     CosineAnnealingLR,
     ExponentialLR,
     LambdaLR,
@@ -21,7 +22,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )  # fmt: skip
 
-from nbtrain import StateManagerAddon, warmup_cosine
+from nbtrain import AccumulationAddon, StateManagerAddon, warmup_cosine
 from nbtrain.errors import ConfigError
 
 FACTORIES: dict[str, Callable[..., Any]] = {
@@ -56,7 +57,7 @@ class Notes:
         self.seen: list[str] = []
 
     def update(self, event: Any) -> None:
-        if event.kind == "note" and any(word in event.data["text"] for word in ("plan", "factory", "rises")):
+        if event.kind == "note" and any(word in event.data["text"] for word in ("plan", "factory", "rises", "lr was 0")):
             self.seen.append(event.data["text"])
 
 
@@ -145,9 +146,9 @@ def test_a_rate_set_between_two_runs_scales_a_function() -> None:
     assert rates(trainer)[5:] == pytest.approx([0.05 * 6 / (1 + step) for step in range(5, 10)])
 
 
-def make_with_instance(make_schedule: Callable[[Any], Any]) -> Any:
+def make_with_instance(make_schedule: Callable[[Any], Any], **options: Any) -> Any:
     optimizer = torch.optim.SGD((model := make_model()).parameters(), lr=0.1)
-    return make(make_schedule(optimizer), model=model, optimizer=optimizer)
+    return make(make_schedule(optimizer), model=model, optimizer=optimizer, **options)
 
 
 def test_a_rate_set_between_two_runs_scales_an_instance() -> None:
@@ -183,6 +184,63 @@ def test_a_schedule_that_can_not_step_as_often_is_refused_before_the_first_batch
     with pytest.raises(ConfigError, match="OneCycleLR ends after 2 steps, and this run needs 3.\n  Use total_steps=3. A factory"):
         trainer.run(1, make_loader())
     assert len(rates(trainer)) == n_seen
+
+
+IN_UPDATES: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
+    "in updates": (lambda o: CosineAnnealingLR(o, 6), []),
+    "in batches": (lambda o: CosineAnnealingLR(o, 10), ["CosineAnnealingLR: 10 steps planned, 6 updates come."]),
+    "an epoch of batches": (lambda o: LinearLR(o, 0.1, total_iters=10), ["LinearLR: 10 steps planned, 6 updates come."]),
+    "in a row": (
+        lambda o: SequentialLR(o, [LinearLR(o, 0.1, total_iters=2), CosineAnnealingLR(o, 8)], [2]),
+        ["SequentialLR: 10 steps planned, 6 updates come."],
+    ),
+    "longer than this run": (lambda o: CosineAnnealingLR(o, 12), []),
+}
+
+
+@pytest.mark.parametrize("name", IN_UPDATES)
+def test_a_schedule_by_batch_steps_once_an_update_and_a_length_in_batches_is_noted(name: str) -> None:
+    make_schedule, expected = IN_UPDATES[name]
+    options = {"kind": Regress.add_on(AccumulationAddon), "accumulate": 2, "scheduler_step_on_batch": True}
+    trainer = make_with_instance(make_schedule, **options)
+    trainer.run(2, make_loader())
+    assert trainer.scheduler.last_epoch == trainer.current_step == 6
+    assert [note.partition(" It steps")[0] for note in notes(trainer)] == expected
+
+
+def test_a_saved_schedule_keeps_its_count_where_that_was_of_batches(tmp_path: Path) -> None:
+    def make_saved(**options: Any) -> Any:
+        options |= {"kind": Regress.add_on(AccumulationAddon, StateManagerAddon), "accumulate": 2, "save_path": tmp_path}
+        return make_with_instance(lambda o: OneCycleLR(o, 0.1, total_steps=20), scheduler_step_on_batch=True, **options)
+
+    def count_batches(trainer: Any) -> None:
+        trainer.scheduler.last_epoch = 5
+
+    make_saved(hooks={"on_epoch_end": count_batches}).run(1, make_loader())
+    again = make_saved()
+    again.run(2, make_loader(), resume="auto")
+    assert again.scheduler.last_epoch == 5 + 3
+
+
+@pytest.mark.parametrize("make_schedule", [lambda o: LinearLR(o, 0.1, total_iters=4), lambda o: ConstantLR(o, 0.5, total_iters=3)])
+def test_a_warm_up_by_batch_ends_before_its_run_as_in_torch(make_schedule: Callable[[Any], Any]) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    schedule, expected = make_schedule(optimizer), []
+    for _ in range(10):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    trainer = make_with_instance(make_schedule, scheduler_step_on_batch=True)
+    trainer.run(2, make_loader())
+    assert rates(trainer) == expected and not notes(trainer)
+
+
+@pytest.mark.parametrize("make_schedule", [lambda o: PolynomialLR(o, 7), lambda o: LinearLR(o, 1.0, 0.0, total_iters=7)])
+def test_a_schedule_that_is_at_zero_before_the_end_is_noted(make_schedule: Callable[[Any], Any]) -> None:
+    trainer = make_with_instance(make_schedule, scheduler_step_on_batch=True)
+    trainer.run(2, make_loader())
+    name = type(trainer.scheduler).__name__
+    assert notes(trainer)[0].startswith(f"{name} has total_iters=7, and this run goes to step 10: its learning rate is 0 from there on.")
 
 
 @pytest.mark.parametrize("step", [5, 7])

@@ -17,7 +17,8 @@ from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from nbtrain import StateManagerAddon
 from nbtrain.errors import ConfigError
 from nbtrain.events import Plan
-from nbtrain.optim.schedulers import FunctionSchedule, Schedule, check_stepping
+from nbtrain.optim.resolved_schedule import FunctionSchedule, Schedule
+from nbtrain.optim.schedulers import check_stepping
 from nbtrain.schedules import (
     CosineAnnealingScheduler,
     SchedulerBase,

@@ -167,7 +167,7 @@ def run(seed: int, tmp_path: Path, kind: str = "", at: int = 0) -> tuple[Fit, in
         DEVICE,
         optimizer=optimizer,
         scheduler=schedule,
-        scheduler_step_on_batch=by_batch and window == 1,
+        scheduler_step_on_batch=by_batch,
         accumulate=window,
         log_bar=False,
         on_error="pause",

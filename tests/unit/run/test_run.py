@@ -20,6 +20,7 @@ import lightning as L
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities.rank_zero import rank_zero_module
 from samples import (
     DEVICE,
     Regress,
@@ -35,10 +36,10 @@ from samples import (
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from nbtrain import ConfigError, StateManagerAddon, Trainer
+from nbtrain import StateManagerAddon, Trainer
 from nbtrain.events import Event
 from nbtrain.run.lightning_trainer import quiet
 
@@ -243,14 +244,6 @@ def test_plateau_looks_at_the_monitored_loss(validate: bool) -> None:
     trainer.run(3, make_loader(), make_valid() if validate else None)
     assert [row["lr"] for row in trainer.history.epochs] == [1e-9, 1e-9, 5e-10]
     assert plateau.best == trainer.history.epochs[0]["val_loss" if validate else "train_loss"]
-
-
-def test_batch_schedule_shorter_than_the_run_is_an_error_with_both_numbers() -> None:
-    model, optimizer = _sgd()
-    trainer = make_trainer(model=model, optimizer=optimizer, scheduler=LinearLR(optimizer, total_iters=7), scheduler_step_on_batch=True)
-    trainer.run(1, make_loader())
-    with pytest.raises(ConfigError, match="ends after 7 steps, and this run needs 10"):
-        trainer.run(1, make_loader())
 
 
 # -- batches
@@ -499,6 +492,18 @@ def test_two_runs_that_overlap_leave_the_messages_of_lightning_as_they_were() ->
     assert logger.level == logging.WARNING  # the second run is still on
     second.__exit__(None, None, None)
     assert (logger.level, list(warnings.filters)) == before
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning", "lightning_fabric"])
+def test_no_line_of_lightning_leaks_whichever_of_its_packages_was_imported_last(
+    package: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in (package, f"{package}.utilities.rank_zero"):
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)  # to where caplog listens
+    with caplog.at_level(logging.INFO, package):
+        monkeypatch.setattr(rank_zero_module, "log", logging.getLogger(f"{package}.utilities.rank_zero"))  # as its import does
+        make_trainer().run(1, make_loader())
+    assert not [record.message for record in caplog.records if record.name.startswith(package)]
 
 
 def test_first_step_is_recorded_at_once() -> None:

@@ -21,7 +21,7 @@ from samples import PLACE, Regress, make_loader, make_model, make_trainer, make_
 from torch.nn.functional import mse_loss
 
 from nbtrain import AddOnError, ConfigError, GradientClipAddon, NbtrainError, OptionError, StepError, Trainer
-from nbtrain.optim.schedulers import resolve_schedule
+from nbtrain.optim.resolved_schedule import resolve_schedule
 
 
 def _step(returned: Any) -> type[Trainer]:

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from samples import make_loader, make_model, make_trainer
 from views_of_runs import HEADER, run_events
 
 from nbtrain.events import Event, Progress
@@ -346,3 +348,59 @@ def test_a_stream_that_is_closed_ends_no_run() -> None:
         for event in run_events():
             view.update(event)
         assert view.board.status == "completed"
+
+
+class WriteOnly:
+    """What a research script puts in place of sys.stdout."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+
+class Broken(io.StringIO):
+    def write(self, text: str) -> int:
+        raise RuntimeError("the disk of the log is full")
+
+
+def _closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("make", [lambda: None, WriteOnly, Broken, _closed], ids=["none", "write only", "broken", "closed"])
+def test_no_stream_in_place_of_stdout_ends_a_run(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = make()
+    trainer = make_trainer(log_bar=True)
+    monkeypatch.setattr("sys.stdout", stream)
+    result = trainer.run(2, make_loader())
+    monkeypatch.undo()
+    assert result.status == "completed"
+    if isinstance(stream, WriteOnly):
+        assert "epoch 2/2 · train_loss" in stream.text
+
+
+def test_a_view_that_fails_ends_no_run_and_the_notes_go_to_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: Any, row: Any) -> None:
+        raise RuntimeError("no frontend listens")
+
+    monkeypatch.setattr(LogView, "_row", fail)
+    trainer = make_trainer(log_bar=True, hooks={"on_epoch_start": lambda trainer: trainer.recorder.note(f"{trainer.current_epoch}")})
+    assert trainer.run(2, make_loader()).status == "completed"
+    assert [record.message for record in caplog.records] == [
+        "The run is no longer shown: RuntimeError: no frontend listens",
+        "1",
+    ]
+
+
+def test_notes_of_runs_without_a_bar_go_to_the_log_each_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model().eval()
+    for _ in range(2):
+        make_trainer(model=model.eval(), optimizer=torch.optim.SGD(model.parameters(), lr=0.1)).run(1, make_loader())
+    said = "Sequential was in eval mode; it is in train mode now."
+    assert [(r.name, r.levelname) for r in caplog.records if r.message == said] == [("nbtrain", "WARNING")]
