@@ -195,7 +195,7 @@ class SignOfLife:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether there is no process `pid` on this machine any more; False where that can't be asked."""
+    """Whether there is no process `pid` on this machine any more; False where that is unknown."""
     if os.name != "posix":
         return False  # os.kill would end it
     try:
