@@ -18,7 +18,7 @@ from ..data.loader import BatchList, LoaderWrapper, innermost
 from ..data.order_check import same_random
 from ..data.resumable_loader import ResumableLoader
 from ..data.seeded_loader import SeededLoader
-from ..data.several_loaders import LazyLoaders
+from ..data.several_loaders import RunLoaders
 from ..data.task_loader import TaskLoader
 from ..data.tensor_loader import TensorLoader
 from .step_snapshot import RandomSnapshot
@@ -123,7 +123,7 @@ class LiveFetcher(_LIKE_LIGHTNINGS):
     def begin(self, *, labelled: bool = True) -> None:
         """Read the length, once, before the first batch of a pass. `labelled`: a profiler may be on."""
         combined = self.combined_loader
-        if isinstance(combined, LazyLoaders) and not combined.is_open:
+        if isinstance(combined, RunLoaders) and not combined.is_open:
             combined.open()
         if not self._is_begun:
             self._is_begun, length, self.length = True, self.length, length_of(combined)
