@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -23,8 +22,8 @@ from ..engine.logged import current_results
 from ..engine.pass_module import is_sanity_check
 from ..engine.protocol import TrainerProtocol
 from .step_snapshot import Snapshot, StepSnapshot
-from ..errors import StepError, add_note, first_line
-from ..objects.user_code import is_user, is_user_file
+from ..errors import StepError, add_note, call_named, first_line
+from ..objects.user_code import is_user, user_frame
 from ..tracebacks import clear_frames, variable_name
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ class Failure:
     @property
     def summary(self) -> str:
         """The error in one line, with the line of your code that raised it."""
-        found = _user_frame(self.error)
+        found = user_frame(self.error)
         spot = f", line {found[1]} of {found[0].f_code.co_name}" if found is not None else ""
         return f"{type(self.error).__name__}: {first_line(self.error)} · {self.what} at {self.place}{spot}"
 
@@ -90,12 +89,6 @@ class Failure:
         lines += [f"{name}: {describe(value)}" for name, value in (("batch", self.batch), ("output", self.output)) if value is not None]
         lines += [f"{name}: {text}" for name, text in (("lost", self.lost), ("variables", ", ".join(self.variables))) if text]
         return "\n  ".join(lines)
-
-
-def _user_frame(error: BaseException) -> tuple[FrameType, int] | None:
-    """The user's innermost function in the traceback of `error`, and its line."""
-    found = [place for place in traceback.walk_tb(error.__traceback__) if is_user_file(place[0].f_code.co_filename)]
-    return found[-1] if found else None
 
 
 # %% ../../nbs/loops/error_guard.ipynb #11d16738
@@ -175,7 +168,7 @@ class ErrorGuard:
         trainer, pl_trainer, variables = self.trainer, self.module.trainer, dict[str, Any]()
         if is_out_of_memory(error):
             clear_frames(error)  # they hold what fills the memory
-        elif (found := _user_frame(error)) is not None:
+        elif (found := user_frame(error)) is not None:
             variables |= found[0].f_locals
         failure = Failure(
             error,
@@ -222,6 +215,7 @@ class ErrorGuard:
         @wraps(getattr(kind, name))
         def call(*args: Any, **options: Any) -> Any:
             snapshot.take()
-            return self.call(f"{kind.__name__}.{name}", lambda: getattr(type(callback), name)(callback, *args, **options), snapshot.restore)
+            what = f"{kind.__name__}.{name}"
+            return self.call(what, lambda: call_named(what, getattr(type(callback), name), callback, *args, **options), snapshot.restore)
 
         return call

@@ -38,7 +38,7 @@ from ..loops.own_loops import use_loops
 from ..engine.pass_module import joined_metrics
 from ..engine.precision import precision_args, precision_plugin
 from ..engine.step_module import StepModule
-from ..errors import ConfigError
+from ..errors import ConfigError, call_named
 from ..base.arguments import check_optimizer
 from ..base.interrupts import workers_ignore_interrupts
 from ..base.operation import Operation, advance, operate
@@ -202,7 +202,7 @@ def look_at(trainer: TrainerBase, loader: Any, call: Callable[[Any], Any], n_all
         n_all = sized_len(loader)
 
     def predict(batch: Any) -> Any:  # a function, because a model would be registered as a submodule
-        found = call(batch) if batch is not None else None
+        found = call_named("a prediction", call, batch) if batch is not None else None
         advance(trainer, n_all)
         return _LEFT_OUT if found is None else found  # Lightning warns about None
 
