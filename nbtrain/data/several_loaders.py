@@ -83,11 +83,6 @@ def lazy(loader: Any) -> Any:
     return loader if is_lazy else LazyLoader(loader)
 
 
-class _Unopened(LoaderWrapper):
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
-
-
 class RunLoaders(CombinedLoader):
     """What Lightning reads in a run: one loader or several.
 
@@ -107,7 +102,7 @@ class RunLoaders(CombinedLoader):
     def __iter__(self) -> RunLoaders:
         loaders = self.flattened
         if self._kind is None and self.opens_late and None not in map(sized_len, loaders):
-            self.flattened = list(map(_Unopened, loaders))
+            self.flattened = list(map(LazyLoader, loaders))
             self._kind = type(super().__iter__()._iterator)
             self.flattened = loaders
         if self._kind is None:
