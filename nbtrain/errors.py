@@ -5,8 +5,9 @@
 # %% ../nbs/errors.ipynb #4e41cd24
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 # %% auto #0
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "RunPaused",
     "RunStopped",
     "nearest",
+    "ran_out",
+    "call_named",
     "listed",
     "kept_instead",
     "set_place",
@@ -201,6 +204,19 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 # %% ../nbs/errors.ipynb #d9232cad
+def ran_out(what: str, where: str = "") -> StepError:
+    """The error to raise for a StopIteration of your code, which a loop would take for the end of its loader."""
+    return StepError(f"next(...) ran out in {what}.", where=where, remedy="Give next(it, None), or itertools.cycle(...).")
+
+
+def call_named(what: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """What `call` returns. Raises StepError where it raises StopIteration."""
+    try:
+        return call(*args, **options)
+    except StopIteration as error:
+        raise ran_out(what) from error
+
+
 def listed(names: Sequence[str]) -> str:
     """The first three of `names`, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -164,6 +164,35 @@ class ToldByHand(ByHand):
         self.data.epoch = epoch
 
 
+class Around:
+    """A loader around another: "eager" reads a whole pass in `__iter__`, and "empty" adds a batch without rows."""
+
+    def __init__(self, loader: Any, kind: str) -> None:
+        self.data, self.kind = loader, kind
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self.data)) if self.kind == "eager" else self._with_empty()
+
+    def _with_empty(self) -> Iterator[Any]:
+        for i, batch in enumerate(self.data):
+            yield batch
+            if not i:
+                yield [item[:0] for item in batch]
+
+
+class SizedAround(Around):
+    def __len__(self) -> int:
+        return len(self.data) + (self.kind == "empty")
+
+
+def _around(loader: Any, kind: str) -> Any:
+    try:
+        len(loader)
+    except TypeError:
+        return Around(loader, kind)
+    return SizedAround(loader, kind)
+
+
 def _with(kind: type, **attributes: Any) -> type:
     return type(kind.__name__, (kind,), attributes)
 
@@ -255,6 +284,12 @@ def make_model(kind: str) -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), middle, nn.Tanh(), nn.Linear(8, 1)).to(DEVICE)
 
 
+def make_beside() -> nn.Module:
+    """A teacher beside the model, whose batch norm follows the training data alone."""
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)).to(DEVICE)
+
+
 class Two(nn.ModuleDict):
     """Two parts, whose outputs are added."""
 
@@ -303,16 +338,23 @@ class Work:
 
     def __init__(self, settings: dict[str, Any], *, ours: bool) -> None:
         _seed()
-        self.settings, self.seen = settings, list[Any]()
+        self.settings, self.seen, self.ours = settings, list[Any](), ours
+        self.beside: Any = None
         self.means, self.weights = dict[str, list[float]](), dict[str, list[int]]()  # of an epoch's batches, by phase
         self.data = (EpochRows if settings["told"] else Rows)(settings["n"], settings["data"])
         self.valid_data = Rows(20)
         collate = _none_at_times if settings["none"] else default_collate
         made = LOADERS[settings["loader"]](self.data, settings["size"], collate)
         self.loader = made[0 if ours else 1] if isinstance(made, tuple) else made
+        if settings["workers"]:
+            self.loader = DataLoader(self.data, settings["size"], shuffle=True, num_workers=1, persistent_workers=True, collate_fn=collate)
+        if settings["around"]:
+            self.loader = _around(self.loader, settings["around"])
         self.valid = self.make_valid()
+        if settings["beside"]:
+            self.beside = make_beside()
         model: Any = make_model(settings["net"])
-        self.layer, self.last = model[0], model[3]
+        self.layer, self.middle, self.last = model[0], model[1], model[3]
         if settings["frozen"]:
             model[1].eval()
         self.optimizer, self.scale = OPTIMIZERS[settings["optimizer"]](model), 1.0
@@ -343,11 +385,21 @@ class Work:
         else:
             b = model["b"](x)
             output = model["a"](x) + (b.detach() if phase == "train" else b)
+        if self.beside is not None:
+            output = output + 0.1 * self._ask_beside(x, phase).mean(1, keepdim=True)
         self.output = output
-        loss = mse_loss(output, y) * (self.scale if phase == "train" else 1.0)
+        loss = mse_loss(output, y) if len(x) else (output - y).sum()
+        loss = loss * (self.scale if phase == "train" else 1.0)
         self.means.setdefault(phase, []).append(loss.item())
         self.weights.setdefault(phase, []).append(len(x))
         return loss
+
+    @torch.no_grad()
+    def _ask_beside(self, x: Tensor, phase: str) -> Tensor:
+        if self.ours:
+            return self.beside(x)
+        self.beside.train(phase == "train")
+        return self.beside(x)
 
     def other_loss_of(self, model: Any, batch: Any) -> Tensor:
         """The loss of the second part, when the first has taken its step."""
@@ -372,6 +424,8 @@ class Work:
         change = self.settings["change"]
         if change is not None and (epoch, n) == tuple(self.settings["change_at"]):
             (CHANGES | SPOILS)[change](self)
+        if self.settings["mode"] and (epoch, n) == tuple(self.settings["change_at"]):
+            self.middle.eval()
 
     def averages(self) -> dict[str, float]:
         """The means of the epoch over its samples."""
@@ -385,6 +439,7 @@ class Work:
         return {
             "seen": self.seen,
             "weights": {name: value.tolist() for name, value in self.model.state_dict().items()},
+            "beside": [value.tolist() for value in self.beside.state_dict().values()] if self.beside is not None else [],
             "optimizer": repr(state),
             "epochs": epochs,
             "random": [torch.rand(2).tolist(), torch.rand(2, device=DEVICE).tolist(), random.random(), float(np.random.rand())],
@@ -540,6 +595,8 @@ def by_nbtrain(settings: dict[str, Any], *, short: bool) -> dict[str, Any]:
     if trainer is None:
         trainer = TwoJob(work.model, optimizers={"a": lambda params: work.optimizer, "b": lambda params: work.other}, **options)
     trainer.work, trainer.short_way = work, short
+    if work.beside is not None:
+        trainer.beside = work.beside
     _seed()
     for i, n in enumerate(settings["runs"]):
         n_seen = len(work.seen)
@@ -585,6 +642,7 @@ USUAL: dict[str, Any] = {
         "most": None,
     },
     **{"change": None, "change_at": [0, 1], "runs": [2], "between": None},
+    **{"around": None, "beside": False, "mode": False, "workers": False},
 }
 
 
@@ -616,6 +674,18 @@ def draw(seed: int) -> dict[str, Any]:
         "runs": rng.choice([[2], [3], [1, 2], [1, 1, 1]]),
         "between": rare(0.5, list(BETWEEN)),
     }
+    settings |= {
+        "around": rare(0.3, ["eager", "empty"]),
+        "beside": rng.random() < 0.2,
+        "mode": rng.random() < 0.2,
+        "workers": rng.random() < 0.05,
+    }
+    if settings["workers"]:  # which keep the data that they began with
+        settings |= {"loader": "shuffled", "grows": None, "told": False}
+    if settings["two"] and settings["around"] == "empty":
+        settings["around"] = None  # the mean loss of the second part is none
+    if settings["around"] == "empty":
+        settings |= {"loader": rng.choice(["in order", "shuffled", "by hand with a length"]), "none": False, "skips": None}
     if (
         settings["grows"] == "in mid-epoch"
     ):  # before the last batch: after that, torch's RandomSampler adds one, and nbtrain's epoch has ended
@@ -797,6 +867,10 @@ _NAMES = {
     "most": "a limit of batches",
     "change": "changed in mid-epoch",
     "between": "called between two runs",
+    "around": "a loader that reads at once, or has a batch without rows",
+    "beside": "a module beside the model",
+    "mode": "a layer put into eval mode in a run",
+    "workers": "persistent workers",
 }
 
 

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import lightning as L
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader
 
 from ..private.lightning_parts import leave_sigterm
+from ..private.torch_parts import end_workers, forget_iterator, iterator_of
 from ..engine.control import Control
 from ..errors import RunStopped
 from ..history.history import RunResult
@@ -33,6 +35,8 @@ __all__ = [
     "keep_handler",
     "workers_ignore_interrupts",
     "ignore_interrupts",
+    "end_persistent_workers",
+    "keep_workers",
     "exit_with_130",
     "ended_by_hand",
     "call_at_exit",
@@ -186,6 +190,26 @@ def ignore_interrupts(loader: Any) -> None:
     for part in _data_loaders(loader):
         if part.num_workers and not isinstance(part.worker_init_fn, _LeaveSignals):
             part.worker_init_fn = _LeaveSignals(part.worker_init_fn)
+
+
+def end_persistent_workers(*loaders: Any, but: Iterable[Any] = ()) -> None:
+    """End the persistent workers of these loaders, but not of the DataLoaders in `but`."""
+    stay = set(map(id, but))
+    for part in (part for loader in loaders for part in _data_loaders(loader)):
+        if id(part) not in stay:
+            end_workers(iterator_of(part), also_persistent=True)
+            forget_iterator(part)
+
+
+def keep_workers(owner: Any, *loaders: Any, before: finalize[..., Any] | None = None) -> finalize[..., Any] | None:
+    """Let the persistent workers of `loaders` stay until `owner` is dropped. As garbage with it, each would hold up the process for 5 s.
+
+    `before`: what the last call has returned; workers that stayed by it end now, if their loader is not among these.
+    """
+    found = [part for loader in loaders for part in _data_loaders(loader) if part.persistent_workers]
+    if before is not None and (kept := before.detach()) is not None:
+        end_persistent_workers(*kept[2], but=found)
+    return finalize(owner, end_persistent_workers, *found) if found else None
 
 
 def _data_loaders(loader: Any) -> list[DataLoader[Any]]:

@@ -25,7 +25,6 @@ from torchmetrics import Metric
 
 from ..annotations import checked
 from ..completion import Listed, completed_by_value
-from ..data.continued_loader import continued
 from ..data.loader import is_dataset
 from .devices import Devices, device_args, resolve_device
 from .launcher import Launcher, World, launcher_of, world_of
@@ -733,6 +732,8 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     def _read_loader(self, loader: Iterable[Any], *, training: bool) -> Iterable[Any]:
         """Return `loader` as a run reads it, wrapped by the addons."""
         if training and any(addon.continues_streams(self) for addon in self.active_addons):
+            from nbtrain.data.continued_loader import continued
+
             loader = self.stream = continued(loader, self.stream)
         for addon in self.active_addons:
             loader = addon.loader(self, loader, training=training)

@@ -27,18 +27,7 @@ from ..errors import ConfigError
 from ..objects.search import has_state
 
 # %% auto #0
-__all__ = [
-    "Loaders",
-    "is_several",
-    "mode_of",
-    "parts_of",
-    "n_batches",
-    "lazy",
-    "LazyLoaders",
-    "read_late",
-    "SeveralLoaders",
-    "named_loaders",
-]
+__all__ = ["Loaders", "is_several", "mode_of", "parts_of", "n_batches", "lazy", "RunLoaders", "SeveralLoaders", "named_loaders"]
 
 # %% ../../nbs/data/several_loaders.ipynb #sevl0004
 _LENGTHS = {"min_size": min, "max_size": max, "max_size_cycle": max, "sequential": sum}  # by the mode of a CombinedLoader
@@ -94,24 +83,26 @@ def lazy(loader: Any) -> Any:
     return loader if is_lazy else LazyLoader(loader)
 
 
-class _Unopened(LoaderWrapper):
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
+class RunLoaders(CombinedLoader):
+    """What Lightning reads in a run: one loader or several.
 
-
-class LazyLoaders(CombinedLoader):
-    """One loader or several, which are opened when their first batch is read, as in a plain loop, if each has a length.
-
-    Lightning opens those of a run before it calls the hooks that begin the training, and so before your code may draw or seed.
+    `opens_late`: loaders that have a length are opened when their first batch is read, as in a plain loop. Lightning opens those of a
+    training before the hooks that begin it, and so before your code may draw or seed. `keeps_workers`: persistent workers are there for
+    the next run, which continues what they draw. Lightning ends them.
     """
 
     is_open = True
     _kind: Any = None  # of Lightning's iterator
 
-    def __iter__(self) -> LazyLoaders:
+    def __init__(self, loader: Any, mode: str, *, opens_late: bool = True, keeps_workers: bool = True) -> None:
+        several = lazy(loader)
+        super().__init__(several.iterables if isinstance(several, CombinedLoader) else several, mode_of(several, mode))
+        self.opens_late, self.keeps_workers = opens_late, keeps_workers
+
+    def __iter__(self) -> RunLoaders:
         loaders = self.flattened
-        if self._kind is None and None not in map(sized_len, loaders):
-            self.flattened = list(map(_Unopened, loaders))
+        if self._kind is None and self.opens_late and None not in map(sized_len, loaders):
+            self.flattened = list(map(LazyLoader, loaders))
             self._kind = type(super().__iter__()._iterator)
             self.flattened = loaders
         if self._kind is None:
@@ -129,11 +120,11 @@ class LazyLoaders(CombinedLoader):
             self.open()
         return super().__next__()
 
-
-def read_late(loader: Any) -> LazyLoaders:
-    """What a training on a trainer's own steps reads: `loader`, or several."""
-    found = lazy(loader)
-    return LazyLoaders(found.iterables if isinstance(found, CombinedLoader) else found, mode_of(found))
+    def reset(self) -> None:
+        if self.keeps_workers:
+            self._iterator = None
+        else:
+            super().reset()
 
 
 class SeveralLoaders(LoaderWrapper):

@@ -29,7 +29,7 @@ from .meter import N_SAMPLES, Meter, Scalar, as_float, snapshot
 from .protocol import Turn
 from .step_output import LeftOut, count_samples, doubt_of_count, named, split_count
 from .train_state import Mode
-from ..errors import ConfigError, StepError
+from ..errors import ConfigError, StepError, call_named
 from ..objects.user_code import is_kind
 from ..optim.step_watch import StepWatch
 from ..rng import random_state, set_random_state
@@ -478,7 +478,7 @@ class PassModule(L.LightningModule):
     def own_metrics(self) -> dict[str, float]:
         """Call the trainer's `metric_on_epoch_end` for the pass that ends. Raises StepError if it returns no dict of numbers, nor None."""
         owner = self.owner
-        returned = owner.metric_on_epoch_end()
+        returned = call_named("metric_on_epoch_end", owner.metric_on_epoch_end)
         if returned is None:
             return {}
         where = f"{type(owner).__name__}.metric_on_epoch_end, mode {owner.mode!r}, epoch {owner.train_state.counts.epoch + 1}"

@@ -97,18 +97,22 @@ class TrainerProtocol(Protocol):
 # %% ../../nbs/engine/protocol.ipynb #5b0e93d1
 @dataclass(frozen=True)
 class Ran:
-    """The arguments of the newest `run`, and the total number of epochs of all runs. `alike`: whether all runs had these loaders."""
+    """The arguments of the newest `run`, and the total number of epochs of all runs. `alike`: whether all runs had these loaders.
+
+    `workers`: ends the persistent workers of these loaders with the trainer.
+    """
 
     n_epochs: int
     loader: Any
     valid_loader: Any
     alike: bool
+    workers: Any = None
 
     @classmethod
-    def after(cls, before: Ran | None, n_epochs: int, loader: Any, valid_loader: Any) -> Ran:
+    def after(cls, before: Ran | None, n_epochs: int, loader: Any, valid_loader: Any, workers: Any = None) -> Ran:
         """The run that follows `before`."""
         alike = before is None or (before.alike and before.loader is loader and before.valid_loader is valid_loader)
-        return cls(n_epochs, loader, valid_loader, alike)
+        return cls(n_epochs, loader, valid_loader, alike, workers)
 
 
 # %% ../../nbs/engine/protocol.ipynb #5229cb69

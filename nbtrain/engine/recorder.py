@@ -254,7 +254,3 @@ class Recorder:
             if sum(meter.kept_bytes for meter in state.meters.values()) > _HINT_BYTES:
                 text = f"the logs hold over {_HINT_BYTES / 1e9:.1f} GB of tensors for metric_on_epoch_end; "
                 self.note(f"{text}return from the steps only those that it reads.", once=True)
-        if at.batch > at.n_batches:
-            phase = "val" if at.phase == "valid" else at.phase
-            text = f"A loader of length {at.n_batches:.0f} has given more batches than that: it is read until it ends, or to "
-            self.note(f"{text}limit_{phase}_batches.", once=True)

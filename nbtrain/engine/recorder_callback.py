@@ -32,6 +32,13 @@ def _rate(optimizer: Optimizer) -> float | Tensor | None:
     return lr.clone() if isinstance(lr, Tensor) else lr
 
 
+_LIMITS = {
+    "train": "LimitsAddon(steps_per_epoch=...)",
+    "valid": "LimitsAddon(max_val_steps=...)",
+    "test": 'lightning={"limit_test_batches": ...}',
+}
+
+
 class RecorderCallback(PassCallback):
     """Notifies a recorder of what Lightning does with a StepModule. It comes before those of addons, which may change what it reads."""
 
@@ -42,7 +49,13 @@ class RecorderCallback(PassCallback):
         recorder = self.recorder
         if pl_module.leaves_out:
             recorder.flush()  # a block of steps has no gap
-        recorder.pass_place.batch += 1
+        at = recorder.pass_place
+        at.batch += 1
+        if at.n_batches < at.batch <= at.n_batches + 1:
+            text = (
+                f"A loader of length {at.n_batches:.0f} has given more batches than that: it is read until it ends. If it never ends, give"
+            )
+            recorder.note(f"{text} {_LIMITS[at.phase]}.", once=True)
         recorder.trainer.train_state.counts.processed += 1
         if recorder.clock() >= recorder.due_s:
             recorder.flush()

@@ -25,7 +25,7 @@ from .pass_module import PassModule, is_sanity_check
 from .protocol import EventSink
 from ..optim.step_watch import StepWatch
 from .step_output import check_output, count_samples, named
-from ..errors import NbtrainError, StepError, add_note
+from ..errors import NbtrainError, StepError, add_note, ran_out
 
 if TYPE_CHECKING:
     from nbtrain.base.trainer_base import TrainerBase
@@ -289,8 +289,7 @@ class StepModule(PassModule):
         except NbtrainError:
             raise
         except StopIteration as error:  # a loop would take it for the end of its loader
-            what = f"next(...) ran out in {name}."
-            raise StepError(what, where=self._place(name, batch_idx), remedy="Give next(it, None), or itertools.cycle(...).") from error
+            raise ran_out(name, self._place(name, batch_idx)) from error
         except Exception as error:
             note_batch(error, self._place(name, batch_idx), batch)
             raise

@@ -21,7 +21,8 @@ from ..data.batch import is_out_of_memory, out_of_memory
 from ..engine.callback import PassCallback
 from ..engine.precision import CONTEXTS, CastPrecision
 from ..engine.step_module import StepModule
-from ..errors import StepError
+from ..errors import ran_out
+from ..objects.user_code import user_frame
 from ..private.lightning_parts import OneStreamDDP, compresses_gradients
 
 Hook = Callable[..., Any]
@@ -257,7 +258,9 @@ class explain_errors:
         if results is not None:
             batch, results.batch = results.batch, None
         if isinstance(error, StopIteration):
-            raise StepError("next(...) ran out in a hook or a callback.", remedy="Give next(it, None), or itertools.cycle(...).") from error
+            found = user_frame(error)
+            where = f"{found[0].f_code.co_name}, line {found[1]}" if found is not None else ""
+            raise ran_out("a hook or a callback", where) from error
         if isinstance(error, RuntimeError) and is_out_of_memory(error) and pl_trainer.callbacks:  # a trial of the finder has none
             batches = loop.batch_progress.current  # one that was on its way to the device is not counted yet
             place = f"epoch {pl_trainer.current_epoch + 1}, batch {batches.ready + (batches.ready == batches.completed)}"

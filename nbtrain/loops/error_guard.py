@@ -6,32 +6,35 @@
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
 from ..private.lightning_parts import ways_to_restore_log
 from ..data.batch import describe, is_out_of_memory
+from ..data.loader import LoaderWrapper
+from ..data.resumable_loader import ResumableLoader
 from ..engine.control import Boundary
 from ..engine.logged import current_results
 from ..engine.pass_module import is_sanity_check
 from ..engine.protocol import TrainerProtocol
-from .step_snapshot import Snapshot, StepSnapshot
-from ..errors import StepError, add_note, first_line
-from ..objects.user_code import is_user, is_user_file
+from .step_snapshot import RandomSnapshot, Snapshot, StepSnapshot
+from .fetcher import LiveFetcher
+from ..errors import CheckpointError, ConfigError, StepError, add_note, call_named, first_line
+from ..objects.user_code import is_user, user_frame
 from ..tracebacks import clear_frames, variable_name
 
 if TYPE_CHECKING:
     from nbtrain.engine.step_module import StepModule
+    from nbtrain.loops.training import OwnEpochLoop, TrainingWays
 
 # %% auto #0
-__all__ = ["Failure", "place_in", "ErrorGuard"]
+__all__ = ["Failure", "GuardedFetcher", "place_in", "ErrorGuard"]
 
 
 # %% ../../nbs/loops/error_guard.ipynb #df1de2dd
@@ -68,7 +71,7 @@ class Failure:
     @property
     def summary(self) -> str:
         """The error in one line, with the line of your code that raised it."""
-        found = _user_frame(self.error)
+        found = user_frame(self.error)
         spot = f", line {found[1]} of {found[0].f_code.co_name}" if found is not None else ""
         return f"{type(self.error).__name__}: {first_line(self.error)} · {self.what} at {self.place}{spot}"
 
@@ -92,10 +95,60 @@ class Failure:
         return "\n  ".join(lines)
 
 
-def _user_frame(error: BaseException) -> tuple[FrameType, int] | None:
-    """The user's innermost function in the traceback of `error`, and its line."""
-    found = [place for place in traceback.walk_tb(error.__traceback__) if is_user_file(place[0].f_code.co_filename)]
-    return found[-1] if found else None
+# %% ../../nbs/loops/error_guard.ipynb #56a0dfcf
+class GuardedFetcher:
+    """A fetcher whose errors pause the run. After a repair the loader is read again, from its beginning up to the batch that has failed."""
+
+    def __init__(self, fetcher: Any, guard: ErrorGuard) -> None:
+        self.fetcher, self.guard = fetcher, guard
+        self.is_over = False
+        self._random = RandomSnapshot(guard.trainer.device)
+
+    def __next__(self) -> tuple[Any, int, int]:
+        self._random.take()
+        while not self.is_over:
+            try:
+                return next(self.fetcher)
+            except StopIteration:
+                raise
+            except Exception as error:
+                if self.guard.is_final(error) or isinstance(error, CheckpointError):
+                    raise
+                self._recover(error)
+        raise StopIteration
+
+    def _find_rereadable(self) -> ResumableLoader | None:
+        fetcher = self.fetcher
+        inside = fetcher.combined_loader.flattened[0] if isinstance(fetcher, LiveFetcher) and fetcher.is_single else None
+        while inside is not None and not isinstance(inside, ResumableLoader):
+            inside = inside.loader if isinstance(inside, LoaderWrapper) else None
+        return inside
+
+    def _recover(self, error: Exception) -> None:
+        inside = self._find_rereadable()
+        self._random.restore()
+        lost = "; ".join(inside.why_not_exact()) if inside is not None else "the loader can't be read on from here: the next epoch follows"
+        retries = self.guard.wait(error, "the loader", lost=lost)
+        if inside is None:
+            self.is_over = self.fetcher.done = True
+        elif retries:
+            inside.read_again(self.fetcher.fetched, self._random.restore)
+            self.fetcher.renew(iter(self.fetcher.combined_loader.flattened[0]))
+        else:
+            self.fetcher.renew(inside.read_on())
+            self.fetcher.skip()
+
+    def unread(self) -> None:
+        """The newest batch was not trained on: a run that is resumed reads it, with the random numbers from before it was read."""
+        if (inside := self._find_rereadable()) is not None:
+            self._random.restore()
+            inside.take_back(1 + self.fetcher.n_ahead)
+
+    def release(self) -> None:
+        if isinstance(self.fetcher, LiveFetcher):
+            self.fetcher.release()
+        if (inside := self._find_rereadable()) is not None:
+            inside.release()
 
 
 # %% ../../nbs/loops/error_guard.ipynb #11d16738
@@ -175,7 +228,7 @@ class ErrorGuard:
         trainer, pl_trainer, variables = self.trainer, self.module.trainer, dict[str, Any]()
         if is_out_of_memory(error):
             clear_frames(error)  # they hold what fills the memory
-        elif (found := _user_frame(error)) is not None:
+        elif (found := user_frame(error)) is not None:
             variables |= found[0].f_locals
         failure = Failure(
             error,
@@ -198,6 +251,45 @@ class ErrorGuard:
             raise
         clear_frames(error)  # of the batch that is retried or skipped
         return is_again
+
+    def compute(self, loop: OwnEpochLoop, ways: TrainingWays, batch: Any, compute: Callable[[], None]) -> None:
+        """`compute`, where an error of the backward pass pauses the run, too: the batch is computed again after a fix, or left out."""
+        window = loop.window
+        meter = self.trainer.train_state.meters["train"]
+        n_recorded, n_zeroed = meter.n_batches, ways.zero_counts[0].ready
+        while True:
+            try:
+                compute()
+                return
+            except Exception as error:
+                if self.is_final(error):
+                    raise
+                has_row = meter.n_batches > n_recorded  # that of a further call of the closure is from the first one
+                if has_row:
+                    meter.drop_newest()
+                    self.module.forget_newest()
+                n_again = ways.zero_counts[0].ready - n_zeroed
+                for counts in ways.zero_counts:  # as if these calls had not set the gradients to None
+                    counts.ready -= n_again
+                    counts.started = counts.completed = counts.ready
+                n_lost, window.n_accumulated = window.n_accumulated, 0
+                ways.set_to_none()
+                lost = f"the gradients of the {n_lost} batches before it in this window are lost" if n_lost else ""
+                if not self.repaired(error, "the backward pass", batch, lost=lost):
+                    if window.n_calls > 1:
+                        raise ConfigError(
+                            f"{type(ways.optimizer).__name__} calls its closure several times an update, and has moved the weights: this "
+                            "batch can't be left out.",
+                            remedy="Resume without skip, which computes it again.",
+                        ) from error
+                    window.output, window.loss, window.is_left_out = None, None, True
+                    if has_row:
+                        self.module.leave_out("train", batch)
+                    return
+
+    def reading(self, fetcher: Any) -> GuardedFetcher:
+        """What `fetcher` is read through."""
+        return GuardedFetcher(fetcher, self)
 
     def is_final(self, error: Exception) -> bool:
         """Whether `error` ends the run."""
@@ -222,6 +314,7 @@ class ErrorGuard:
         @wraps(getattr(kind, name))
         def call(*args: Any, **options: Any) -> Any:
             snapshot.take()
-            return self.call(f"{kind.__name__}.{name}", lambda: getattr(type(callback), name)(callback, *args, **options), snapshot.restore)
+            what = f"{kind.__name__}.{name}"
+            return self.call(what, lambda: call_named(what, getattr(type(callback), name), callback, *args, **options), snapshot.restore)
 
         return call

@@ -14,15 +14,12 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from ..data.loader import BatchList, LoaderWrapper, innermost
+from ..data.loader import BatchList, innermost
 from ..data.order_check import same_random
-from ..data.resumable_loader import ResumableLoader
 from ..data.seeded_loader import SeededLoader
-from ..data.several_loaders import LazyLoaders
+from ..data.several_loaders import RunLoaders
 from ..data.task_loader import TaskLoader
 from ..data.tensor_loader import TensorLoader
-from .step_snapshot import RandomSnapshot
-from ..errors import CheckpointError
 from ..remote_errors import raise_own
 from ..rng import random_state
 
@@ -123,7 +120,7 @@ class LiveFetcher(_LIKE_LIGHTNINGS):
     def begin(self, *, labelled: bool = True) -> None:
         """Read the length, once, before the first batch of a pass. `labelled`: a profiler may be on."""
         combined = self.combined_loader
-        if isinstance(combined, LazyLoaders) and not combined.is_open:
+        if isinstance(combined, RunLoaders) and not combined.is_open:
             combined.open()
         if not self._is_begun:
             self._is_begun, length, self.length = True, self.length, length_of(combined)
@@ -238,62 +235,6 @@ class LiveFetcher(_LIKE_LIGHTNINGS):
         self.combined_loader.reset()
 
 
-# %% ../../nbs/loops/fetcher.ipynb #9dbb9368
-class _GuardedFetcher:
-    """A fetcher whose errors pause the run. After a repair the loader is read again, from its beginning up to the batch that has failed."""
-
-    def __init__(self, fetcher: Any, guard: ErrorGuard) -> None:
-        self.fetcher, self.guard = fetcher, guard
-        self.is_over = False
-        self._random = RandomSnapshot(guard.trainer.device)
-
-    def __next__(self) -> tuple[Any, int, int]:
-        self._random.take()
-        while not self.is_over:
-            try:
-                return next(self.fetcher)
-            except StopIteration:
-                raise
-            except Exception as error:
-                if self.guard.is_final(error) or isinstance(error, CheckpointError):
-                    raise
-                self._recover(error)
-        raise StopIteration
-
-    def _find_rereadable(self) -> ResumableLoader | None:
-        fetcher = self.fetcher
-        inside = fetcher.combined_loader.flattened[0] if isinstance(fetcher, LiveFetcher) and fetcher.is_single else None
-        while inside is not None and not isinstance(inside, ResumableLoader):
-            inside = inside.loader if isinstance(inside, LoaderWrapper) else None
-        return inside
-
-    def _recover(self, error: Exception) -> None:
-        inside = self._find_rereadable()
-        self._random.restore()
-        lost = "; ".join(inside.why_not_exact()) if inside is not None else "the loader can't be read on from here: the next epoch follows"
-        retries = self.guard.wait(error, "the loader", lost=lost)
-        if inside is None:
-            self.is_over = self.fetcher.done = True
-        elif retries:
-            inside.read_again(self.fetcher.fetched, self._random.restore)
-            self.fetcher.renew(iter(self.fetcher.combined_loader.flattened[0]))
-        else:
-            self.fetcher.renew(inside.read_on())
-            self.fetcher.skip()
-
-    def unread(self) -> None:
-        """The newest batch was not trained on: a run that is resumed reads it, with the random numbers from before it was read."""
-        if (inside := self._find_rereadable()) is not None:
-            self._random.restore()
-            inside.take_back(1 + self.fetcher.n_ahead)
-
-    def release(self) -> None:
-        if isinstance(self.fetcher, LiveFetcher):
-            self.fetcher.release()
-        if (inside := self._find_rereadable()) is not None:
-            inside.release()
-
-
 # %% ../../nbs/loops/fetcher.ipynb #5a2d3d31
 def live(fetcher: Any) -> Any:
     """Lightning's `fetcher` in a form that reads to the end of its loaders, if these have a length. Others read to the end already."""
@@ -310,4 +251,4 @@ def open_pass(fetcher: Any, guard: ErrorGuard | None = None, *, labelled: bool =
         fetcher._start_profiler = fetcher._stop_profiler = _nothing
     if isinstance(fetcher, LiveFetcher):
         fetcher.begin(labelled=labelled)
-    return fetcher if guard is None else _GuardedFetcher(fetcher, guard)
+    return fetcher if guard is None else guard.reading(fetcher)

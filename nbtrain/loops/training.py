@@ -37,7 +37,6 @@ __all__ = [
     "train_epoch",
     "train_batch",
     "update_weights",
-    "compute_guarded",
     "after_batch",
     "end_unannounced",
     "Window",
@@ -169,7 +168,7 @@ def train_batch(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, index: int) 
         if module.guard is None:
             compute()
         else:
-            compute_guarded(loop, ways, batch, compute)
+            module.guard.compute(loop, ways, batch, compute)
         if module.round is not None:
             part = module.round.close()
             window.is_left_out = part == 0
@@ -244,44 +243,6 @@ def update_weights(loop: OwnEpochLoop, ways: TrainingWays, closure: Callable[[],
         window.n_accumulated += 1
     for counts in step_counts:
         counts.completed += 1
-
-
-# %% ../../nbs/loops/training.ipynb #trai0008
-def compute_guarded(loop: OwnEpochLoop, ways: TrainingWays, batch: Any, compute: Callable[[], None]) -> None:
-    """`compute`, where an error of the backward pass pauses the run, too: the batch is computed again after a fix, or left out."""
-    window = loop.window
-    guard: Any = loop.module.guard
-    meter = loop.module.owner.train_state.meters["train"]
-    n_recorded, n_zeroed = meter.n_batches, ways.zero_counts[0].ready
-    while True:
-        try:
-            compute()
-            return
-        except Exception as error:
-            if guard.is_final(error):
-                raise
-            has_row = meter.n_batches > n_recorded  # that of a further call of the closure is from the first one
-            if has_row:
-                meter.drop_newest()
-                loop.module.forget_newest()
-            n_again = ways.zero_counts[0].ready - n_zeroed
-            for counts in ways.zero_counts:  # as if these calls had not set the gradients to None
-                counts.ready -= n_again
-                counts.started = counts.completed = counts.ready
-            n_lost, window.n_accumulated = window.n_accumulated, 0
-            ways.set_to_none()
-            lost = f"the gradients of the {n_lost} batches before it in this window are lost" if n_lost else ""
-            if not guard.repaired(error, "the backward pass", batch, lost=lost):
-                if window.n_calls > 1:
-                    raise ConfigError(
-                        f"{type(ways.optimizer).__name__} calls its closure several times an update, and has moved the weights: this batch "
-                        "can't be left out.",
-                        remedy="Resume without skip, which computes it again.",
-                    ) from error
-                window.output, window.loss, window.is_left_out = None, None, True
-                if has_row:
-                    loop.module.leave_out("train", batch)
-                return
 
 
 # %% ../../nbs/loops/training.ipynb #trai0010

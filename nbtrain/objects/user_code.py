@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
+from types import CodeType, FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 from ..tracebacks import library_of, own_folder
@@ -25,6 +26,7 @@ __all__ = [
     "name_of",
     "is_generated",
     "is_user_file",
+    "user_frame",
     "is_user_module",
     "is_user",
     "newest",
@@ -91,6 +93,12 @@ def is_user_file(file: str) -> bool:
     if file.startswith("<"):
         return not file.startswith("<frozen")
     return not library_of(file) or str(Path(file).resolve()).startswith(own_folder() + "examples")
+
+
+def user_frame(error: BaseException) -> tuple[FrameType, int] | None:
+    """The user's innermost function in the traceback of `error`, and its line."""
+    found = [place for place in traceback.walk_tb(error.__traceback__) if is_user_file(place[0].f_code.co_filename)]
+    return found[-1] if found else None
 
 
 def is_user_module(name: str) -> bool:

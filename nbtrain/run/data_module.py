@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ..data.epoch import set_epoch
 from ..data.loader import BatchList, as_loader
-from ..data.several_loaders import lazy, named_loaders, read_late
+from ..data.several_loaders import RunLoaders, named_loaders
 from ..engine.addon import StateService
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
@@ -23,7 +23,7 @@ from ..base.interrupts import ignore_interrupts
 from ..base.trainer_base import TrainerBase
 
 # %% auto #0
-__all__ = ["is_data_source", "has_loader", "validates", "check_source", "read_evaluated", "set_first_epoch", "read_source"]
+__all__ = ["is_data_source", "has_loader", "validates", "check_source", "read_evaluated", "evaluated", "set_first_epoch", "read_source"]
 
 
 # %% ../../nbs/run/data_module.ipynb #fa72a289
@@ -77,6 +77,13 @@ def read_evaluated(trainer: TrainerBase, module: StepModule, given: Any) -> Any:
     return loaders
 
 
+def evaluated(trainer: TrainerBase, module: StepModule, given: Any) -> RunLoaders:
+    """`read_evaluated`, for Lightning. Persistent workers stay only in a loader that the runs read."""
+    of_runs = trainer.ran is not None and any(given is loader for loader in (trainer.ran.loader, trainer.ran.valid_loader))
+    loader = read_evaluated(trainer, module, given)
+    return RunLoaders(loader, "sequential", opens_late=not trainer.configures_optimizers, keeps_workers=of_runs)
+
+
 def set_first_epoch(loader: Any, trainer: TrainerBase, pl_trainer: L.Trainer | None) -> None:
     """Call `set_epoch` for the epoch that begins: Lightning makes the first iterator of a new loader before that."""
     set_epoch(loader, trainer.train_state.counts.epoch)
@@ -90,10 +97,10 @@ def _read(trainer: TrainerBase, module: StepModule, make: Callable[[], Any], *, 
         loader = make()
         ignore_interrupts(loader)
         if not training:
-            return lazy(read_evaluated(trainer, module, loader))
+            return evaluated(trainer, module, loader)
         loader = trainer._read_loader(as_loader(loader), training=True)
         set_first_epoch(loader, trainer, module.trainer)
-        return lazy(loader) if trainer.configures_optimizers else read_late(loader)
+        return RunLoaders(loader, "max_size_cycle", opens_late=not trainer.configures_optimizers, keeps_workers=False)
 
     return read
 

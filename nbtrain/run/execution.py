@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from ..private.lightning_parts import call_hooks, trainer_of
 from ..data.loader import LoaderWrapper, as_loader, with_batch_size
-from ..data.several_loaders import Loaders, is_several, lazy, read_late
+from ..data.several_loaders import Loaders, RunLoaders, is_several
 from ..data.resumable_loader import ResumableLoader
 from ..engine.callback import Stopper
 from ..engine.control import Leave, cause_of_end
@@ -30,8 +30,8 @@ from ..optim.param_groups import TrainedParts
 from ..errors import ConfigError, add_note, first_line
 from ..events import Status
 from .beginning import Beginning, FirstStep, MonitorCheck, SanityCheck
-from .data_module import is_data_source, read_evaluated, read_source, set_first_epoch
-from ..base.interrupts import keep_handler, signals_stop
+from .data_module import evaluated, is_data_source, read_evaluated, read_source, set_first_epoch
+from ..base.interrupts import end_persistent_workers, keep_handler, signals_stop
 from .lightning_trainer import continue_counts, driving, make_pl_trainer
 from ..base.operation import Operation
 from ..base.trainer_base import TrainerBase
@@ -69,7 +69,7 @@ class LoaderModule(StepModule):
             )
         self.batch_size, self._loader = loader.batch_size, loader
         if valid_loader is not None:  # Lightning warns about a val_dataloader that returns nothing
-            self.val_dataloader = lambda: lazy(read_evaluated(trainer, self, valid_loader))
+            self.val_dataloader = partial(evaluated, trainer, self, valid_loader)
 
     def train_dataloader(self) -> Any:
         trainer = self._trainer_base
@@ -194,8 +194,8 @@ class Execution:
                     pl_trainer.test(module, **given, verbose=False)
                 continue
             if self.valid_loader is not None:
-                pl_trainer.validate(module, lazy(read_evaluated(self.trainer, module, self.valid_loader)), verbose=False)
-            pl_trainer.test(module, lazy(read_evaluated(self.trainer, module, self.loader)), verbose=False)
+                pl_trainer.validate(module, evaluated(self.trainer, module, self.valid_loader), verbose=False)
+            pl_trainer.test(module, evaluated(self.trainer, module, self.loader), verbose=False)
 
     @contextmanager
     def _read(self, module: StepModule, pl_trainer: L.Trainer) -> Iterator[dict[str, Any]]:
@@ -219,8 +219,15 @@ class Execution:
         loader = trainer._read_loader(as_loader(self.loader), training=True)
         loader = self._rereadable(states.read(trainer, loader, valid))
         set_first_epoch(loader, trainer, pl_trainer)
-        read = lazy if trainer.configures_optimizers else read_late
-        yield {"train_dataloaders": read(loader), "val_dataloaders": lazy(valid) if valid is not None else None}
+        late = not trainer.configures_optimizers
+        given = {"train_dataloaders": RunLoaders(loader, "max_size_cycle", opens_late=late)}
+        if valid is not None:
+            given["val_dataloaders"] = RunLoaders(valid, "sequential", opens_late=late)
+        try:
+            yield given
+        except BaseException:
+            end_persistent_workers(self.loader, self.valid_loader)
+            raise
 
     def _rereadable(self, loader: Iterable[Any]) -> Iterable[Any]:
         """Wrap `loader` so that a failed batch can be read again, if errors pause the run and it is a single loader with a length."""

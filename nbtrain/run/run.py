@@ -31,7 +31,7 @@ from .data_module import check_source, is_data_source, validates
 from .beginning import Beginning, check_steps
 from .execution import Execution, execute_replica
 from .failed_runs import drop_unreachable, needs_thread, pauses_on_error
-from ..base.interrupts import ended_by_hand, exit_with_130, signals_stop, workers_ignore_interrupts
+from ..base.interrupts import ended_by_hand, exit_with_130, keep_workers, signals_stop, workers_ignore_interrupts
 from .outcome import RunOutcome
 from .record import advise, correct_model, follow_comparison, header
 from .sinks import RunSinks
@@ -228,7 +228,8 @@ class Run:
             self._keep_source()
         if trainer.mode == "train":
             follow_comparison(trainer, self.valid_loader)
-            trainer.ran = Ran.after(trainer.ran, self._goal, self.loader, self.valid_loader)
+            workers = keep_workers(trainer, self.loader, self.valid_loader, before=trainer.ran.workers if trainer.ran is not None else None)
+            trainer.ran = Ran.after(trainer.ran, self._goal, self.loader, self.valid_loader, workers)
 
     def _keep_source(self) -> None:
         """Keep in the run folder what the run was made of."""

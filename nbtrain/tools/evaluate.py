@@ -29,7 +29,7 @@ from ..addons.metrics import Gathered, MetricsAddon, label_and_output
 from ..data.epoch import set_epoch
 from ..data.batch import to_device
 from ..data.loader import BatchList
-from ..data.several_loaders import Loaders, lazy, n_batches, named_loaders
+from ..data.several_loaders import Loaders, n_batches, named_loaders
 from ..data.tensor_loader import as_tensor, is_array
 from ..base.devices import device_args
 from ..engine.addon import AddOnBase
@@ -38,12 +38,12 @@ from ..loops.own_loops import use_loops
 from ..engine.pass_module import joined_metrics
 from ..engine.precision import precision_args, precision_plugin
 from ..engine.step_module import StepModule
-from ..errors import ConfigError
+from ..errors import ConfigError, call_named
 from ..base.arguments import check_optimizer
 from ..base.interrupts import workers_ignore_interrupts
 from ..base.operation import Operation, advance, operate
 from ..base.trainer_base import TrainerBase
-from ..run.data_module import is_data_source, read_evaluated, read_source
+from ..run.data_module import evaluated, is_data_source, read_source
 from ..run.lightning_trainer import ENTRY_POINTS, continue_counts, driving, make_pl_trainer
 from ..code.redefined import use_newest, with_newest
 from ..run.run import Run
@@ -145,7 +145,7 @@ def _validate(trainer: TrainerBase, loader: Any) -> dict[str, float]:
             with read_source(trainer, module, loader) as given:
                 pl_trainer.validate(module, **given, verbose=False)
         else:
-            pl_trainer.validate(module, lazy(read_evaluated(trainer, module, loader)), verbose=False)
+            pl_trainer.validate(module, evaluated(trainer, module, loader), verbose=False)
         trainer.recorder.emit_validation(module.epoch_metrics)
     return module.epoch_metrics
 
@@ -202,7 +202,7 @@ def look_at(trainer: TrainerBase, loader: Any, call: Callable[[Any], Any], n_all
         n_all = sized_len(loader)
 
     def predict(batch: Any) -> Any:  # a function, because a model would be registered as a submodule
-        found = call(batch) if batch is not None else None
+        found = call_named("a prediction", call, batch) if batch is not None else None
         advance(trainer, n_all)
         return _LEFT_OUT if found is None else found  # Lightning warns about None
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -23,7 +22,7 @@ from ..engine.pass_module import EvaluationModes, PassModule
 from ..engine.step_module import StepModule
 from ..engine.step_output import check_training_output, count_samples, named
 from ..engine.train_state import Mode
-from ..errors import StepError
+from ..errors import StepError, call_named
 
 if TYPE_CHECKING:
     from nbtrain.variants.from_lightning import LightningSteps
@@ -50,14 +49,14 @@ _PASSED_ON |= {"automatic_optimization", "strict_loading", "example_input_array"
 def _own_first(name: str) -> Callable[..., Any]:
     def hook(self: WrappedModule, *args: Any, **options: Any) -> Any:
         getattr(super(WrappedModule, self), name)(*args, **options)
-        return getattr(self.inner, name)(*args, **options)
+        return call_named(name, getattr(self.inner, name), *args, **options)
 
     return hook
 
 
 def _own_last(name: str) -> Callable[..., Any]:
     def hook(self: WrappedModule, *args: Any, **options: Any) -> None:
-        getattr(self.inner, name)(*args, **options)
+        call_named(name, getattr(self.inner, name), *args, **options)
         getattr(super(WrappedModule, self), name)(*args, **options)
 
     return hook
@@ -66,7 +65,7 @@ def _own_last(name: str) -> Callable[..., Any]:
 def _evaluates(name: str) -> Callable[..., Any]:
     def hook(self: WrappedModule) -> None:
         vars(self)["_modes"] = EvaluationModes(self)
-        getattr(self.inner, name)()
+        call_named(name, getattr(self.inner, name))
 
     return hook
 
@@ -75,16 +74,27 @@ def _ends(name: str) -> Callable[..., Any]:
     def hook(self: WrappedModule) -> None:
         vars(self)["_modes"] = None
         getattr(super(WrappedModule, self), name)()
-        getattr(self.inner, name)()
+        call_named(name, getattr(self.inner, name))
 
     return hook
 
 
 def _part(name: str) -> property:
+    """An attribute of the inner module. In its methods a StopIteration is an error; Lightning would end the epoch."""
+    none = getattr(L.LightningModule, name, None)
+
+    def get(self: WrappedModule) -> Any:
+        value = getattr(self.inner, name)
+        if not callable(value) or getattr(value, "__func__", None) is none:
+            return value
+        call = partial(call_named, name, value)
+        vars(call)["__wrapped__"] = value
+        return call
+
     def put(self: WrappedModule, value: Any) -> None:
         setattr(self.inner, name, value)
 
-    return property(attrgetter(f"inner.{name}"), put)
+    return property(get, put)
 
 
 def _step(name: str, mode: Mode) -> Any:
@@ -189,7 +199,8 @@ class WrappedModule(StepModule):
         if mode == "test" and self.loader_names:
             self.enter_loader(args[1] if len(args) > 1 else options.get("dataloader_idx", 0))
             self.names_loaders = not (self.loader_name or "").isdigit()  # of a list Lightning logs the index
-        output = step(batch, *args, **options)
+        reads = "dataloader_iter" in options  # its batches itself, and may find their end
+        output = step(batch, *args, **options) if reads else call_named(name, step, batch, *args, **options)
         own["_calls"] = None
         if mode == "train" and self.inner.automatic_optimization:
             if output is None:
@@ -288,12 +299,12 @@ class WrappedModule(StepModule):
         return self.inner.forward(*args, **options)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.inner.on_train_batch_end(outputs, batch, batch_idx)
+        call_named("on_train_batch_end", self.inner.on_train_batch_end, outputs, batch, batch_idx)
         super().on_train_batch_end(outputs, batch, batch_idx)
         vars(self)["leaves_out"] = False  # Lightning does not call the step for a next batch of None
 
     def on_train_epoch_end(self) -> None:
-        self.inner.on_train_epoch_end()
+        call_named("on_train_epoch_end", self.inner.on_train_epoch_end)
         self._keep_logged()
         calls = self._after_epoch
         self._after_epoch = []

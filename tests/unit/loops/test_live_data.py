@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -269,12 +270,33 @@ def test_an_epoch_ends_where_its_loader_ends(name: str, lean: bool) -> None:
 def test_a_loader_that_gives_more_than_its_length_is_said_once(lean: bool) -> None:
     told = [text for text in ours(Case(Steps(2, 4, 4), Steps(2, 3)), 2, lean=lean)[0].notes if "has given more" in text]
     assert told == [
-        f"A loader of length 2 has given more batches than that: it is read until it ends, or to limit_{kind}_batches."
-        for kind in ("train", "val")
+        f"A loader of length 2 has given more batches than that: it is read until it ends. If it never ends, give LimitsAddon({limit}=...)."
+        for limit in ("steps_per_epoch", "max_val_steps")
     ]
     assert not [text for text in ours(growing(valid=True), 3, lean=lean)[0].notes if "has given more" in text]
     cut = ours(Case(Steps(2, 4)), 2, lean=lean, lightning={"limit_train_batches": 2})[0]
     assert not [text for text in cut.notes if "has given more" in text]
+
+
+def test_an_endless_loader_is_noted_at_its_first_batch_beyond_the_length() -> None:
+    class Endless:
+        def __len__(self) -> int:
+            return 2
+
+        def __iter__(self) -> Iterator[Any]:
+            return itertools.repeat((torch.ones(2, 8), torch.ones(2, 1)))
+
+    class Leaves(Regress):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            n_notes.append(len(notes))
+            if len(n_notes) == 5:
+                self.stop()
+            return super().train_step(batch)
+
+    trainer, n_notes = make_trainer(Leaves), list[int]()
+    notes = notes_of(trainer)
+    trainer.run(1, Endless())
+    assert n_notes == [0, 0, 0, 1, 1]
 
 
 # -- an epoch is resumed in the data that it had
