@@ -638,6 +638,8 @@ def fitting(settings: dict[str, Any]) -> dict[str, Any]:
         changes["clip"] = 0.0
     if settings["persistent"] and settings["workers"] and settings["cut"]:
         changes["told"] = False  # no epoch arrives in workers that are kept: their copies of the data are those of the first one
+        if settings["draws"] or "shuffle buffer" in loader:
+            changes["persistent"] = False  # docs/resume.md: their random numbers depend on all that they have read
     if settings["cut"] in ("two to one", "one to two") and (loader not in DOUBLED or settings["none"]):
         changes["cut"] = "two to two"  # a share is for so many ranks; other batches are those of another round
     return settings | changes
@@ -675,13 +677,23 @@ def by_ranks(settings: dict[str, Any], folder: Path, *, rank: int = 0) -> dict[s
 
 
 # -- comparison
+def is_found_late(settings: dict[str, Any]) -> bool:
+    """A known difference: what looks the same in all processes is compared in its first batches, one for each rank.
+
+    They are read with the random numbers of the first rank, for a stream to be dealt must be the same. In this process they can't be read
+    again, so in a share they have the same draws in each rank. `data="own"` says it before.
+    """
+    looks_same = settings["loader"].startswith("stream by rank") or settings["loader"] == "by hand by rank"
+    return looks_same and not settings["workers"] and settings["word"] is None
+
+
 def difference(settings: dict[str, Any], expected: dict[str, Any], found: dict[str, Any]) -> str:
     """Where the runs of nbtrain differ first from the judge's, and from each other; empty where they do not."""
     if "error" in found:
-        return str(found["error"])
+        return found["error"]
     runs = {name: one for name, one in (("", found), ("resumed, ", found.get("resumed"))) if one and "weights" in one}
     for name, one in runs.items():
-        if text := _beside(settings, expected, one, is_whole=not name) or (_repeated(one["read"]) if settings["draws"] else ""):
+        if text := _beside(settings, expected, one) or (_repeated(settings, one["read"]) if settings["draws"] else ""):
             return name + text
     if settings["cut"] == "two to two" and "resumed" in found:
         resumed = found["resumed"]
@@ -691,7 +703,7 @@ def difference(settings: dict[str, Any], expected: dict[str, Any], found: dict[s
     return ""
 
 
-def _beside(settings: dict[str, Any], expected: dict[str, Any], found: dict[str, Any], *, is_whole: bool) -> str:
+def _beside(settings: dict[str, Any], expected: dict[str, Any], found: dict[str, Any]) -> str:
     if len(expected["epochs"]) != len(found["epochs"]):
         return f"{len(expected['epochs'])} epochs, and {len(found['epochs'])}"
     for epoch, (own, other) in enumerate(zip(reversed(expected["read"]), reversed(found["read"]))):
@@ -704,8 +716,10 @@ def _beside(settings: dict[str, Any], expected: dict[str, Any], found: dict[str,
     return next((f"{part}{text}" for part in ("epochs", "weights") if (text := _first(expected[part], found[part]))), "")
 
 
-def _repeated(read: list[list[list[float]]]) -> str:
-    for kind, column in zip(DRAWS, list(zip(*itertools.chain(*read)))[1:]):
+def _repeated(settings: dict[str, Any], read: list[list[list[float]]]) -> str:
+    n_known = N_RANKS * N_RANKS * settings["size"] if is_found_late(settings) else 0
+    rows = list(itertools.chain(read[0][n_known:], *read[1:]))
+    for kind, column in zip(DRAWS, list(zip(*rows))[1:]):
         if n := len(column) - len(set(column)):
             return f"{n} of {len(column)} draws of {kind} are the same as another"
     return ""
@@ -824,7 +838,7 @@ def differences(jobs: dict[int, dict[str, Any]]) -> dict[int, str]:
 
 
 PER_PAIR = 40  # processes keep what a run leaves: groups of gloo, and threads of loaders
-LONGEST_S = 60  # for one job
+LONGEST_S = 180  # for one job, on a busy machine
 
 
 def quiet() -> None:
