@@ -82,7 +82,7 @@ def numbers(draws: bool) -> Tensor:
 class Rows(Dataset[Any]):
     """Rows, with their draws. `epoch` is set before each pass, and moves the inputs."""
 
-    def __init__(self, data: TensorDataset, *, draws: bool = False) -> None:
+    def __init__(self, data: Any, *, draws: bool = False) -> None:
         self.data, self.draws, self.epoch = data, draws, 0
 
     def __len__(self) -> int:
@@ -96,6 +96,21 @@ class Rows(Dataset[Any]):
 class EpochRows(Rows):
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
+
+
+class Table:
+    """Rows in a form that nbtrain can't look into, as a table of pandas."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.rows = data
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.rows[i]
 
 
 class Uneven:
@@ -285,6 +300,7 @@ MADE: dict[str, Callable[[Maker], Any]] = {
         Subset(make.data, range(make.rank, make.n, make.n_ranks)), shuffle=True, generator=make.generator
     ),
     "tensors by rank": lambda make: make.loader(Rows(make.share(), draws=make.settings["draws"])),
+    "table by rank": lambda make: make.loader(Rows(Table(make.share()), draws=make.settings["draws"])),
     "list of batches by rank": lambda make: make.batches()[make.rank :: make.n_ranks],
     "list of batches by rank, one empty": lambda make: with_empty(make.batches()[make.rank :: make.n_ranks], make.rank),
     "by hand by rank": lambda make: ByHand(make.data, make.size, make.rank, make.n_ranks),
@@ -590,7 +606,7 @@ def draw(number: int) -> dict[str, Any]:
     rng = random.Random(number)
     rare = lambda share, values: rng.choice(values) if rng.random() < share else None  # noqa: E731
     launch = "cell" if number % 10 == 9 else "torchrun"
-    kinds = [DEALT, DIVIDED] if launch == "cell" else [DEALT, DIVIDED, MADE]
+    kinds = [DEALT, DIVIDED] if launch == "cell" else [DEALT, DEALT, DIVIDED, MADE]
     loader = rng.choice(list(rng.choice(kinds)))
     settings: dict[str, Any] = {
         "launch": launch,
@@ -612,7 +628,7 @@ def draw(number: int) -> dict[str, Any]:
         "metrics": rng.random() < 0.3,
         "early": rare(0.2, [0.0, 0.1, 1e9]),
         "schedule": rare(0.3, ["epoch", "update"]),
-        "cut": rare(0.35, ["two to two", "two to two", "two to one", "one to two"]),
+        "cut": rare(0.6, ["two to two", "two to one", "one to two"]) if loader in DOUBLED else rare(0.3, ["two to two"]),
         "at": round(rng.random(), 2),
         "stops": rng.choice(["both", "rank 1"]),
     }
@@ -640,8 +656,8 @@ def fitting(settings: dict[str, Any]) -> dict[str, Any]:
         changes["told"] = False  # no epoch arrives in workers that are kept: their copies of the data are those of the first one
         if settings["draws"] or "shuffle buffer" in loader:
             changes["persistent"] = False  # docs/resume.md: their random numbers depend on all that they have read
-    if settings["cut"] in ("two to one", "one to two") and (loader not in DOUBLED or settings["none"]):
-        changes["cut"] = "two to two"  # a share is for so many ranks; other batches are those of another round
+    if settings["cut"] in ("two to one", "one to two"):
+        changes["none"] = False  # which batches are left out depends on their size
     return settings | changes
 
 
@@ -819,7 +835,8 @@ def from_cell(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def differences(jobs: dict[int, dict[str, Any]]) -> dict[int, str]:
     """Do the jobs, and compare them with the judges. Where they differ first, by the number of the job; empty where they do not."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
+        quiet()
         folder = Path(name)
         for number, settings in jobs.items():
             (folder / f"{number}.settings").write_text(json.dumps(settings))
