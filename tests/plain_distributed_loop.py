@@ -657,6 +657,7 @@ def fitting(settings: dict[str, Any]) -> dict[str, Any]:
         if settings["draws"] or "shuffle buffer" in loader:
             changes["persistent"] = False  # docs/resume.md: their random numbers depend on all that they have read
     if settings["cut"] in ("two to one", "one to two"):
+        changes |= {"epochs": 3, "early": None}  # from the end of an epoch: in mid-epoch it is refused
         changes["none"] = False  # which batches are left out depends on their size
     return settings | changes
 
@@ -676,9 +677,14 @@ def run(settings: dict[str, Any], n_ranks: int, folder: Path | None, *, rank: in
 
 
 def run_cut(settings: dict[str, Any], n_ranks: int, folder: Path, *, rank: int = 0) -> dict[str, Any]:
-    """What a whole run ends with; and, if there are two steps, another one is stopped in `folder`."""
+    """What a whole run ends with; and another one is begun in `folder`: it is stopped at a step, or has one epoch for other ranks."""
+    if settings["cut"] == "one to two":
+        run(settings | {"epochs": 1}, n_ranks, folder, rank=rank)
+        return {}
     whole = run(settings, n_ranks, None, rank=rank)
-    if settings["cut"] is not None and whole.n_steps > 1:
+    if settings["cut"] == "two to one":
+        run(settings | {"epochs": 1}, n_ranks, folder, rank=rank)
+    elif settings["cut"] is not None and whole.n_steps > 1:
         run(settings, n_ranks, folder, rank=rank, stop_at=1 + int(settings["at"] * (whole.n_steps - 2)))
     return outcome(whole)
 
@@ -816,9 +822,10 @@ def by_pairs(folder: Path, numbers: list[int]) -> None:
             rank.wait()
         left = [number for number in left if not (folder / f"{number}.json").exists()]
         if not is_whole and left:
-            texts = [path.read_text() for path in sorted(folder.glob(f"{left[0]}.error-*"))]
-            write(folder / f"{left[0]}.json", {"error": "\n".join(texts) or f"it did not end in {LONGEST_S} s"})
-            left = left[1:]
+            errors = {int(path.name.partition(".")[0]): path.read_text() for path in folder.glob("*.error-*")}
+            for number, text in (errors or {left[0]: f"it did not end in {LONGEST_S} s"}).items():
+                write(folder / f"{number}.json", {"error": text})
+            left = [number for number in left if not (folder / f"{number}.json").exists()]
 
 
 def from_cell(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
