@@ -782,7 +782,7 @@ def rank_main(folder: Path, numbers: list[int]) -> None:
             if settings["loader"] in DIVIDED | MADE:
                 found["judge"] = by_ddp(settings, rank, N_RANKS)
         except BaseException:
-            (folder / f"{number}.error-{rank}").write_text("".join(traceback.format_exc().splitlines(True)[-6:]))
+            (folder / f"{number}.error-{rank}").write_text(end_of_traceback())
             os._exit(1)  # the other one waits for this one, if it has not failed, too
         if rank == 0:
             write(folder / f"{number}.json", found)
@@ -838,16 +838,22 @@ def by_pairs(folder: Path, numbers: list[int]) -> None:
             left = [number for number in left if not (folder / f"{number}.json").exists()]
 
 
-def from_cell(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The job in workers that this process starts, and keeps."""
-    try:
-        found = by_ranks(settings, folder)
-        if settings["loader"] in DIVIDED:
-            with Launch(lambda rank: by_ddp(settings, rank.number, rank.world_size), N_RANKS, pool=_pool()) as running:
-                found["judge"] = running.wait()[0]
-    except Exception:
-        found = {"error": "".join(traceback.format_exc().splitlines(True)[-6:])}
+def with_judge(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The job from a cell, in workers that this process starts, and keeps."""
+    found = by_ranks(settings, folder)
+    if settings["loader"] in DIVIDED:
+        with Launch(lambda rank: by_ddp(settings, rank.number, rank.world_size), N_RANKS, pool=_pool()) as running:
+            found["judge"] = running.wait()[0]
     return found
+
+
+def in_this_process(settings: dict[str, Any], folder: Path, number: int) -> str:
+    """What of a job remains when its ranks have ended, and where it differs."""
+    runs, file = folder / f"runs-{number}", folder / f"{number}.json"
+    found = with_judge(settings, runs) if settings["launch"] == "cell" else json.loads(file.read_text())
+    if settings["cut"] == "two to one" and runs.exists():
+        found["resumed"] = outcome(run(settings, 1, runs, resume="auto"))
+    return difference(settings, found.get("judge") or by_one(settings, N_RANKS), found)
 
 
 def differences(jobs: dict[int, dict[str, Any]]) -> dict[int, str]:
@@ -862,13 +868,15 @@ def differences(jobs: dict[int, dict[str, Any]]) -> dict[int, str]:
         by_pairs(folder, [number for number, settings in jobs.items() if settings["launch"] == "torchrun"])
         texts = {}
         for number, settings in jobs.items():
-            runs = folder / f"runs-{number}"
-            found = json.loads((folder / f"{number}.json").read_text()) if settings["launch"] == "torchrun" else from_cell(settings, runs)
-            if settings["cut"] == "two to one" and runs.exists():
-                found["resumed"] = outcome(run(settings, 1, runs, resume="auto"))
-            expected = found.get("judge") or by_one(settings, N_RANKS)
-            texts[number] = difference(settings, expected, found)
+            try:
+                texts[number] = in_this_process(settings, folder, number)
+            except Exception:
+                texts[number] = end_of_traceback()
         return texts
+
+
+def end_of_traceback() -> str:
+    return "".join(traceback.format_exc().splitlines(True)[-6:])
 
 
 PER_PAIR = 40  # processes keep what a run leaves: groups of gloo, and threads of loaders
