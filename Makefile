@@ -44,10 +44,12 @@ soak: .venv/installed-dev
 	$(BIN)/python tests/faults/soak.py
 
 # 1,000 configurations of a trainer's steps drawn at random, on Lightning's loops and on nbtrain's; 300 jobs that the package of an earlier
-# commit saves and this one resumes, and the other way round; 1,000 jobs beside a plain PyTorch loop, on both; docs/plain_loop.md is written
+# commit saves and this one resumes, and the other way round; 300 jobs of two processes, beside a doubled batch in one and beside torch's DDP;
+# 1,000 jobs beside a plain PyTorch loop, on both; docs/plain_loop.md is written
 compare: .venv/installed-dev
 	PYTHONPATH=tests $(BIN)/python tests/random_configurations.py 1000
 	PYTHONPATH=tests $(BIN)/python tests/resume_across.py 300
+	PYTHONPATH=tests $(BIN)/python tests/plain_distributed_loop.py 300
 	PYTHONPATH=tests $(BIN)/python tests/random_jobs.py 1000 --page
 
 # On a machine with a CUDA device: jobs beside a plain PyTorch loop, time travel, copies and interrupted runs on it, and what a step costs there.

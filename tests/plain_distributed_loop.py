@@ -82,7 +82,7 @@ def numbers(draws: bool) -> Tensor:
 class Rows(Dataset[Any]):
     """Rows, with their draws. `epoch` is set before each pass, and moves the inputs."""
 
-    def __init__(self, data: TensorDataset, *, draws: bool = False) -> None:
+    def __init__(self, data: Any, *, draws: bool = False) -> None:
         self.data, self.draws, self.epoch = data, draws, 0
 
     def __len__(self) -> int:
@@ -96,6 +96,21 @@ class Rows(Dataset[Any]):
 class EpochRows(Rows):
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
+
+
+class Table:
+    """Rows in a form that nbtrain can't look into, as a table of pandas."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.rows = data
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.rows[i]
 
 
 class Uneven:
@@ -285,6 +300,7 @@ MADE: dict[str, Callable[[Maker], Any]] = {
         Subset(make.data, range(make.rank, make.n, make.n_ranks)), shuffle=True, generator=make.generator
     ),
     "tensors by rank": lambda make: make.loader(Rows(make.share(), draws=make.settings["draws"])),
+    "table by rank": lambda make: make.loader(Rows(Table(make.share()), draws=make.settings["draws"])),
     "list of batches by rank": lambda make: make.batches()[make.rank :: make.n_ranks],
     "list of batches by rank, one empty": lambda make: with_empty(make.batches()[make.rank :: make.n_ranks], make.rank),
     "by hand by rank": lambda make: ByHand(make.data, make.size, make.rank, make.n_ranks),
@@ -590,7 +606,7 @@ def draw(number: int) -> dict[str, Any]:
     rng = random.Random(number)
     rare = lambda share, values: rng.choice(values) if rng.random() < share else None  # noqa: E731
     launch = "cell" if number % 10 == 9 else "torchrun"
-    kinds = [DEALT, DIVIDED] if launch == "cell" else [DEALT, DIVIDED, MADE]
+    kinds = [DEALT, DIVIDED] if launch == "cell" else [DEALT, DEALT, DIVIDED, MADE]
     loader = rng.choice(list(rng.choice(kinds)))
     settings: dict[str, Any] = {
         "launch": launch,
@@ -612,7 +628,7 @@ def draw(number: int) -> dict[str, Any]:
         "metrics": rng.random() < 0.3,
         "early": rare(0.2, [0.0, 0.1, 1e9]),
         "schedule": rare(0.3, ["epoch", "update"]),
-        "cut": rare(0.35, ["two to two", "two to two", "two to one", "one to two"]),
+        "cut": rare(0.6, ["two to two", "two to one", "one to two"]) if loader in DOUBLED else rare(0.3, ["two to two"]),
         "at": round(rng.random(), 2),
         "stops": rng.choice(["both", "rank 1"]),
     }
@@ -638,8 +654,11 @@ def fitting(settings: dict[str, Any]) -> dict[str, Any]:
         changes["clip"] = 0.0
     if settings["persistent"] and settings["workers"] and settings["cut"]:
         changes["told"] = False  # no epoch arrives in workers that are kept: their copies of the data are those of the first one
-    if settings["cut"] in ("two to one", "one to two") and (loader not in DOUBLED or settings["none"]):
-        changes["cut"] = "two to two"  # a share is for so many ranks; other batches are those of another round
+        if settings["draws"] or "shuffle buffer" in loader:
+            changes["persistent"] = False  # docs/resume.md: their random numbers depend on all that they have read
+    if settings["cut"] in ("two to one", "one to two"):
+        changes |= {"epochs": 3, "early": None}  # from the end of an epoch: in mid-epoch it is refused
+        changes["none"] = False  # which batches are left out depends on their size
     return settings | changes
 
 
@@ -658,9 +677,14 @@ def run(settings: dict[str, Any], n_ranks: int, folder: Path | None, *, rank: in
 
 
 def run_cut(settings: dict[str, Any], n_ranks: int, folder: Path, *, rank: int = 0) -> dict[str, Any]:
-    """What a whole run ends with; and, if there are two steps, another one is stopped in `folder`."""
+    """What a whole run ends with; and another one is begun in `folder`: it is stopped at a step, or has one epoch for other ranks."""
+    if settings["cut"] == "one to two":
+        run(settings | {"epochs": 1}, n_ranks, folder, rank=rank)
+        return {}
     whole = run(settings, n_ranks, None, rank=rank)
-    if settings["cut"] is not None and whole.n_steps > 1:
+    if settings["cut"] == "two to one":
+        run(settings | {"epochs": 1}, n_ranks, folder, rank=rank)
+    elif settings["cut"] is not None and whole.n_steps > 1:
         run(settings, n_ranks, folder, rank=rank, stop_at=1 + int(settings["at"] * (whole.n_steps - 2)))
     return outcome(whole)
 
@@ -675,13 +699,33 @@ def by_ranks(settings: dict[str, Any], folder: Path, *, rank: int = 0) -> dict[s
 
 
 # -- comparison
+def _is_found_late(settings: dict[str, Any]) -> bool:
+    looks_same = settings["loader"].startswith("stream by rank") or settings["loader"] == "by hand by rank"
+    return settings["draws"] and looks_same and not settings["workers"] and settings["word"] is None
+
+
+def _begins_generator_again(settings: dict[str, Any]) -> bool:
+    has_own = settings["loader"] in ("own generator", "weighted") or (settings["draws"] and not settings["workers"])
+    return settings["cut"] in ("two to one", "one to two") and has_own
+
+
+KNOWN: dict[str, Callable[[dict[str, Any]], bool]] = {  # what is known to differ, and why; of these jobs only this is not compared
+    # A share that looks the same in all processes shows in its first batches, one for each rank. They are read with the random numbers of
+    # the first rank, as a stream that is dealt must be, and in this process can't be read again. `data="own"` says it before.
+    "the first batches of a share have the draws of another rank's": _is_found_late,
+    # A run that another number of processes resumes, from the end of an epoch, has no place in its loader, as with another loader
+    "a resume by another number of ranks begins a loader's own generator again": _begins_generator_again,
+}
+
+
 def difference(settings: dict[str, Any], expected: dict[str, Any], found: dict[str, Any]) -> str:
     """Where the runs of nbtrain differ first from the judge's, and from each other; empty where they do not."""
     if "error" in found:
-        return str(found["error"])
-    runs = {name: one for name, one in (("", found), ("resumed, ", found.get("resumed"))) if one and "weights" in one}
+        return found["error"]
+    resumed = found.get("resumed") if not _begins_generator_again(settings) else None
+    runs = {name: one for name, one in (("", found), ("resumed, ", resumed)) if one and "weights" in one}
     for name, one in runs.items():
-        if text := _beside(settings, expected, one, is_whole=not name) or (_repeated(one["read"]) if settings["draws"] else ""):
+        if text := _beside(settings, expected, one) or (_repeated(settings, one["read"]) if settings["draws"] else ""):
             return name + text
     if settings["cut"] == "two to two" and "resumed" in found:
         resumed = found["resumed"]
@@ -691,7 +735,7 @@ def difference(settings: dict[str, Any], expected: dict[str, Any], found: dict[s
     return ""
 
 
-def _beside(settings: dict[str, Any], expected: dict[str, Any], found: dict[str, Any], *, is_whole: bool) -> str:
+def _beside(settings: dict[str, Any], expected: dict[str, Any], found: dict[str, Any]) -> str:
     if len(expected["epochs"]) != len(found["epochs"]):
         return f"{len(expected['epochs'])} epochs, and {len(found['epochs'])}"
     for epoch, (own, other) in enumerate(zip(reversed(expected["read"]), reversed(found["read"]))):
@@ -704,8 +748,10 @@ def _beside(settings: dict[str, Any], expected: dict[str, Any], found: dict[str,
     return next((f"{part}{text}" for part in ("epochs", "weights") if (text := _first(expected[part], found[part]))), "")
 
 
-def _repeated(read: list[list[list[float]]]) -> str:
-    for kind, column in zip(DRAWS, list(zip(*itertools.chain(*read)))[1:]):
+def _repeated(settings: dict[str, Any], read: list[list[list[float]]]) -> str:
+    n_known = N_RANKS * N_RANKS * settings["size"] if _is_found_late(settings) else 0
+    rows = list(itertools.chain(read[0][n_known:], *read[1:]))
+    for kind, column in zip(DRAWS, list(zip(*rows))[1:]):
         if n := len(column) - len(set(column)):
             return f"{n} of {len(column)} draws of {kind} are the same as another"
     return ""
@@ -736,7 +782,7 @@ def rank_main(folder: Path, numbers: list[int]) -> None:
             if settings["loader"] in DIVIDED | MADE:
                 found["judge"] = by_ddp(settings, rank, N_RANKS)
         except BaseException:
-            (folder / f"{number}.error-{rank}").write_text("".join(traceback.format_exc().splitlines(True)[-6:]))
+            (folder / f"{number}.error-{rank}").write_text(end_of_traceback())
             os._exit(1)  # the other one waits for this one, if it has not failed, too
         if rank == 0:
             write(folder / f"{number}.json", found)
@@ -786,26 +832,34 @@ def by_pairs(folder: Path, numbers: list[int]) -> None:
             rank.wait()
         left = [number for number in left if not (folder / f"{number}.json").exists()]
         if not is_whole and left:
-            texts = [path.read_text() for path in sorted(folder.glob(f"{left[0]}.error-*"))]
-            write(folder / f"{left[0]}.json", {"error": "\n".join(texts) or f"it did not end in {LONGEST_S} s"})
-            left = left[1:]
+            errors = {int(path.name.partition(".")[0]): path.read_text() for path in folder.glob("*.error-*")}
+            for number, text in (errors or {left[0]: f"it did not end in {LONGEST_S} s"}).items():
+                write(folder / f"{number}.json", {"error": text})
+            left = [number for number in left if not (folder / f"{number}.json").exists()]
 
 
-def from_cell(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The job in workers that this process starts, and keeps."""
-    try:
-        found = by_ranks(settings, folder)
-        if settings["loader"] in DIVIDED:
-            with Launch(lambda rank: by_ddp(settings, rank.number, rank.world_size), N_RANKS, pool=_pool()) as running:
-                found["judge"] = running.wait()[0]
-    except Exception:
-        found = {"error": "".join(traceback.format_exc().splitlines(True)[-6:])}
+def with_judge(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The job from a cell, in workers that this process starts, and keeps."""
+    found = by_ranks(settings, folder)
+    if settings["loader"] in DIVIDED:
+        with Launch(lambda rank: by_ddp(settings, rank.number, rank.world_size), N_RANKS, pool=_pool()) as running:
+            found["judge"] = running.wait()[0]
     return found
+
+
+def in_this_process(settings: dict[str, Any], folder: Path, number: int) -> str:
+    """What of a job remains when its ranks have ended, and where it differs."""
+    runs, file = folder / f"runs-{number}", folder / f"{number}.json"
+    found = with_judge(settings, runs) if settings["launch"] == "cell" else json.loads(file.read_text())
+    if settings["cut"] == "two to one" and runs.exists():
+        found["resumed"] = outcome(run(settings, 1, runs, resume="auto"))
+    return difference(settings, found.get("judge") or by_one(settings, N_RANKS), found)
 
 
 def differences(jobs: dict[int, dict[str, Any]]) -> dict[int, str]:
     """Do the jobs, and compare them with the judges. Where they differ first, by the number of the job; empty where they do not."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
+        quiet()
         folder = Path(name)
         for number, settings in jobs.items():
             (folder / f"{number}.settings").write_text(json.dumps(settings))
@@ -814,17 +868,19 @@ def differences(jobs: dict[int, dict[str, Any]]) -> dict[int, str]:
         by_pairs(folder, [number for number, settings in jobs.items() if settings["launch"] == "torchrun"])
         texts = {}
         for number, settings in jobs.items():
-            runs = folder / f"runs-{number}"
-            found = json.loads((folder / f"{number}.json").read_text()) if settings["launch"] == "torchrun" else from_cell(settings, runs)
-            if settings["cut"] == "two to one" and runs.exists():
-                found["resumed"] = outcome(run(settings, 1, runs, resume="auto"))
-            expected = found.get("judge") or by_one(settings, N_RANKS)
-            texts[number] = difference(settings, expected, found)
+            try:
+                texts[number] = in_this_process(settings, folder, number)
+            except Exception:
+                texts[number] = end_of_traceback()
         return texts
 
 
+def end_of_traceback() -> str:
+    return "".join(traceback.format_exc().splitlines(True)[-6:])
+
+
 PER_PAIR = 40  # processes keep what a run leaves: groups of gloo, and threads of loaders
-LONGEST_S = 60  # for one job
+LONGEST_S = 180  # for one job, on a busy machine
 
 
 def quiet() -> None:
@@ -858,6 +914,8 @@ def main() -> int:
                 print(f"seed {number}: {unusual}\n  {text or 'no difference'}", flush=True)
             n_different += bool(text)
     print(f"{len(numbers)} jobs, {n_different} differ from the judge; {dict(kinds)}")
+    for text, holds in KNOWN.items():
+        print(f"  in {sum(holds(draw(number)) for number in numbers)} it is known that {text}")
     return 1 if n_different else 0
 
 

@@ -125,7 +125,7 @@ class RankLoader(LoaderWrapper):
         )  # ends where its length says
         self._is_sampled = type(loader) is DataLoader and not is_stream and loader.batch_sampler is not None
         self._draws_between = not self._is_sampled and not isinstance(inside, _DRAWN_AT_ONCE)  # or the order is drawn with the first batch
-        self._is_apart = not self._is_own and self._draws_between and not getattr(inside, "num_workers", 0)
+        self._is_apart = self._draws_between and not getattr(inside, "num_workers", 0)
         if self._is_sampled:
             place = (0, 1) if self._is_own else (number, n_ranks)
             self._reads = self._by_rank(DealtSampler(inside.batch_sampler, *place, self.shares, self._begin))
@@ -168,12 +168,11 @@ class RankLoader(LoaderWrapper):
         if self._is_own and self._known[1] and self._draws_between:
             self._part()
         read = iter(self._reads if self._reads is not None else self.loader)
-        batches = _apart(read) if self._is_apart else read
+        batches = _apart(read) if self._is_apart and not self._is_own else read
         if not self._known[1] and not self._is_sampled:
             first = list(islice(batches, 1 if self._is_own else self.n_ranks))
             self._look(digest(first))
             if self._is_own and self._draws_between:
-                self._is_apart = False
                 self._part()
                 if self._reads is not None:  # its workers draw what those of the other ranks do: begin again, with others
                     self._reads = self._by_rank(None)

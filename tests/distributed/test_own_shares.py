@@ -1,8 +1,8 @@
-"""Whose share is it: each sample of an epoch is read once, however a loader divides its data, and no two draw the same numbers."""
+"""Whose share is it: each sample of an epoch is read once, however a loader divides its data. What they draw is shown by drawn jobs."""
 
 from __future__ import annotations
 
-import random
+from collections import UserList
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from samples import make_trainer
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 from nbtrain import ConfigError, MultiGPUAddon, Trainer
 from nbtrain.data.resumable_loader import loader_place
@@ -158,6 +158,31 @@ def test_an_attribute_that_differs_does_not_make_a_share_of_the_same_data(pool: 
     assert sorted(first + second) == list(range(96)) and not said
 
 
+class Wraps(Dataset[Any]):
+    """Reads another dataset, under a name of its own, or a table that can't be compared. `noise`: random numbers of its own."""
+
+    def __init__(self, rows: Any, noise: Any = None) -> None:
+        self.rows, self.noise = rows, noise
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> Any:
+        x, number = self.rows[i]
+        return x if self.noise is None else x + float(self.noise.random()), number
+
+
+@pytest.mark.parametrize("form", [lambda share: share, UserList], ids=["a dataset", "a table"])
+def test_a_share_inside_of_a_dataset_is_found(form: Any, pool: Pool) -> None:
+    (first, said), (second, _) = read(pool, lambda rank: DataLoader(Wraps(form(Subset(DATA, range(rank, 96, 2)))), 8))
+    assert sorted(first + second) == list(range(96)) and said == [OWN]
+
+
+def test_a_dataset_with_random_numbers_that_nobody_seeds_is_dealt(pool: Pool) -> None:
+    (first, said), (second, _) = read(pool, lambda rank: DataLoader(Wraps(UserList(DATA), np.random.default_rng()), 8))
+    assert sorted(first + second) == list(range(96)) and not said
+
+
 def test_other_files_in_each_process_are_its_own_share(pool: Pool) -> None:
     (first, said), (second, _) = read(pool, lambda rank: DataLoader(Files(FILES[rank::2]), 8))
     assert sorted(first + second) == list(range(96)) and said == [OWN]
@@ -191,71 +216,12 @@ def test_a_stream_that_ends_early_in_one_process_ends_the_epoch_for_all(pool: Po
     assert said[1:] == ["A process has read its last batch before the others: the epoch ends for all."]
 
 
-class Noisy(Dataset[Any]):
-    """Each sample draws a number."""
-
-    def __len__(self) -> int:
-        return 32
-
-    def __getitem__(self, i: int) -> Any:
-        return torch.zeros(8), torch.rand(())
-
-
-class Shuffled(IterableDataset[Any]):
-    """A stream with a shuffle buffer, and a drawn number for each sample."""
-
-    def __iter__(self) -> Iterator[Any]:
-        worker, buffer = get_worker_info(), list[int]()
-        for i in range(worker.id if worker else 0, 64, worker.num_workers if worker else 1):
-            buffer.append(i)
-            if len(buffer) == 16:
-                yield torch.zeros(8), torch.tensor(float(buffer.pop(random.randrange(16))))
-        random.shuffle(buffer)
-        for i in buffer:
-            yield torch.zeros(8), torch.tensor(float(i))
-
-
 class Counts(Trainer):
-    """Draws in its step, too, as dropout does."""
-
-    draws = True
-
     def train_step(self, batch: Any) -> Any:
-        noise = torch.rand(8) if self.draws else 0.0
-        return {"loss": self.model(batch[0] + noise).mean(), "ids": batch[1].float()}
-
-    def test_step(self, batch: Any) -> Any:
-        return {"loss": self.model(batch[0]).square().mean()}
+        return {"loss": self.model(batch[0]).mean(), "ids": batch[1].float()}
 
     def metric_on_epoch_end(self) -> Any:
-        if self.mode == "test":
-            return {}
-        ids = torch.cat(self.log_train["ids"]).tolist()
-        return {"read": len(ids), "distinct": len(set(ids))}
-
-
-def trained(kind: Any, device: Any, loader: Any, n_epoch: int = 1, valid: Any = None) -> Any:
-    torch.manual_seed(1)
-    trainer = make_trainer(kind, model=torch.nn.Linear(8, 1), device=device)
-    trainer.run(n_epoch, loader, valid)
-    return trainer
-
-
-@pytest.mark.parametrize("n_workers", [0, 2])
-@pytest.mark.parametrize(("data", "n"), [(Noisy(), 32), (Shuffled(), 64)], ids=["augmented", "shuffle buffer"])
-def test_each_sample_is_read_once_and_draws_its_own_numbers(data: Any, n: int, n_workers: int) -> None:
-    trainer = trained(Counts.add_on(MultiGPUAddon), TWO, DataLoader(data, 4, shuffle=n == 32, num_workers=n_workers), 2)
-    rows = trainer.history.epochs
-    assert [(row["train_read"], row["train_distinct"]) for row in rows] == [(n, n), (n, n)]
-
-
-def test_several_validation_sets_have_the_metrics_of_one_process() -> None:
-    kind = type("Quiet", (Counts,), {"draws": False})
-    sets = {"a": DataLoader(DATA, 7), "b": DataLoader(TensorDataset(*DATA[:10]), 3)}
-    one = trained(kind, "cpu", DataLoader(DATA, 16), valid=sets).history.last.metrics
-    two = trained(kind.add_on(MultiGPUAddon), TWO, DataLoader(DATA, 8), valid=sets).history.last.metrics
-    assert one.keys() == two.keys() > {"val_loss", "val_loss/a", "val_loss/b"}
-    assert all(two[name] == pytest.approx(value, rel=1e-5) for name, value in one.items())
+        return {"distinct": len(set(torch.cat(self.log_train["ids"]).tolist()))}
 
 
 def test_what_is_kept_is_said_once_in_the_record(tmp_path: Path) -> None:
