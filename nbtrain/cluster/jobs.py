@@ -671,6 +671,7 @@ def submit(
     Raises:
         ConfigError: an argument is invalid, there is no cluster or no package for it, no folder, or the scheduler refuses the job
         WorkerError: something can't be pickled; the message names it
+        CheckpointError: another number of processes has saved the loaded state in the middle of an epoch
 
     Changes:
         Nothing here until `handle.wait()` or `handle.load()`; makes a run folder.

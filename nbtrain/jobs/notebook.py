@@ -129,7 +129,7 @@ def export_notebook(path: str | Path, folder: str | Path = ".", name: str | None
     """
     notebook = _read(path)
     name = name or _default_name(notebook, Path(path))
-    if not any(re.search(r"(?m)^#\s*\|\s*export", source) for source in _cells(notebook)):
+    if not re.search(r"(?m)^#\s*\|\s*export", "\n".join(_cells(notebook))):
         statements = read_statements(path)
         roots = [s for s in statements if _has_steps(s)]
         if not roots:
@@ -144,11 +144,10 @@ def export_notebook(path: str | Path, folder: str | Path = ".", name: str | None
 
 def _default_name(notebook: dict[str, Any], path: Path) -> str:
     """The name of a notebook's module."""
-    for found in (re.search(r"(?m)^#\s*\|\s*default_exp[ \t]+(\S+)", source) for source in _cells(notebook)):
-        if found is not None:
-            if not all(part.isidentifier() and not iskeyword(part) for part in found[1].split(".")):
-                raise ConfigError(f"default_exp {found[1]} can't be imported.", where=str(path), remedy="Write #| default_exp train.")
-            return found[1]
+    if found := re.search(r"(?m)^#\s*\|\s*default_exp[ \t]+(\S+)", "\n".join(_cells(notebook))):
+        if not all(part.isidentifier() and not iskeyword(part) for part in found[1].split(".")):
+            raise ConfigError(f"default_exp {found[1]} can't be imported.", where=str(path), remedy="Write #| default_exp train.")
+        return found[1]
     name = re.sub(r"\W", "_", path.stem)
     return name if name.isidentifier() and not iskeyword(name) else f"nb_{name}"
 

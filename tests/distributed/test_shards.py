@@ -94,7 +94,7 @@ def test_run_goes_on_from_parts_that_were_saved_in_mid_epoch_bit_for_bit(tmp_pat
     assert again.counts.step == 15 and difference(never, again) == 0.0
     three = make(SAVING, save_path=tmp_path, strategy="fsdp2", device=["cpu"] * 3)
     with pytest.raises(CheckpointError, match="epoch=1-step=6 was saved in mid-epoch with another number of processes: 2, and 3 now"):
-        three.run(3, loader(three), resume=path)
+        three.run(3, loader(again), resume=path)
 
 
 class Break(L.Callback):

@@ -96,7 +96,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_what_can_not_run_elsewhere_is_refused_in_words_that_say_what_to_do(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    monkeypatch.setenv("PATH", str(tmp_path))
     call, words = REFUSED[kind]
     with pytest.raises((nbtrain.NbtrainError, TimeoutError)) as caught:
         call(tmp_path)
