@@ -277,6 +277,8 @@ def _predict(line: CommandLine) -> int:
         raise ConfigError("predict needs a file to write.", remedy="Give it with -o out.pt.")
     import torch
 
+    from nbtrain.checkpoint.atomic import written
+
     path = Path(line.options["out"][-1])
     if path.is_dir() or not path.parent.is_dir():
         raise ConfigError(f"{str(path)!r} can't be written.", remedy="Give a file in a folder that exists: -o out.pt.")
@@ -284,7 +286,8 @@ def _predict(line: CommandLine) -> int:
     _say(f"weights: {job.load() or 'as the model was made'}")
     outputs = job.predict()
     if job.trainer.world.is_first:
-        torch.save(outputs, path)
+        with written(path) as temp:
+            torch.save(outputs, temp)
     _say(f"{len(outputs)} batches in {path}")
     return 0
 

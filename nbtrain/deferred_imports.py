@@ -65,16 +65,13 @@ class _Later:
 
 
 # %% ../nbs/deferred_imports.ipynb #1e8a9c24
-_FILES = {  # modules of torchmetrics and detect-secrets, and what each imports
+_FILES = {  # modules of torchmetrics, and what each imports
     "torchmetrics": "scipy.signal",
     "torchmetrics.audio": "scipy.signal",
     "torchmetrics.functional.audio": "scipy.signal",
     "torchmetrics.functional.text.bert": "transformers",
     "torchmetrics.utilities.plot": "matplotlib.pyplot",
-    "detect_secrets.filters.common": "requests",
 }
-_PLUGINS = ("base", "aws", "cloudant", "ibm_cloud_iam", "ibm_cos_hmac", "mailchimp", "slack", "softlayer", "stripe", "telegram_token")
-_FILES |= {f"detect_secrets.plugins.{name}": "requests" for name in _PLUGINS}
 
 
 def _is_deferred(module: str) -> bool:
@@ -103,7 +100,7 @@ _collector_was_on = False
 
 @contextmanager
 def deferring(package: str = "lightning.pytorch") -> Iterator[None]:
-    """Inside this block, importing Lightning defers matplotlib, SciPy and transformers, and importing detect-secrets defers requests.
+    """Inside this block, importing Lightning defers matplotlib, SciPy and transformers.
 
     Does nothing if `package` is already imported. The garbage collector is off inside the block.
     """

@@ -7,40 +7,81 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
+import json
+import math
 import os
 import re
-import warnings
-from collections.abc import Iterator
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, cast
-
-from .deferred_imports import deferring
+from copy import copy
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
 
 # %% auto #0
-__all__ = ["HIDDEN", "is_secret", "environment_variables", "held_environment", "is_from_environment", "blot_out", "blot_diff"]
+__all__ = [
+    "HIDDEN",
+    "is_secret",
+    "environment_variables",
+    "held_environment",
+    "is_from_environment",
+    "blot_out",
+    "blot_out_words",
+    "blot_out_values",
+    "blot_diff",
+]
 
 # %% ../nbs/redaction.ipynb #853b3c0a
 HIDDEN = "<redacted>"
 _KEY_OF = "access|account|admin|api|auth|client|consumer|deploy|encryption|license|master|private|secret|server|service|signing|ssh|storage"
-_PASS = r"\w*?passw(?:or)?d|\w*?passwd|\w*?pwd|pw|(?:admin|db|mail|my_?sql|root|smtp|user)_?pass|passphrase|passcode"
+_PASS = (
+    r"\w*?passw(?:or[dt]|d)|\w*?(?:pwd|kennwort|wachtwoord|losenord|adgangskode|kodeord|passord|salasana|jelszo|has[lł]o|contrasena|senha|sifre)"
+    r"|pw|(?:admin|db|mail|my_?sql|root|smtp|user)_?pass|passphrase|passcode|mot_?de_?passe|mdp|parola(?:_d_?ordine|_?chiave)?|heslo|lozinka"
+    r"|kata_?sandi|mat_?khau|geheimnis|zugangsdaten|secreto|segredo|segreto"
+)
+_CJK = (
+    r"密码|密碼|口令|密钥|密鑰|パスワード|暗証番号|秘密鍵|비밀번호|암호|비밀키|парол\w*|κωδικ\w*|סיסמ\w*|पासवर्ड|รหัสผ่าน"
+    r"|كلمة_?(?:السر|المرور)"
+)
 _STRONG = rf"(?:(?:{_KEY_OF})_?key|{_PASS}|secret|credentials?)"
-_WEAK = r"(?:key|token|tkn|authorization|bearer|jwt|webhook(?:_url)?|dsn|(?<=_)pat)"
+_WEAK = (
+    r"(?:key|token|tkn|authorization|bearer|jwt|webhook(?:_url)?|dsn|(?<=_)pat|schluessel|\w*schlussel|cle|clave|chave|chiave|sleutel|jeton|klucz"
+    r"|ключ|токен|令牌|토큰|トークン)"
+)
 _PLURAL = r"(?:access|api|auth|bearer|gh|github|gitlab|hf|openai|secret|wandb)_(?:keys|tokens)"
 # The end of a name of something about a secret
-_ABOUT = r"(?:column|count|dim|env|env_?var|field|file|header|hint|label|len|length|name|path|pattern|prompt|regex|size|type)$"
+_ABOUT = (
+    r"(?:column|count|dim|env|env_?var|field|file|header|hint|label|len|length|manager|name|path|pattern|policy|prompt|regex|rules?|size|strength"
+    r"|type|validators?)$"
+)
+
+
+def _folded(text: str) -> str:
+    """`text` without accents."""
+    return "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
+
+
+@functools.cache
+def _names() -> tuple[re.Pattern[str], ...]:
+    """What the names are like: of something about a secret; of a secret; of what may be one."""
+    strong = rf"(?:^|[_\W]){_STRONG}(?:$|[_\W])|{_folded(_CJK)}"
+    weak = rf"(?:^|[_\W])(?:{_folded(_WEAK)}|passwords|secrets|{_PLURAL})(?:$|[_\W])"
+    return tuple(
+        re.compile(text, re.IGNORECASE) for text in (rf"(?:^|[_\W]){_ABOUT}|(?:^|\.)(?:is|has|needs?|asks?|hides?|shows?)_", strong, weak)
+    )
 
 
 @functools.lru_cache(10_000)
 def _rank(name: str) -> int:
     """2 if `name` is that of a password or a secret, 1 if it is that of a key or a token, which may be something else; 0 for any other."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
-    if re.search(rf"(?:^|[_\W]){_ABOUT}", words, re.IGNORECASE):
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name if name.isascii() else _folded(name))
+    about, strong, weak = _names()
+    if about.search(words):
         return 0
-    if re.search(rf"(?:^|[_\W]){_STRONG}(?:$|[_\W])", words, re.IGNORECASE):
-        return 2
-    return int(re.search(rf"(?:^|[_\W])(?:{_WEAK}|passwords|secrets|{_PLURAL})(?:$|[_\W])", words, re.IGNORECASE) is not None)
+    return 2 if strong.search(words) else int(weak.search(words) is not None)
 
 
 def is_secret(name: str) -> bool:
@@ -73,101 +114,39 @@ def is_from_environment(value: Any) -> bool:
 
 
 # %% ../nbs/redaction.ipynb #63199a97
-_ISSUED = (  # how tokens of issuers begin; the rest must look random
-    r"sk-|[rs]k_(?:live|test|prod)_|whsec_|hf_|api_org_|github_pat_|gh[oprsu]_|gl(?:pat|dt|ft|ffct|soat|rt|imt|ptt|agent|oas|cbt)-|AIza|ya29\.|GOCSPX-",
-    r"xox[abeoprs][.-]|xapp-|npm_|pypi-|rubygems_|CLOJARS_|dapi|hv[bsr]\.|gl(?:sa|c)_|eyJ|shp(?:at|ca|pa|ss)_|lin_(?:api|oauth)_|do[opr]_v1_|dckr_pat_",
-    r"dp\.(?:pt|st|ct|sa|scim|audit)\.|dt0c01\.|sntry[su]_|sgp_|fig[dour]_|ntn_|pul-|pscale_(?:tkn|oauth|pw)_|PMAK-|rdme_|shippo_(?:live|test)_|SG\.",
-    r"xkeysib-|xsmtpsib-|sq0(?:atp|csp)-|EAAA|EAA[MC]|EZ[AT]K|FLWSECK(?:_TEST)?-|duffel_(?:live|test)_|sb[ps]_|sb_secret_|nvapi-|r8_|gsk_|xai-|pplx-|fw_",
-    r"tvly-|jina_|lsv2_(?:pt|sk)_|phx_|tskey-|AT[AC]TT3|ATBB|CFPAT-|AKCp|cmVmd|ops_|p8e-|AGE-SECRET-KEY-1|LTAI|ABSK|bedrock-api-key-|4b1d|fo1_|fm[12][ar]?_",
-    r"fio-u-|HRKU-|ico-|NR(?:AK|II|JS|RA)-|pnu_|sha256~|sm_[aps]at_|tk-us-|API-|rpa_|s-s4t2(?:ud|af)-|secret_|tfp_|wandb_v1_",
-)
-_FORMS = (  # in addition to those of detect-secrets; everything after group 1 is hidden
-    r"()-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
-    r"()\bs\.(?=[A-Za-z]*\d)[A-Za-z0-9]{24}(?![\w.(])",  # old ones of Vault; then Terraform, Airtable, Azure, 1Password
-    r"()\b(?:[a-z0-9]{14}\.atlasv1\.[\w=-]{60,70}|pat[A-Za-z0-9]{14}\.[a-f0-9]{64}|[\w~.]{3}\dQ~[\w~.-]{31,34}|A3-[A-Z0-9]{6}(?:-[A-Z0-9]{5,11}){4,5})",
-    r"()\b(?:[A-Za-z0-9]{6}_[A-Za-z0-9]{29}_mmk|v1\.0-[a-f0-9]{24}-[a-f0-9]{146}|\d{15,16}\|[\w-]{27,40})",
-    r"(://)[^/\s:@'\"<{]{8,}(?=@)",
-    r"(://[^/\s:@'\"`]*:)(?![{$<*%])[^/\s@'\"`]+(?=@)",
-    r"(discord(?:app)?\.com/api/(?:v\d+/)?webhooks/|hooks\.slack\.com/(?:services|workflows|triggers)/|\.webhook\.office\.com/)[^\s'\"\\]+",
-    r"([?&](?:sig|signature|\w*token|auth|key|api_?key|code|passw(?:or)?d|\w*secret|x-amz-(?:signature|credential|security-token))=)[^&\s'\"\\]+",
-    r"(\bauthorization[\"']?\s*[:=]\s*\\?[\"']?(?:basic|bearer|digest|token)?\s*)(?=[^\s\"'\\]*\d)[^\s\"'\\,)}]{4,}",
-    r"(\b(?:bearer|basic) )(?=[^\s\"'\\]*\d)[\w.~+/=-]{8,}",
-    r"(\bcurl\b[^\n]{0,300}? (?:-u|--user)[ =]['\"]?[^\s:'\"]*:)[^\s'\"]+",
-    r"(:_authToken=)\S+",
-    r"(\blogin\s+\S+\s+password\s+)\S+",
-    r"(\bauth\s*=\s*\(|BasicAuth\()(\s*[\"'][^\"'\n]*[\"']\s*,\s*[\"'])[^\"'\n]+",
-    # key=value in a string: Password=…; in a connection string, or `host=db password=…`
-    r"((?:[;\"'`]|=[^\s,;\"'()]{1,200}[ ]+)[ ]?\w*(?:passw(?:or)?d|pwd|accesskey|accountkey|secret)=)(?![{$<%\"'`])[^\s;\"'`,)]+",
-)
-_VALUE = r"(\\?(?:\"{3}|'{3}|[\"'`]))(?!<|\$\{)((?:(?!\3)[^\n])+?)(?=\3)"  # in quotes, which a notebook's JSON escapes
-_NAMED = re.compile(  # name = "value", with a type or parentheses between
-    r"(?<![\w.-])(-{0,2}[A-Za-z_][\w.-]*)(?![\w.-])"
-    r"((?:\\?[\"'\]])*(?:\s*:\s*(?:[A-Z]\w*\[)?\w+\]?(?:\s*\|\s*None)?)?\s*(?::=|=>|[:=])[ \t]*(?:\(\s*)?[rbfuRBFU]{0,2})" + _VALUE
-)
-_DEFAULT = re.compile(  # getenv("NAME", "value"), add_argument("--name", default="value"), ["--name", "value"]
-    r"(?:(?<=\w\()(?:[\w.]+\s*,\s*)?|(?<=[\[(,\s])(?=\\?[\"']-))\\?[\"'](-{0,2}[A-Za-z][\w.-]*)(\\?[\"']\s*,\s*(?:[^()\n\"']*?\bdefault\s*=\s*)?)"
-    + _VALUE
-)
-_GIVEN = re.compile(r"(?<!\w)(\w+)(\(\s*)" + _VALUE)  # login("value")
-# In a comment, in a string, in a block of YAML
-_IN_TEXT = re.compile(r"(?<![\w-])(-{0,2}[A-Za-z][\w-]*)(\s*(?:[:=]|\bis\b)\s*)([^\s,;\"'`<>()]+)")
-_PLACES = re.compile(  # comments, flags and headers in quotes, elements of XML, lines of YAML
-    r"(?<![\w\"'])#[^\n]*|(?<=[\"'`])--?[A-Za-z][\w-]*=[^\s\"'`]+|(?<=[\"'`])[A-Za-z][\w-]*: [^\s\"'`]+(?=[\"'`])"
-    r"|<\w+>[^<>\s]+(?=</)|^[+-]?[ \t]*\w+: [^\s\"'#]+$",
-    re.MULTILINE,
-)
-_LISTS = re.compile(
-    rf"((?:\b|_)(?:passwords|secrets|tokens|{_PLURAL})\\?[\"'\]]*\s*[:=]\s*)([\[({{][^\])}}]{{0,10000}}[\])}}])", re.IGNORECASE
-)
-_ASSIGNED = re.compile(r"(?<![\w.-])(-{0,2}[A-Za-z][\w.-]*)(\s*:\s+|=)(?![\s=$<{(!&*|]|null\b|true\b|false\b)([^\s,;\"'`]+)")
-_FLAG = re.compile(r"(?<!\S)(--[A-Za-z][\w-]*)(\s+)(?![-<$])(\S+)")
-# Not used, because ours find the same, in linear time and without placeholders such as {password}
-_OTHER_PLUGINS = ["base", "basic_auth", "cloudant", "ibm_cloud_iam", "ibm_cos_hmac", "ip_public", "jwt", "npm", "private_key", "softlayer"]
-
-
 @functools.cache
-def _patterns() -> list[tuple[re.Pattern[str], bool]]:
-    """Our patterns, which hide everything after the first groups (True), and those of detect-secrets' plugins, which hide the groups."""
-    from importlib import import_module
-    from pkgutil import iter_modules
-
-    shown = warnings.showwarning
-    with deferring("detect_secrets"):
-        import detect_secrets.plugins
-        from detect_secrets.plugins.base import RegexBasedDetector
-
-        plugins = {
-            info.name: import_module(f"detect_secrets.plugins.{info.name}") for info in iter_modules(detect_secrets.plugins.__path__)
-        }
-    if warnings.showwarning is not shown:  # the import sends the warnings of the whole process to `logging`
-        logging.captureWarnings(False)
-    found = [(re.compile(text, re.IGNORECASE if number > 3 else 0), True) for number, text in enumerate(_FORMS)]
-    for name, plugin in plugins.items():
-        for kind in vars(plugin).values():
-            plain = isinstance(kind, type) and issubclass(kind, RegexBasedDetector) and name not in _OTHER_PLUGINS
-            found += [(pattern, False) for pattern in cast(Any, kind).denylist] if plain and kind is not RegexBasedDetector else []
-    return list(dict.fromkeys(found))
+def _rules() -> dict[str, Any]:
+    """The rules of gitleaks by `docs/gitleaks_rules.py`: the forms of issuers' tokens, and of placeholders."""
+    return json.loads(files("nbtrain").joinpath("gitleaks.json").read_text(encoding="utf-8"))
 
 
-def _without_groups(match: re.Match[str]) -> str:
-    """The match with its groups hidden; without groups, all of it is hidden."""
-    spans = [match.span(i) for i in range(1, match.re.groups + 1) if match[i]] or [match.span()]
-    text, end = "", match.start()
-    for first, last in sorted(spans):
-        if first >= end:
-            text, end = f"{text}{match.string[end:first]}{HIDDEN}", last
-    return text + match.string[end : match.end()]
+def _entropy(text: str) -> float:
+    """Shannon's entropy in bits a character."""
+    return -sum(n / len(text) * math.log2(n / len(text)) for n in Counter(text).values())
 
 
-def _after_groups(match: re.Match[str]) -> str:
-    return "".join(text or "" for text in match.groups()) + HIDDEN
+def _without_token(rule: Mapping[str, Any], match: re.Match[str]) -> str:
+    """The match of a rule without its token, if that is as random as the rule demands, and not a placeholder."""
+    group = next((i for i in range(rule.get("group", 1), match.re.groups + 1) if match[i]), 0)
+    token, start = match[group], match.start(group) - match.start()
+    if _entropy(token) <= rule.get("entropy", -1) or any(re.search(pattern, token) for pattern in _rules()["placeholders"]):
+        return match[0]
+    return match[0][:start] + HIDDEN + match[0][start + len(token) :]
+
+
+def _without_tokens(text: str) -> str:
+    """`text` without tokens whose form gitleaks knows. A pattern is compiled when a keyword of its rule is found for the first time."""
+    lower = "\n".join(set(text.lower().split()))  # a word is searched once
+    for rule in _rules()["rules"]:
+        if any(word in lower for word in rule["keywords"]):
+            text = re.sub(rule["regex"], functools.partial(_without_token, rule), text, flags=re.ASCII)
+    return text
 
 
 # %% ../nbs/redaction.ipynb #rndm0002
 _BARE = r"[A-Za-z0-9][\w+/~-]{19,127}={0,2}"
 _BARE_TEXT = re.compile(rf"(?<![\w/\\.+~-]){_BARE}(?![\w/\\.+~=-])")
 _BARE_CODE = re.compile(rf"(?<=[\"'`]){_BARE}(?=\\?[\"'`])")
-_TOKEN = re.compile(rf"(?<![A-Za-z0-9_-])({'|'.join(_ISSUED)})([\w~+/=-]+(?:\.[\w~+/=-]+)*)")
 _KNOWN = re.compile(r"AAAA|^(?:sha\d+-|md5-|iVBORw0KGgo|/9j/|R0lGOD|UklGR|PHN2Zy|JVBERi0)")  # hashes, public keys, zeros, pictures, PDF
 
 
@@ -184,13 +163,61 @@ def _is_random(text: str) -> bool:
         _KNOWN.search(text)
         or re.fullmatch(r"[\da-fA-F]*", letters)
         or len(set(letters)) < 12
-        or (len(text.rstrip("=")) - len(letters)) * 9 >= len(text)
+        or (len(text.rstrip("=")) - len(letters)) * 7 >= len(text)
     ):
         return False
     words = sum(map(len, re.findall(r"[A-Z][a-z]{2,}|[a-z]{3,}", text)))
     if re.search(r"\d", text) and re.search(r"[a-z]", text) and re.search(r"[A-Z]", text):
         return _changes(text) >= 0.35 and words * 5 < 3 * len(letters)
-    return len(letters) >= 28 and re.fullmatch(r"[a-z\d]+", letters) is not None and _changes(text) >= 0.28
+    if len(letters) < 28 or not re.fullmatch(r"[a-z\d]+|[A-Z\d]+", letters):
+        return False
+    return _changes(text) >= (0.2 if letters.isupper() else 0.28)
+
+
+# %% ../nbs/redaction.ipynb #cmds0001
+_PLACEHOLDER = re.compile(r"<.*|\$.*|\{[^{}]*\}.*|%\(?\w*\)?s?|[A-Z]+(?:_[A-Z]+)+|PASSWORD|\*+|\.\.\.|None|null|True|False|true|false")
+_MIXED = re.compile(  # letters with other characters, as passwords have; dtypes, encodings and regions have them too
+    r"(?=.*[^\W\d_])(?=.*[\d!@#$%^&*?])"
+    r"(?!u?int\d|b?float\d|[bf]p?\d+\b|\d+-|utf|latin|[a-z]{2}-[a-z]+-?\d)[^\s/\\.:,=(){}<>\[\]]{6,}"
+)
+_BARE_VALUE = r"[^\s\"'-][^\s\"']*"
+_IN = r"[^\n;|&]{0,300}?\s"  # up to a flag of the same command
+_COMMANDS = {  # words of a form, one of which is in the text, and the form; everything after group 1 is hidden
+    "sshpass": r"(\bsshpass\s+-p\s*)[^\s\"']+",
+    "mysql·mariadb·7z·rar": rf"(\b(?:mysql\w*|mariadb\w*|7z\w*|rar)\b{_IN}(?-i:-p)){_BARE_VALUE}",
+    "login": rf"(\b(?:docker|podman|skopeo|helm|oc|az|cf)\b{_IN}login\b{_IN}(?-i:-p)\s+){_BARE_VALUE}",
+    "mongo·plink·pscp·psftp·ldap·twine": rf"(\b(?:mongo\w*|plink|pscp|psftp|ldap\w+|twine)\b{_IN}-(?:pw?|w)\s+){_BARE_VALUE}",
+    "zip·sqlcmd·bcp": rf"(\b(?:zip|unzip|sqlcmd|bcp)\b{_IN}(?-i:-P)\s*){_BARE_VALUE}",
+    "redis-cli·valkey-cli": rf"(\b(?:redis|valkey)-cli\b{_IN}(?:-a|--pass)\s+)[^\s\"']+",
+    "ssh-keygen": rf"(\bssh-keygen\b{_IN}-[NP]\s+){_BARE_VALUE}",
+    "curl·wget·http·xh": rf"(\b(?:curl|wget|https?|xh)\b{_IN}(?:-u|-a|--user|--auth|--proxy-user)[\s=]['\"]?[^\s:'\"]*:)[^\s'\"]+",
+    "smbclient·rpcclient·smbget": rf"(\b(?:smbclient|rpcclient|smbget)\b{_IN}-U\s*[^\s%]+%)[^\s\"']+",
+    "pass:": r"(\s-?-pass(?:in|out)?[\s=]pass:)[^\s\"']+",
+    "echo·printf": r"(\b(?:echo|printf)\s+(?:-n\s+)?\\?['\"]?)[^\s'\"|$\\]+"
+    r"(?=\\?['\"]?\s*\|[^\n|]*(?:sudo\s+-S|-stdin|--with-token|passwd))",
+    "login·authtoken·token": r"(\b(?:wandb|vault|hf|huggingface-cli|ngrok|conda)\s+"
+    r"(?:auth\s+|config\s+)?(?:login|(?:add-)?authtoken|token\s+set)\s+)"
+    rf"{_BARE_VALUE}",
+    "htpasswd": r"(\bhtpasswd\s+-\w*b\w*\s+\S+\s+\S+\s+)[^\s\"']+",
+    "configure": r"(\baws\s+configure\s+set\s+\S*(?:secret|token)\S*\s+)[^\s\"']+",
+    "identified·password": r"(\b(?:identified\s+(?:with\s+\S+\s+)?by|"
+    r"with\s+(?:encrypted\s+)?password|set\s+password\s*=)\s+\\?['\"])[^\s'\";\\{%$:?]+",
+    "_authtoken": r"(:_authToken=)\S+",
+    "machine": r"(\blogin\s+\S+\s+password\s+)\S+",
+}
+_PAIR = re.compile(
+    r"(?<![\w.$-])(-{0,2}[^\W\d][\w.-]*)(\s*:\s+|=|\s+is\s+)(?![\s=$<{(!&*|%]|null\b|true\b|false\b|None\b)([^\s,;\"'`<>()]+)(?![\w(\[.])"
+)
+_FLAG = re.compile(r"(?<!\S)(?<!mkdir )(?<!mkdir\x1f)(--?[^\W\d][\w-]*)(\s+)(?![-<$={%])([^\s\"'`]+)")
+_SPACE = "\ue000"  # in place of the spaces in a word of a command line
+
+
+def _without_forms(text: str, forms: Mapping[str, str]) -> str:
+    lower = text.lower()
+    for words, pattern in forms.items():
+        if any(word in lower for word in words.split("·")):
+            text = re.sub(pattern, rf"\1{HIDDEN}", text, flags=re.IGNORECASE)
+    return text
 
 
 def _is_like_a_key(text: str) -> bool:
@@ -198,53 +225,330 @@ def _is_like_a_key(text: str) -> bool:
     return len(text) >= 8 and re.search(r"\d", text) is not None and not re.search(r"[\s./\\]", text)
 
 
-# %% ../nbs/redaction.ipynb #f7de8de9
-def _pairs(text: str) -> str:
-    """Hide unquoted values of secret names: NAME=value, name: value, --name value."""
+def _is_value(name: str, value: str) -> bool:
+    """Whether `value` is a secret by its name: any of a password, and one of a token if it looks like a key."""
+    if _rank(name) == 1:
+        return _is_like_a_key(value)
+    return _rank(name) == 2 and _PLACEHOLDER.fullmatch(value) is None
+
+
+def _is_said(name: str, value: str) -> bool:
+    """Whether what follows a name in a sentence is its value, and not the next word."""
+    is_type = re.fullmatch(r"u?int\d+|b?float\d+|complex\d+", value)
+    return not is_type and len(value) >= 6 and re.search(r"\d", value) is not None and _is_value(name, value)
+
+
+def _pairs(text: str, *, is_prose: bool) -> str:
+    """Hide unquoted values: NAME=value, name: value, --name value, -p value; and those in commands whose flags don't say what they are.
+
+    `is_prose`: a word may follow a name that is not its value, as in the comments and strings of code.
+    """
+
+    def hide_flag(match: re.Match[str]) -> str:
+        name, between, value = match.groups()
+        if name in ("-p", "-P", "-pw", "-pass"):
+            hides = _is_mixed(value)
+        else:
+            hides = name.startswith("--") and is_secret(name) and not (is_prose and re.fullmatch(r"[a-z]{1,5}|\W+", value))
+        return f"{name}{between}{HIDDEN}" if hides else match[0]
 
     def hide(match: re.Match[str]) -> str:
-        return f"{match[1]}{match[2]}{HIDDEN}" if is_secret(match[1]) else match[0]
+        name, between, value = match.groups()
+        if between == "=":
+            hides = is_secret(name) if not is_prose or name.isupper() else _is_value(name, value)
+        else:
+            hides = _is_said(name, value) if is_prose or "is" in between else is_secret(name)
+        return f"{name}{between}{HIDDEN}" if hides else match[0]
 
-    return _FLAG.sub(hide, _ASSIGNED.sub(hide, text))
-
-
-def _lists(match: re.Match[str]) -> str:
-    return match[1] + re.sub(r"([\"'])(?=[^\"'\s]*\d)[^\"'\s\\]{8,}(?=\\?\1)", rf"\1{HIDDEN}", match[2])
-
-
-def _quoted(match: re.Match[str]) -> str:
-    """The match with its value hidden, if its name is that of a password, or that of a token and the value looks like one."""
-    name, between, quote, value = match.groups()
-    rank = _rank(name)
-    if between.startswith("("):  # the argument of login(...), SecretStr(...)
-        rank = rank or name in ("login", "auth")
-        hides = rank and (_is_like_a_key(value) or (rank == 2 and re.search(r"[\s{]", value) is None))
-    else:
-        hides = _is_like_a_key(value) if rank == 1 else rank == 2 and re.fullmatch(r"\{[^{}]*\}|[A-Z]+(?:_[A-Z]+)+", value) is None
-    return match[0][: len(match[0]) - len(value)] + HIDDEN if hides else match[0]
+    return _FLAG.sub(hide_flag, _PAIR.sub(hide, _without_forms(text, _COMMANDS)))
 
 
-def _unquoted(match: re.Match[str]) -> str:
-    """A comment, a flag, a header or a line of YAML in code, with its values hidden: those of secret names that have a digit."""
+def _is_mixed(text: str) -> bool:
+    return _MIXED.fullmatch(text) is not None
 
-    def hide(pair: re.Match[str]) -> str:
-        is_type = re.fullmatch(r"u?int\d+|b?float\d+|complex\d+", pair[3])
-        hides = (
-            not is_type
-            and len(pair[3]) >= 6
-            and re.search(r"\d", pair[3])
-            and (_rank(pair[1]) == 2 or (is_secret(pair[1]) and _is_like_a_key(pair[3])))
+
+def _words(words: Iterable[str], *, is_prose: bool) -> list[str]:
+    """The words of a command line without secrets, of which a flag says what the next word is."""
+    line = "\x1f".join(word.replace(" ", _SPACE) for word in words)  # patterns take the separator for a space
+    return _pairs(line, is_prose=is_prose).replace(_SPACE, " ").split("\x1f")
+
+
+# %% ../nbs/redaction.ipynb #plac0001
+_PLAIN = r"[^\"'`\#\n()\[\]{}]*"
+_PLAIN_LINES = (  # with neither a string nor an open bracket, nor the comma of an argument: skipped for speed
+    rf"(?:(?![+ -]?(?:class|@)|[+ -]?[ \t]*(?:async |def |match )){_PLAIN}"
+    rf"(?:(?:\({_PLAIN}(?:\({_PLAIN}\){_PLAIN})*\)|\[{_PLAIN}\]){_PLAIN})*(?<![,\\])\n)*"
+)
+_TOKENS = re.compile(
+    r"(?P<comment>(?<![\w\"'&])\#[^\n]*)"
+    r"|(?P<string>\"\"\"[\s\S]*?\"\"\"|'''[\s\S]*?'''|\\\"(?:(?!\\\")[^\n])*\\\"|\\'(?:(?!\\')[^\n])*\\'|`[^`\n]*`"
+    r"|\"(?:[^\"\\\n]|\\.)*\"|(?:(?<![^\W_])|(?<=\b[rbfuRBFU])|(?<=\b[rbfRBF][rbfRBF]))'(?:[^'\\\n]|\\.)*')"
+    r"|(?P<function>\bdef\s+\w+\()|(?P<open>[^\W\d][\w.]*[(\[]|[)\]][(\[]|[(\[{])|(?P<close>[)\]}])|(?P<mark>:=|=>|[=!]=|[=:,])"
+    r"|(?P<start>\n(?=[+ -]?[ \t]*(?:(?:def|class|return|raise|import|try|with|assert|while|del|@@|diff|@\w+)\b"
+    rf"|[^\W\d][\w.]*(?:, ?[\w.]+)*(?:: \w+)? = )))|(?P<line>\n{_PLAIN_LINES})"
+    r"|\bmatch\s+(?P<subject>[\w.]+)\s*:|\b(?P<keyword>return|yield|case|for|in|and|or|not|if|else|lambda)\b"
+    r"|(?P<name>[^\W\d][\w.]*)|(?P<port>\b\d{2,5}\b(?=\s*,))"
+)
+_CLAUSE = re.compile(r"(return|yield|case|in|and|or|not|if|else)(?=[(\[])")
+_HOLDERS = re.compile(r"\w*field|option|argument|parameter|default|final|str|bytes|bytearray|list|tuple|set|\w*b64decode|fromhex|quote")
+_LOGINS = re.compile(
+    r"(?:\w*_)?(?:log|sign)_?(?:in|on)|\w*auth(?:\w*_provider|enticat\w*|orize)?|\w*credentials?|\w*user_?pass\w*|(?:create|add)_user"
+)
+_CONNECTIONS = re.compile(
+    r"\w*(?:connect|connection|client|redis|mongo|mysql|postgres\w*|psycopg\d?|ftp\w*|smtp\w*|imap\d?|ssh|sql|db|database|engine|ldap|amqp|mqtt|minio"
+    r"|vault|server|proxy|tunnel|github|gitlab|jira|elasticsearch|session|api)"
+)
+_DEFAULTS = re.compile(r"default(?:_factory)?|value|init")
+_COMPARES = re.compile(r"\w*(?:compar|equal|hash|verif|check|assert)\w*")
+_ASKS = re.compile(r"(?:get|read|load|fetch|ask|prompt|find|input|is|has|open|from)_?\w*|count_\w+|\w*_(?:for|from|of)")
+_RUNS = re.compile(r"run|popen|call|check_\w+|exec\w*|spawn\w*|\w*subprocess\w*|main|parse_args|invoke|\w*_?command")
+_HOLDS_SEVERAL = re.compile(rf"(?:\w*[_.])?(?:passwords|secrets|tokens|credentials|{_PLURAL})", re.IGNORECASE)
+_NAME = re.compile(r"-{0,2}[^\W\d][\w.-]*")
+_FOLLOWS = re.compile(r"\s*(?:(:)(?!=)|[=!]=\s*([\w.]+))")
+
+
+@dataclass
+class _Frame:
+    """What stands within a pair of brackets, or in a line outside of them."""
+
+    opener: str = ""
+    call: str = ""  # what is called, as words_with_underscores, or what is indexed
+    given: list[str] = field(default_factory=list)  # what the whole is a value of
+    keys: list[str] = field(default_factory=list)  # what the next value is one of; several names of a tuple
+    names: list[str] = field(default_factory=list)  # before commas: perhaps targets
+    name: str = ""  # the last one, or the last string
+    annotated: str = ""  # the name before a colon
+    compared: str = ""  # the name before ==
+    said: str = ""  # the last string that names a secret, such as in ("password", …)
+    said_at: int = 0
+    n_items: int = 0
+    has_port: bool = False
+    in_for: bool = False
+    strings: list[tuple[int, int]] = field(default_factory=list)
+
+    def current(self) -> list[str]:
+        """The names of the next value."""
+        if self.compared:
+            return [self.compared]
+        return self.keys[self.n_items : self.n_items + 1] if len(self.keys) > 1 else self.keys
+
+    def inner(self, opener: str, name: str) -> _Frame:
+        """The frame of a bracket after `name`."""
+        call = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.rpartition(".")[2]).lower()
+        keys = self.keys[0 if self.opener == "[" else self.n_items :] if len(self.keys) > 1 and not self.compared else self.current()
+        if opener == "{":
+            keys = [key for key in keys if _HOLDS_SEVERAL.fullmatch(key)]
+        elif name and not (opener == "(" and _HOLDERS.fullmatch(call)):
+            keys = []
+        return _Frame(opener, call, keys, keys)
+
+    def hides(self, text: str) -> bool:
+        """Whether the string `text` is a secret where it stands."""
+        keys, is_positional = self.current(), self.keys is self.given or not self.call
+        if any(_is_value(key, text) and (not self.compared or _rank(key) == 2) for key in keys):
+            return True
+        if self.opener and not self.call and any(map(_HOLDS_SEVERAL.fullmatch, keys)):
+            return _is_like_a_key(text)
+        if self.said and (self.said_at == self.n_items - 1 if is_positional else keys == ["default"]):
+            return (self.call != "" or (self.opener == "(" and _is_mixed(text))) and _is_value(self.said, text)
+        name = self.call or (keys[0].lower() if len(keys) == 1 else "")
+        if not is_positional or self.opener != "(" or re.search(r"[\s{]", text):
+            return False
+        if _LOGINS.fullmatch(name):
+            return not re.search(r"://|^\S+@\S+\.\w+$", text) if self.n_items else self.call != "" and _is_like_a_key(text)
+        if _CONNECTIONS.fullmatch(self.call) and self.n_items:
+            return _is_mixed(text) or (self.has_port and self.n_items > 2)
+        return (
+            self.call != ""
+            and not _ASKS.fullmatch(self.call)
+            and (_rank(self.call) == 2 or (_rank(self.call) == 1 and _is_like_a_key(text)))
         )
-        return f"{pair[1]}{pair[2]}{HIDDEN}" if hides else pair[0]
 
-    if match[0][0] == "<":
-        name, _, _ = match[0][1:].partition(">")
-        return f"<{name}>{HIDDEN}" if is_secret(name) else match[0]
-    return _IN_TEXT.sub(hide, match[0])
+    def end_item(self) -> None:
+        """After a comma."""
+        if self.call or self.opener == "{":
+            self.keys = self.given
+        elif not self.keys:
+            self.names.append(self.name)
+        if _COMPARES.fullmatch(self.call):
+            self.said, self.said_at = self.name, self.n_items
+        self.n_items += 1
+        self.name = self.annotated = self.compared = ""
+
+    def assign(self) -> None:
+        """After `=`."""
+        name = max(self.name, self.annotated, key=_rank)
+        if self.given and _DEFAULTS.fullmatch(name):  # field(default="…")
+            return
+        targets = [name] if self.call else [*self.names, name]
+        if len(self.keys) != 1 or len(targets) > 1 or self.call or _rank(name) >= _rank(self.keys[0]):  # else a = password = …
+            self.keys = targets
+        self.names, self.n_items = [], self.n_items if self.call else 0
 
 
-def _issued(match: re.Match[str]) -> str:
-    return HIDDEN if len(match[2]) >= 16 and _changes(match[2]) >= 0.25 else match[0]
+class _Reader:
+    """Reads code, or text with quoted values in it, token by token. It needs no whole file: a hunk of a diff will do."""
+
+    def __init__(self, text: str, depth: int = 0) -> None:
+        self.text, self.depth = text, depth
+        self.frames = [_Frame()]
+        self.function = self.subject = ""
+        self.hidden: dict[int, tuple[int, str]] = {}  # the start of a part, with its end and what stands there instead
+
+    def read(self) -> str:
+        """The text without secrets in its strings and comments."""
+        for match in _TOKENS.finditer(self.text):
+            kind, frame = match.lastgroup, self.frames[-1]
+            if kind == "name":
+                frame.name = match[0]
+            elif kind == "mark":
+                self._mark(match[0], frame)
+            elif kind == "open":
+                self._open(match[0], frame)
+            elif kind == "close":
+                self._close()
+            elif kind == "string":
+                self._string(match, frame)
+            elif kind == "comment":
+                self._replace(match.start(), match.end(), "#" + self._within(match[0][1:]))
+            elif kind == "keyword":
+                self._keyword(match[0], frame)
+            elif kind == "function":
+                self.function = match[0][3:-1].strip()
+                self._open("def(", frame)
+            elif kind == "subject":
+                self.subject = match[kind]
+            elif kind == "port":
+                frame.has_port = True
+            elif kind == "start" or len(self.frames) == 1:
+                self.frames = [_Frame()]
+        text, end = [], 0
+        for start, (stop, new) in sorted(self.hidden.items()):
+            text += [self.text[end:start], new]
+            end = stop
+        return "".join(text) + self.text[end:]
+
+    def _replace(self, start: int, end: int, new: str) -> None:
+        if self.text[start:end] != new:
+            self.hidden.setdefault(start, (end, new))
+
+    def _within(self, text: str) -> str:
+        return _within(text, self.depth + 1)
+
+    def _mark(self, mark: str, frame: _Frame) -> None:
+        if mark == ",":
+            frame.end_item()
+        elif mark == ":":
+            if frame.opener == "{":
+                frame.keys = frame.given if frame.given and not _rank(frame.name) else [frame.name]
+            elif not frame.keys:
+                frame.annotated = frame.name
+        elif mark in ("==", "!="):
+            frame.compared = frame.name
+        else:
+            frame.assign()
+
+    def _keyword(self, word: str, frame: _Frame) -> None:
+        source = {"return": self.function, "yield": self.function, "case": self.subject}
+        if word in source:
+            frame.keys = [source[word]] if _rank(source[word]) == 2 else []
+        elif word == "for":
+            frame.in_for, frame.names, frame.keys = True, [], []
+        elif word == "in" and frame.in_for:
+            frame.in_for, frame.keys, frame.names, frame.n_items = False, [*frame.names, frame.name], [], 0
+        elif word == "in":
+            frame.compared = frame.name
+        frame.name = ""
+
+    def _open(self, text: str, frame: _Frame) -> None:
+        name, opener = text[:-1], text[-1]
+        if name in (")", "]"):  # f(x)(y)
+            self._close()
+            frame = self.frames[-1]
+        if _CLAUSE.match(text):
+            self._keyword(name, frame)
+            name = ""
+        self.frames.append(frame.inner(opener, name))
+        frame.name, frame.compared = name, ""
+
+    def _close(self) -> None:
+        if len(self.frames) == 1:
+            return
+        done = self.frames.pop()
+        frame = self.frames[-1]
+        if done.opener == "[" and done.call:  # config["password"] = …
+            frame.name = done.name
+        elif done.opener == "(" and not done.call and not frame.keys:  # (user, password) = …
+            frame.names, frame.name = [*frame.names, *done.names], done.name
+        if not done.call or _RUNS.fullmatch(done.call):
+            self._command(done.strings)
+
+    def _command(self, spans: list[tuple[int, int]]) -> None:
+        """Hide the values of flags in ["mysql", "--password", "…"]."""
+        words = [self.text[start:end] for start, end in spans]
+        if any(word.startswith("-") for word in words):
+            for (start, end), word in zip(spans, _words(words, is_prose=True)):
+                self._replace(start, end, word)
+
+    def _string(self, match: re.Match[str], frame: _Frame) -> None:
+        n_quotes = len(re.match(r"\\?(?:\"{3}|'{3}|.)", match[0])[0])  # pyright: ignore[reportOptionalSubscript]
+        start, end = match.start() + n_quotes, match.end() - n_quotes
+        text = self.text[start:end]
+        if frame.annotated and self.text[max(0, match.start() - 8) : match.start()].rstrip(" rbfRBF").endswith(":"):
+            frame.keys = [frame.annotated]
+        after = _FOLLOWS.match(self.text, match.end())
+        frame.compared = (after and after[2]) or frame.compared
+        is_key = after is not None and after[1] is not None and not frame.compared and (frame.opener == "{" or not frame.keys)
+        if text and not is_key and frame.hides(text):
+            self._replace(start, end, HIDDEN)
+        else:
+            self._replace(start, end, self._within(text))
+        if _NAME.fullmatch(text) and is_secret(text):
+            frame.said, frame.said_at = text, frame.n_items
+        frame.name, frame.compared = text, ""
+        frame.strings.append((start, end))
+
+
+_HINTS = (  # most strings have none of them
+    "pass pwd pw_ secret cred key token tkn auth bearer jwt hook dsn login authtoken identified mdp clave senha parola heslo sandi "
+    "lozinka secreto segr contra kennw kodeord kode salas schl cle chave chiav jeton klucz wacht sleut geheim zugang sifre jelsz "
+    "losenord haslo echo printf 7z -a -p -w -u -n"
+)
+
+
+def _within(text: str, depth: int = 0) -> str:
+    """The text of a comment or of a string in code, without secrets, also those in quotes in it."""
+    lower = text.lower()
+    if text.isascii() and not any(hint in lower for hint in _HINTS.split()):
+        return text
+    if depth < 4 and re.search("[\"'`]", text):
+        text = _Reader(text, depth).read()
+    return _pairs(text, is_prose=True)
+
+
+# %% ../nbs/redaction.ipynb #f7de8de9
+_FORMS = {
+    "-----begin": r"()-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
+    "://": r"(://)[^/\s:@'\"<{]{8,}(?=@)",
+    ":/": r"(://[^/\s:@'\"`]*:)(?![{$<*%])[^/\s@'\"`]+(?=@)",
+    "discord·slack·office": r"(discord(?:app)?\.com/api/(?:v\d+/)?webhooks/|"
+    r"hooks\.slack\.com/(?:services|workflows|triggers)/|\.webhook\.office\.com/)[^\s'\"\\]+",
+    "?·&": r"([?&](?:sig|signature|\w*token|auth|key|api_?key|code|passw(?:or)?d|"
+    r"\w*secret|x-amz-(?:signature|credential|security-token))=)(?![{$<%…])[^&\s'\"\\]+",
+    "authorization": r"(\bauthorization[\"']?\s*[:=]\s*\\?[\"']?"
+    r"(?:basic|bearer|digest|token)?\s*)(?=[^\s\"'\\]*\d)[^\s\"'\\,)}]{4,}",
+    "bearer·basic": r"(\b(?:bearer|basic) )(?=[^\s\"'\\]*\d)[\w.~+/=-]{8,}",
+    # key=value in a string: Password=…; in a connection string, or `host=db password=…`
+    "pass·pwd·key=·secret=": r"((?:[;\"'`]|=[^\s,;\"'()]{1,200}[ ]+)[ ]?"
+    r"\w*(?:passw(?:or)?d|pwd|accesskey|accountkey|secret)=)(?![{$<%…\"'`])[^\s;\"'`,)]+",
+}
+_LINE = re.compile(r"^([+-]?[ \t]*(?:export )?)([^\W\d]\w*)(=|: )(?![\s$<])([^\s\"'(#]+)$", re.MULTILINE)  # of YAML, or of a shell
+
+
+def _line(match: re.Match[str]) -> str:
+    head, name, between, value = match.groups()
+    hides = _is_said(name, value) if between == ": " else name.isupper() and is_secret(name)
+    return f"{head}{name}{between}{HIDDEN}" if hides else match[0]
 
 
 def blot_out(text: str, *, code: bool = False) -> str:
@@ -252,18 +556,33 @@ def blot_out(text: str, *, code: bool = False) -> str:
     for name, value in environment_variables().items():
         if len(value) >= 6 and is_secret(name):
             text = text.replace(value, HIDDEN)
-    for pattern, is_ours in _patterns():
-        text = pattern.sub(_after_groups if is_ours else _without_groups, text)
-    text = _TOKEN.sub(_issued, text)
-    for pattern in (_NAMED, _DEFAULT, _GIVEN):
-        text = pattern.sub(_quoted, text)
-    text = _LISTS.sub(_lists, text)
-    text = (_BARE_CODE if code else _BARE_TEXT).sub(lambda match: HIDDEN if _is_random(match[0]) else match[0], text)
-    if not code:
-        return _pairs(text)
-    dotenv = re.compile(r"^([+-]?[ \t]*(?:export )?)([A-Z][A-Z0-9_]*)(=)(?![\s$<])([^\s\"'(]+)$", re.MULTILINE)
-    text = dotenv.sub(lambda match: f"{match[1]}{match[2]}={HIDDEN}" if is_secret(match[2]) else match[0], text)
-    return _PLACES.sub(_unquoted, text)
+    text = _without_tokens(text)
+    text = _without_forms(text, _FORMS)
+    text = _Reader(text).read()
+    if code:
+        text = re.sub(r"^[ \t]*[!%].*$", lambda match: _within(match[0]), _LINE.sub(_line, text), flags=re.MULTILINE)
+    else:
+        text = _pairs(text, is_prose=False)
+    text = re.sub(r"(<(\w+)>)([^<>\s]+)(?=</)", lambda match: match[1] + HIDDEN if is_secret(match[2]) else match[0], text)
+    return (_BARE_CODE if code else _BARE_TEXT).sub(lambda match: HIDDEN if _is_random(match[0]) else match[0], text)
+
+
+def blot_out_words(words: Iterable[str]) -> list[str]:
+    """The words of a command line without secrets."""
+    return _words(map(blot_out, words), is_prose=False)
+
+
+def blot_out_values(value: Any, name: str = "") -> Any:
+    """Copies of plain values, such as hyperparameters, without secrets: texts that are a secret by their name or by their form."""
+    if isinstance(value, MutableMapping):
+        found = copy(value)
+        found.update({key: blot_out_values(item, str(key)) for key, item in value.items()})
+        return found
+    if type(value) in (list, tuple):
+        return type(value)(blot_out_values(item, name) for item in value)
+    if not isinstance(value, str):
+        return value
+    return HIDDEN if _is_value(name, value) else _without_forms(_without_tokens(value), _FORMS)
 
 
 # %% ../nbs/redaction.ipynb #d90ad5c8

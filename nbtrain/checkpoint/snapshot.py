@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from .device_copy import DeviceCopies
 from .value_kinds import as_plain, from_plain
 from ..errors import CheckpointError
+from ..redaction import blot_out_values
 
 # %% auto #0
 __all__ = [
@@ -148,7 +149,7 @@ def snapshot(state: Mapping[str, Any], into: Snapshot | None = None, *, copied: 
         done = {key: value for key, value in state.items() if key in old and value is old[key]}
         copier.views = {where: kind for where, kind in copied.views.items() if where[0] in done}
         copier.boxes = {where: box for where, box in copied.boxes.items() if where[0] in done}
-    new = {key: plain(value) if key in _HYPER_PARAMETERS else value for key, value in state.items() if key not in done}
+    new = {key: blot_out_values(plain(value)) if key in _HYPER_PARAMETERS else value for key, value in state.items() if key not in done}
     with torch.no_grad():
         found = done | copier.copy_items(new, ())
     copier.from_devices.finish()

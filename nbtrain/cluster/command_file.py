@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from ..base.trainer_base import TrainerBase
 from ..errors import ConfigError, NbtrainError, first_line, nearest
+from ..history.run_files import open_to_append, write_whole
 from ..run.sinks import request_edit
 
 # %% auto #0
@@ -73,11 +74,7 @@ def read_own(run_dir: Path, name: str, start: int = 0) -> bytes:
 
 def write_own(run_dir: Path, name: str, content: str | bytes) -> None:
     """Write the file `name` in the job's folder, at once, for its owner alone."""
-    part = run_dir / FOLDER / f".{name}.{os.getpid()}.part"
-    part.unlink(missing_ok=True)
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-        stream.write(content.encode() if isinstance(content, str) else content)
-    part.replace(run_dir / FOLDER / name)
+    write_whole(run_dir / FOLDER / name, content, 0o600)
 
 
 def send(run_dir: Path, command: Command, **options: Any) -> None:
@@ -88,10 +85,10 @@ def send(run_dir: Path, command: Command, **options: Any) -> None:
         raise ConfigError(f"{command}: {error}.", remedy="Give numbers, texts, or lists and dicts of them.") from error
     try:
         _check_own(os.lstat(run_dir / FOLDER), FOLDER, is_folder=True)
-        file = os.open(run_dir / FOLDER / _FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        stream = open_to_append(run_dir / FOLDER / _FILE, 0o600)
     except OSError as error:
         raise ConfigError(f"{command} can't be sent: {error.strerror}.", where=str(run_dir)) from error
-    with open(file, "ab", buffering=0) as stream:
+    with stream:
         stream.write(line)  # one call: lines of two processes don't mix
 
 

@@ -43,6 +43,7 @@ from ..library.follow import follow, recorded_events
 from ..history.history import ResultMetrics, RunResult, short_path
 from ..history.run_folder import find_run, read_history, run_folders
 from ..history.run_lock import SignOfLife
+from ..history.run_files import open_to_append
 from ..remote_errors import RemoteTraceback
 from ..run.live_edits import check_options
 from ..state.resume import continue_from
@@ -613,8 +614,8 @@ def _register(run_dir: Path) -> None:
     file = registry()
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"run_dir": str(run_dir)}) + "\n")
+        with open_to_append(file, 0o600) as stream:
+            stream.write(json.dumps({"run_dir": str(run_dir)}).encode() + b"\n")
     except OSError as error:
         warnings.warn(f"{file} can't be written: {error.strerror}. submitted_jobs({str(run_dir.parent)!r}) finds the job.", stacklevel=3)
 

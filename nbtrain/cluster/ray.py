@@ -35,6 +35,7 @@ from ..distributed.worker_pool import Launched, OnMessage, Outcome, held_interru
 from ..engine.control import Leave
 from ..errors import CheckpointError, ConfigError, WorkerError, add_note, first_line
 from ..events import Status
+from ..history.run_files import write_file
 from ..rng import random_state
 from ..state.resume import go_back
 from ..source.source_file import cell_texts
@@ -258,7 +259,7 @@ class RayLaunch:
         run_dir = self._trainer.run_dir
         make = self._remote(looker(), max_retries=0)
         if run_dir is not None:
-            (run_dir / self._seen).touch()
+            write_file(run_dir, self._seen, "")
             undo.callback((run_dir / self._seen).unlink, missing_ok=True)
         merges = all(addon.save_type == "merged" for addon in self._trainer.active_addons if isinstance(addon, StateManagerAddon))
         has_shards = not merges and _addon_of(self._trainer).parallelism.splits

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..errors import ConfigError, first_line
+from ..history.run_files import write_file
 
 # %% auto #0
 __all__ = ["check_installed", "check_address", "connect", "places_on", "check_room", "looker", "own_versions", "check_node"]
@@ -123,10 +124,7 @@ def looker() -> Callable[[str, str], dict[str, Any]]:
         problem = ""
         if folder:
             try:
-                Path(folder).mkdir(parents=True, exist_ok=True)
-                own = Path(folder, f"{name}-{socket.gethostname()}")
-                own.touch()
-                own.unlink()
+                write_file(Path(folder), f"{name}-{socket.gethostname()}", "").unlink()
             except OSError as error:
                 problem = error.strerror or str(error)
         return {"node": socket.gethostname(), "versions": found, "problem": problem, "shares": Path(folder, name).exists()}

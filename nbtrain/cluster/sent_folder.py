@@ -19,6 +19,7 @@ from ..checkpoint.files import SUPERSEDED, progress_of
 from ..checkpoint.store import FOLDER, go_back
 from ..errors import CheckpointError, ConfigError
 from ..history.history import History
+from ..history.run_files import open_to_append, write_file
 from ..state.disk import saved_states
 
 # %% auto #0
@@ -61,8 +62,7 @@ class FolderSender:
             shutil.rmtree(self.run_dir)
         elif self.run_dir.exists() and any(self.run_dir.iterdir()):
             raise ConfigError("This node has another run in the run folder.", where=str(self.run_dir), remedy="Give another save_path.")
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        (self.run_dir / _MARK).touch()
+        write_file(self.run_dir, _MARK, "")
         self._thread.start()
         return self
 
@@ -153,7 +153,7 @@ class FolderReceiver:
             file = self._temp / change.inner
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                with open(file, "ab") as stream:
+                with open_to_append(file) as stream:
                     stream.write(change.data)
             except OSError:
                 self.drop()

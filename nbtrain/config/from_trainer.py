@@ -38,6 +38,7 @@ from .overrides import escape
 from .schema import SAVING, CheckpointConfig, Settings, read_settings, to_plain
 from ..engine.addon import chosen_options, options
 from ..errors import ConfigError
+from ..history.run_files import write_whole
 from ..optim.joint_optimizer import JointOptimizer, JointScheduler, named_optimizers
 from ..optim.param_groups import parameters_in
 from ..optim.schedulers import n_required
@@ -477,5 +478,5 @@ def to_config(trainer: TrainerBase, path: str | Path | None = None, **fields: An
     head = "".join(f"# {note}\n" for note in [f"A run of {trainer.title}, written by its to_config().", *notes(data)])
     text = head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
     if path is not None:
-        Path(path).write_text(text, encoding="utf-8")
+        write_whole(Path(path), text)
     return text

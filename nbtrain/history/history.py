@@ -460,8 +460,9 @@ class History(Listed):
             >>> trainer.history.to_csv("history.csv").read_text().splitlines()[0]
             'epoch,step,train_loss,lr,time_s'
         """
-        Path(path).write_bytes(csv_text(self.epochs or self.tests))
-        return Path(path)
+        from nbtrain.history.run_files import write_whole
+
+        return write_whole(Path(path), csv_text(self.epochs or self.tests))
 
     @property
     def df(self) -> DataFrame:

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import ConfigError
 
 # %% auto #0
-__all__ = ["recorded_file", "read_file", "read_record", "inside", "append_to", "write_file", "kept_id"]
+__all__ = ["recorded_file", "read_file", "read_record", "inside", "open_to_append", "append_to", "write_whole", "write_file", "kept_id"]
 
 
 # %% ../../nbs/history/run_files.ipynb #9ee8abf0
@@ -71,28 +71,41 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
+def open_to_append(path: Path, mode: int = 0o666) -> FileIO:
+    """Open a file to append to it, never through a link. Raises OSError if it is one, or can't be opened."""
+    return FileIO(path, "a", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), mode))
+
+
 def append_to(folder: Path, name: str) -> FileIO:
     """Open the file `name` in a run folder to append to it. Raises ConfigError as `inside` does, and OSError if it can't be opened."""
-    return FileIO(inside(folder, name), "a", opener=_open)
+    return open_to_append(inside(folder, name))
 
 
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> Path:
+    """Write a file at once: a reader sees the old one or the new one. Returns its path; raises OSError if it can't be written.
+
+    A link at `path` is replaced, not followed. Its folder may be a link, such as to a larger disk. Devices and pipes are written to.
+    """
+    raw = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+    if path.parent == Path("/dev") or (path.exists() and not path.is_file()):
+        path.write_bytes(raw)
+        return path
+    part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)
+    with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:  # "x" follows no link
+        file.write(raw)
+    part.replace(path)
+    return path
 
 
 def write_file(folder: Path, name: str, content: str | bytes) -> Path:
-    """Write the file `name` of a run folder, at once: a reader sees the old one or the new one. Returns its path.
+    """Write the file `name` of a run folder as `write_whole` does. Returns its path.
 
     Folders on the way are made. Raises ConfigError if one of them is a link out of the folder, and OSError if the file can't be written.
     """
     path = folder / name
     inside(folder, path.parent.relative_to(folder).as_posix()).mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.unlink(missing_ok=True)
-    with open(part, "xb") as file:  # never through a link
-        file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
-    part.replace(path)
-    return path
+    return write_whole(path, content)
 
 
 def kept_id(folder: Path, name: str, new: str) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..config.overrides import Override
 from ..errors import ConfigError
-from ..history.run_files import inside, write_file
+from ..history.run_files import append_to, inside, write_file
 from .trainer_args import TrainerArgs
 
 # %% auto #0
@@ -125,7 +125,7 @@ def run_sweep(
         place = Path(folder) / point.name
         inside(Path(folder), point.name).mkdir(exist_ok=True)
         write_file(place, "output.txt", "")
-        with (place / "output.txt").open("w") as output:
+        with append_to(place, "output.txt") as output:
             code = subprocess.run(_command(files, point, Path(folder), trust), stdout=output, stderr=subprocess.STDOUT).returncode
         ended = f"failed with exit code {code}, see {place / 'output.txt'}"
         if code == 0:

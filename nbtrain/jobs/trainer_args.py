@@ -31,7 +31,7 @@ from ..distributed.world import find_world
 from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError
 from ..history.history import RunResult
-from ..history.run_files import write_file
+from ..history.run_files import write_file, write_whole
 from ..history.run_folder import open_run_folder
 from .build import Job, build, estimate_devices
 from .validate import check_settings, notes
@@ -251,7 +251,7 @@ class TrainerArgs(NnScalerFields, Settings):
         """
         text = yaml.safe_dump(self.to_dict(defaults=defaults), sort_keys=False, allow_unicode=True)
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            write_whole(Path(path), text)
         return text
 
     @boundary

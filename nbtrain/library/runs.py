@@ -21,7 +21,7 @@ from ..errors import ConfigError
 from ..history.differences import kept, settings
 from ..history.history import History, Row
 from .recorded_run import diff, read_board
-from ..history.run_files import read_file, write_file
+from ..history.run_files import read_file, write_file, write_whole
 from ..history.run_folder import load_run, runs_in
 from ..tracebacks import boundary
 from ..views.runs import RunCard, best_of, card_of, in_words, runs_html, runs_text, varying, number_of
@@ -168,10 +168,9 @@ def _places(chosen: Sequence[Any], n: int) -> list[int]:
 def write_page(path: str | Path, content: bytes) -> Path:
     """Write a file of the user's. Returns its path; raises ConfigError if it can't be written."""
     try:
-        Path(path).write_bytes(content)
+        return write_whole(Path(path), content)
     except OSError as error:
         raise ConfigError(f"{str(path)!r} can't be written: {error.strerror}.", remedy="Give a file in a folder that exists.") from error
-    return Path(path)
 
 
 class Runs(Sequence[RunEntry]):

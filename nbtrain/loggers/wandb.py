@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from lightning.pytorch.loggers import Logger, WandbLogger
 
 from ..private.client_parts import wandb_run
-from ..history.run_files import inside
+from ..history.run_files import inside, write_file
 from .entries import check_names, web_name
 
 # %% auto #0
@@ -128,9 +128,7 @@ class WandBTracker(WandbLogger):
 
     def log_file(self, name: str, content: bytes) -> None:
         """Save a file with the run."""
-        file = Path(self.experiment.dir, name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
+        file = write_file(Path(self.experiment.dir), name, content)
         self.experiment.save(str(file), base_path=self.experiment.dir, policy="now")
 
     def log_figure(self, name: str, png: bytes) -> None:

@@ -30,7 +30,16 @@ from torch.utils.data import DataLoader, RandomSampler
 
 import nbtrain
 from ..data.batch import describe as describe_batch
-from ..redaction import HIDDEN, blot_diff, blot_out, environment_variables, held_environment, is_from_environment, is_secret
+from nbtrain.redaction import (
+    HIDDEN,
+    blot_diff,
+    blot_out,
+    blot_out_words,
+    environment_variables,
+    held_environment,
+    is_from_environment,
+    is_secret,
+)
 from ..history.run_files import read_file, read_record, write_file
 from .source_code import Reached, reach
 from .source_file import is_cell, lambda_text
@@ -185,14 +194,8 @@ def _versions(packages: Iterable[str]) -> dict[str, str]:
 
 def _command() -> list[str]:
     """The command line without secrets; empty in a kernel, whose command line only names its connection file."""
-    words: list[str] = []
-    for before, word in zip(["", *sys.argv], sys.argv) if not in_kernel() else ():
-        name, equals, _ = word.partition("=")
-        if equals and is_secret(name):
-            words.append(f"{name}={HIDDEN}")
-        else:  # the value of a flag has its name
-            words.append(str(describe(word, before if before.startswith("-") else "")))
-    return words
+    words = [] if in_kernel() else blot_out_words(sys.argv)
+    return [FROM_ENVIRONMENT if is_from_environment(word) else word for word in words]
 
 
 # %% ../../nbs/source/provenance.ipynb #2d57a998

@@ -23,6 +23,7 @@ from ..engine.step_module import StepModule
 from ..engine.step_output import check_training_output, count_samples, named
 from ..engine.train_state import Mode
 from ..errors import StepError, call_named
+from ..redaction import blot_out_values
 
 if TYPE_CHECKING:
     from nbtrain.variants.from_lightning import LightningSteps
@@ -137,7 +138,8 @@ class WrappedModule(StepModule):
         self._calls: str | None = None  # the step of the module that is called now
         self._own_names: dict[str, str] = {}  # by recorded name: the module's own name
         self._after_epoch: list[Callable[[], None]] = []
-        vars(self).update(hyperparameters_of(self.inner))
+        for name, value in hyperparameters_of(self.inner).items():
+            vars(self)[name] = blot_out_values(value) if name == "_hparams_initial" else value  # loggers get these
         self._is_made = True
 
     @property
@@ -172,6 +174,7 @@ class WrappedModule(StepModule):
         super().on_save_checkpoint(checkpoint)
         checkpoint["state_dict"] = _without_prefix(checkpoint["state_dict"])
         self.inner.on_save_checkpoint(checkpoint)
+        checkpoint |= blot_out_values({name: value for name, value in checkpoint.items() if name.endswith("hyper_parameters")})
         if self.saves_state:
             checkpoint["state_dict"] = _with_prefix(checkpoint["state_dict"])
 

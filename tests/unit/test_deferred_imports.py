@@ -206,27 +206,6 @@ def test_transformers_is_imported_when_torchmetrics_uses_it(first: str, tmp_path
     run(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{first}\n{TRANSFORMERS}", "imported" if first else "deferred")
 
 
-SECRETS = """
-import pkgutil, sys, importlib
-from nbtrain.redaction import blot_out
-print("sk_live_" + 24 * "a" in blot_out(f"key = 'sk_live_{24 * 'a'}'"), "requests" in sys.modules)
-import detect_secrets.plugins
-from detect_secrets.plugins.stripe import StripeDetector
-import requests
-requests.get = lambda *args, **options: requests.Response()
-print(StripeDetector().verify(24 * "a"))
-plugins = [f"detect_secrets.plugins.{info.name}" for info in pkgutil.iter_modules(detect_secrets.plugins.__path__)]
-for module in map(importlib.import_module, ["detect_secrets.filters.common", *plugins]):
-    if hasattr(module, "requests"):
-        assert module.requests.Response is requests.Response and module.requests is requests, module
-"""
-
-
-@pytest.mark.parametrize("first", ["", "import requests", "import detect_secrets.plugins.stripe"])
-def test_requests_is_imported_when_a_plugin_asks_a_server(first: str) -> None:
-    assert run(f"{first}\n{SECRETS}") == f"False {bool(first)}\nVerifiedResult.VERIFIED_FALSE\n"
-
-
 def test_nothing_is_deferred_where_lightning_is_imported_already() -> None:
     import lightning  # noqa: F401
 
