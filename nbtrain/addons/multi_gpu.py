@@ -103,6 +103,7 @@ class RanksAddon(Launcher):
         memory_gb: For "auto": the memory of a device in GB (1e9 bytes).
         data: Whose the data of the loaders are. "deal": all processes have the same, and get their shares of it. "own": each process has
             its own share, which is read as it is. "auto": found out by comparison. Or by loader: {"train": "own", "valid": "deal"}.
+        timeout_s: How long the processes wait for one that does not answer, in seconds. Then the run ends with an error that names it.
     """
 
     strategy: str | Strategy | Callable[[], Strategy] = "ddp"
@@ -112,6 +113,7 @@ class RanksAddon(Launcher):
     parallelize: Parallelize | None = None
     memory_gb: float | None = None
     data: Data | Mapping[Literal["train", "valid"], Data] = "auto"
+    timeout_s: float = 1800.0
 
     after = (AccumulationAddon,)  # which sees the loader before it is divided among the ranks
     excludes = frozenset({"by_hand", "several_optimizers"})
@@ -293,6 +295,7 @@ class MultiGPUAddon(RanksAddon):
         memory_gb: For "auto": the memory of a device in GB (1e9 bytes). Default: the actual memory.
         data: Whose the data of the loaders are. "deal": all processes have the same, and get their shares of it. "own": each process has
             its own share, which is read as it is. "auto": found out by comparison. Or by loader: {"train": "own", "valid": "deal"}.
+        timeout_s: How long the processes wait for one that does not answer, in seconds. Then the run ends with an error that names it.
         num_nodes: The number of machines; torchrun and SLURM set it.
         device: "cuda" for all GPUs of this machine, or a list: `["cuda:0", "cuda:1"]`; `["cpu", "cpu"]` for two processes on the CPU.
 
@@ -311,7 +314,9 @@ class MultiGPUAddon(RanksAddon):
     num_nodes: int = 1
 
     def __post_init__(self) -> None:
-        self.world = find_world()
+        if self.timeout_s <= 0:
+            raise ConfigError(f"timeout_s={self.timeout_s!r} must be a positive number of seconds.")
+        self.world = replace(find_world(), timeout_s=self.timeout_s)
         if self.init_method is not None:
             self._address()
         if self.num_nodes not in (1, self.world.n_machines):
@@ -362,7 +367,9 @@ class MultiGPUAddon(RanksAddon):
         return len(self.devices) if self.world.environment is None else self.world.size
 
     def start(self, job: Job) -> AbstractContextManager[Launched]:
-        return Launch(job, len(self.devices), pool=_pool(), backend=self.backend, address=self._address(), parts=job.parts)
+        return Launch(
+            job, len(self.devices), pool=_pool(), backend=self.backend, address=self._address(), parts=job.parts, timeout_s=self.timeout_s
+        )
 
 
 # %% ../../nbs/addons/multi_gpu.ipynb #70ae4538

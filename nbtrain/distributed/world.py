@@ -6,19 +6,25 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from torch.distributed.distributed_c10d import PrefixStore
 
+from ..private.torch_parts import default_store
 from .worker import LateReduce
 from ..errors import ConfigError
 from ..base.launcher import World
 
 # %% auto #0
-__all__ = ["find_world", "reader_number", "StopTogether"]
+__all__ = ["find_world", "reader_number", "StopTogether", "Watch"]
 
 
 # %% ../../nbs/distributed/world.ipynb #5cde6e18
@@ -70,9 +76,9 @@ _WITHOUT_SIGNAL = 1  # SIGHUP's number, which is never caught here
 class StopTogether:
     """Stops every rank at the same call, once one of them should stop. Call `due` and `soon` equally often on all ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: timedelta | None = None) -> None:
         self._request = 0
-        self._reduce = LateReduce(dist.ReduceOp.MAX)
+        self._reduce = LateReduce(dist.ReduceOp.MAX, timeout=timeout)
 
     def request(self, signum: int | None = None) -> None:
         """Request that all ranks stop, because of a signal or without one. Safe in a signal handler."""
@@ -100,3 +106,53 @@ class StopTogether:
     def settle(self, stop: Callable[[int | None], None]) -> None:
         """As `due`, with what the ranks request now: it waits for them. After a run, no request is left for the next one."""
         self._stop(self._reduce.now(self._request), stop)
+
+
+# %% ../../nbs/distributed/world.ipynb #615474ab
+_LOOK_S, _SLOW_S = 1.0, 60.0  # between two looks; how long the ranks wait until a note says for which
+
+
+class Watch:
+    """Finds the ranks that the others wait for. `timeout_s`: after how long the ranks give up.
+
+    Add 1 to `n_reached` at the same places on all ranks. `say`: called once, with a sentence about a slow rank.
+    """
+
+    def __init__(self, number: int, size: int, timeout_s: float, say: Callable[[str], None]) -> None:
+        self.number, self.size, self.say = number, size, say
+        self.n_reached = 0
+        self._slow_s = min(_SLOW_S, timeout_s / 2)
+        store = default_store()
+        self._store = None if store is None else PrefixStore("reached", store)
+        self._is_over = threading.Event()
+
+    def begin(self) -> None:
+        """Look from now on, in a thread."""
+        self._is_over = threading.Event()
+        if self._store is not None:
+            threading.Thread(target=self._look, args=(self._store, self._is_over), daemon=True).start()
+
+    def end(self) -> None:
+        self._is_over.set()
+
+    def _look(self, store: PrefixStore, is_over: threading.Event) -> None:
+        written, since_s, is_said = -1, 0.0, False
+        with suppress(RuntimeError):  # the store is gone, with the rank that had it
+            while not is_over.wait(_LOOK_S):
+                if self.n_reached != written:
+                    written, since_s = self.n_reached, time.monotonic()
+                    store.set(str(self.number), str(written))
+                elif not is_said and time.monotonic() - since_s > self._slow_s and (slow := self.behind()):
+                    is_said = True
+                    self.say(f"{slow} is slow: the others have waited for it for {self._slow_s:.0f} s.")
+
+    def behind(self) -> str:
+        """The ranks that have reached less than another one, in words; empty if all are at the same place."""
+        store = self._store
+        if store is None:
+            return ""
+        reached = [int(store.get(str(i))) if store.check([str(i)]) else 0 for i in range(self.size)]
+        reached[self.number] = self.n_reached
+        least = min(reached)
+        slow = [f"Process {i}" for i, n in enumerate(reached) if n == least]
+        return " and ".join(slow) if len(slow) < self.size else ""
