@@ -35,8 +35,10 @@ def find_world() -> World:
     """
     if TorchElasticEnvironment.detect():
         return _world(TorchElasticEnvironment(), "LOCAL_WORLD_SIZE")
-    # As `SLURMEnvironment.detect`, without its warning where `srun` is there and not used, as in a notebook of a login node
-    if "SLURM_NTASKS" in os.environ and SLURMEnvironment.job_name() not in ("bash", "interactive"):
+    # As `SLURMEnvironment.detect`, without its warning where `srun` is there and not used, as in a notebook of a login node. A notebook
+    # in a job is one process, however many tasks that has
+    starts = "SLURM_NTASKS" in os.environ and "JPY_PARENT_PID" not in os.environ
+    if starts and SLURMEnvironment.job_name() not in ("bash", "interactive"):
         # Lightning's requeueing saves its own checkpoint, without the loader's position and the random state
         return _world(SLURMEnvironment(auto_requeue=False), "SLURM_NTASKS_PER_NODE")
     if all(name in os.environ for name in _VARIABLES) and os.environ["WORLD_SIZE"] != "1":
