@@ -181,7 +181,7 @@ class RankCallback(L.Callback):
             if training:
                 check_lengths(gather(None if is_several(share) else sized_len(share), self.group))
             return share
-        share = RankLoader(loader, self._reader, self.n_readers, self.group, data=data)
+        share = RankLoader(loader, self._reader, self.n_readers, self.group, data=data, is_passed=self.watch.is_passed)
         self._loaders.append(share)
         self._say()
         if training:
@@ -259,20 +259,20 @@ class RankCallback(L.Callback):
             pl_module.round = self
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        self.watch.n_reached += 1
+        self.watch.reach(0)
         loader = self.loader_of_training
         self._share = loader.shares[batch_idx] if loader is not None else 1.0  # a batch given by hand: all ranks have it
         self.counts = self._share > 0
         self._meters["train"].skips = not self.counts
 
     def on_before_backward(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
-        self.watch.n_reached += 1  # the gradients are exchanged next
+        self.watch.reach(1)
         share = self._share if self.weighs else float(self.counts)
         if share != 1.0:
             loss.register_hook(lambda gradient: gradient * share)
 
     def _obey(self, *args: Any, **options: Any) -> None:
-        self.watch.n_reached += 1
+        self.watch.reach(2)
         self.obey()
 
     on_train_batch_end = on_validation_batch_end = on_test_batch_end = _obey
@@ -299,6 +299,7 @@ class RankCallback(L.Callback):
     def on_validation_batch_start(
         self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
+        self.watch.reach(0)
         self.counts = (
             _share_in(pl_trainer.test_dataloaders if pl_trainer.testing else pl_trainer.val_dataloaders, dataloader_idx, batch_idx) > 0
         )

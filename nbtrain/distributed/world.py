@@ -117,7 +117,7 @@ _LOOK_S, _SLOW_S = 1.0, 60.0  # between two looks; how long the ranks wait until
 class Watch:
     """Finds the ranks that the others wait for. `timeout_s`: after how long the ranks give up.
 
-    Add 1 to `n_reached` at the same places on all ranks. `say`: called once, with a sentence about a slow rank.
+    `say`: called once, with a sentence about a slow rank.
     """
 
     def __init__(self, number: int, size: int, timeout_s: float, say: Callable[[str], None]) -> None:
@@ -137,6 +137,10 @@ class Watch:
     def end(self) -> None:
         self._is_over.set()
 
+    def reach(self, part: int) -> None:
+        """A batch begins (0), its gradients are exchanged (1), which not every batch has, or it is over (2)."""
+        self.n_reached += (4 if part == 0 else 0) + part - self.n_reached % 4
+
     def _look(self, store: PrefixStore, is_over: threading.Event) -> None:
         written, since_s, is_said = -1, 0.0, False
         with suppress(RuntimeError):  # the store is gone, with the rank that had it
@@ -148,13 +152,22 @@ class Watch:
                     is_said = True
                     self.say(f"{slow} is slow: the others have waited for it for {self._slow_s:.0f} s.")
 
-    def behind(self) -> str:
-        """The ranks that have reached less than another one, in words; empty if all are at the same place."""
+    def _reached(self) -> list[int]:
+        """The number of each rank, as it was written last; those of this rank if there is no store."""
         store = self._store
         if store is None:
-            return ""
-        reached = [int(store.get(str(i))) if store.check([str(i)]) else 0 for i in range(self.size)]
-        reached[self.number] = self.n_reached
+            return [self.n_reached] * self.size
+        found = [int(store.get(str(i))) if store.check([str(i)]) else 0 for i in range(self.size)]
+        found[self.number] = self.n_reached
+        return found
+
+    def is_passed(self) -> bool:
+        """Whether a rank has reached more than this one."""
+        return max(self._reached()) > self.n_reached
+
+    def behind(self) -> str:
+        """The ranks that have reached less than another one, in words; empty if all are at the same place."""
+        reached = self._reached()
         least = min(reached)
         slow = [f"Process {i}" for i, n in enumerate(reached) if n == least]
         return " and ".join(slow) if len(slow) < self.size else ""
