@@ -29,7 +29,7 @@ NOTEBOOKS, DOCS = ROOT / "nbs", ROOT / "docs"
 DOORS = {  # what the sidebar lists, in this order; pages of docs/ that no door names are in the last one
     "Get started": tuple(f"docs/{name}.md" for name in ("get_started", "life_of_a_step", "coming_from", "elsewhere", "platforms", "faq")),
     "Tutorials": ("nbs/tutorials/index.ipynb", "nbs/examples/index.ipynb"),
-    "How-to": ("nbs/howto/index.ipynb", "docs/recipes.md", "docs/resume.md"),
+    "How-to": ("nbs/howto/index.ipynb", "docs/recipes.md", "docs/resume.md", "docs/several_processes.md"),
     "Reference": (
         "docs/reference/index.md",
         "docs/reference/trainer.md",

@@ -63,7 +63,7 @@ def test_code_of_a_page_runs_and_prints_what_the_page_says(
     monkeypatch.setattr(LogView, "_line", lambda *args: None)  # what a run prints while it trains
     script = tmp_path / "page.py"
     script.write_text("\n\n".join(text for kind, text in blocks if kind == "python"))
-    runpy.run_path(str(script), run_name="page")
+    runpy.run_path(str(script), run_name="__main__")  # whose classes are sent to other processes
     assert capsys.readouterr().out == "".join(text for kind, text in blocks if kind == "text")
 
 

@@ -40,6 +40,7 @@ from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError, NbtrainError, WorkerError, first_line
 from ..events import Event, Status
 from ..rng import random_state, set_random_state
+from ..run.live_edits import NO_BATCH_LEFT
 
 # %% auto #0
 __all__ = ["Job", "RanksAddon", "MultiGPUAddon", "Restarted"]
@@ -103,6 +104,7 @@ class RanksAddon(Launcher):
         memory_gb: For "auto": the memory of a device in GB (1e9 bytes).
         data: Whose the data of the loaders are. "deal": all processes have the same, and get their shares of it. "own": each process has
             its own share, which is read as it is. "auto": found out by comparison. Or by loader: {"train": "own", "valid": "deal"}.
+        timeout_s: How long the processes wait for one that does not answer, in seconds. Then the run ends with an error that names it.
     """
 
     strategy: str | Strategy | Callable[[], Strategy] = "ddp"
@@ -112,6 +114,7 @@ class RanksAddon(Launcher):
     parallelize: Parallelize | None = None
     memory_gb: float | None = None
     data: Data | Mapping[Literal["train", "valid"], Data] = "auto"
+    timeout_s: float = 1800.0
 
     after = (AccumulationAddon,)  # which sees the loader before it is divided among the ranks
     excludes = frozenset({"by_hand", "several_optimizers"})
@@ -295,6 +298,7 @@ class MultiGPUAddon(RanksAddon):
         memory_gb: For "auto": the memory of a device in GB (1e9 bytes). Default: the actual memory.
         data: Whose the data of the loaders are. "deal": all processes have the same, and get their shares of it. "own": each process has
             its own share, which is read as it is. "auto": found out by comparison. Or by loader: {"train": "own", "valid": "deal"}.
+        timeout_s: How long the processes wait for one that does not answer, in seconds. Then the run ends with an error that names it.
         num_nodes: The number of machines; torchrun and SLURM set it.
         device: "cuda" for all GPUs of this machine, or a list: `["cuda:0", "cuda:1"]`; `["cpu", "cpu"]` for two processes on the CPU.
 
@@ -313,7 +317,9 @@ class MultiGPUAddon(RanksAddon):
     num_nodes: int = 1
 
     def __post_init__(self) -> None:
-        self.world = find_world()
+        if self.timeout_s <= 0:
+            raise ConfigError(f"timeout_s={self.timeout_s!r} must be a positive number of seconds.")
+        self.world = replace(find_world(), timeout_s=self.timeout_s)
         if self.init_method is not None:
             self._address()
         if self.num_nodes not in (1, self.world.n_machines):
@@ -364,7 +370,9 @@ class MultiGPUAddon(RanksAddon):
         return len(self.devices) if self.world.environment is None else self.world.size
 
     def start(self, job: Job) -> AbstractContextManager[Launched]:
-        return Launch(job, len(self.devices), pool=_pool(), backend=self.backend, address=self._address(), parts=job.parts)
+        return Launch(
+            job, len(self.devices), pool=_pool(), backend=self.backend, address=self._address(), parts=job.parts, timeout_s=self.timeout_s
+        )
 
 
 # %% ../../nbs/addons/multi_gpu.ipynb #70ae4538
@@ -411,7 +419,7 @@ def _serve_late(trainer: Any, name: str, options: Mapping[str, Any], at: None) -
             print(first_line(error))
             return
     if name == "set":
-        print(f"The run has no batch left: {', '.join(f'{key}={value!r}' for key, value in options.items())} holds for the next one.")
+        print(NO_BATCH_LEFT.format(", ".join(f"{key}={value!r}" for key, value in options.items())))
     elif name == "validate_now":
         print("The run ended before it could be validated. evaluate(loader) validates without a run.")
 

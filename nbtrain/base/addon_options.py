@@ -247,8 +247,10 @@ class RanksOptions(TypedDict, total=False):
     parallelize: Parallelize | None
     memory_gb: float | None
     data: Data | Mapping[Literal["train", "valid"], Data]
+    timeout_s: float
 
 
+# %% ../../nbs/base/addon_options.ipynb #addon-types-options-2
 class MultiGPUOptions(TypedDict, total=False):
     """Options of MultiGPUAddon."""
 
@@ -256,7 +258,6 @@ class MultiGPUOptions(TypedDict, total=False):
     num_nodes: int
 
 
-# %% ../../nbs/base/addon_options.ipynb #addon-types-options-2
 class WebLoggerOptions(TypedDict, total=False):
     """Options of WebLoggerAddon."""
 
@@ -318,6 +319,7 @@ class SystemMonitorOptions(TypedDict, total=False):
     count_tokens: TokenCount | None
 
 
+# %% ../../nbs/base/addon_options.ipynb #addon-types-options-3
 class UpdateRatioOptions(TypedDict, total=False):
     """Options of UpdateRatioAddon."""
 

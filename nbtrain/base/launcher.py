@@ -9,6 +9,7 @@ import atexit
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -34,7 +35,8 @@ Value = TypeVar("Value")
 class World:
     """The processes that were started together. This one is rank `number` of `size`, and the `local`-th of `n_local` on its machine.
 
-    `environment`: Lightning's, for processes that torchrun or SLURM has started; None for a single process.
+    `environment`: Lightning's, for processes that torchrun or SLURM has started; None for a single process. `timeout_s`: how long they wait
+    for one that does not answer.
     """
 
     number: int = 0
@@ -42,6 +44,7 @@ class World:
     local: int = 0
     n_local: int = 1
     environment: ClusterEnvironment | None = None
+    timeout_s: float = 1800.0  # as torch
 
     @property
     def is_first(self) -> bool:
@@ -71,7 +74,8 @@ class World:
         os.environ["MASTER_ADDR"] = self.environment.main_address
         os.environ["MASTER_PORT"] = str(self.environment.main_port)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, store=self._store(), rank=self.number, world_size=self.size)
+        timeout = timedelta(seconds=self.timeout_s)
+        dist.init_process_group(backend, store=self._store(), rank=self.number, world_size=self.size, timeout=timeout)
         atexit.register(dist.destroy_process_group)
 
     def _store(self) -> Any:

@@ -291,7 +291,18 @@ class RayLaunch:
             counts = self._trainer.train_state.counts
             self._folder.begin(counts.epoch, counts.step)
         for rank, member in enumerate(self._members):
-            task = WorkerTask(rank, n, b"", self._backend, meeting, 1, str(Path.cwd()), sys.path, cells=texts)
+            task = WorkerTask(
+                rank,
+                n,
+                b"",
+                self._backend,
+                meeting,
+                1,
+                str(Path.cwd()),
+                sys.path,
+                cells=texts,
+                timeout_s=_addon_of(self._trainer).timeout_s,
+            )
             member.train.remote(task, payload, str(self._folder.run_dir) if rank == 0 and self._folder is not None else "", self._seen)
         self._takes = {rank: _request(member) for rank, member in enumerate(self._members)}
 
@@ -438,6 +449,7 @@ class RayAddon(RanksAddon):
         parallelize: A function `(model, mesh)` that shards the model in place, instead of what "fsdp2" and "tp" do.
         memory_gb: For "auto": the memory of a worker's device in GB (1e9 bytes). Required there.
         data: Whose the data of the loaders are: "auto", "own" or "deal"; see MultiGPUAddon.
+        timeout_s: How long the workers wait for one that does not answer, in seconds. Then the run ends with an error that names it.
 
     Raises:
         ConfigError: Ray is not installed, or options are invalid; in a run, no cluster answers, it lacks room, or has other versions

@@ -24,7 +24,7 @@ from ..objects.user_code import state
 from ..rng import keep_random, seed_process
 
 # %% auto #0
-__all__ = ["Data", "parts_of_loader", "take_rank", "digest", "first_and_last", "are_own", "gives_own_share"]
+__all__ = ["Data", "SAY_WHOSE", "parts_of_loader", "take_rank", "digest", "first_and_last", "are_own", "gives_own_share"]
 
 # %% ../../nbs/distributed/own_shares.ipynb #95f9ba8d
 Data = Literal[
@@ -128,6 +128,9 @@ def first_and_last(dataset: Any) -> Any:
             return None
 
 
+SAY_WHOSE = 'Say whose data they are: data="own" if each process has a separate share, data="deal" if all have the same.'
+
+
 def are_own(value: Any, what: str, n_readers: int, group: Any = None) -> bool:
     """Whether each of `n_readers` has another `value`. All processes must call it. Raises ConfigError if only some have."""
     found = gather(blake2b(repr(value).encode(), digest_size=16).hexdigest(), group)
@@ -140,7 +143,7 @@ def are_own(value: Any, what: str, n_readers: int, group: Any = None) -> bool:
     listed_hashes = [", ".join(str(rank) for rank, one in enumerate(found) if one == kind) for kind in dict.fromkeys(found)]
     raise ConfigError(
         f"{what} are the same in some processes, and others in the rest: {' | '.join(listed_hashes)}.",
-        remedy='Say whose data they are: data="own" if each process has a separate share, data="deal" if all have the same.',
+        remedy=SAY_WHOSE,
     )
 
 

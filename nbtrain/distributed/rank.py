@@ -5,6 +5,7 @@
 # %% ../../nbs/distributed/rank.ipynb #e3399312
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -28,7 +29,7 @@ from .own_shares import Data
 from .parallelism import Parallelism, SplitStrategy, gather
 from .rank_loader import RankLoader, RankMeter, check_lengths, sampled_share
 from .worker import Agreement, Rank
-from .world import StopTogether
+from .world import StopTogether, Watch
 from ..base.launcher import World
 from ..engine.callback import callbacks_of, notify
 from ..engine.control import Leave, State
@@ -36,7 +37,7 @@ from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..engine.step_output import LeftOut, as_output
 from ..engine.train_state import Mode
-from ..errors import NbtrainError, first_line
+from ..errors import NbtrainError, WorkerError, first_line
 from ..events import Event
 from ..rng import random_state
 
@@ -45,6 +46,7 @@ __all__ = ["RankCallback", "find_rank", "reduced", "InWorld", "WorkerEnvironment
 
 # %% ../../nbs/distributed/rank.ipynb #9f89cf07
 _MEET = timedelta(seconds=5)  # how long a rank that has failed waits for the others to fail too
+_TIMED_OUT = re.compile("timed out|timeout", re.IGNORECASE)
 
 
 def _share_in(loaders: Any, dataloader_idx: int, batch_idx: int) -> float:
@@ -84,15 +86,16 @@ class RankCallback(L.Callback):
     `trainer` is the trainer of this rank. Consecutive ranks that compute on batches together read the same ones.
     """
 
-    def __init__(self, trainer: TrainerProtocol, number: int, n_ranks: int, parallelism: Parallelism) -> None:
-        self.trainer, self.parallelism = trainer, parallelism
+    def __init__(self, trainer: TrainerProtocol, number: int, n_ranks: int, parallelism: Parallelism, timeout_s: float) -> None:
+        self.trainer, self.parallelism, self.timeout = trainer, parallelism, timedelta(seconds=timeout_s)
         n_sharing = parallelism.tensor_size
-        self.group: Any = dist.new_group(backend="gloo")
+        self.group: Any = dist.new_group(backend="gloo", timeout=self.timeout)
+        self.watch = Watch(number, n_ranks, timeout_s, lambda text: trainer.recorder.note(f"{text[:-1]}, at {trainer.recorder.place}."))
         self.n_readers = n_ranks // n_sharing
         self.readers: Any = None  # the group of ranks, with this one, that together read each batch once; None if these are all
         if n_sharing > 1:
             columns = [list(range(first, n_ranks, n_sharing)) for first in range(n_sharing)]
-            self.readers = dist.new_subgroups_by_enumeration(columns)[0]
+            self.readers = dist.new_subgroups_by_enumeration(columns, timeout=self.timeout)[0]
         # Whether the current batch counts. In a last round without a batch for this rank, it computes on another
         # rank's, which does not count
         self.counts = True
@@ -104,7 +107,7 @@ class RankCallback(L.Callback):
         self._sending: Any = None  # a message about the current round
         self._carrier: _Carrier | None = None  # of what the ranks agree on, with the gradients
         self._agreement: Agreement | None = None  # on the commands of who watches the run
-        self._stop = StopTogether()
+        self._stop = StopTogether(self.timeout)
         self._has_failed = False
         self._commands: deque[tuple[Any, ...]] = deque()  # received by all ranks, not yet executed by this one
         self._meeting: Any = dist.new_group(backend="gloo", timeout=_MEET) if parallelism.splits else None
@@ -178,7 +181,7 @@ class RankCallback(L.Callback):
             if training:
                 check_lengths(gather(None if is_several(share) else sized_len(share), self.group))
             return share
-        share = RankLoader(loader, self._reader, self.n_readers, self.group, data=data)
+        share = RankLoader(loader, self._reader, self.n_readers, self.group, data=data, is_passed=self.watch.is_passed)
         self._loaders.append(share)
         self._say()
         if training:
@@ -249,23 +252,27 @@ class RankCallback(L.Callback):
 
     # -- Lightning's hooks
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.watch.begin()
         if stage != "fit" or self.trainer.configures_optimizers:  # Lightning's loops don't read what counts of a round
             return
         if isinstance(pl_module, StepModule) and isinstance(pl_trainer.strategy, DDPStrategy):
             pl_module.round = self
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        self.watch.reach(0)
         loader = self.loader_of_training
         self._share = loader.shares[batch_idx] if loader is not None else 1.0  # a batch given by hand: all ranks have it
         self.counts = self._share > 0
         self._meters["train"].skips = not self.counts
 
     def on_before_backward(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
+        self.watch.reach(1)
         share = self._share if self.weighs else float(self.counts)
         if share != 1.0:
             loss.register_hook(lambda gradient: gradient * share)
 
     def _obey(self, *args: Any, **options: Any) -> None:
+        self.watch.reach(2)
         self.obey()
 
     on_train_batch_end = on_validation_batch_end = on_test_batch_end = _obey
@@ -292,6 +299,7 @@ class RankCallback(L.Callback):
     def on_validation_batch_start(
         self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
+        self.watch.reach(0)
         self.counts = (
             _share_in(pl_trainer.test_dataloaders if pl_trainer.testing else pl_trainer.val_dataloaders, dataloader_idx, batch_idx) > 0
         )
@@ -301,8 +309,16 @@ class RankCallback(L.Callback):
 
     def on_exception(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._has_failed = not isinstance(exception, Leave)
+        if isinstance(exception, RuntimeError) and _TIMED_OUT.search(str(exception)):
+            slow = self.watch.behind() or "A process"
+            raise WorkerError(
+                f"{slow} has not answered for {self.timeout.total_seconds():g} s.",
+                where=self.trainer.recorder.place,
+                remedy="Look there for what it waits for, such as data; if it only takes longer, give MultiGPUAddon a longer timeout_s.",
+            ) from exception
 
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.watch.end()
         self._say()
         self.loader_of_training = None
         self._loaders.clear()
@@ -332,8 +348,8 @@ class InWorld(RankCallback):
 
     def __init__(self, trainer: TrainerProtocol, world: World, parallelism: Parallelism) -> None:
         world.join()
-        super().__init__(trainer, world.number, world.size, parallelism)
-        self._agreement = Agreement(trainer.control.inbox) if trainer.control.inbox is not None else None
+        super().__init__(trainer, world.number, world.size, parallelism, world.timeout_s)
+        self._agreement = Agreement(trainer.control.inbox, self.timeout) if trainer.control.inbox is not None else None
         trainer.control.stop_with(self._stop.request)
 
     def _is_leaving(self) -> bool:
@@ -395,9 +411,9 @@ class InWorker(RankCallback):
     """A rank started by a notebook, which executes the commands of the parent process."""
 
     def __init__(self, trainer: TrainerProtocol, rank: Rank, device: torch.device, parallelism: Parallelism) -> None:
-        super().__init__(trainer, rank.number, rank.world_size, parallelism)
+        super().__init__(trainer, rank.number, rank.world_size, parallelism, rank.timeout_s)
         self.rank = rank
-        self._agreement = Agreement(rank.channel)
+        self._agreement = Agreement(rank.channel, self.timeout)
         # The parent has sent the commands that change the state, so it needs no notification
         begin_copy(trainer, device, lambda state: None, rank.channel.emit if rank.number == 0 else None)
         trainer.control.stop_with(self._stop.request)

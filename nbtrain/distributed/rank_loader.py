@@ -5,6 +5,7 @@
 # %% ../../nbs/distributed/rank_loader.ipynb #35339245
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from itertools import chain, islice
@@ -21,7 +22,7 @@ from ..data.batch import batch_size
 from ..data.loader import BatchList, LazyLoader, LoaderWrapper, innermost, with_batch_sampler
 from ..data.several_loaders import is_several, parts_of
 from ..data.tensor_loader import TensorLoader
-from .own_shares import Data, are_own, digest, first_and_last, gives_own_share, parts_of_loader
+from .own_shares import SAY_WHOSE, Data, are_own, digest, first_and_last, gives_own_share, parts_of_loader
 from .parallelism import gather
 from ..engine.meter import EpochLog, Meter, Scalar
 from ..errors import ConfigError
@@ -101,13 +102,24 @@ class RankLoader(LoaderWrapper):
     """The batches of `loader` for rank `number` of `n_ranks`. `group`: a process group on the CPU.
 
     `data`: whose data they are; see MultiGPUAddon. `said`: texts for the record. `shares`: the share of each batch of this epoch so far.
+    `is_passed`: whether another rank is farther in the run than this one.
     """
 
-    def __init__(self, loader: Iterable[Any], number: int, n_ranks: int, group: Any = None, *, data: Data = "auto") -> None:
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        number: int,
+        n_ranks: int,
+        group: Any = None,
+        *,
+        data: Data = "auto",
+        is_passed: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__(loader)
         self.number, self.n_ranks, self.group = number, n_ranks, group
         self.shares: list[float] = []
         self.said: list[str] = []
+        self._is_passed = is_passed
         self._seed: int | None = None
         self._is_beginning = False
         is_own = gives_own_share(loader, number, n_ranks, data, group)
@@ -116,6 +128,7 @@ class RankLoader(LoaderWrapper):
         )  # it divides what is equal, too
         # Whether this is a share, and whether that needs no comparison. As a tuple it is in no saved place
         self._known: tuple[bool | None, bool] = is_own, data != "auto" or bool(is_of_torch)
+        self._is_compared = data == "auto"  # whether what is dealt is compared to the end; "deal" is a word on it
         self._reads: Any = None  # a DataLoader of this rank's batches, or like that of a stream
         inside: Any = innermost(loader)
         is_stream = isinstance(inside, DataLoader) and isinstance(inside.dataset, IterableDataset)
@@ -193,7 +206,7 @@ class RankLoader(LoaderWrapper):
             what = "the same batches of data that look divided" if was_own else "other batches of data that look the same"
             raise ConfigError(
                 f"The processes read {what}.",
-                remedy='Say whose data they are: data="own" if each process has a separate share, data="deal" if all have the same.',
+                remedy=SAY_WHOSE,
             )
         self._known = is_own if was_own is None else was_own, True
         if is_own and was_own is None:
@@ -229,9 +242,27 @@ class RankLoader(LoaderWrapper):
         return batch
 
     def _deal(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch, share in deal(batches, batch_size, self.number, self.n_ranks):
+        read = blake2b(digest_size=16)
+        compares = not self._is_even and self._is_compared  # a stream, whose ranks draw the same numbers
+        for batch, share in deal(_summed(batches, read) if compares else batches, batch_size, self.number, self.n_ranks):
             self.shares.append(share)
             yield batch
+        if compares and self._is_several():
+            self._compare(read.hexdigest())
+
+    def _compare(self, read: str) -> None:
+        """This rank is at the end of a stream that is dealt. Raises ConfigError if the others have read other batches, or read on."""
+        arrived: Any = dist.barrier(self.group, async_op=True)
+        is_passed = False
+        while not (arrived.is_completed() or is_passed):
+            time.sleep(_POLL_S)
+            is_passed = self._is_passed()
+        found = [read] * 2 if is_passed else gather(read, self.group)
+        others = [f"process {rank}" for rank, one in enumerate(found) if one != found[0]]
+        if is_passed or others:
+            what = "have more batches" if is_passed else f"have read other batches than process 0: {', '.join(others)}"
+            where = f"process {self.number} is at the end of its stream" if is_passed else "the end of the stream"
+            raise ConfigError(f"The processes {what}, where each takes its share of one stream.", where=where, remedy=SAY_WHOSE)
 
     def _read_own(self, batches: Iterator[Any]) -> Iterator[Any]:
         """A share of this rank's, until the first of the ranks has no batch left."""
@@ -254,6 +285,16 @@ class RankLoader(LoaderWrapper):
         state = found[0][0]
         set_random_state(state)
         return int.from_bytes(blake2b(state["torch"].numpy().tobytes(), digest_size=7).digest(), "big")
+
+
+_POLL_S = 0.05
+
+
+def _summed(batches: Iterator[Any], read: Any) -> Iterator[Any]:
+    """Yield the batches, of which a few values go into the checksum `read`."""
+    for batch in batches:
+        read.update(repr(digest(batch)).encode())
+        yield batch
 
 
 _OWN = "Each process has other data: they are read as they are."

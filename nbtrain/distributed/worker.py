@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -88,6 +89,7 @@ class WorkerTask:
     path: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     cells: dict[str, list[str]] = field(default_factory=dict)  # the source of a notebook's cells, by file name
+    timeout_s: float = 1800.0  # how long a rank waits for one that does not answer
 
 
 @dataclass(frozen=True)
@@ -227,10 +229,10 @@ class LateReduce:
     at most 32. A separate process group (gloo, on the CPU) separates its messages from those of the gradients.
     """
 
-    def __init__(self, op: Any, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, op: Any, clock: Callable[[], float] = time.monotonic, timeout: timedelta | None = None) -> None:
         self._op, self._clock = op, clock
         self._alone = dist.get_world_size() == 1
-        self._group = None if self._alone else dist.new_group(backend="gloo")
+        self._group = None if self._alone else dist.new_group(backend="gloo", timeout=timeout)
         self._pending: Any = None  # the reduction that was started
         self._reduced = torch.zeros(2)  # over all ranks, when `_pending` is done: the number, and the calls until the next reduction
         self._n_calls, self._started_s = 0, clock()  # since the newest reduction; its time
@@ -305,9 +307,9 @@ MOMENTS = (
 class Agreement:
     """Returns the commands in `channel` on every rank at the same call. Call `due` and `soon` equally often on all ranks."""
 
-    def __init__(self, channel: Inbox) -> None:
+    def __init__(self, channel: Inbox, timeout: timedelta | None = None) -> None:
         self._channel = channel
-        self._reduce = LateReduce(dist.ReduceOp.MIN)
+        self._reduce = LateReduce(dist.ReduceOp.MIN, timeout=timeout)
         self.n_returned = 0  # commands
 
     def due(self) -> list[Any]:
@@ -336,13 +338,14 @@ class Agreement:
 class Rank:
     """The argument of a payload: the `number` of its rank, the `world_size`, and the channel to the parent.
 
-    `n_local`: how many ranks have the devices of one machine.
+    `n_local`: how many ranks have the devices of one machine. `timeout_s`: how long they wait for one that does not answer.
     """
 
     number: int
     world_size: int
     channel: RankChannel
     n_local: int = 1
+    timeout_s: float = 1800.0
 
 
 def main(descriptor: int, preload: Sequence[str]) -> None:
@@ -381,7 +384,7 @@ def do_payload(task: WorkerTask, channel: RankChannel) -> bytes:
     put_cells(task.cells)
     payload = loads(task.payload)
     with _process_group(task):
-        return dumps(payload(Rank(task.number, task.world_size, channel, task.n_local)))
+        return dumps(payload(Rank(task.number, task.world_size, channel, task.n_local, task.timeout_s)))
 
 
 @contextmanager
@@ -389,7 +392,8 @@ def _process_group(task: WorkerTask) -> Iterator[None]:
     """Set up torch.distributed for one task."""
     place = task.meeting
     store = FileStore(place, task.world_size) if isinstance(place, str) else TCPStore(*place, is_master=False)
-    dist.init_process_group(task.backend, rank=task.number, world_size=task.world_size, store=store)
+    timeout = timedelta(seconds=task.timeout_s)
+    dist.init_process_group(task.backend, rank=task.number, world_size=task.world_size, store=store, timeout=timeout)
     yield
     dist.destroy_process_group()
 

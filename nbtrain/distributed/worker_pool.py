@@ -413,6 +413,7 @@ class Launch:
 
     `payload`: a function of a `Rank`, the same for all. `backend`: of torch.distributed. `address`: host and port of the ranks'
     store, which this process serves (port 0: any free port); without it the ranks meet in a file. `parts`: as in `pickled`.
+    `timeout_s`: how long a rank waits for one that does not answer.
     Raises WorkerError for a payload that can't be pickled, and for a port in use.
     """
 
@@ -425,6 +426,7 @@ class Launch:
         backend: str = "gloo",
         address: tuple[str, int] | None = None,
         parts: Mapping[str, Any] | None = None,
+        timeout_s: float = 1800.0,
     ) -> None:
         data = pack(payload, parts=parts)
         self._pool = pool
@@ -434,8 +436,9 @@ class Launch:
         self._workers = pool.take(n, environment)
         self._outcome = Outcome(n)
         self._kill_at_s = float("inf")
+        where = str(Path.cwd()), sys.path, environment, texts, timeout_s
         for number, worker in enumerate(self._workers):
-            worker.send("task", WorkerTask(number, n, data, backend, self._meeting.place, n, str(Path.cwd()), sys.path, environment, texts))
+            worker.send("task", WorkerTask(number, n, data, backend, self._meeting.place, n, *where))
 
     def __enter__(self) -> Launch:
         return self

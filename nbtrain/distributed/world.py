@@ -6,19 +6,25 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from torch.distributed.distributed_c10d import PrefixStore
 
+from ..private.torch_parts import default_store
 from .worker import LateReduce
 from ..errors import ConfigError
 from ..base.launcher import World
 
 # %% auto #0
-__all__ = ["find_world", "reader_number", "StopTogether"]
+__all__ = ["find_world", "reader_number", "StopTogether", "Watch"]
 
 
 # %% ../../nbs/distributed/world.ipynb #5cde6e18
@@ -29,8 +35,10 @@ def find_world() -> World:
     """
     if TorchElasticEnvironment.detect():
         return _world(TorchElasticEnvironment(), "LOCAL_WORLD_SIZE")
-    # As `SLURMEnvironment.detect`, without its warning where `srun` is there and not used, as in a notebook of a login node
-    if "SLURM_NTASKS" in os.environ and SLURMEnvironment.job_name() not in ("bash", "interactive"):
+    # As `SLURMEnvironment.detect`, without its warning where `srun` is there and not used, as in a notebook of a login node. A notebook
+    # in a job is one process, however many tasks that has
+    starts = "SLURM_NTASKS" in os.environ and "JPY_PARENT_PID" not in os.environ
+    if starts and SLURMEnvironment.job_name() not in ("bash", "interactive"):
         # Lightning's requeueing saves its own checkpoint, without the loader's position and the random state
         return _world(SLURMEnvironment(auto_requeue=False), "SLURM_NTASKS_PER_NODE")
     if all(name in os.environ for name in _VARIABLES) and os.environ["WORLD_SIZE"] != "1":
@@ -70,9 +78,9 @@ _WITHOUT_SIGNAL = 1  # SIGHUP's number, which is never caught here
 class StopTogether:
     """Stops every rank at the same call, once one of them should stop. Call `due` and `soon` equally often on all ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: timedelta | None = None) -> None:
         self._request = 0
-        self._reduce = LateReduce(dist.ReduceOp.MAX)
+        self._reduce = LateReduce(dist.ReduceOp.MAX, timeout=timeout)
 
     def request(self, signum: int | None = None) -> None:
         """Request that all ranks stop, because of a signal or without one. Safe in a signal handler."""
@@ -100,3 +108,66 @@ class StopTogether:
     def settle(self, stop: Callable[[int | None], None]) -> None:
         """As `due`, with what the ranks request now: it waits for them. After a run, no request is left for the next one."""
         self._stop(self._reduce.now(self._request), stop)
+
+
+# %% ../../nbs/distributed/world.ipynb #615474ab
+_LOOK_S, _SLOW_S = 1.0, 60.0  # between two looks; how long the ranks wait until a note says for which
+
+
+class Watch:
+    """Finds the ranks that the others wait for. `timeout_s`: after how long the ranks give up.
+
+    `say`: called once, with a sentence about a slow rank.
+    """
+
+    def __init__(self, number: int, size: int, timeout_s: float, say: Callable[[str], None]) -> None:
+        self.number, self.size, self.say = number, size, say
+        self.n_reached = 0
+        self._slow_s = min(_SLOW_S, timeout_s / 2)
+        store = default_store()
+        self._store = None if store is None else PrefixStore("reached", store)
+        self._is_over = threading.Event()
+
+    def begin(self) -> None:
+        """Look from now on, in a thread."""
+        self._is_over = threading.Event()
+        if self._store is not None:
+            threading.Thread(target=self._look, args=(self._store, self._is_over), daemon=True).start()
+
+    def end(self) -> None:
+        self._is_over.set()
+
+    def reach(self, part: int) -> None:
+        """A batch begins (0), its gradients are exchanged (1), which not every batch has, or it is over (2)."""
+        self.n_reached += (4 if part == 0 else 0) + part - self.n_reached % 4
+
+    def _look(self, store: PrefixStore, is_over: threading.Event) -> None:
+        written, since_s, is_said = -1, 0.0, False
+        with suppress(RuntimeError):  # the store is gone, with the rank that had it
+            while not is_over.wait(_LOOK_S):
+                if self.n_reached != written:
+                    written, since_s = self.n_reached, time.monotonic()
+                    store.set(str(self.number), str(written))
+                elif not is_said and time.monotonic() - since_s > self._slow_s and (slow := self.behind()):
+                    is_said = True
+                    self.say(f"{slow} is slow: the others have waited for it for {self._slow_s:.0f} s.")
+
+    def _reached(self) -> list[int]:
+        """The number of each rank, as it was written last; those of this rank if there is no store."""
+        store = self._store
+        if store is None:
+            return [self.n_reached] * self.size
+        found = [int(store.get(str(i))) if store.check([str(i)]) else 0 for i in range(self.size)]
+        found[self.number] = self.n_reached
+        return found
+
+    def is_passed(self) -> bool:
+        """Whether a rank has reached more than this one."""
+        return max(self._reached()) > self.n_reached
+
+    def behind(self) -> str:
+        """The ranks that have reached less than another one, in words; empty if all are at the same place."""
+        reached = self._reached()
+        least = min(reached)
+        slow = [f"Process {i}" for i, n in enumerate(reached) if n == least]
+        return " and ".join(slow) if len(slow) < self.size else ""

@@ -41,6 +41,7 @@ __all__ = [
     "loads_itself",
     "is_compiled",
     "compile_calls",
+    "default_store",
     "compile_modes",
     "flag_nonfinite",
     "find_step_hooks",
@@ -163,6 +164,12 @@ def compile_calls(module: nn.Module, keywords: Mapping[str, Any]) -> None:
 
     forward.__code__ = forward.__code__.replace()
     module._compiled_call_impl = torch.compile(forward, **keywords)
+
+
+def default_store() -> Any:
+    """The store by which the processes of torch.distributed have met; None where this torch does not say."""
+    store = find("torch.distributed.distributed_c10d._get_default_store")
+    return None if store is None else store()
 
 
 def compile_modes() -> list[str] | None:

@@ -20,12 +20,14 @@ from traceback import walk_tb
 from typing import Any
 
 import lightning as L
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities import registry
 
 from ..optim.optimizer_state import move_with_optimizer
 from ..private.lightning_parts import stand_at, trainer_of, use_quick_signals
 from ..private.torch_parts import end_workers
 from ..base.trainer_base import TrainerBase
+from ..engine.callback import as_list
 from ..engine.control import uninterrupted
 from ..engine.logged import lend_log
 from ..engine.step_module import StepModule
@@ -88,6 +90,8 @@ QuickTrainer.__name__ = L.Trainer.__name__  # it is in the names of the environm
 
 def make_pl_trainer(**arguments: Any) -> L.Trainer:
     """Make a `lightning.Trainer` with these arguments."""
+    if "SLURM_NTASKS" in os.environ and "strategy" not in arguments:  # a process that trains alone needs nothing of SLURM
+        arguments["plugins"] = [*as_list(arguments.get("plugins")), LightningEnvironment()]
     with quiet(), _LOCK:
         lightnings: dict[str, Any] = registry.__dict__  # the namespace of the module that searches
         before, lightnings["entry_points"] = lightnings["entry_points"], ENTRY_POINTS.find

@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -112,22 +115,30 @@ def correct_model(trainer: TrainerBase) -> None:
         trainer.model.to(trainer.device)
 
 
+_SAID: list[str] = []  # once in a process
+
+
 def _note_other_ranks(trainer: TrainerBase) -> None:
-    """Add a note if torchrun has started several processes, and each of them would train by itself."""
-    rank, n_ranks = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "1")
+    """Add a note if torchrun, SLURM or accelerate has several processes, and each of them would train by itself."""
+    given, what = os.environ, ""
+    configured = Path(given.get("HF_HOME", "~/.cache/huggingface"), "accelerate/default_config.yaml").expanduser()
+    if "RANK" in given and given.get("WORLD_SIZE", "1") != "1":
+        what = f"This process is rank {given['RANK']} of {given['WORLD_SIZE']}"
+    elif given.get("SLURM_NTASKS", "1") != "1":
+        what = f"SLURM has given this job {given['SLURM_NTASKS']} tasks, of which this process is one"
+    elif "accelerate" in sys.modules and configured.is_file():
+        found = re.search(r"^num_processes: (?!1$)(\d+)$", configured.read_text(), re.MULTILINE)
+        what = f"accelerate is configured for {found[1]} processes, of which this is one" if found else ""
     is_shared = trainer.world.size > 1 or trainer.launcher is not None or "strategy" in trainer.lightning
-    if rank is not None and n_ranks != "1" and not is_shared:
-        what = f"This process is rank {rank} of {n_ranks}, and trains alone, on all data."
-        trainer.recorder.note(f"{what} Use MultiGPUAddon to train together.")
-
-
-_SAID: list[str] = []  # once in a process: which private parts of Lightning are missing
+    if what and what not in _SAID and not is_shared:
+        _SAID.append(what)
+        trainer.recorder.note(f"{what}, and trains alone, on all data. Use MultiGPUAddon to train together.")
 
 
 def advise(trainer: TrainerBase, loader: Iterable[Any]) -> None:
     """Add notes about processes that do not train together, and about what would make the runs faster."""
     _note_other_ranks(trainer)
-    if (names := why_stock()) and not _SAID:
+    if (names := why_stock()) and names not in _SAID:
         _SAID.append(names)
         trainer.recorder.note(
             f"nbtrain's loops do not fit Lightning {L.__version__}, which has no {names}: "

@@ -108,6 +108,12 @@ def test_rank_without_the_number_of_its_neighbours_is_refused(monkeypatch: pytes
     assert find_world().size == 1
 
 
+def test_a_notebook_in_a_job_of_several_tasks_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NAME": "lab", "JPY_PARENT_PID": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert find_world().size == 1
+
+
 def test_strategy_that_starts_processes_is_unknown() -> None:
     for name in ("ddp_spawn", "ddp_fork", "ddp_notebook"):
         with pytest.raises(ConfigError, match="is unknown"):

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hung_rank import run as run_hung
 from moment_rank import run
 from test_worlds import WAIT_S, ended, free_port, start
 
-from nbtrain import ConfigError
+from nbtrain import ConfigError, WorkerError
 from nbtrain.distributed.worker import MOMENTS
+from nbtrain.history.run_folder import read_events
 
 PROGRAM = Path(__file__).with_name("moment_rank.py")
 # After which update the run ends: requests between two epochs are settled before the next one, and those of a batch after it
@@ -19,9 +21,9 @@ STEPS = dict.fromkeys(MOMENTS, 8) | {"on_fit_start": 0, "on_train_start": 0, "on
 WITHIN = ("train_step", "on_train_batch_end")  # where short batches exchange every 50 ms
 
 
-def under_torchrun(*arguments: Any) -> str:
+def under_torchrun(*arguments: Any, program: Path = PROGRAM) -> str:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()]
-    process = start([*torchrun, PROGRAM, *arguments])
+    process = start([*torchrun, program, *arguments])
     with ended(process):
         return process.communicate(timeout=WAIT_S)[0]
 
@@ -62,3 +64,24 @@ def test_an_error_of_one_rank_ends_the_run_under_torchrun(moment: str) -> None:
 def test_a_pause_that_one_rank_requests_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"it can't be paused and resumed\.\n  .*stop\(\) ends it\.(?s:.*)raised in rank 1"):
         run("on_train_epoch_end", "pause", ["cpu", "cpu"])
+
+
+SLOW = "Process 1 is slow: the others have waited for it for 4 s, at epoch 1, batch 4."
+HUNG = "WorkerError: Process 1 has not answered for 8 s."
+
+
+def notes_in(folder: Path) -> list[str]:
+    return [event.data["text"] for event in read_events(folder / "run-001") if event.kind == "note"]
+
+
+def test_a_rank_that_hangs_is_named_slow_and_after_the_timeout_in_the_error(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=rf"{HUNG[13:]}\n  epoch 1, batch 4\n  Look there for what it waits for"):
+        run_hung(tmp_path, ["cpu", "cpu"])
+    assert notes_in(tmp_path).count(SLOW) == 1
+
+
+@pytest.mark.long
+def test_a_rank_that_hangs_is_named_under_torchrun(tmp_path: Path) -> None:
+    output = under_torchrun(tmp_path, program=Path(run_hung.__code__.co_filename))
+    assert HUNG in output and "exitcode  : 1" in output
+    assert notes_in(tmp_path).count(SLOW) == 1

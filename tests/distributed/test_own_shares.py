@@ -216,6 +216,32 @@ def test_a_stream_that_ends_early_in_one_process_ends_the_epoch_for_all(pool: Po
     assert said[1:] == ["A process has read its last batch before the others: the epoch ends for all."]
 
 
+class Turns(IterableDataset[Any]):
+    """A stream that is the same in all processes at first, and later in another order in one of them, or longer."""
+
+    def __init__(self, n: int = 96, more: int = 0) -> None:
+        self.n, self.more = n, more
+
+    def __iter__(self) -> Iterator[Any]:
+        is_other = dist.get_rank() == 1
+        for i in range(self.n + self.more * is_other):
+            yield torch.zeros(8), i ^ 1 if is_other and not self.more and i > 48 else i
+
+
+def test_a_dealt_stream_that_goes_on_otherwise_in_one_process_is_refused_at_its_end(pool: Pool) -> None:
+    text = r'(?s)have read other batches than process 0: process 1, where each takes its share of one stream\..*data="own"'
+    with pytest.raises(ConfigError, match=text):
+        read(pool, lambda rank: DataLoader(Turns(), 8))
+    (first, _), (second, _) = read(pool, lambda rank: DataLoader(Turns(), 8), data="deal")
+    assert len(first) == len(second) == 48
+
+
+def test_a_dealt_stream_that_is_longer_in_one_process_ends_with_an_error() -> None:
+    trainer = make_trainer(Counts.add_on(MultiGPUAddon), model=torch.nn.Linear(8, 1), device=TWO)
+    with pytest.raises(ConfigError, match=r"have more batches, where each takes its share of one stream\.\n  process 0 is at the end"):
+        trainer.run(1, DataLoader(Turns(more=32), 8))
+
+
 class Counts(Trainer):
     def train_step(self, batch: Any) -> Any:
         return {"loss": self.model(batch[0]).mean(), "ids": batch[1].float()}

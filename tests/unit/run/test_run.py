@@ -476,10 +476,26 @@ def test_a_torch_without_tests_is_noted_in_the_first_run_only(monkeypatch: pytes
     ]
 
 
-def test_process_that_trains_alone_among_several_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert notes_of_runs(1) == ["This process is rank 1 of 2, and trains alone, on all data. Use MultiGPUAddon to train together."]
+ALONE = {
+    "torchrun": ({"RANK": "1", "WORLD_SIZE": "2"}, "This process is rank 1 of 2"),
+    "SLURM": ({"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "lab"}, "SLURM has given this job 2 tasks, of which this process is one"),
+    "accelerate": ({}, "accelerate is configured for 2 processes, of which this is one"),
+}
+
+
+@pytest.mark.parametrize("launcher", ALONE)
+def test_process_that_trains_alone_among_several_says_so_once(launcher: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    variables, what = ALONE[launcher]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if launcher == "accelerate":
+        pytest.importorskip("accelerate")
+        config = tmp_path / "accelerate" / "default_config.yaml"
+        config.parent.mkdir()
+        config.write_text("mixed_precision: 'no'\nnum_processes: 2\n")
+        monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert notes_of_runs(2) == [f"{what}, and trains alone, on all data. Use MultiGPUAddon to train together."]
+    assert notes_of_runs(1) == []
 
 
 def test_two_runs_that_overlap_leave_the_messages_of_lightning_as_they_were() -> None:
