@@ -107,10 +107,11 @@ class Untrained:
     def _has_no_rate(self) -> bool:
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                lr = group.get("lr")
-                if type(lr) is Tensor and lr.device.type != "cpu":
-                    return False  # the host does not know
-                if lr is None or lr != 0:
+                if "lr" not in group:
+                    return False
+                lr = group["lr"]
+                is_unknown = lr is None or (type(lr) is Tensor and lr.device.type != "cpu")  # to the host
+                if is_unknown or lr != 0:
                     return False
         return True
 

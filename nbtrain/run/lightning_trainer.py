@@ -115,8 +115,8 @@ _NOISE = (
     *(f"self.log('{prefix}_" for prefix in ("train", "val", "test")),  # these metrics are already reduced over all ranks
 )
 _NOISY = f".*({'|'.join(map(re.escape, _NOISE))})"  # one filter in place of nine
-# Importing one of Lightning's other packages, also in mid-run, makes its logger that of all messages by rank
-_OTHERS = ("pytorch_lightning", "lightning_fabric")
+# Importing one of Lightning's other packages makes its logger that of all messages by rank
+_OTHERS = {"pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.rank_zero"}
 
 
 class _Messages:
@@ -124,9 +124,6 @@ class _Messages:
 
     def __init__(self) -> None:
         self._lock, self._n_uses, self._before = threading.Lock(), 0, ExitStack()
-
-        for package in _OTHERS:
-            logging.getLogger(f"{package}.utilities.rank_zero").addFilter(self._is_due)
 
     def _is_due(self, record: logging.LogRecord) -> bool:
         return record.levelno >= logging.WARNING or not self._n_uses
@@ -137,6 +134,8 @@ class _Messages:
             self._n_uses += 1
             if self._n_uses == 1:
                 self._before.enter_context(warnings.catch_warnings())
+                for name in _OTHERS & sys.modules.keys():
+                    logging.getLogger(name).addFilter(self._is_due)
                 self._before.callback(logger.setLevel, logger.level)
             if logger.level != logging.WARNING:  # setting a level clears the caches of all loggers
                 logger.setLevel(logging.WARNING)
