@@ -30,7 +30,7 @@ from .devices import Devices, device_args, resolve_device
 from .launcher import Launcher, World, launcher_of, world_of
 from ..engine.callback import as_list
 from ..engine.control import Control
-from ..optim.joint_optimizer import named_parts, single
+from ..optim.joint_optimizer import OptimizersByName, named_parts, single
 from ..optim.optimizer_state import move_with_optimizer, uncopied, with_inner
 from ..optim.optimizer_modes import OptimizerModes, with_modes
 from ..engine.addon import AddOnBase, CodeService, ScheduleService, StateService, ViewService, options, ordered
@@ -48,7 +48,7 @@ from ..tracebacks import TracebackKeeper
 from .best_weights import BestWeights
 from .operation import Operation
 from .compose import Composable, given_addons, new_instance, written_class
-from .arguments import asks_for_bar
+from .arguments import asks_for_bar, make_optimizer
 from .progress_checker import ProgressChecker
 
 if TYPE_CHECKING:
@@ -304,13 +304,19 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     def optimizers(self) -> dict[str, Any]:
         """The optimizers by name: those given as a list by their classes, such as "adamw"; a single one too.
 
+        To replace one between two runs, give all: `trainer.optimizer = {**trainer.optimizers, "head": new}`.
+
         How-to: several_optimizers, manual_optimization
 
         Example:
             >>> list(trainer.optimizers), len(trainer.all_optimizers)
             (['sgd'], 1)
         """
-        return {name or type(one).__name__.lower(): one for name, one in named_parts(self.optimizer).items()}
+        return OptimizersByName((name or type(one).__name__.lower(), one) for name, one in named_parts(self.optimizer).items())
+
+    def _join_optimizers(self) -> None:
+        """Join optimizers that have replaced those of the trainer, as those given to it."""
+        self.optimizer = make_optimizer(self.optimizer, self.model, self.mode, by_hand=not self.automatic_optimization)
 
     def _remedy_of(self, name: str) -> str:
         from nbtrain.compat.foreign_names import remedy_of_member

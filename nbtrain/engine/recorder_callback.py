@@ -20,6 +20,7 @@ from .step_module import StepModule, in_validation_of_run
 from .train_state import Counts
 from ..events import OWN_COLUMNS, EventKind, Phase
 from ..history.event_group import deliver
+from ..optim.untrained import Untrained
 
 # %% auto #0
 __all__ = ["RecorderCallback"]
@@ -65,8 +66,16 @@ class RecorderCallback(PassCallback):
         self._several = getattr(self._optimizer, "optimizers", {})  # by name
         self.recorder.wait = DataWait(self.recorder.clock)
         self._updates = updates_of(pl_trainer)
+        self._untrained = None
+        if pl_module.whole_epoch:
+            owner = pl_module.owner
+            own = {name: value for name, value in vars(owner).items() if name not in owner.own_names}
+            note = partial(self.recorder.note, once=True)
+            self._untrained = Untrained(note, pl_trainer.optimizers, owner.model, own, self._updates.completed)
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: Any) -> None:
+        if self._untrained is not None:
+            self._untrained.begin_epoch(self._updates.completed)
         self._enter("train", pl_trainer.num_training_batches)
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -77,6 +86,8 @@ class RecorderCallback(PassCallback):
         if not pl_module.leaves_out:
             state.meters["train"].place(step if step > state.counts.step else step + 1)  # a batch of an open window belongs to the next
         state.counts.step = step
+        if self._untrained is not None and self._untrained.is_watching:
+            self._untrained.after_batch(step)
         self.read_rates()
         self._count(pl_module)
 
@@ -113,6 +124,8 @@ class RecorderCallback(PassCallback):
         counts.step = self._updates.completed
         recorder.flush()
         counts.epoch += pl_module.whole_epoch
+        if self._untrained is not None and self._untrained.is_watching:
+            self._untrained.end_epoch(counts.step, counts.epoch, is_last=counts.epoch >= recorder.goal)
         rate = {} if (lr := recorder.rate()) is None else {"lr": lr}
         rate |= {f"lr/{name}": lr for name, lr in recorder.rates().items()}
         session = recorder.trainer.train_state.session

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -29,12 +29,14 @@ class SessionRun:
         record: What is recorded of it, as `describe_run` returns it.
         tests: The metrics of its newest evaluation.
         card: What it is compared by, as soon as it is shown.
+        log: Logs the notes of a run that nothing shows.
     """
 
     def __init__(self, name: str, title: str, folder: Path | None, record: Mapping[str, Any]) -> None:
         self.name, self.title, self.folder, self.record = name, title, folder, record
         self.tests: dict[str, float] = {}
         self.card: Any = None
+        self.log: Callable[[str], Any] = lambda text: None
         self._events: list[Event] = []
         self._lock = Lock()  # a run in the background is listed while it is on
 
@@ -47,6 +49,8 @@ class SessionRun:
 
     def update(self, event: Event) -> None:
         """Keep an event of the run."""
+        if event.kind == "note":
+            self.log(event.data["text"])
         with self._lock:
             if event.kind != "steps" and self.card is None:
                 self._events.append(event)

@@ -54,8 +54,8 @@ def _log(text: str) -> None:
     logging.getLogger("nbtrain").warning(text)
 
 
-class _ShownOrLogged:
-    """Shows the events of a run in a view; without one, or once it has failed, logs the notes."""
+class _Shown:
+    """Shows the events of a run in a view. If that fails, or there is none, the notes are logged."""
 
     def __init__(self, view: View | None) -> None:
         self.view = view
@@ -128,10 +128,12 @@ class LiveViewAddon(AddOnBase, ViewService):
             self.view = self._open_view(trainer, controls)
         if trainer.mode == "train":
             self._take_slider()
-        sinks: list[EventSink] = [_ShownOrLogged(self.view)]
+        is_kept = trainer.mode == "train" and self.view is None
+        sinks: list[EventSink] = [] if is_kept else [_Shown(self.view)]
         if self.run is not None and trainer.mode == "test":
             sinks.append(EvaluationSink(self.run))
-        elif self.run is not None and self.view is None:
+        elif self.run is not None and is_kept:
+            self.run.log = _log
             sinks.append(self.run)
         return sinks
 

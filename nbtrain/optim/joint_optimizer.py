@@ -25,6 +25,7 @@ __all__ = [
     "Schedulers",
     "named_parts",
     "single",
+    "OptimizersByName",
     "JointOptimizer",
     "named_optimizers",
     "check_by_name",
@@ -56,6 +57,19 @@ def named_parts(optimizer: Optimizer | None) -> Mapping[str, Any]:
 def single(optimizers: Iterable[Any]) -> list[Any]:
     """The optimizers, each of several that are joined in one."""
     return [part for one in optimizers for part in named_parts(one).values()]
+
+
+class OptimizersByName(dict[str, Any]):
+    """The optimizers of a trainer, to look at. Changing it raises ConfigError."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+    def _refuse(self, *args: Any, **options: Any) -> Any:
+        what = "trainer.optimizers shows the optimizers, and replaces none."
+        raise ConfigError(what, remedy="Give all of them: trainer.optimizer = {**trainer.optimizers, name: optimizer}.")
+
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse
 
 
 class JointOptimizer(Optimizer):

@@ -20,9 +20,7 @@ from ..base.trainer_base import TrainerBase
 from ..data.loader import innermost
 from ..data.several_loaders import n_batches
 from ..data.tensor_loader import TensorLoader
-from ..errors import ConfigError, listed
-from ..optim.joint_optimizer import JointOptimizer
-from ..optim.param_groups import parameters_in
+from ..errors import ConfigError
 from ..optim.schedulers import check_direction
 
 # %% auto #0
@@ -100,21 +98,11 @@ def _own_names(run: Planned) -> Iterator[str]:
     yield from ()
 
 
-def _untrained(run: Planned) -> Iterator[str]:
-    optimizer = run.trainer.optimizer
-    if run.trainer.mode == "train" and isinstance(optimizer, JointOptimizer) and not run.trainer.configures_optimizers:
-        known = set(map(id, parameters_in(optimizer)))
-        names = [name for name, parameter in run.trainer.model.named_parameters() if parameter.requires_grad and id(parameter) not in known]
-        if names:
-            yield f"None of the {len(optimizer.optimizers)} optimizers has {listed(names)}, so they keep their values."
-
-
 CONTRADICTIONS: dict[str, Callable[[Planned], Iterator[str]]] = {
     "own_names": _own_names,
     "plateau": _plateau,
     "last_batch": _last_batch,
     "not_averaged": _not_averaged,
-    "untrained": _untrained,
 }
 _OF_METRICS = {"not_averaged"}  # checked once their names are known
 

@@ -118,8 +118,8 @@ _NOISE = (
     *(f"self.log('{prefix}_" for prefix in ("train", "val", "test")),  # these metrics are already reduced over all ranks
 )
 _NOISY = f".*({'|'.join(map(re.escape, _NOISE))})"  # one filter in place of nine
-# Importing one of Lightning's other packages, also in mid-run, makes its logger that of all messages by rank
-_LOGGERS = ("lightning.pytorch", "pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.rank_zero")
+# Importing one of Lightning's other packages makes its logger that of all messages by rank
+_OTHERS = {"pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.rank_zero"}
 
 
 class _Messages:
@@ -128,16 +128,20 @@ class _Messages:
     def __init__(self) -> None:
         self._lock, self._n_uses, self._before = threading.Lock(), 0, ExitStack()
 
+    def _is_due(self, record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING or not self._n_uses
+
     def reduce(self) -> None:
+        logger = logging.getLogger("lightning.pytorch")
         with self._lock:
             self._n_uses += 1
             if self._n_uses == 1:
                 self._before.enter_context(warnings.catch_warnings())
-            for logger in map(logging.getLogger, _LOGGERS):
-                if self._n_uses == 1:
-                    self._before.callback(logger.setLevel, logger.level)
-                if logger.level != logging.WARNING:  # setting a level clears the caches of all loggers
-                    logger.setLevel(logging.WARNING)
+                for name in _OTHERS & sys.modules.keys():
+                    logging.getLogger(name).addFilter(self._is_due)
+                self._before.callback(logger.setLevel, logger.level)
+            if logger.level != logging.WARNING:  # setting a level clears the caches of all loggers
+                logger.setLevel(logging.WARNING)
             warnings.filterwarnings("ignore", _NOISY)
 
     def restore(self) -> None:

@@ -148,6 +148,7 @@ class Run:
         check_steps(trainer, self.n_epoch, self.valid_loader)
         if trainer.mode == "train":
             if not trainer.configures_optimizers:
+                trainer._join_optimizers()
                 check_optimizer(trainer.optimizer, trainer.model)
                 check_trained(trainer.optimizer, trainer.model, vars(trainer))
             loader = None if is_data_source(self.loader) else self.loader

@@ -202,6 +202,14 @@ class MultiOptimizerTrainer(Trainer):
         self.every = dict(every or {})
         self.own_names |= {"joint", "every"}
 
+    def _join_optimizers(self) -> None:
+        given: Any = self.optimizer
+        if given is self.joint:
+            return
+        named = given if isinstance(given, Mapping) else {}
+        _check_class(type(self), self.mode, named, {})
+        self.joint = self.optimizer = AlternatingOptimizer({name: _made(name, one, self.model) for name, one in named.items()})
+
     def train_step(self, batch: Any) -> dict[str, Any] | None:
         """Call the step of the current optimizer; outside of an update, as in `check`, call all steps and sum their losses."""
         assert self.joint is not None

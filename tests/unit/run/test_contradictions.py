@@ -50,13 +50,6 @@ def with_norm(norm: type[nn.Module] = nn.BatchNorm1d) -> Any:
     return make_trainer(model=nn.Sequential(nn.Linear(8, 4), norm(4), nn.Linear(4, 1)))
 
 
-def with_two(*without: str) -> Any:
-    """A trainer with two optimizers, which leave out the parameters of the second layer that are called so."""
-    model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 1))
-    second = [parameter for name, parameter in model[1].named_parameters() if name not in without]
-    return make_trainer(model=model, optimizer=[torch.optim.SGD(model[0].parameters(), 0.1), torch.optim.Adam(second)])
-
-
 def own(name: str, value: Any) -> Any:
     return Own(nn.Linear(8, 1), name, value, device=DEVICE, log_bar=False, optimizer=lambda p: torch.optim.SGD(p, 0.1))
 
@@ -77,7 +70,6 @@ SAID: dict[str, list[tuple[Callable[[], Any], int, str]]] = {  # by entry: a tra
         (partial(scored, name), 20, f"val_{name} is the mean of a value for each batch, which is not the value of all samples")
         for name in ("f1", "auroc", "macro_f1_score", "rmse")
     ],
-    "untrained": [(lambda: with_two("weight"), 20, "None of the 2 optimizers has 1.weight, so they keep their values.")],
     "own names": [
         (lambda: own("monitor", {}), 20, "self.monitor must be a string, got a dict."),
         (lambda: own("seed", torch.zeros(2)), 20, "self.seed must be an integer or None, got a Tensor."),
@@ -88,7 +80,6 @@ QUIET: dict[str, list[tuple[Callable[[], Any], int]]] = {
     "plateau": [(lambda: plateau("max", **UP), 20), (lambda: plateau("min"), 20), (lambda: plateau("min", factory=True), 20)],
     "last batch": [(with_norm, 18), (lambda: with_norm(nn.LayerNorm), 17)],
     "not averaged": [(lambda: scored("accuracy"), 20), (lambda: scored("half1"), 20)],
-    "untrained": [(with_two, 20)],
     "own names": [(lambda: own("seed", 3), 20), (lambda: own("mine", {}), 20), (lambda: own("keep", lambda batch: None), 20)],
 }
 

@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import math
+import sys
 import tracemalloc
 import warnings
 from collections import namedtuple
@@ -516,6 +517,7 @@ def test_no_line_of_lightning_leaks_whichever_of_its_packages_was_imported_last(
 ) -> None:
     for name in (package, f"{package}.utilities.rank_zero"):
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)  # to where caplog listens
+    monkeypatch.setitem(sys.modules, f"{package}.utilities.rank_zero", rank_zero_module)
     with caplog.at_level(logging.INFO, package):
         monkeypatch.setattr(rank_zero_module, "log", logging.getLogger(f"{package}.utilities.rank_zero"))  # as its import does
         make_trainer().run(1, make_loader())
