@@ -20,7 +20,7 @@ from traceback import walk_tb
 from typing import Any
 
 import lightning as L
-from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities import registry
 
 from ..optim.optimizer_state import move_with_optimizer

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -120,17 +119,17 @@ _SAID: list[str] = []  # once in a process
 
 def _note_other_ranks(trainer: TrainerBase) -> None:
     """Add a note if torchrun, SLURM or accelerate has several processes, and each of them would train by itself."""
-    given, what = os.environ, ""
+    given = os.environ
     configured = Path(given.get("HF_HOME", "~/.cache/huggingface"), "accelerate/default_config.yaml").expanduser()
-    if "RANK" in given and given.get("WORLD_SIZE", "1") != "1":
-        what = f"This process is rank {given['RANK']} of {given['WORLD_SIZE']}"
-    elif given.get("SLURM_NTASKS", "1") != "1":
-        what = f"SLURM has given this job {given['SLURM_NTASKS']} tasks, of which this process is one"
-    elif "accelerate" in sys.modules and configured.is_file():
-        found = re.search(r"^num_processes: (?!1$)(\d+)$", configured.read_text(), re.MULTILINE)
-        what = f"accelerate is configured for {found[1]} processes, of which this is one" if found else ""
-    is_shared = trainer.world.size > 1 or trainer.launcher is not None or "strategy" in trainer.lightning
-    if what and what not in _SAID and not is_shared:
+    text = configured.read_text() if "accelerate" in sys.modules and configured.is_file() else ""
+    numbers = {
+        f"This process is rank {given.get('RANK')} of {given.get('WORLD_SIZE')}": given.get("WORLD_SIZE", "1") if "RANK" in given else "1",
+        f"SLURM has given this job {given.get('SLURM_NTASKS')} tasks, of which this process is one": given.get("SLURM_NTASKS", "1"),
+    }
+    n = f"\n{text}\nnum_processes: 1\n".split("\nnum_processes: ")[1].partition("\n")[0]
+    numbers[f"accelerate is configured for {n} processes, of which this is one"] = n
+    what = next((what for what, n in numbers.items() if n != "1"), "")
+    if what and what not in _SAID and trainer.world.size == 1 and trainer.launcher is None and "strategy" not in trainer.lightning:
         _SAID.append(what)
         trainer.recorder.note(f"{what}, and trains alone, on all data. Use MultiGPUAddon to train together.")
 
