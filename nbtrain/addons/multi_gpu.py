@@ -40,7 +40,6 @@ from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError, NbtrainError, WorkerError, first_line
 from ..events import Event, Status
 from ..rng import random_state, set_random_state
-from ..run.live_edits import NO_BATCH_LEFT
 
 # %% auto #0
 __all__ = ["Job", "RanksAddon", "MultiGPUAddon", "Restarted"]
@@ -419,7 +418,7 @@ def _serve_late(trainer: Any, name: str, options: Mapping[str, Any], at: None) -
             print(first_line(error))
             return
     if name == "set":
-        print(NO_BATCH_LEFT.format(", ".join(f"{key}={value!r}" for key, value in options.items())))
+        print(f"The run has no batch left: {', '.join(f'{key}={value!r}' for key, value in options.items())} holds for the next one.")
     elif name == "validate_now":
         print("The run ended before it could be validated. evaluate(loader) validates without a run.")
 

@@ -74,8 +74,9 @@ class World:
         os.environ["MASTER_ADDR"] = self.environment.main_address
         os.environ["MASTER_PORT"] = str(self.environment.main_port)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        timeout = timedelta(seconds=self.timeout_s)
-        dist.init_process_group(backend, store=self._store(), rank=self.number, world_size=self.size, timeout=timeout)
+        dist.init_process_group(
+            backend, store=self._store(), rank=self.number, world_size=self.size, timeout=timedelta(seconds=self.timeout_s)
+        )
         atexit.register(dist.destroy_process_group)
 
     def _store(self) -> Any:

@@ -124,8 +124,8 @@ class Watch:
         self.number, self.size, self.say = number, size, say
         self.n_reached = 0
         self._slow_s = min(_SLOW_S, timeout_s / 2)
-        store = default_store()
-        self._store = None if store is None else PrefixStore("reached", store)
+        find_store = default_store()
+        self._store = None if find_store is None else PrefixStore("reached", find_store())
         self._is_over = threading.Event()
 
     def begin(self) -> None:

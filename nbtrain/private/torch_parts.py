@@ -32,6 +32,7 @@ __all__ = [
     "load_hooks_of",
     "call_hooks_of",
     "BATCH_NORM",
+    "default_store",
     "version_of",
     "is_view",
     "scale_all",
@@ -41,7 +42,6 @@ __all__ = [
     "loads_itself",
     "is_compiled",
     "compile_calls",
-    "default_store",
     "compile_modes",
     "flag_nonfinite",
     "find_step_hooks",
@@ -166,10 +166,7 @@ def compile_calls(module: nn.Module, keywords: Mapping[str, Any]) -> None:
     module._compiled_call_impl = torch.compile(forward, **keywords)
 
 
-def default_store() -> Any:
-    """The store by which the processes of torch.distributed have met; None where this torch does not say."""
-    store = find("torch.distributed.distributed_c10d._get_default_store")
-    return None if store is None else store()
+default_store = partial(find, "torch.distributed.distributed_c10d._get_default_store")  # by which the processes of a group have met
 
 
 def compile_modes() -> list[str] | None:

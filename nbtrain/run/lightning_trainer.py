@@ -20,14 +20,13 @@ from traceback import walk_tb
 from typing import Any
 
 import lightning as L
-from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities import registry
 
 from ..optim.optimizer_state import move_with_optimizer
 from ..private.lightning_parts import stand_at, trainer_of, use_quick_signals
 from ..private.torch_parts import end_workers
-from ..base.trainer_base import TrainerBase
-from ..engine.callback import as_list
+from ..base.trainer_base import TrainerBase, as_list
 from ..engine.control import uninterrupted
 from ..engine.logged import lend_log
 from ..engine.step_module import StepModule

@@ -33,7 +33,7 @@ from .handle import RunHandle
 from ..formatting import format_value
 
 # %% auto #0
-__all__ = ["NO_BATCH_LEFT", "check_options", "set_options", "validate_now", "handle_of", "pause", "resume"]
+__all__ = ["check_options", "set_options", "validate_now", "handle_of", "pause", "resume"]
 
 
 # %% ../../nbs/run/live_edits.ipynb #e815dabc
@@ -106,7 +106,6 @@ def _try_options(kind: type[Optimizer], present: dict[str, Any], options: Mappin
 
 
 _LATER = "Set it some batches later."
-NO_BATCH_LEFT = "The run has no batch left: {} holds for the next one."
 
 
 def set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
@@ -114,7 +113,7 @@ def set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
     is_on = trainer.control.state != "idle"
     changes, is_last = trainer.control.do(lambda at: _set_options(trainer, options, at))
     if is_on and is_last:
-        print(NO_BATCH_LEFT.format(changes))
+        print(f"The run has no batch left: {changes} holds for the next one.")
 
 
 def _has_no_batch(trainer: TrainerProtocol, at: Boundary | None) -> bool:

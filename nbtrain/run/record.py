@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -101,9 +100,6 @@ def _set_words(loader: Any) -> str:
 
 
 # %% ../../nbs/run/record.ipynb #f9220a69
-_LONG_EPOCH = 1000  # batches
-
-
 def correct_model(trainer: TrainerBase) -> None:
     """Put the model in train mode and on the trainer's device, with a note if either changed."""
     if trainer.mode == "train" and not trainer.model.training:
@@ -120,17 +116,18 @@ _SAID: list[str] = []  # once in a process
 
 def _note_other_ranks(trainer: TrainerBase) -> None:
     """Add a note if torchrun, SLURM or accelerate has several processes, and each of them would train by itself."""
-    given, what = os.environ, ""
-    configured = Path(given.get("HF_HOME", "~/.cache/huggingface"), "accelerate/default_config.yaml").expanduser()
-    if "RANK" in given and given.get("WORLD_SIZE", "1") != "1":
-        what = f"This process is rank {given['RANK']} of {given['WORLD_SIZE']}"
-    elif given.get("SLURM_NTASKS", "1") != "1":
-        what = f"SLURM has given this job {given['SLURM_NTASKS']} tasks, of which this process is one"
-    elif "accelerate" in sys.modules and configured.is_file():
-        found = re.search(r"^num_processes: (?!1$)(\d+)$", configured.read_text(), re.MULTILINE)
-        what = f"accelerate is configured for {found[1]} processes, of which this is one" if found else ""
-    is_shared = trainer.world.size > 1 or trainer.launcher is not None or "strategy" in trainer.lightning
-    if what and what not in _SAID and not is_shared:
+    configured = Path(os.getenv("HF_HOME", "~/.cache/huggingface"), "accelerate/default_config.yaml").expanduser()
+    text = configured.read_text() if "accelerate" in sys.modules and configured.is_file() else ""
+    n = f"\n{text}\nnum_processes: 1\n".split("\nnum_processes: ")[1].partition("\n")[0]
+    numbers = {
+        f"This process is rank {os.getenv('RANK')} of {os.getenv('WORLD_SIZE')}": os.getenv("WORLD_SIZE", "1")
+        if "RANK" in os.environ
+        else "1",
+        f"SLURM has given this job {os.getenv('SLURM_NTASKS')} tasks, of which this process is one": os.getenv("SLURM_NTASKS", "1"),
+        f"accelerate is configured for {n} processes, of which this is one": n,
+    }
+    what = next((what for what, n in numbers.items() if n != "1"), "")
+    if what and what not in _SAID and trainer.world.size == 1 and trainer.launcher is None and "strategy" not in trainer.lightning:
         _SAID.append(what)
         trainer.recorder.note(f"{what}, and trains alone, on all data. Use MultiGPUAddon to train together.")
 
@@ -156,5 +153,5 @@ def advise(trainer: TrainerBase, loader: Iterable[Any]) -> None:
             "The workers are persistent and keep their copies of the dataset, so its set_epoch has no effect after the first epoch. "
             "Use persistent_workers=False."
         )
-    if (n_batches(loader) or 0) >= _LONG_EPOCH and (advice := suggest_loader(loader)) is not None:
+    if (n_batches(loader) or 0) >= 1000 and (advice := suggest_loader(loader)) is not None:
         trainer.recorder.note(advice)
