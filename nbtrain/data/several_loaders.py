@@ -10,7 +10,7 @@ import warnings
 from inspect import isgeneratorfunction
 from collections.abc import Iterable, Iterator, Mapping
 from numbers import Number
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 from lightning.fabric.utilities.data import sized_len
@@ -74,7 +74,8 @@ def _limited(n: int | None, limit: int | float | None) -> int | None:
 def lazy(loader: Any) -> Any:
     """`loader`, or each of several, for Lightning, which calls `iter` once more to see that it can: its `__iter__` must not work then."""
     if isinstance(loader, CombinedLoader):
-        return CombinedLoader(lazy(loader.iterables), combined_mode(loader))
+        mode: Any = combined_mode(loader)
+        return CombinedLoader(lazy(loader.iterables), mode)
     if isinstance(loader, Mapping):
         return {name: lazy(one) for name, one in loader.items()}
     if isinstance(loader, (list, tuple)):
@@ -95,8 +96,8 @@ class RunLoaders(CombinedLoader):
     _kind: Any = None  # of Lightning's iterator
 
     def __init__(self, loader: Any, mode: str, *, opens_late: bool = True, keeps_workers: bool = True) -> None:
-        several = lazy(loader)
-        super().__init__(several.iterables if isinstance(several, CombinedLoader) else several, mode_of(several, mode))
+        several, how = lazy(loader), cast(Any, mode_of(loader, mode))
+        super().__init__(several.iterables if isinstance(several, CombinedLoader) else several, how)
         self.opens_late, self.keeps_workers = opens_late, keeps_workers
 
     def __iter__(self) -> RunLoaders:
@@ -113,7 +114,7 @@ class RunLoaders(CombinedLoader):
     def open(self) -> None:
         """Begin the pass over the loaders."""
         self.is_open = True
-        iter(self._iterator)
+        iter(cast(Any, self._iterator))
 
     def __next__(self) -> Any:
         if not self.is_open:
