@@ -218,7 +218,7 @@ class Maker:
         self.settings, self.rank, self.n_ranks = settings, rank, n_ranks
         self.n, self.size = settings["n"], settings["size"]
         self.plain = rows(self.n)
-        self.data = (EpochRows if settings["told"] else Rows)(self.plain, draws=settings["draws"])
+        self.data = (EpochRows if settings["set_epoch"] else Rows)(self.plain, draws=settings["draws"])
 
     @property
     def options(self) -> dict[str, Any]:
@@ -595,7 +595,7 @@ def gathered(value: Any) -> list[Any]:
 
 # -- jobs
 USUAL: dict[str, Any] = {
-    **{"launch": "torchrun", "loader": "shuffled", "n": 40, "size": 8, "told": False, "draws": False, "none": False},
+    **{"launch": "torchrun", "loader": "shuffled", "n": 40, "size": 8, "set_epoch": False, "draws": False, "none": False},
     **{"workers": 0, "persistent": False, "word": None, "valid": None, "epochs": 2, "optimizer": "Adam", "accumulate": 1, "clip": 0.0},
     **{"ema": False, "metrics": False, "early": None, "schedule": None, "cut": None, "at": 0.5, "stops": "both"},
 }
@@ -613,7 +613,7 @@ def draw(number: int) -> dict[str, Any]:
         "loader": loader,
         "n": rng.choice([40, 48, 36, 24] if loader in DIVIDED | MADE else [40, 48, 33, 17, 25]),
         "size": rng.choice([4, 8]),
-        "told": rng.random() < 0.3,
+        "set_epoch": rng.random() < 0.3,
         "draws": rng.random() < 0.4,
         "none": rng.random() < 0.15,
         "workers": rare(0.35, [1, 2]) or 0,
@@ -643,7 +643,7 @@ def fitting(settings: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(Maker(settings).make(), DataLoader):
         changes |= {"workers": 0, "none": False}
     if loader.startswith(("TensorLoader", "list of batches")):
-        changes |= {"told": False, "draws": False}
+        changes |= {"set_epoch": False, "draws": False}
     if settings["launch"] == "cell" and settings["valid"] == "own":
         changes["valid"] = "in order"  # a share is made in each process
     if loader in OWN_ORDER:
@@ -653,7 +653,7 @@ def fitting(settings: dict[str, Any]) -> dict[str, Any]:
     if settings["optimizer"] == "two" and settings["clip"]:
         changes["clip"] = 0.0
     if settings["persistent"] and settings["workers"] and settings["cut"]:
-        changes["told"] = False  # no epoch arrives in workers that are kept: their copies of the data are those of the first one
+        changes["set_epoch"] = False  # no epoch arrives in workers that are kept: their copies of the data are those of the first one
         if settings["draws"] or "shuffle buffer" in loader:
             changes["persistent"] = False  # docs/resume.md: their random numbers depend on all that they have read
     if settings["cut"] in ("two to one", "one to two"):
