@@ -667,7 +667,7 @@ def run(settings: dict[str, Any], n_ranks: int, folder: Path | None, *, rank: in
     """The trainer of a run. `n_ranks`: those that this process begins; 0: it is a rank itself, one of two. `stop_at`: one of its steps."""
     stop_at = options.pop("stop_at", 0)
     is_one = n_ranks == 1
-    made = Maker(settings | {"size": settings["size"] * N_RANKS} if is_one else settings, rank, N_RANKS if n_ranks == 0 else 1)
+    made = Maker(settings | {"size": settings["size"] * N_RANKS} if is_one else settings, rank, 1 if is_one else N_RANKS)
     sets = made.valid()
     trainer = make_trainer(settings, n_ranks, folder)
     trainer.stop_at, trainer.stops = stop_at, "both" if is_one else settings["stops"]
@@ -711,7 +711,8 @@ def _begins_generator_again(settings: dict[str, Any]) -> bool:
 
 KNOWN: dict[str, Callable[[dict[str, Any]], bool]] = {  # what is known to differ, and why; of these jobs only this is not compared
     # A share that looks the same in all processes shows in its first batches, one for each rank. They are read with the random numbers of
-    # the first rank, as a stream that is dealt must be, and in this process can't be read again. `data="own"` says it before.
+    # the first rank, as a stream that is dealt must be, and in this process can't be read again; so it is in the first epoch of a resumed
+    # run, too, whose draws are others than those of the whole run. `data="own"` says it before.
     "the first batches of a share have the draws of another rank's": _is_found_late,
     # A run that another number of processes resumes, from the end of an epoch, has no place in its loader, as with another loader
     "a resume by another number of ranks begins a loader's own generator again": _begins_generator_again,
@@ -722,13 +723,12 @@ def difference(settings: dict[str, Any], expected: dict[str, Any], found: dict[s
     """Where the runs of nbtrain differ first from the judge's, and from each other; empty where they do not."""
     if "error" in found:
         return found["error"]
-    resumed = found.get("resumed") if not _begins_generator_again(settings) else None
+    resumed = found.get("resumed") if not _begins_generator_again(settings) and not _is_found_late(settings) else None
     runs = {name: one for name, one in (("", found), ("resumed, ", resumed)) if one and "weights" in one}
     for name, one in runs.items():
         if text := _beside(settings, expected, one) or (_repeated(settings, one["read"]) if settings["draws"] else ""):
             return name + text
-    if settings["cut"] == "two to two" and "resumed" in found:
-        resumed = found["resumed"]
+    if settings["cut"] == "two to two" and resumed is not None:
         for part, value in (("epochs", found["epochs"]), ("weights", found["weights"]), ("read", found["read"][-len(resumed["read"]) :])):
             if value != resumed[part]:
                 return f"{part} of the whole run and of the resumed one: {_first(value, resumed[part])}"
