@@ -383,7 +383,7 @@ def make_trainer(settings: dict[str, Any], n_ranks: int, folder: Path | None) ->
     options: dict[str, Any] = {"gradient_clip": settings["clip"], "log_bar": False, "lightning": {}}
     options["device"] = ["cpu"] * n_ranks if n_ranks > 1 else "cpu"
     if settings["word"] and n_ranks != 1:
-        options["data"] = settings["word"]
+        options["data"] = {"train": settings["word"]}
     if settings["accumulate"] > 1:
         options["lightning"] |= {"accumulate_grad_batches": settings["accumulate"]}
     if settings["ema"]:
