@@ -218,7 +218,7 @@ class Maker:
         self.settings, self.rank, self.n_ranks = settings, rank, n_ranks
         self.n, self.size = settings["n"], settings["size"]
         self.plain = rows(self.n)
-        self.data = (EpochRows if settings["told"] else Rows)(self.plain, draws=settings["draws"])
+        self.data = (EpochRows if settings["set_epoch"] else Rows)(self.plain, draws=settings["draws"])
 
     @property
     def options(self) -> dict[str, Any]:
@@ -383,7 +383,7 @@ def make_trainer(settings: dict[str, Any], n_ranks: int, folder: Path | None) ->
     options: dict[str, Any] = {"gradient_clip": settings["clip"], "log_bar": False, "lightning": {}}
     options["device"] = ["cpu"] * n_ranks if n_ranks > 1 else "cpu"
     if settings["word"] and n_ranks != 1:
-        options["data"] = settings["word"]
+        options["data"] = {"train": settings["word"]}
     if settings["accumulate"] > 1:
         options["lightning"] |= {"accumulate_grad_batches": settings["accumulate"]}
     if settings["ema"]:
@@ -595,7 +595,7 @@ def gathered(value: Any) -> list[Any]:
 
 # -- jobs
 USUAL: dict[str, Any] = {
-    **{"launch": "torchrun", "loader": "shuffled", "n": 40, "size": 8, "told": False, "draws": False, "none": False},
+    **{"launch": "torchrun", "loader": "shuffled", "n": 40, "size": 8, "set_epoch": False, "draws": False, "none": False},
     **{"workers": 0, "persistent": False, "word": None, "valid": None, "epochs": 2, "optimizer": "Adam", "accumulate": 1, "clip": 0.0},
     **{"ema": False, "metrics": False, "early": None, "schedule": None, "cut": None, "at": 0.5, "stops": "both"},
 }
@@ -613,7 +613,7 @@ def draw(number: int) -> dict[str, Any]:
         "loader": loader,
         "n": rng.choice([40, 48, 36, 24] if loader in DIVIDED | MADE else [40, 48, 33, 17, 25]),
         "size": rng.choice([4, 8]),
-        "told": rng.random() < 0.3,
+        "set_epoch": rng.random() < 0.3,
         "draws": rng.random() < 0.4,
         "none": rng.random() < 0.15,
         "workers": rare(0.35, [1, 2]) or 0,
@@ -643,7 +643,7 @@ def fitting(settings: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(Maker(settings).make(), DataLoader):
         changes |= {"workers": 0, "none": False}
     if loader.startswith(("TensorLoader", "list of batches")):
-        changes |= {"told": False, "draws": False}
+        changes |= {"set_epoch": False, "draws": False}
     if settings["launch"] == "cell" and settings["valid"] == "own":
         changes["valid"] = "in order"  # a share is made in each process
     if loader in OWN_ORDER:
@@ -653,7 +653,7 @@ def fitting(settings: dict[str, Any]) -> dict[str, Any]:
     if settings["optimizer"] == "two" and settings["clip"]:
         changes["clip"] = 0.0
     if settings["persistent"] and settings["workers"] and settings["cut"]:
-        changes["told"] = False  # no epoch arrives in workers that are kept: their copies of the data are those of the first one
+        changes["set_epoch"] = False  # no epoch arrives in workers that are kept: their copies of the data are those of the first one
         if settings["draws"] or "shuffle buffer" in loader:
             changes["persistent"] = False  # docs/resume.md: their random numbers depend on all that they have read
     if settings["cut"] in ("two to one", "one to two"):
@@ -667,7 +667,7 @@ def run(settings: dict[str, Any], n_ranks: int, folder: Path | None, *, rank: in
     """The trainer of a run. `n_ranks`: those that this process begins; 0: it is a rank itself, one of two. `stop_at`: one of its steps."""
     stop_at = options.pop("stop_at", 0)
     is_one = n_ranks == 1
-    made = Maker(settings | {"size": settings["size"] * N_RANKS} if is_one else settings, rank, N_RANKS if n_ranks == 0 else 1)
+    made = Maker(settings | {"size": settings["size"] * N_RANKS} if is_one else settings, rank, 1 if is_one else N_RANKS)
     sets = made.valid()
     trainer = make_trainer(settings, n_ranks, folder)
     trainer.stop_at, trainer.stops = stop_at, "both" if is_one else settings["stops"]
@@ -711,7 +711,8 @@ def _begins_generator_again(settings: dict[str, Any]) -> bool:
 
 KNOWN: dict[str, Callable[[dict[str, Any]], bool]] = {  # what is known to differ, and why; of these jobs only this is not compared
     # A share that looks the same in all processes shows in its first batches, one for each rank. They are read with the random numbers of
-    # the first rank, as a stream that is dealt must be, and in this process can't be read again. `data="own"` says it before.
+    # the first rank, as a stream that is dealt must be, and in this process can't be read again; so it is in the first epoch of a resumed
+    # run, too, whose draws are others than those of the whole run. `data="own"` says it before.
     "the first batches of a share have the draws of another rank's": _is_found_late,
     # A run that another number of processes resumes, from the end of an epoch, has no place in its loader, as with another loader
     "a resume by another number of ranks begins a loader's own generator again": _begins_generator_again,
@@ -722,13 +723,12 @@ def difference(settings: dict[str, Any], expected: dict[str, Any], found: dict[s
     """Where the runs of nbtrain differ first from the judge's, and from each other; empty where they do not."""
     if "error" in found:
         return found["error"]
-    resumed = found.get("resumed") if not _begins_generator_again(settings) else None
+    resumed = found.get("resumed") if not _begins_generator_again(settings) and not _is_found_late(settings) else None
     runs = {name: one for name, one in (("", found), ("resumed, ", resumed)) if one and "weights" in one}
     for name, one in runs.items():
         if text := _beside(settings, expected, one) or (_repeated(settings, one["read"]) if settings["draws"] else ""):
             return name + text
-    if settings["cut"] == "two to two" and "resumed" in found:
-        resumed = found["resumed"]
+    if settings["cut"] == "two to two" and resumed is not None:
         for part, value in (("epochs", found["epochs"]), ("weights", found["weights"]), ("read", found["read"][-len(resumed["read"]) :])):
             if value != resumed[part]:
                 return f"{part} of the whole run and of the resumed one: {_first(value, resumed[part])}"

@@ -232,7 +232,7 @@ class RankLoader(LoaderWrapper):
         if seed is None:
             return
         rank_seed = derive_seed(seed, self.number)
-        if self.number or self._is_apart:
+        if self.number or self._is_apart or (self._is_own and self._draws_between):  # the same with a look at the first batches and without
             seed_process(rank_seed)
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed(rank_seed)

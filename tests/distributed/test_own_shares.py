@@ -178,7 +178,7 @@ def test_a_share_inside_of_a_dataset_is_found(form: Any, pool: Pool) -> None:
     assert sorted(first + second) == list(range(96)) and said == [OWN]
 
 
-def test_a_dataset_with_random_numbers_that_nobody_seeds_is_dealt(pool: Pool) -> None:
+def test_a_dataset_with_random_numbers_without_a_seed_is_dealt(pool: Pool) -> None:
     (first, said), (second, _) = read(pool, lambda rank: DataLoader(Wraps(UserList(DATA), np.random.default_rng()), 8))
     assert sorted(first + second) == list(range(96)) and not said
 
