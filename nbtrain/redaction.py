@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
-from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
@@ -174,44 +173,7 @@ def _is_random(text: str) -> bool:
     return _changes(text) >= (0.2 if letters.isupper() else 0.28)
 
 
-# %% ../nbs/redaction.ipynb #cmds0001
-_PLACEHOLDER = re.compile(r"<.*|\$.*|\{[^{}]*\}.*|%\(?\w*\)?s?|[A-Z]+(?:_[A-Z]+)+|PASSWORD|\*+|\.\.\.|None|null|True|False|true|false")
-_MIXED = re.compile(  # letters with other characters, as passwords have; dtypes, encodings and regions have them too
-    r"(?=.*[^\W\d_])(?=.*[\d!@#$%^&*?])"
-    r"(?!u?int\d|b?float\d|[bf]p?\d+\b|\d+-|utf|latin|[a-z]{2}-[a-z]+-?\d)[^\s/\\.:,=(){}<>\[\]]{6,}"
-)
-_BARE_VALUE = r"[^\s\"'-][^\s\"']*"
-_IN = r"[^\n;|&]{0,300}?\s"  # up to a flag of the same command
-_COMMANDS = {  # words of a form, one of which is in the text, and the form; everything after group 1 is hidden
-    "sshpass": r"(\bsshpass\s+-p\s*)[^\s\"']+",
-    "mysql·mariadb·7z·rar": rf"(\b(?:mysql\w*|mariadb\w*|7z\w*|rar)\b{_IN}(?-i:-p)){_BARE_VALUE}",
-    "login": rf"(\b(?:docker|podman|skopeo|helm|oc|az|cf)\b{_IN}login\b{_IN}(?-i:-p)\s+){_BARE_VALUE}",
-    "mongo·plink·pscp·psftp·ldap·twine": rf"(\b(?:mongo\w*|plink|pscp|psftp|ldap\w+|twine)\b{_IN}-(?:pw?|w)\s+){_BARE_VALUE}",
-    "zip·sqlcmd·bcp": rf"(\b(?:zip|unzip|sqlcmd|bcp)\b{_IN}(?-i:-P)\s*){_BARE_VALUE}",
-    "redis-cli·valkey-cli": rf"(\b(?:redis|valkey)-cli\b{_IN}(?:-a|--pass)\s+)[^\s\"']+",
-    "ssh-keygen": rf"(\bssh-keygen\b{_IN}-[NP]\s+){_BARE_VALUE}",
-    "curl·wget·http·xh": rf"(\b(?:curl|wget|https?|xh)\b{_IN}(?:-u|-a|--user|--auth|--proxy-user)[\s=]['\"]?[^\s:'\"]*:)[^\s'\"]+",
-    "smbclient·rpcclient·smbget": rf"(\b(?:smbclient|rpcclient|smbget)\b{_IN}-U\s*[^\s%]+%)[^\s\"']+",
-    "pass:": r"(\s-?-pass(?:in|out)?[\s=]pass:)[^\s\"']+",
-    "echo·printf": r"(\b(?:echo|printf)\s+(?:-n\s+)?\\?['\"]?)[^\s'\"|$\\]+"
-    r"(?=\\?['\"]?\s*\|[^\n|]*(?:sudo\s+-S|-stdin|--with-token|passwd))",
-    "login·authtoken·token": r"(\b(?:wandb|vault|hf|huggingface-cli|ngrok|conda)\s+"
-    r"(?:auth\s+|config\s+)?(?:login|(?:add-)?authtoken|token\s+set)\s+)"
-    rf"{_BARE_VALUE}",
-    "htpasswd": r"(\bhtpasswd\s+-\w*b\w*\s+\S+\s+\S+\s+)[^\s\"']+",
-    "configure": r"(\baws\s+configure\s+set\s+\S*(?:secret|token)\S*\s+)[^\s\"']+",
-    "identified·password": r"(\b(?:identified\s+(?:with\s+\S+\s+)?by|"
-    r"with\s+(?:encrypted\s+)?password|set\s+password\s*=)\s+\\?['\"])[^\s'\";\\{%$:?]+",
-    "_authtoken": r"(:_authToken=)\S+",
-    "machine": r"(\blogin\s+\S+\s+password\s+)\S+",
-}
-_PAIR = re.compile(
-    r"(?<![\w.$-])(-{0,2}[^\W\d][\w.-]*)(\s*:\s+|=|\s+is\s+)(?![\s=$<{(!&*|%]|null\b|true\b|false\b|None\b)([^\s,;\"'`<>()]+)(?![\w(\[.])"
-)
-_FLAG = re.compile(r"(?<!\S)(?<!mkdir )(?<!mkdir\x1f)(--?[^\W\d][\w-]*)(\s+)(?![-<$={%])([^\s\"'`]+)")
-_SPACE = "\ue000"  # in place of the spaces in a word of a command line
-
-
+# %% ../nbs/redaction.ipynb #f7de8de9
 def _without_forms(text: str, forms: Mapping[str, str]) -> str:
     lower = text.lower()
     for words, pattern in forms.items():
@@ -220,313 +182,12 @@ def _without_forms(text: str, forms: Mapping[str, str]) -> str:
     return text
 
 
-def _is_like_a_key(text: str) -> bool:
-    """Whether the value of a name that may mean something else looks like a key: 8 or more characters with a digit."""
-    return len(text) >= 8 and re.search(r"\d", text) is not None and not re.search(r"[\s./\\]", text)
-
-
-def _is_value(name: str, value: str) -> bool:
-    """Whether `value` is a secret by its name: any of a password, and one of a token if it looks like a key."""
-    if _rank(name) == 1:
-        return _is_like_a_key(value)
-    return _rank(name) == 2 and _PLACEHOLDER.fullmatch(value) is None
-
-
-def _is_said(name: str, value: str) -> bool:
-    """Whether what follows a name in a sentence is its value, and not the next word."""
-    is_type = re.fullmatch(r"u?int\d+|b?float\d+|complex\d+", value)
-    return not is_type and len(value) >= 6 and re.search(r"\d", value) is not None and _is_value(name, value)
-
-
-def _pairs(text: str, *, is_prose: bool) -> str:
-    """Hide unquoted values: NAME=value, name: value, --name value, -p value; and those in commands whose flags don't say what they are.
-
-    `is_prose`: a word may follow a name that is not its value, as in the comments and strings of code.
-    """
-
-    def hide_flag(match: re.Match[str]) -> str:
-        name, between, value = match.groups()
-        if name in ("-p", "-P", "-pw", "-pass"):
-            hides = _is_mixed(value)
-        else:
-            hides = name.startswith("--") and is_secret(name) and not (is_prose and re.fullmatch(r"[a-z]{1,5}|\W+", value))
-        return f"{name}{between}{HIDDEN}" if hides else match[0]
-
-    def hide(match: re.Match[str]) -> str:
-        name, between, value = match.groups()
-        if between == "=":
-            hides = is_secret(name) if not is_prose or name.isupper() else _is_value(name, value)
-        else:
-            hides = _is_said(name, value) if is_prose or "is" in between else is_secret(name)
-        return f"{name}{between}{HIDDEN}" if hides else match[0]
-
-    return _FLAG.sub(hide_flag, _PAIR.sub(hide, _without_forms(text, _COMMANDS)))
-
-
-def _is_mixed(text: str) -> bool:
-    return _MIXED.fullmatch(text) is not None
-
-
-def _words(words: Iterable[str], *, is_prose: bool) -> list[str]:
-    """The words of a command line without secrets, of which a flag says what the next word is."""
-    line = "\x1f".join(word.replace(" ", _SPACE) for word in words)  # patterns take the separator for a space
-    return _pairs(line, is_prose=is_prose).replace(_SPACE, " ").split("\x1f")
-
-
-# %% ../nbs/redaction.ipynb #plac0001
-_PLAIN = r"[^\"'`\#\n()\[\]{}]*"
-_PLAIN_LINES = (  # with neither a string nor an open bracket, nor the comma of an argument: skipped for speed
-    rf"(?:(?![+ -]?(?:class|@)|[+ -]?[ \t]*(?:async |def |match )){_PLAIN}"
-    rf"(?:(?:\({_PLAIN}(?:\({_PLAIN}\){_PLAIN})*\)|\[{_PLAIN}\]){_PLAIN})*(?<![,\\])\n)*"
-)
-_TOKENS = re.compile(
-    r"(?P<comment>(?<![\w\"'&])\#[^\n]*)"
-    r"|(?P<string>\"\"\"[\s\S]*?\"\"\"|'''[\s\S]*?'''|\\\"(?:(?!\\\")[^\n])*\\\"|\\'(?:(?!\\')[^\n])*\\'|`[^`\n]*`"
-    r"|\"(?:[^\"\\\n]|\\.)*\"|(?:(?<![^\W_])|(?<=\b[rbfuRBFU])|(?<=\b[rbfRBF][rbfRBF]))'(?:[^'\\\n]|\\.)*')"
-    r"|(?P<function>\bdef\s+\w+\()|(?P<open>[^\W\d][\w.]*[(\[]|[)\]][(\[]|[(\[{])|(?P<close>[)\]}])|(?P<mark>:=|=>|[=!]=|[=:,])"
-    r"|(?P<start>\n(?=[+ -]?[ \t]*(?:(?:def|class|return|raise|import|try|with|assert|while|del|@@|diff|@\w+)\b"
-    rf"|[^\W\d][\w.]*(?:, ?[\w.]+)*(?:: \w+)? = )))|(?P<line>\n{_PLAIN_LINES})"
-    r"|\bmatch\s+(?P<subject>[\w.]+)\s*:|\b(?P<keyword>return|yield|case|for|in|and|or|not|if|else|lambda)\b"
-    r"|(?P<name>[^\W\d][\w.]*)|(?P<port>\b\d{2,5}\b(?=\s*,))"
-)
-_CLAUSE = re.compile(r"(return|yield|case|in|and|or|not|if|else)(?=[(\[])")
-_HOLDERS = re.compile(r"\w*field|option|argument|parameter|default|final|str|bytes|bytearray|list|tuple|set|\w*b64decode|fromhex|quote")
-_LOGINS = re.compile(
-    r"(?:\w*_)?(?:log|sign)_?(?:in|on)|\w*auth(?:\w*_provider|enticat\w*|orize)?|\w*credentials?|\w*user_?pass\w*|(?:create|add)_user"
-)
-_CONNECTIONS = re.compile(
-    r"\w*(?:connect|connection|client|redis|mongo|mysql|postgres\w*|psycopg\d?|ftp\w*|smtp\w*|imap\d?|ssh|sql|db|database|engine|ldap|amqp|mqtt|minio"
-    r"|vault|server|proxy|tunnel|github|gitlab|jira|elasticsearch|session|api)"
-)
-_DEFAULTS = re.compile(r"default(?:_factory)?|value|init")
-_COMPARES = re.compile(r"\w*(?:compar|equal|hash|verif|check|assert)\w*")
-_ASKS = re.compile(r"(?:get|read|load|fetch|ask|prompt|find|input|is|has|open|from)_?\w*|count_\w+|\w*_(?:for|from|of)")
-_RUNS = re.compile(r"run|popen|call|check_\w+|exec\w*|spawn\w*|\w*subprocess\w*|main|parse_args|invoke|\w*_?command")
-_HOLDS_SEVERAL = re.compile(rf"(?:\w*[_.])?(?:passwords|secrets|tokens|credentials|{_PLURAL})", re.IGNORECASE)
-_NAME = re.compile(r"-{0,2}[^\W\d][\w.-]*")
-_FOLLOWS = re.compile(r"\s*(?:(:)(?!=)|[=!]=\s*([\w.]+))")
-
-
-@dataclass
-class _Frame:
-    """What stands within a pair of brackets, or in a line outside of them."""
-
-    opener: str = ""
-    call: str = ""  # what is called, as words_with_underscores, or what is indexed
-    given: list[str] = field(default_factory=list)  # what the whole is a value of
-    keys: list[str] = field(default_factory=list)  # what the next value is one of; several names of a tuple
-    names: list[str] = field(default_factory=list)  # before commas: perhaps targets
-    name: str = ""  # the last one, or the last string
-    annotated: str = ""  # the name before a colon
-    compared: str = ""  # the name before ==
-    said: str = ""  # the last string that names a secret, such as in ("password", …)
-    said_at: int = 0
-    n_items: int = 0
-    has_port: bool = False
-    in_for: bool = False
-    strings: list[tuple[int, int]] = field(default_factory=list)
-
-    def current(self) -> list[str]:
-        """The names of the next value."""
-        if self.compared:
-            return [self.compared]
-        return self.keys[self.n_items : self.n_items + 1] if len(self.keys) > 1 else self.keys
-
-    def inner(self, opener: str, name: str) -> _Frame:
-        """The frame of a bracket after `name`."""
-        call = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.rpartition(".")[2]).lower()
-        keys = self.keys[0 if self.opener == "[" else self.n_items :] if len(self.keys) > 1 and not self.compared else self.current()
-        if opener == "{":
-            keys = [key for key in keys if _HOLDS_SEVERAL.fullmatch(key)]
-        elif name and not (opener == "(" and _HOLDERS.fullmatch(call)):
-            keys = []
-        return _Frame(opener, call, keys, keys)
-
-    def hides(self, text: str) -> bool:
-        """Whether the string `text` is a secret where it stands."""
-        keys, is_positional = self.current(), self.keys is self.given or not self.call
-        if any(_is_value(key, text) and (not self.compared or _rank(key) == 2) for key in keys):
-            return True
-        if self.opener and not self.call and any(map(_HOLDS_SEVERAL.fullmatch, keys)):
-            return _is_like_a_key(text)
-        if self.said and (self.said_at == self.n_items - 1 if is_positional else keys == ["default"]):
-            return (self.call != "" or (self.opener == "(" and _is_mixed(text))) and _is_value(self.said, text)
-        name = self.call or (keys[0].lower() if len(keys) == 1 else "")
-        if not is_positional or self.opener != "(" or re.search(r"[\s{]", text):
-            return False
-        if _LOGINS.fullmatch(name):
-            return not re.search(r"://|^\S+@\S+\.\w+$", text) if self.n_items else self.call != "" and _is_like_a_key(text)
-        if _CONNECTIONS.fullmatch(self.call) and self.n_items:
-            return _is_mixed(text) or (self.has_port and self.n_items > 2)
-        return (
-            self.call != ""
-            and not _ASKS.fullmatch(self.call)
-            and (_rank(self.call) == 2 or (_rank(self.call) == 1 and _is_like_a_key(text)))
-        )
-
-    def end_item(self) -> None:
-        """After a comma."""
-        if self.call or self.opener == "{":
-            self.keys = self.given
-        elif not self.keys:
-            self.names.append(self.name)
-        if _COMPARES.fullmatch(self.call):
-            self.said, self.said_at = self.name, self.n_items
-        self.n_items += 1
-        self.name = self.annotated = self.compared = ""
-
-    def assign(self) -> None:
-        """After `=`."""
-        name = max(self.name, self.annotated, key=_rank)
-        if self.given and _DEFAULTS.fullmatch(name):  # field(default="…")
-            return
-        targets = [name] if self.call else [*self.names, name]
-        if len(self.keys) != 1 or len(targets) > 1 or self.call or _rank(name) >= _rank(self.keys[0]):  # else a = password = …
-            self.keys = targets
-        self.names, self.n_items = [], self.n_items if self.call else 0
-
-
-class _Reader:
-    """Reads code, or text with quoted values in it, token by token. It needs no whole file: a hunk of a diff will do."""
-
-    def __init__(self, text: str, depth: int = 0) -> None:
-        self.text, self.depth = text, depth
-        self.frames = [_Frame()]
-        self.function = self.subject = ""
-        self.hidden: dict[int, tuple[int, str]] = {}  # the start of a part, with its end and what stands there instead
-
-    def read(self) -> str:
-        """The text without secrets in its strings and comments."""
-        for match in _TOKENS.finditer(self.text):
-            kind, frame = match.lastgroup, self.frames[-1]
-            if kind == "name":
-                frame.name = match[0]
-            elif kind == "mark":
-                self._mark(match[0], frame)
-            elif kind == "open":
-                self._open(match[0], frame)
-            elif kind == "close":
-                self._close()
-            elif kind == "string":
-                self._string(match, frame)
-            elif kind == "comment":
-                self._replace(match.start(), match.end(), "#" + self._within(match[0][1:]))
-            elif kind == "keyword":
-                self._keyword(match[0], frame)
-            elif kind == "function":
-                self.function = match[0][3:-1].strip()
-                self._open("def(", frame)
-            elif kind == "subject":
-                self.subject = match[kind]
-            elif kind == "port":
-                frame.has_port = True
-            elif kind == "start" or len(self.frames) == 1:
-                self.frames = [_Frame()]
-        text, end = [], 0
-        for start, (stop, new) in sorted(self.hidden.items()):
-            text += [self.text[end:start], new]
-            end = stop
-        return "".join(text) + self.text[end:]
-
-    def _replace(self, start: int, end: int, new: str) -> None:
-        if self.text[start:end] != new:
-            self.hidden.setdefault(start, (end, new))
-
-    def _within(self, text: str) -> str:
-        return _within(text, self.depth + 1)
-
-    def _mark(self, mark: str, frame: _Frame) -> None:
-        if mark == ",":
-            frame.end_item()
-        elif mark == ":":
-            if frame.opener == "{":
-                frame.keys = frame.given if frame.given and not _rank(frame.name) else [frame.name]
-            elif not frame.keys:
-                frame.annotated = frame.name
-        elif mark in ("==", "!="):
-            frame.compared = frame.name
-        else:
-            frame.assign()
-
-    def _keyword(self, word: str, frame: _Frame) -> None:
-        source = {"return": self.function, "yield": self.function, "case": self.subject}
-        if word in source:
-            frame.keys = [source[word]] if _rank(source[word]) == 2 else []
-        elif word == "for":
-            frame.in_for, frame.names, frame.keys = True, [], []
-        elif word == "in" and frame.in_for:
-            frame.in_for, frame.keys, frame.names, frame.n_items = False, [*frame.names, frame.name], [], 0
-        elif word == "in":
-            frame.compared = frame.name
-        frame.name = ""
-
-    def _open(self, text: str, frame: _Frame) -> None:
-        name, opener = text[:-1], text[-1]
-        if name in (")", "]"):  # f(x)(y)
-            self._close()
-            frame = self.frames[-1]
-        if _CLAUSE.match(text):
-            self._keyword(name, frame)
-            name = ""
-        self.frames.append(frame.inner(opener, name))
-        frame.name, frame.compared = name, ""
-
-    def _close(self) -> None:
-        if len(self.frames) == 1:
-            return
-        done = self.frames.pop()
-        frame = self.frames[-1]
-        if done.opener == "[" and done.call:  # config["password"] = …
-            frame.name = done.name
-        elif done.opener == "(" and not done.call and not frame.keys:  # (user, password) = …
-            frame.names, frame.name = [*frame.names, *done.names], done.name
-        if not done.call or _RUNS.fullmatch(done.call):
-            self._command(done.strings)
-
-    def _command(self, spans: list[tuple[int, int]]) -> None:
-        """Hide the values of flags in ["mysql", "--password", "…"]."""
-        words = [self.text[start:end] for start, end in spans]
-        if any(word.startswith("-") for word in words):
-            for (start, end), word in zip(spans, _words(words, is_prose=True)):
-                self._replace(start, end, word)
-
-    def _string(self, match: re.Match[str], frame: _Frame) -> None:
-        n_quotes = len(re.match(r"\\?(?:\"{3}|'{3}|.)", match[0])[0])  # pyright: ignore[reportOptionalSubscript]
-        start, end = match.start() + n_quotes, match.end() - n_quotes
-        text = self.text[start:end]
-        if frame.annotated and self.text[max(0, match.start() - 8) : match.start()].rstrip(" rbfRBF").endswith(":"):
-            frame.keys = [frame.annotated]
-        after = _FOLLOWS.match(self.text, match.end())
-        frame.compared = (after and after[2]) or frame.compared
-        is_key = after is not None and after[1] is not None and not frame.compared and (frame.opener == "{" or not frame.keys)
-        if text and not is_key and frame.hides(text):
-            self._replace(start, end, HIDDEN)
-        else:
-            self._replace(start, end, self._within(text))
-        if _NAME.fullmatch(text) and is_secret(text):
-            frame.said, frame.said_at = text, frame.n_items
-        frame.name, frame.compared = text, ""
-        frame.strings.append((start, end))
-
-
 _HINTS = (  # most strings have none of them
     "pass pwd pw_ secret cred key token tkn auth bearer jwt hook dsn login authtoken identified mdp clave senha parola heslo sandi "
     "lozinka secreto segr contra kennw kodeord kode salas schl cle chave chiav jeton klucz wacht sleut geheim zugang sifre jelsz "
-    "losenord haslo echo printf 7z -a -p -w -u -n"
+    "losenord haslo echo printf 7z -a -p -w -u -n redis connect client mongo sql ftp smtp imap ssh "
+    "postgres psycopg db database engine ldap amqp mqtt minio vault server proxy tunnel git jira elastic session api sign_ log_ >"
 )
-
-
-def _within(text: str, depth: int = 0) -> str:
-    """The text of a comment or of a string in code, without secrets, also those in quotes in it."""
-    lower = text.lower()
-    if text.isascii() and not any(hint in lower for hint in _HINTS.split()):
-        return text
-    if depth < 4 and re.search("[\"'`]", text):
-        text = _Reader(text, depth).read()
-    return _pairs(text, is_prose=True)
-
-
-# %% ../nbs/redaction.ipynb #f7de8de9
 _FORMS = {
     "-----begin": r"()-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
     "://": r"(://)[^/\s:@'\"<{]{8,}(?=@)",
@@ -546,9 +207,20 @@ _LINE = re.compile(r"^([+-]?[ \t]*(?:export )?)([^\W\d]\w*)(=|: )(?![\s$<])([^\s
 
 
 def _line(match: re.Match[str]) -> str:
+    from nbtrain import secret_reader as reader
+
     head, name, between, value = match.groups()
-    hides = _is_said(name, value) if between == ": " else name.isupper() and is_secret(name)
+    hides = reader.is_said(name, value) if between == ": " else name.isupper() and is_secret(name)
     return f"{head}{name}{between}{HIDDEN}" if hides else match[0]
+
+
+def _read(text: str, *, code: bool) -> str:
+    from nbtrain import secret_reader as reader
+
+    text = reader.Reader(text).read()
+    if code:
+        return re.sub(r"^[ \t]*[!%].*$", lambda match: reader.within(match[0]), _LINE.sub(_line, text), flags=re.MULTILINE)
+    return reader.pairs(text, is_prose=False)
 
 
 def blot_out(text: str, *, code: bool = False) -> str:
@@ -558,22 +230,24 @@ def blot_out(text: str, *, code: bool = False) -> str:
             text = text.replace(value, HIDDEN)
     text = _without_tokens(text)
     text = _without_forms(text, _FORMS)
-    text = _Reader(text).read()
-    if code:
-        text = re.sub(r"^[ \t]*[!%].*$", lambda match: _within(match[0]), _LINE.sub(_line, text), flags=re.MULTILINE)
-    else:
-        text = _pairs(text, is_prose=False)
+    lower = text.lower()
+    if not text.isascii() or any(hint in lower for hint in _HINTS.split()):  # most texts have none of them
+        text = _read(text, code=code)
     text = re.sub(r"(<(\w+)>)([^<>\s]+)(?=</)", lambda match: match[1] + HIDDEN if is_secret(match[2]) else match[0], text)
     return (_BARE_CODE if code else _BARE_TEXT).sub(lambda match: HIDDEN if _is_random(match[0]) else match[0], text)
 
 
 def blot_out_words(words: Iterable[str]) -> list[str]:
     """The words of a command line without secrets."""
-    return _words(map(blot_out, words), is_prose=False)
+    from nbtrain import secret_reader as reader
+
+    return reader.words_of(map(blot_out, words), is_prose=False)
 
 
 def blot_out_values(value: Any, name: str = "") -> Any:
     """Copies of plain values, such as hyperparameters, without secrets: texts that are a secret by their name or by their form."""
+    from nbtrain import secret_reader as reader
+
     if isinstance(value, MutableMapping):
         found = copy(value)
         found.update({key: blot_out_values(item, str(key)) for key, item in value.items()})
@@ -582,7 +256,7 @@ def blot_out_values(value: Any, name: str = "") -> Any:
         return type(value)(blot_out_values(item, name) for item in value)
     if not isinstance(value, str):
         return value
-    return HIDDEN if _is_value(name, value) else _without_forms(_without_tokens(value), _FORMS)
+    return HIDDEN if reader.is_value(name, value) else _without_forms(_without_tokens(value), _FORMS)
 
 
 # %% ../nbs/redaction.ipynb #d90ad5c8

@@ -30,7 +30,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "rng": (),
     "resources": (),
     "formatting": (),
-    "redaction": (),
+    "redaction": ("secret_reader",),
+    "secret_reader": ("redaction",),
     "objects": ("private",),
     "history": ("events", "best", "formatting"),
     "data": ("private", "rng", "objects"),
@@ -72,7 +73,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "loggers": ("private", "events", "history", "data", "engine", "source", "views"),
     "distributed": ("private", "events", "rng", "resources", "redaction", "objects", "data", "optim", "engine", "base", "source"),
     "code": ("private", "formatting", "objects", "data", "engine", "loops", "base", "source", "distributed"),
-    "checkpoint": ("private", "compat", "events", "history", "engine", "base", "distributed"),
+    "checkpoint": ("private", "compat", "events", "redaction", "history", "engine", "base", "distributed"),
     "state": (
         "private",
         "compat",
