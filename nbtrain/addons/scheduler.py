@@ -27,9 +27,11 @@ from ..objects.walk import is_plain
 from ..errors import ConfigError, kept_instead
 from ..optim.joint_optimizer import JointOptimizer, JointScheduler
 from ..private.torch_parts import parts_of_schedule
-from ..optim.resolved_schedule import CountedScheduler, FunctionSchedule, Schedule, class_of_factory, resolve_schedule
+from nbtrain.optim.resolved_schedule import (
+    CountedScheduler, FunctionSchedule, Schedule, class_of_factory, group_options, resolve_schedule, scale_rates,
+)  # fmt: skip
 from nbtrain.optim.schedulers import (
-    Scheduler, check_direction, group_options, initial_lrs, is_factory, rate_of_next, scale_lr, scale_rates, set_group_lr,
+    Scheduler, check_direction, initial_lrs, is_factory, rate_of_next, scale_lr, set_group_lr,
     set_initial_lrs, set_lr,
 )  # fmt: skip
 
@@ -104,8 +106,9 @@ def check_length(scheduler: Any, n_steps: int, remedy: str) -> str:
     if isinstance(scheduler, CosineAnnealingLR) and scheduler.T_max < n_steps:
         return f"{name} has T_max={scheduler.T_max}, and this run goes to step {n_steps}: its learning rate rises again. {remedy}"
     ends_at_0 = isinstance(scheduler, PolynomialLR) or getattr(scheduler, "end_factor", None) == 0
-    if ends_at_0 and scheduler.total_iters < n_steps:
-        what = f"{name} has total_iters={scheduler.total_iters}, and this run goes to step {n_steps}"
+    length = getattr(scheduler, "total_iters", n_steps)
+    if ends_at_0 and length < n_steps:
+        what = f"{name} has total_iters={length}, and this run goes to step {n_steps}"
         return f"{what}: its learning rate is 0 from there on. {remedy}"
     total = getattr(scheduler, "total_steps", None)
     if total is not None and total < n_steps:
@@ -156,7 +159,7 @@ class _Step(PassCallback):
         saved = self._saved if hasattr(made, "load_state_dict") else None
         was = "" if saved is None else _other_schedule(saved, self._saved_class, made)
         edited = _edited(saved or {}, made)
-        has_length = is_factory(self.scheduler) or (not was and bool(edited) and edited.keys() <= _LENGTHS)
+        has_length = is_factory(self.scheduler) or (not was and bool(edited) and edited.keys() <= set(_LENGTHS))
         if planned not in (None, total) and has_length and not from_metrics:
             self._follow(planned, total, pl_trainer.current_epoch)
         elif was:

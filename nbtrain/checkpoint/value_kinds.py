@@ -10,9 +10,12 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
 from enum import Enum, Flag
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 
@@ -64,6 +67,10 @@ def _pairs(value: dict[Any, Any]) -> list[Any]:
 _PARTS: dict[type, Callable[[Any], list[Any]]] = {  # of the values of exactly this type, whose name is their kind
     complex: lambda value: [value.real, value.imag],
     range: lambda value: [value.start, value.stop, value.step],
+    slice: lambda value: [value.start, value.stop, value.step],
+    Decimal: lambda value: [str(value)],
+    Fraction: lambda value: [value.numerator, value.denominator],
+    UUID: lambda value: [str(value)],
     bytearray: lambda value: [bytes(value)],
     timedelta: lambda value: [value.days, value.seconds, value.microseconds],
     timezone: lambda value: list(value.__getinitargs__()),
@@ -97,7 +104,10 @@ def as_plain(value: Any) -> tuple[str, Any] | None:
 
 def is_value(value: Any) -> bool:
     """Whether it is an immutable value, such as an enum, a path or a date."""
-    return isinstance(value, (Enum, PurePath, date, time, timedelta, timezone, range)) and as_plain(value) is not None
+    return (
+        isinstance(value, (Enum, PurePath, date, time, timedelta, timezone, range, slice, Decimal, Fraction, UUID))
+        and as_plain(value) is not None
+    )
 
 
 # %% ../../nbs/checkpoint/value_kinds.ipynb #aede4a24
@@ -134,6 +144,10 @@ _PATHS = {"PurePosixPath": PurePosixPath, "PureWindowsPath": PureWindowsPath}
 _MADE: dict[str, Callable[..., Any]] = {
     "complex": complex,
     "range": range,
+    "slice": slice,
+    "Decimal": Decimal,
+    "Fraction": Fraction,
+    "UUID": UUID,
     "bytearray": bytearray,
     "path": lambda kind, text: _PATHS.get(kind, Path)(text),
     "numpy": _made_array,

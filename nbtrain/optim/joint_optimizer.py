@@ -69,7 +69,7 @@ class OptimizersByName(dict[str, Any]):
         what = "trainer.optimizers shows the optimizers, and replaces none."
         raise ConfigError(what, remedy="Give all of them: trainer.optimizer = {**trainer.optimizers, name: optimizer}.")
 
-    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse  # pyright: ignore[reportAssignmentType]
 
 
 class JointOptimizer(Optimizer):

@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ..errors import ConfigError, add_note
 from ..events import Plan
 from nbtrain.optim.schedulers import (
-    Scheduler, check_has_lr, check_stepping, group_options, initial_lrs, is_counted, is_factory, n_required, scale_lr, set_group_lr,
+    Scheduler, check_has_lr, check_stepping, initial_lrs, is_counted, is_factory, n_required, scale_lr, set_group_lr,
     set_initial_lrs, set_lr,
 )  # fmt: skip
+from ..private.torch_parts import parts_of_schedule
 from ..rng import keep_random
 
 # %% auto #0
-__all__ = ["FunctionSchedule", "CountedScheduler", "Schedule", "resolve_schedule", "class_of_factory"]
+__all__ = ["FunctionSchedule", "CountedScheduler", "scale_rates", "group_options", "Schedule", "resolve_schedule", "class_of_factory"]
 
 
 # %% ../../nbs/optim/resolved_schedule.ipynb #bc49e080
@@ -85,6 +87,24 @@ class CountedScheduler:
 
 
 # %% ../../nbs/optim/resolved_schedule.ipynb #resolv03
+def scale_rates(scheduler: dict[str, Any], groups: Iterable[dict[str, Any]], factor: float) -> None:
+    """Multiply all later rates of a torch scheduler, given by its attributes or its state, and the rates in the groups of its optimizer."""
+    for part in parts_of_schedule(scheduler):
+        scale_rates(part if isinstance(part, dict) else vars(part), (), factor)
+    scheduler["base_lrs"] = [lr * factor for lr in scheduler.get("base_lrs", ())]
+    for group in groups:
+        for name in {"initial_lr", "max_lr", "min_lr"} & group.keys():  # OneCycleLR and CyclicLR compute the rate from these
+            group[name] *= factor
+
+
+def group_options(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The options of each parameter group, without its parameters; a rate that is a tensor is copied."""
+    return [
+        {name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items() if name != "params"}
+        for group in groups
+    ]
+
+
 @dataclass
 class Schedule:
     """A scheduler and its interval: it steps after each `epoch` or optimizer `update`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 from weakref import ref
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ..private.torch_parts import marks, parts_of_schedule
+from ..private.torch_parts import marks
 from ..errors import ConfigError
 
 # %% auto #0
@@ -29,14 +29,12 @@ __all__ = [
     "set_group_lr",
     "rate_of_next",
     "scale_lr",
-    "scale_rates",
     "initial_lrs",
     "set_initial_lrs",
     "is_marked",
     "mark_step",
     "n_required",
     "is_factory",
-    "group_options",
     "check_direction",
 ]
 
@@ -135,16 +133,6 @@ def scale_lr(optimizer: Optimizer, factor: float) -> None:
         group["lr"] *= factor  # in place: a tensor stays the same object
 
 
-def scale_rates(scheduler: dict[str, Any], groups: Iterable[dict[str, Any]], factor: float) -> None:
-    """Multiply all later rates of a torch scheduler, given by its attributes or its state, and the rates in the groups of its optimizer."""
-    for part in parts_of_schedule(scheduler):
-        scale_rates(part if isinstance(part, dict) else vars(part), (), factor)
-    scheduler["base_lrs"] = [lr * factor for lr in scheduler.get("base_lrs", ())]
-    for group in groups:
-        for name in {"initial_lr", "max_lr", "min_lr"} & group.keys():  # OneCycleLR and CyclicLR compute the rate from these
-            group[name] *= factor
-
-
 def initial_lrs(optimizer: Optimizer) -> list[float]:
     """The learning rates that a new schedule begins from, one for each parameter group: torch's schedulers keep them as `initial_lr`."""
     return [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
@@ -192,14 +180,6 @@ def n_required(function: Callable[..., Any]) -> int:
 def is_factory(scheduler: Any) -> bool:
     """Whether `scheduler` is a factory `(optimizer, plan)`, which makes a new schedule for each run."""
     return callable(scheduler) and n_required(scheduler) == 2
-
-
-def group_options(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The options of each parameter group, without its parameters; a rate that is a tensor is copied."""
-    return [
-        {name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items() if name != "params"}
-        for group in groups
-    ]
 
 
 def check_direction(scheduler: ReduceLROnPlateau, monitor: str, monitor_mode: str) -> None:

@@ -120,5 +120,5 @@ def _may_change(value: Any, holder: Any) -> bool:
         return False
     if kind_of(value).is_own or method_of(value, "__next__") is not None or is_generator(value):
         return True
-    is_of_torch = isinstance(holder, nn.Module) and type(holder).__module__.startswith("torch.")  # which makes again what it holds
-    return not is_of_torch and is_kind(value, (list, tuple, dict, Tensor, np.ndarray))  # others are mostly configurations
+    is_of_library = isinstance(holder, nn.Module) and not kind_of(holder).is_own  # such as torch's or peft's, made again by your code
+    return not is_of_library and is_kind(value, (list, tuple, dict, Tensor, np.ndarray))  # others are mostly configurations

@@ -34,7 +34,8 @@ from ..engine.train_state import Counts
 from ..errors import CheckpointError, ConfigError, kept_instead, nearest
 from ..events import Event
 from ..base.trainer_base import TrainerBase
-from ..optim.schedulers import group_options, is_factory, rate_of_next, scale_lr, set_group_lr, set_initial_lrs
+from ..optim.resolved_schedule import group_options
+from ..optim.schedulers import is_factory, rate_of_next, scale_lr, set_group_lr, set_initial_lrs
 from ..history.run_folder import read_events
 from ..run.record import header
 

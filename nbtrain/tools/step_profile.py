@@ -261,6 +261,8 @@ def profile(trainer: TrainerBase, loader: Loaders, *, steps: PositiveInt = 20, t
     path = None if trace is None else Path(trace).expanduser()
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"There is no folder {str(path.parent)!r} for the trace.", remedy="Make it, or give another path.")
+    if path is not None and path.is_dir():
+        raise ConfigError(f"trace={str(trace)!r} is a folder.", remedy=f"Give the path of a file: {str(path / 'trace.json')!r}.")
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # torch 2.13 prints lines when its profiler starts and stops
     watch = operate(trainer, "profile", lambda _: _train(trainer, loader, steps), mode="train", between_batches=False)
     if path is not None:

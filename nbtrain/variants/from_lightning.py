@@ -25,7 +25,7 @@ from ..errors import ConfigError, StepError
 from ..optim.joint_optimizer import single
 from ..optim.optimizer_state import load_optimizer
 from ..optim.param_groups import set_group_names
-from ..optim.schedulers import scale_rates
+from ..optim.resolved_schedule import scale_rates
 from ..base.trainer_base import TrainerBase
 from ..base.devices import Device
 from ..base.compose import compose, given_addons, written_class

@@ -57,7 +57,7 @@ class Notes:
         self.seen: list[str] = []
 
     def update(self, event: Any) -> None:
-        if event.kind == "note" and any(word in event.data["text"] for word in ("plan", "factory", "rises", "lr was 0")):
+        if event.kind == "note" and any(word in event.data["text"] for word in ("plan", "factory", "rises")):
             self.seen.append(event.data["text"])
 
 

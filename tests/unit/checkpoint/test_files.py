@@ -22,8 +22,11 @@ from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
+from uuid import UUID
 
 import lightning as L
 import numpy as np
@@ -164,6 +167,7 @@ VALUES = {
     "paths": [Path("runs") / "ü", PurePosixPath("/a"), PureWindowsPath("c:/a")],
     "ranges": [range(3), range(9, 0, -2)],
     "byte arrays": [bytearray(b"ab")],
+    "exact numbers": [Decimal("1.50"), Fraction(1, 3), UUID(int=3), slice(1, None, 2)],
     "numpy text and dates": [np.array(["a", "bc"]), np.str_("x"), np.array([b"a"]), np.datetime64("2024-02-29T01"), np.timedelta64(3, "D")],
     "wide numpy numbers": [np.array([1 + 2j]), np.complex64(1j)],
 }

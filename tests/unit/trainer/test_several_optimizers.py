@@ -230,3 +230,15 @@ def test_one_in_a_list_is_that_optimizer(kind: type[Optimizer]) -> None:
     optimizer = kind(Words().layers.parameters())
     trainer = Fit(Words(), DEVICE, optimizer=[optimizer])
     assert trainer.optimizer is optimizer and not isinstance(trainer.optimizer, JointOptimizer)
+
+
+def test_optimizers_that_replace_those_of_a_trainer_train_and_are_replaced_as_a_whole() -> None:
+    model = Words()
+    trainer = Fit(model, DEVICE, optimizer=three(model), log_bar=False)
+    trainer.run(1, BATCHES)
+    rates = {name: torch.optim.SGD(one.param_groups[0]["params"], 0.25) for name, one in trainer.optimizers.items()}
+    with pytest.raises(ConfigError, match="Give all of them: trainer.optimizer = {"):
+        trainer.optimizers["muon"] = rates["muon"]
+    trainer.optimizer = {**trainer.optimizers, "muon": rates["muon"]}
+    trainer.run(1, BATCHES)
+    assert trainer.optimizers["muon"] is rates["muon"] and trainer.history.epochs[-1]["lr/muon"] == 0.25
