@@ -10,7 +10,7 @@ import warnings
 from inspect import isgeneratorfunction
 from collections.abc import Iterable, Iterator, Mapping
 from numbers import Number
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import numpy as np
 from lightning.fabric.utilities.data import sized_len
@@ -27,7 +27,7 @@ from ..errors import ConfigError
 from ..objects.search import has_state
 
 # %% auto #0
-__all__ = ["Loaders", "is_several", "mode_of", "parts_of", "n_batches", "lazy", "RunLoaders", "SeveralLoaders", "named_loaders"]
+__all__ = ["Loaders", "is_several", "mode_of", "parts_of", "n_batches", "lazy", "SeveralLoaders", "named_loaders"]
 
 # %% ../../nbs/data/several_loaders.ipynb #sevl0004
 _LENGTHS = {"min_size": min, "max_size": max, "max_size_cycle": max, "sequential": sum}  # by the mode of a CombinedLoader
@@ -82,50 +82,6 @@ def lazy(loader: Any) -> Any:
         return [lazy(one) for one in loader]
     is_lazy = isinstance(loader, (BatchList, DataLoader, Iterator)) or isgeneratorfunction(getattr(type(loader), "__iter__", None))
     return loader if is_lazy else LazyLoader(loader)
-
-
-class RunLoaders(CombinedLoader):
-    """What Lightning reads in a run: one loader or several.
-
-    `opens_late`: loaders that have a length are opened when their first batch is read, as in a plain loop. Lightning opens those of a
-    training before the hooks that begin it, and so before your code may draw or seed. `keeps_workers`: persistent workers are there for
-    the next run, which continues what they draw. Lightning ends them.
-    """
-
-    is_open = True
-    _kind: Any = None  # of Lightning's iterator
-
-    def __init__(self, loader: Any, mode: str, *, opens_late: bool = True, keeps_workers: bool = True) -> None:
-        several, how = lazy(loader), cast(Any, mode_of(loader, mode))
-        super().__init__(several.iterables if isinstance(several, CombinedLoader) else several, how)
-        self.opens_late, self.keeps_workers = opens_late, keeps_workers
-
-    def __iter__(self) -> RunLoaders:
-        loaders = self.flattened
-        if self._kind is None and self.opens_late and None not in map(sized_len, loaders):
-            self.flattened = list(map(LazyLoader, loaders))
-            self._kind = type(super().__iter__()._iterator)
-            self.flattened = loaders
-        if self._kind is None:
-            return super().__iter__()
-        self._iterator, self.is_open = self._kind(loaders, self.limits), False
-        return self
-
-    def open(self) -> None:
-        """Begin the pass over the loaders."""
-        self.is_open = True
-        iter(cast(Any, self._iterator))
-
-    def __next__(self) -> Any:
-        if not self.is_open:
-            self.open()
-        return super().__next__()
-
-    def reset(self) -> None:
-        if self.keeps_workers:
-            self._iterator = None
-        else:
-            super().reset()
 
 
 class SeveralLoaders(LoaderWrapper):

@@ -8,16 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from ..data.loader import BatchList, innermost
+from ..data.loader import BatchList, LazyLoader, innermost
 from ..data.order_check import same_random
 from ..data.seeded_loader import SeededLoader
-from ..data.several_loaders import RunLoaders
+from ..data.several_loaders import lazy, mode_of
 from ..data.task_loader import TaskLoader
 from ..data.tensor_loader import TensorLoader
 from ..remote_errors import raise_own
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nbtrain.loops.error_guard import ErrorGuard
 
 # %% auto #0
-__all__ = ["only_iterator", "ends_at_length", "length_of", "limits_of", "LiveFetcher", "live", "open_pass"]
+__all__ = ["only_iterator", "ends_at_length", "length_of", "limits_of", "RunLoaders", "LiveFetcher", "live", "open_pass"]
 
 
 # %% ../../nbs/loops/fetcher.ipynb #2cc92cc5
@@ -81,6 +81,50 @@ def limits_of(limit: int | float, combined: CombinedLoader) -> list[float]:
 
 # %% ../../nbs/loops/fetcher.ipynb #livefet1
 _LIKE_LIGHTNINGS: Any = object  # for type checkers: Lightning's loops take it for a fetcher of theirs, and set its labels
+
+
+class RunLoaders(CombinedLoader):
+    """What Lightning reads in a run: one loader or several.
+
+    `opens_late`: loaders that have a length are opened when their first batch is read, as in a plain loop. Lightning opens those of a
+    training before the hooks that begin it, and so before your code may draw or seed. `keeps_workers`: persistent workers are there for
+    the next run, which continues what they draw. Lightning ends them.
+    """
+
+    is_open = True
+    _kind: Any = None  # of Lightning's iterator
+
+    def __init__(self, loader: Any, mode: str, *, opens_late: bool = True, keeps_workers: bool = True) -> None:
+        several, how = lazy(loader), cast(Any, mode_of(loader, mode))
+        super().__init__(several.iterables if isinstance(several, CombinedLoader) else several, how)
+        self.opens_late, self.keeps_workers = opens_late, keeps_workers
+
+    def __iter__(self) -> RunLoaders:
+        loaders = self.flattened
+        if self._kind is None and self.opens_late and None not in map(sized_len, loaders):
+            self.flattened = list(map(LazyLoader, loaders))
+            self._kind = type(super().__iter__()._iterator)
+            self.flattened = loaders
+        if self._kind is None:
+            return super().__iter__()
+        self._iterator, self.is_open = self._kind(loaders, self.limits), False
+        return self
+
+    def open(self) -> None:
+        """Begin the pass over the loaders."""
+        self.is_open = True
+        iter(cast(Any, self._iterator))
+
+    def __next__(self) -> Any:
+        if not self.is_open:
+            self.open()
+        return super().__next__()
+
+    def reset(self) -> None:
+        if self.keeps_workers:
+            self._iterator = None
+        else:
+            super().reset()
 
 
 class LiveFetcher(_LIKE_LIGHTNINGS):

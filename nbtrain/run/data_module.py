@@ -15,10 +15,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ..data.epoch import set_epoch
 from ..data.loader import BatchList, as_loader
-from ..data.several_loaders import RunLoaders, named_loaders
+from ..data.several_loaders import named_loaders
 from ..engine.addon import StateService
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
+from ..loops.fetcher import RunLoaders
 from ..base.interrupts import ignore_interrupts
 from ..base.trainer_base import TrainerBase
 

@@ -19,11 +19,12 @@ from torch.utils.data import DataLoader
 
 from ..private.lightning_parts import call_hooks, trainer_of
 from ..data.loader import LoaderWrapper, as_loader, with_batch_size
-from ..data.several_loaders import Loaders, RunLoaders, is_several
+from ..data.several_loaders import Loaders, is_several
 from ..data.resumable_loader import ResumableLoader
 from ..engine.callback import Stopper
 from ..engine.control import Leave, cause_of_end
 from ..loops.batch_ways import explain_errors
+from ..loops.fetcher import RunLoaders
 from ..loops.own_loops import use_loops
 from ..engine.step_module import StepModule
 from ..optim.param_groups import TrainedParts
