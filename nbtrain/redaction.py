@@ -116,7 +116,10 @@ def is_from_environment(value: Any) -> bool:
 @functools.cache
 def _rules() -> dict[str, Any]:
     """The rules of gitleaks by `docs/gitleaks_rules.py`: the forms of issuers' tokens, and of placeholders."""
-    return json.loads(files("nbtrain").joinpath("gitleaks.json").read_text(encoding="utf-8"))
+    found = json.loads(files("nbtrain").joinpath("gitleaks.json").read_text(encoding="utf-8"))
+    for rule in found["rules"]:
+        rule["keywords"] = {*rule["keywords"]}
+    return found
 
 
 def _entropy(text: str) -> float:
@@ -136,9 +139,10 @@ def _without_token(rule: Mapping[str, Any], match: re.Match[str]) -> str:
 def _without_tokens(text: str) -> str:
     """`text` without tokens whose form gitleaks knows. A pattern is compiled when a keyword of its rule is found for the first time."""
     lower = "\n".join(set(text.lower().split()))  # a word is searched once
-    for rule in _rules()["rules"]:
-        if any(word in lower for word in rule["keywords"]):
-            text = re.sub(rule["regex"], functools.partial(_without_token, rule), text, flags=re.ASCII)
+    rules = _rules()["rules"]
+    found = {word for rule in rules for word in rule["keywords"] if word in lower}
+    for rule in [rule for rule in rules if found & rule["keywords"]]:
+        text = re.sub(rule["regex"], functools.partial(_without_token, rule), text, flags=re.ASCII)
     return text
 
 

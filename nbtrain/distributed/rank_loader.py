@@ -136,12 +136,13 @@ class RankLoader(LoaderWrapper):
         self._is_even = isinstance(inside, _DRAWN_AT_ONCE) or (
             isinstance(inside, DataLoader) and not is_stream
         )  # ends where its length says
-        self._is_sampled = type(loader) is DataLoader and not is_stream and loader.batch_sampler is not None
+        batches = loader.batch_sampler if type(loader) is DataLoader and not is_stream else None
+        self._is_sampled = batches is not None
         self._draws_between = not self._is_sampled and not isinstance(inside, _DRAWN_AT_ONCE)  # or the order is drawn with the first batch
         self._is_apart = self._draws_between and not getattr(inside, "num_workers", 0)
-        if self._is_sampled:
+        if batches is not None:
             place = (0, 1) if self._is_own else (number, n_ranks)
-            self._reads = self._by_rank(DealtSampler(inside.batch_sampler, *place, self.shares, self._begin))
+            self._reads = self._by_rank(DealtSampler(batches, *place, self.shares, self._begin))
         elif type(loader) is DataLoader and loader.num_workers:
             self._reads = self._by_rank(None) if self._is_own and self._known[1] else with_batch_sampler(loader, None)
         if self._is_own:
