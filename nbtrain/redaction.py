@@ -186,11 +186,11 @@ def _without_forms(text: str, forms: Mapping[str, str]) -> str:
     return text
 
 
-_HINTS = (  # most strings have none of them
-    "pass pwd pw_ secret cred key token tkn auth bearer jwt hook dsn login authtoken identified mdp clave senha parola heslo sandi "
-    "lozinka secreto segr contra kennw kodeord kode salas schl cle chave chiav jeton klucz wacht sleut geheim zugang sifre jelsz "
-    "losenord haslo echo printf 7z -a -p -w -u -n redis connect client mongo sql ftp smtp imap ssh "
-    "postgres psycopg db database engine ldap amqp mqtt minio vault server proxy tunnel git jira elastic session api sign_ log_ >"
+_HINTS = re.compile(  # most strings have none of them
+    "pass|pwd|pw_|secret|cred|key|token|tkn|auth|bearer|jwt|hook|dsn|login|authtoken|identified|mdp|clave|senha|parola|heslo|"
+    "sandi|lozinka|secreto|segr|contra|kennw|kodeord|kode|salas|schl|cle|chave|chiav|jeton|klucz|wacht|sleut|geheim|zugang|"
+    "sifre|jelsz|losenord|haslo|echo|printf|7z|-a|-p|-w|-u|-n|redis|connect|client|mongo|sql|ftp|smtp|imap|ssh|postgres|"
+    "psycopg|db|database|engine|ldap|amqp|mqtt|minio|vault|server|proxy|tunnel|git|jira|elastic|session|api|sign_|log_|>"
 )
 _FORMS = {
     "-----begin": r"()-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
@@ -235,7 +235,7 @@ def blot_out(text: str, *, code: bool = False) -> str:
     text = _without_tokens(text)
     text = _without_forms(text, _FORMS)
     lower = text.lower()
-    if not text.isascii() or any(hint in lower for hint in _HINTS.split()):  # most texts have none of them
+    if not text.isascii() or _HINTS.search(lower):  # most texts have none of them
         text = _read(text, code=code)
     text = re.sub(r"(<(\w+)>)([^<>\s]+)(?=</)", lambda match: match[1] + HIDDEN if is_secret(match[2]) else match[0], text)
     return (_BARE_CODE if code else _BARE_TEXT).sub(lambda match: HIDDEN if _is_random(match[0]) else match[0], text)
