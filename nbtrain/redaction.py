@@ -184,7 +184,7 @@ def _without_forms(text: str, forms: Mapping[str, str]) -> str:
 
 
 _HINTS = (  # most strings have none of them
-    "pass pwd pw_ secret cred key token tkn auth bearer jwt hook dsn login authtoken identified mdp clave senha parola heslo sandi "
+    "pass pw _pat secret cred key token tkn auth bearer jwt hook dsn login authtoken identified mdp clave senha parola heslo sandi "
     "lozinka secreto segr contra kennw kodeord kode salas schl cle chave chiav jeton klucz wacht sleut geheim zugang sifre jelsz "
     "losenord haslo echo printf 7z -a -p -w -u -n redis connect client mongo sql ftp smtp imap ssh "
     "postgres psycopg db database engine ldap amqp mqtt minio vault server proxy tunnel git jira elastic session api sign_ log_ >"
