@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
+from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
@@ -187,7 +188,7 @@ def _without_forms(text: str, forms: Mapping[str, str]) -> str:
 
 
 _HINTS = re.compile(  # most strings have none of them
-    "pass|pwd|pw_|secret|cred|key|token|tkn|auth|bearer|jwt|hook|dsn|login|authtoken|identified|mdp|clave|senha|parola|heslo|"
+    "pass|pw|_pat|secret|cred|key|token|tkn|auth|bearer|jwt|hook|dsn|login|authtoken|identified|mdp|clave|senha|parola|heslo|"
     "sandi|lozinka|secreto|segr|contra|kennw|kodeord|kode|salas|schl|cle|chave|chiav|jeton|klucz|wacht|sleut|geheim|zugang|"
     "sifre|jelsz|losenord|haslo|echo|printf|7z|-a|-p|-w|-u|-n|redis|connect|client|mongo|sql|ftp|smtp|imap|ssh|postgres|"
     "psycopg|db|database|engine|ldap|amqp|mqtt|minio|vault|server|proxy|tunnel|git|jira|elastic|session|api|sign_|log_|>"
@@ -211,7 +212,7 @@ _LINE = re.compile(r"^([+-]?[ \t]*(?:export )?)([^\W\d]\w*)(=|: )(?![\s$<])([^\s
 
 
 def _line(match: re.Match[str]) -> str:
-    from nbtrain import secret_reader as reader
+    reader = import_module("nbtrain.secret_reader")
 
     head, name, between, value = match.groups()
     hides = reader.is_said(name, value) if between == ": " else name.isupper() and is_secret(name)
@@ -219,7 +220,7 @@ def _line(match: re.Match[str]) -> str:
 
 
 def _read(text: str, *, code: bool) -> str:
-    from nbtrain import secret_reader as reader
+    reader = import_module("nbtrain.secret_reader")
 
     text = reader.Reader(text).read()
     if code:
@@ -243,14 +244,14 @@ def blot_out(text: str, *, code: bool = False) -> str:
 
 def blot_out_words(words: Iterable[str]) -> list[str]:
     """The words of a command line without secrets."""
-    from nbtrain import secret_reader as reader
+    reader = import_module("nbtrain.secret_reader")
 
     return reader.words_of(map(blot_out, words), is_prose=False)
 
 
 def blot_out_values(value: Any, name: str = "") -> Any:
     """Copies of plain values, such as hyperparameters, without secrets: texts that are a secret by their name or by their form."""
-    from nbtrain import secret_reader as reader
+    reader = import_module("nbtrain.secret_reader")
 
     if isinstance(value, MutableMapping):
         found = copy(value)

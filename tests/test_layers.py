@@ -30,7 +30,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "rng": (),
     "resources": (),
     "formatting": (),
-    "redaction": ("secret_reader",),
+    "redaction": (),
     "secret_reader": ("redaction",),
     "objects": ("private",),
     "history": ("events", "best", "formatting"),
@@ -128,7 +128,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "foreign",
     ),
     "schedules": ("events",),
-    "config": ("compat", "rng", "redaction", "objects", "optim", "engine", "base", "addons"),
+    "config": ("compat", "rng", "redaction", "objects", "history", "optim", "engine", "base", "addons"),
     "tools": (
         "events",
         "rng",

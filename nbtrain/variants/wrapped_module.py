@@ -139,7 +139,7 @@ class WrappedModule(StepModule):
         self._own_names: dict[str, str] = {}  # by recorded name: the module's own name
         self._after_epoch: list[Callable[[], None]] = []
         for name, value in hyperparameters_of(self.inner).items():
-            vars(self)[name] = blot_out_values(value) if name == "_hparams_initial" else value  # loggers get these
+            vars(self)[name] = blot_out_values(value) if name.endswith("initial") else value  # loggers get these
         self._is_made = True
 
     @property
