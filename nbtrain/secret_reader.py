@@ -343,7 +343,7 @@ class Reader:
 def within(text: str, depth: int = 0) -> str:
     """The text of a comment or of a string in code, without secrets, also those in quotes in it."""
     lower = text.lower()
-    if text.isascii() and not any(hint in lower for hint in _HINTS.split()):
+    if text.isascii() and not _HINTS.search(lower):
         return text
     if depth < 4 and re.search("[\"'`]", text):
         text = Reader(text, depth).read()
