@@ -165,7 +165,9 @@ class RankLoader(LoaderWrapper):
             self.said.append(_OWN)
             return
         found = " and ".join(map(str, lengths)) if len(lengths) < 4 else f"{min(lengths)} to {max(lengths)}"
-        self.said.append(f"{self.n_ranks} processes have separate data, {found} samples: they are read as they are.")
+        n_all = sized_len(getattr(self.loader, "dataset", None))
+        of_all = f" of {n_all}" if n_all is not None and sum(lengths) < n_all else ""
+        self.said.append(f"{self.n_ranks} processes have separate data, {found} samples{of_all}: they are read as they are.")
 
     def __len__(self) -> int:
         return super().__len__() if self._is_own else -(-super().__len__() // self.n_ranks)

@@ -111,6 +111,11 @@ def test_a_sampler_of_torch_divides_samples_that_are_all_the_same(pool: Pool) ->
     assert len(first) == len(second) == 8 and said == [OWN.replace("48", "8")]
 
 
+def test_how_much_is_read_is_said_where_it_is_not_all(pool: Pool) -> None:
+    (_, said), _ = read(pool, lambda rank: DataLoader(DATA, 8, sampler=range(16 * rank, 16 * rank + 16)), data="own")
+    assert said == [OWN.replace("48 and 48 samples", "16 and 16 samples of 96")]
+
+
 def test_a_sampler_for_another_number_of_processes_is_refused(pool: Pool) -> None:
     with pytest.raises(ConfigError, match=r"DistributedSampler divides the data for 4 processes, and 2 read them\.\n  Make it for as many"):
         read(pool, lambda rank: DataLoader(DATA, 8, sampler=DistributedSampler(DATA, num_replicas=4, rank=0)))
