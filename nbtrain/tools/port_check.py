@@ -6,37 +6,38 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from html import escape
-from typing import Any
+from math import hypot, isclose
+from typing import Any, Literal
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint
 from torch import nn
 
 from ..annotations import PositiveInt, checked
 from ..base.arguments import check_optimizer, check_run
 from ..base.operation import Operation, advance, operate
 from ..base.trainer_base import TrainerBase
-from ..data.loader import BatchList, as_loader
+from ..data.loader import as_loader
+from ..data.order_check import same_random
 from ..data.resumable_loader import borrowed
 from ..data.several_loaders import is_several
-from ..engine.control import Leave, refuse_while_on
-from ..errors import ConfigError, listed
+from ..engine.control import refuse_while_on
+from ..errors import ConfigError
 from ..rng import seed_all
 from ..run.data_module import is_data_source
 from .scratch_trainer import copy_trainer, scratch_trainer, train_copy
-from .step_difference import StepPair, What
-from .step_trace import Enough, StepTrace
+from .step_trace import Digest, StepTrace, TracedStep
 
 # %% auto #0
-__all__ = ["PortCheck", "Record", "check_port"]
-
+__all__ = ["What", "Found", "PortCheck", "are_close", "StepPair", "Record", "check_port"]
 
 # %% ../../nbs/tools/port_check.ipynb #port4
+What = Literal["weights", "batch", "random numbers", "mode", "output", "loss", "gradient", "optimizer", "number of steps"]
+
+
 @dataclass(frozen=True)
 class PortCheck:
     """Whether a loop and a trainer train alike; it is true if they do, so that a test can `assert` it.
@@ -74,8 +75,130 @@ class PortCheck:
         before, place = f"equal for {n}; " if self.steps else "", f" of {self.layer}" if self.layer else ""
         return f"PortCheck({before}step {self.step} differs in the {self.what}{place}: {self.reason})"
 
-    def _repr_html_(self) -> str:
-        return f"<div><code>{escape(repr(self))}</code></div>"
+
+# %% ../../nbs/tools/port_check.ipynb #diff6
+Found = tuple[What, str, str]  # what differs, in which layer, and why
+_ROUNDING = 1e-5  # relative; float32 has 7 digits
+_WHY = {
+    "digits": "in the last digits alone: the same numbers, computed in another order",
+    "weights": "they are changed between two steps, before the first one, or by a validation without model.eval()",
+    "batch": "other samples, another order, perhaps without set_epoch, or another preprocessing",
+    "validation": "your loop validates without restoring the random numbers",
+    "random numbers": "your loop and the trainer have drawn other random numbers before",
+    "mode": "a model.train() or a model.eval() is missing",
+    "output": "it differs for equal weights and batches, as do the layers after it",
+    "loss": "another loss function, reduction or label, or an average that is recorded",
+    "none": "it is frozen, not in the optimizer, or not in the loss",
+    "gradient": "clipping, a factor or the reduction of the loss, its division by the batches of an update, or optimizer.zero_grad()",
+    "optimizer": "the weights differ after equal gradients and options: a new optimizer, which has lost its state, or a change after it",
+}
+
+
+def _either(name: str, mine: Any, theirs: Any) -> str:
+    return f"{name} is {mine} in your loop, {theirs} in the trainer"
+
+
+def are_close(a: list[Digest], b: list[Digest], tolerance: float) -> bool:
+    return len(a) == len(b) and all(one.is_close(other, tolerance) for one, other in zip(a, b))
+
+
+def _drawn(a: dict[str, Any], b: dict[str, Any]) -> str:
+    """The generators whose states differ."""
+    return ", ".join(name for name in a if not same_random({"": a[name]}, {"": b.get(name)}))
+
+
+@dataclass(frozen=True)
+class StepPair:
+    """A step of the loop and that of the trainer, and the model, which names its layers."""
+
+    loop: TracedStep
+    own: TracedStep
+    model: nn.Module
+    tolerance: float
+
+    def _layer(self, name: str | None) -> str:
+        """A module as text; "" for None."""
+        return "" if name is None else f"{name or 'the model'} ({type(self.model.get_submodule(name)).__name__})"
+
+    def _owner(self, weight: str) -> str:
+        return self._layer(weight.rpartition(".")[0])
+
+    def differing(self, part: Literal["began", "gradients", "weights"], tolerance: float = 0.0) -> list[str]:
+        """The names of the weights that differ in a part of the step."""
+        a, b = getattr(self.loop, part), getattr(self.own, part)
+        return [name for name in a if not are_close(a[name], b.get(name, []), max(tolerance, self.tolerance))]
+
+    def first(self) -> Found | None:
+        """What differs first, in the order in which a step computes; None if its gradients, weights and losses are equal."""
+        began, gradients, weights = self.differing("began"), self.differing("gradients"), self.differing("weights")
+        loss = self._loss()
+        if not (gradients or weights or loss):
+            return None
+        if began:
+            return "weights", self._owner(began[0]), f"{began[0]} is not the same when the step begins: {_WHY['weights']}"
+        if found := self._forward():
+            return found
+        if loss:
+            return "loss", "", loss
+        n_trained = sum(map(bool, self.own.gradients.values()))
+        name = gradients[-1] if gradients else weights[0]  # a backward pass begins with the last
+        layer = self._owner(name) if len(gradients or weights) < n_trained else ""
+        if gradients:
+            return "gradient", layer, self._gradient(name)
+        return "optimizer", layer, self._update(weights)
+
+    def _loss(self) -> str:
+        """The first loss that differs by more than the rounding of what was recorded; "" without one."""
+        mine, theirs = self.loop.losses, self.own.losses
+        if len(mine) == len(theirs):  # else one is recorded for each batch, the other for each update
+            for a, b in zip(mine, theirs):
+                if not isclose(a, b, rel_tol=max(1e-6, self.tolerance)) and str(a) != str(b):  # NaN equals NaN
+                    return f"{_either('it', f'{a:.6g}', f'{b:.6g}')}: {_WHY['loss']}"
+        return ""
+
+    def _forward(self) -> Found | None:
+        """The first batch, or the first module with another output."""
+        a, b = self.loop, self.own
+        n_batches = [[call.name for call in step.calls].count(None) for step in (a, b)]
+        if n_batches[0] != n_batches[1]:
+            return "batch", "", _either("the number of batches in an update", *n_batches)
+        for one, other in zip(a.calls, b.calls):
+            layer = self._layer(other.name)
+            what: What = "output" if layer else "batch"
+            if one.name != other.name:
+                return what, layer, f"your loop calls {self._layer(one.name) or 'the model'} in its place"
+            if are_close(one.output, other.output, self.tolerance):
+                continue
+            if one.training != other.training:
+                return "mode", layer, f"{_either('training', one.training, other.training)}: {_WHY['mode']}"
+            forms = [", ".join(found.form for found in call.output) for call in (one, other)]
+            if forms[0] != forms[1]:
+                return what, layer, _either("it", *forms)
+            if names := _drawn(a.random, b.random):
+                in_validation = a.validates and not _drawn(a.ended, b.ended)
+                return "random numbers", layer, f"{_WHY['validation' if in_validation else 'random numbers']} ({names})"
+            return what, layer, _WHY[what]
+        return None
+
+    def _gradient(self, name: str) -> str:
+        """Why gradients differ though the outputs and losses are equal; `name` is the first one."""
+        mine, theirs = self.loop.gradients, self.own.gradients
+        if not self.differing("gradients", _ROUNDING):
+            return _WHY["digits"]
+        if not (mine[name] and theirs[name]):
+            return f"{name} has none in {'the trainer' if mine[name] else 'your loop'}: {_WHY['none']}"
+        norms = [f"{hypot(*(found.norm for of_one in part.values() for found in of_one)):.6g}" for part in (mine, theirs)]
+        return f"{_either('their norm', *norms)}: {_WHY['gradient']}"
+
+    def _update(self, names: list[str]) -> str:
+        """Why the weights of these names differ though the gradients are equal."""
+        for name in names:
+            mine, theirs = self.loop.options.get(name, {}), self.own.options.get(name, {})
+            keys = sorted(key for key in mine | theirs if mine.get(key) != theirs.get(key))
+            if keys:
+                keys = ["class"] if "class" in keys else keys
+                return "; ".join(_either(key, mine.get(key), theirs.get(key)) for key in keys)
+        return _WHY["optimizer" if self.differing("weights", _ROUNDING) else "digits"]
 
 
 # %% ../../nbs/tools/port_check.ipynb #port9
@@ -86,26 +209,13 @@ class Record(L.Callback):
         self._trace = trace
 
     def __call__(self, loss: Any) -> None:
-        """Record the loss of a batch, after its backward pass. Where no optimizer of torch makes the updates: after the update."""
+        """Record the loss of a batch, after its backward pass."""
         self._trace.record(loss)
 
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if loss is not None:
             self._trace.record(loss * pl_trainer.accumulate_grad_batches)  # Lightning has divided it
-
-
-class _OwnLosses(Checkpoint):
-    """Records the losses of a scratch copy, and ends its run after the last step that is traced."""
-
-    def __init__(self, trainer: TrainerBase, trace: StepTrace) -> None:
-        self.trainer, self.trace = trainer, trace
-
-    def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if outputs and (losses := self.trainer.train_state.meters["train"].log.get("loss")):  # before it is divided for an update
-            self.trace.record(losses[-1])
-        if len(self.trace.steps) >= self.trace.most:
-            raise Leave
 
 
 # %% ../../nbs/tools/port_check.ipynb #port11
@@ -116,78 +226,38 @@ def _check(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: Any) -
             "This trainer has trained already: its weights and its optimizer are not those that a loop begins with.",
             remedy="Make a new trainer, and pass that.",
         )
-    if is_data_source(loader) or isinstance(loader, Iterator) or is_several(as_loader(loader)):
-        raise ConfigError("The loop and the trainer must read the same batches.", remedy="Give a single loader that can be read twice.")
+    if is_data_source(loader) or is_several(as_loader(loader)):
+        raise ConfigError("The loop and the trainer must read the same batches.", remedy="Give a single loader.")
     check_run(n_epoch, loader, valid_loader)
     if not trainer.configures_optimizers:
         check_optimizer(trainer.optimizer, trainer.model)
 
 
-_GIVEN = ("valid_loader", "record")
-
-
-def _named_arguments(loop: Callable[..., Any]) -> list[str]:
-    """Which of `valid_loader` and `record` the loop takes. Raises ConfigError for any other argument that it needs."""
-    parameters = list(inspect.signature(loop).parameters.values())
-    named = [p for p in parameters[2:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    unknown = [p.name for p in named if p.default is p.empty and p.name not in _GIVEN]
-    if len(parameters) < 2 or unknown:
-        what = f"needs {listed(unknown)}" if unknown else "takes no model and loader"
+def _names(loop: Callable[..., Any]) -> set[str]:
+    """Which of `valid_loader` and `record` the loop takes. Raises ConfigError if it needs other arguments."""
+    signature = inspect.signature(loop)
+    names = {"valid_loader", "record"} & signature.parameters.keys()
+    try:
+        signature.bind(None, None, **dict.fromkeys(names))
+    except TypeError as error:
         raise ConfigError(
-            f"The loop {what}: check_port calls it as loop(model, loader), with valid_loader= and record= if it has such arguments.",
+            f"check_port calls the loop as loop(model, loader), with valid_loader= and record= if it has such arguments: {error}.",
             remedy="Write a function of these around it, which makes what else it needs.",
-        )
-    return [p.name for p in named if p.name in _GIVEN]
-
-
-@contextmanager
-def _traced(model: nn.Module, most: int, on_step: Callable[[], None], loaders: tuple[Any, Any], seed: int) -> Iterator[Any]:
-    """Watch a training of `model`, from a seed. Yields its trace, and the loaders, which are as before afterwards."""
-    trace, (loader, valid_loader) = StepTrace(model, most, on_step), loaders
-    with borrowed(as_loader(loader)) as train, borrowed(as_loader(valid_loader or [])) as valid, trace.watching():
-        seed_all(seed)
-        yield trace, train, valid if valid_loader is not None else None
-
-
-def _train_own(own: TrainerBase, n_epoch: int, loaders: tuple[Any, Any], steps: int, seed: int) -> StepTrace:
-    """The steps of a scratch copy."""
-    with _traced(own.model, steps, partial(advance, own, 2 * steps), loaders, seed) as (trace, train, valid):
-        train_copy(own, n_epoch, train, valid, [_OwnLosses(own, trace)])
-    if not trace.steps:
-        raise ConfigError(
-            "The trainer has made no update that can be watched.", remedy="Leave out CudaGraphAddon, and train the model itself."
-        )
-    return trace
-
-
-def _train_loop(
-    trainer: TrainerBase, loop: Callable[..., Any], model: nn.Module, loaders: tuple[Any, Any], most: int, seed: int
-) -> StepTrace:
-    """The steps of the loop."""
-    with _traced(model, most, partial(advance, trainer, 2 * most), loaders, seed) as (trace, train, valid), suppress(Enough):
-        given = {"valid_loader": valid, "record": Record(trace)}
-        loop(model, train.batches if isinstance(train, BatchList) else train, **{name: given[name] for name in _named_arguments(loop)})
-    if not trace.steps:
-        raise ConfigError(
-            "The loop has not updated the model that it got.",
-            remedy="Train its first argument, with an optimizer that the loop makes of its parameters.",
-        )
-    return trace
+        ) from error
+    return names
 
 
 def _compared(trace: StepTrace, own: StepTrace, steps: int, tolerance: float) -> PortCheck:
-    n = min(len(trace.steps), len(own.steps))
-    n_own = len(own.steps)
-    for number in range(1, n + 1):
-        pair = StepPair((trace, own), number, tolerance)
-        if not pair.equal:
-            return PortCheck(False, number - 1, number, *pair.why(), tolerance)
-    reason = ""
-    if n < n_own:
-        reason = f"your loop ends after {n} steps, the trainer makes more: another number of epochs or batches"
-    elif trace.has_more and n_own < steps:
-        reason = f"your loop makes more than the {n} steps of the trainer: another number of epochs or batches"
-    if reason:
+    n = 0
+    for one, other in zip(trace.steps, own.steps):
+        found = StepPair(one, other, own.model, tolerance).first()
+        if found:
+            return PortCheck(False, n, n + 1, *found, tolerance)
+        n += 1
+    is_shorter = n < len(own.steps)
+    if is_shorter or (trace.has_more and n < steps):
+        who = "your loop" if is_shorter else "the trainer"
+        reason = f"{who} ends after {n} steps, the other makes more: another number of epochs or batches"
         return PortCheck(False, n, n + 1, "number of steps", "", reason, tolerance)
     return PortCheck(True, n, tolerance=tolerance)
 
@@ -229,7 +299,8 @@ def check_port(
         A PortCheck.
 
     Raises:
-        ConfigError: the trainer has trained, the loader can't be read twice, or the loop has not updated its model
+        ConfigError: the trainer has trained, the loader can't be read twice, the loop needs other arguments, or no optimizer of torch has
+            updated its model
 
     Changes:
         Nothing.
@@ -246,13 +317,30 @@ def check_port(
         PortCheck(equal, bit for bit, 4 steps)
     """
     _check(trainer, n_epoch, loader, valid_loader)
-    _named_arguments(loop)
+    names = _names(loop)
+
+    def watch(model: nn.Module, most: int, train: Callable[[Record, Any, Any], Any]) -> StepTrace:
+        seed_all(seed)
+        trace = StepTrace(model, most, partial(advance, trainer, 2 * most))
+        valid = nullcontext() if valid_loader is None else borrowed(valid_loader)
+        with borrowed(loader) as spare, valid as spare_valid, trace.watching():
+            train(Record(trace), spare, spare_valid)
+        if not trace.steps:
+            raise ConfigError(
+                "No update of the model was seen.",
+                remedy="Train the model that the loop gets, with an optimizer of torch, and the trainer without CudaGraphAddon.",
+            )
+        return trace
 
     def work(operation: Operation) -> PortCheck:
         with scratch_trainer(trainer) as own:
             model = copy_trainer(trainer).model
-            own_trace = _train_own(own, n_epoch, (loader, valid_loader), steps, seed)
-            trace = _train_loop(trainer, loop, model, (loader, valid_loader), len(own_trace.steps), seed)
-        return _compared(trace, own_trace, steps, tolerance)
+            trace = watch(own.model, steps, lambda record, train, valid: train_copy(own, n_epoch, train, valid, [record]))
+
+            def call(record: Record, train: Any, valid: Any) -> None:
+                given = {"valid_loader": valid, "record": record}
+                loop(model, train, **{name: given[name] for name in names})
+
+            return _compared(watch(model, len(trace.steps), call), trace, steps, tolerance)
 
     return operate(trainer, "check_port", work, mode="train", between_batches=False)

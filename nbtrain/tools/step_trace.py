@@ -5,24 +5,25 @@
 # %% ../../nbs/tools/step_trace.ipynb #trace2
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from math import isclose
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..data.batch import plain, tensors
+from ..engine.control import Leave
 from ..optim.joint_optimizer import JointOptimizer
 from ..rng import random_state
 
 # %% auto #0
-__all__ = ["Digest", "digest", "digests", "Call", "TracedStep", "Enough", "StepTrace"]
+__all__ = ["Weights", "Digest", "digest", "digests", "Call", "TracedStep", "StepTrace"]
 
 
 # %% ../../nbs/tools/step_trace.ipynb #trace4
@@ -39,53 +40,44 @@ class Digest(NamedTuple):
 
     def is_close(self, other: Digest, tolerance: float) -> bool:
         """Whether the tensors are equal, or differ by no more than `tolerance`, relative to the norm."""
-        if self.form != other.form:
-            return False
-        if self.bits == other.bits:
-            return True
-        room = tolerance * max(self.norm, other.norm)
-        return abs(self.norm - other.norm) <= room and abs(self.projection - other.projection) <= room
-
-
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        is_near = isclose(self.projection, other.projection, rel_tol=0, abs_tol=tolerance * self.norm)
+        is_near = is_near and isclose(self.norm, other.norm, rel_tol=tolerance)
+        return self.form == other.form and (self.bits == other.bits or (tolerance > 0 and is_near))
 
 
 @torch.no_grad()
 def digest(value: Tensor) -> Digest:
     """The digest of a tensor, computed on its device."""
-    form = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    if value.layout is not torch.strided:
-        value = value.to_dense()
-    if value.device.type == "mps":  # which has no double
-        value = value.cpu()
-    if value.is_complex():
-        value = torch.view_as_real(value.resolve_conj())
-    flat = value.detach().reshape(-1).contiguous()
-    if flat.is_floating_point() and flat.element_size() > 1:
-        flat = flat + 0  # -0.0 equals 0.0
-    words = flat.view(_INTEGERS[flat.element_size()]).long()
-    numbers = flat.double()
-    places = torch.arange(flat.numel(), device=flat.device)
-    fixed = (places.double() * 0.6180339887498949) % 1 - 0.5
-    bits = int((words * (places * 2 + 1)).sum())
-    return Digest(bits, float(torch.linalg.vector_norm(numbers)), float(torch.dot(numbers, fixed)), form)
+    dense = value.detach().to_dense()
+    if dense.is_complex():
+        dense = torch.view_as_real(dense.resolve_conj())
+    if dense.device.type == "mps":  # which has no double
+        dense = dense.cpu()
+    numbers = dense.reshape(-1).double() + 0  # -0.0 equals 0.0
+    words = numbers.view(torch.int64)
+    places = torch.arange(len(numbers), device=numbers.device)
+    mixed = words ^ (words >> 29)  # of a float32, the last 29 bits are zeros
+    bits = int((mixed * (2 * places + 1)).sum())
+    projection = float(numbers @ (places.double() * 0.6180339887498949 % 1 - 0.5))
+    return Digest(bits, float(numbers.norm()), projection, f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}")
 
 
-def digests(values: Mapping[str, Tensor]) -> dict[str, Digest]:
-    """The digests of named tensors."""
-    return {name: digest(value) for name, value in values.items()}
+def digests(value: Any) -> list[Digest]:
+    """The digests of the tensors in `value`."""
+    return [digest(tensor) for tensor in tensors(value)]
 
 
 # %% ../../nbs/tools/step_trace.ipynb #trace9
 @dataclass(frozen=True)
 class Call:
-    """A call of a module in training. `is_outer`: not within that of another module."""
+    """A call of a module in training, and its output; without a `name`: the input of a call of the model, a batch."""
 
-    name: str
+    name: str | None
     training: bool
-    is_outer: bool
-    inputs: list[Digest]
-    outputs: list[Digest]
+    output: list[Digest]
+
+
+Weights = dict[str, list[Digest]]  # one digest of each, by the name of the parameter or buffer
 
 
 @dataclass
@@ -93,135 +85,95 @@ class TracedStep:
     """An update of a model by an optimizer, and what led to it since the update before.
 
     Attributes:
-        calls: The calls of modules with gradients enabled, in the order in which they ended.
+        ended: The random numbers when the update before had ended.
+        validates: Whether the model was called without gradients before its first call with them.
+        random: The random numbers at the first call with gradients.
+        began: The weights and buffers at that call.
+        calls: The batches, and the calls of modules with gradients enabled, in the order in which they ended.
         losses: The losses that were recorded.
-        began: The weights and buffers at the first call, by name; empty without a call.
-        gradients: The gradients of the optimizer's parameters, after the step.
+        gradients: Those of all parameters after the step; empty if zero, and where the optimizer has not got the parameter.
+        options: The options of the optimizer, by the name of the parameter.
         weights: All weights and buffers after the step.
-        groups: For each group of the optimizer, the names of its parameters, and its options.
-        optimizer: Its class, and `age`, how many steps it has made before.
-        evaluations: For each call of the model without gradients before the first call, whether it was in training mode.
-        random: The random numbers at the first call, and after the step.
     """
 
+    ended: dict[str, Any]
+    validates: bool = False
+    random: dict[str, Any] = field(default_factory=dict)
+    began: Weights = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    began: dict[str, Digest] = field(default_factory=dict)
-    gradients: dict[str, Digest] = field(default_factory=dict)
-    weights: dict[str, Digest] = field(default_factory=dict)
-    groups: list[tuple[list[str], dict[str, Any]]] = field(default_factory=list)
-    optimizer: str = ""
-    age: int = 0
-    evaluations: list[bool] = field(default_factory=list)
-    random: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def batch(self) -> list[Digest]:
-        """What the first module of the first call got."""
-        return next((call.inputs for call in self.calls if call.is_outer), [])
-
-    @property
-    def n_batches(self) -> int:
-        """The number of calls of the model."""
-        return sum(call.is_outer for call in self.calls)
+    gradients: Weights = field(default_factory=dict)
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    weights: Weights = field(default_factory=dict)
 
 
 # %% ../../nbs/tools/step_trace.ipynb #trace11
-class Enough(BaseException):
-    """Ends a loop after the last step that is traced."""
-
-
 class StepTrace:
     """Watches a model while any code trains it, and keeps a `TracedStep` of each update, at most `most` of them.
 
     It looks at the calls of the modules and at the steps of optimizers that hold parameters of the model, and changes nothing. `on_step` is
-    called after each step. Code that trains on after the last one gets an Enough, and `has_more` is set.
+    called after each step. Code that makes one more is left, and `has_more` is set.
     """
 
     def __init__(self, model: nn.Module, most: int, on_step: Callable[[], None]) -> None:
         self.model, self.most, self.on_step = model, most, on_step
         self.steps: list[TracedStep] = []
         self.has_more = False
-        self.kinds = {name: type(part).__name__ for name, part in model.named_modules()}
-        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._ages: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._open = TracedStep()
-        self._within: list[tuple[bool, list[Digest]]] = []  # the calls that have not ended: are they traced, and what they got
-        self._is_hooked = False  # has an optimizer of torch made a step?
+        self._open = TracedStep(random_state())
+        self._depth = 0  # of the calls that have not ended
 
-    def _weights(self) -> dict[str, Digest]:
-        return digests(dict(chain(self.model.named_parameters(), self.model.named_buffers())))
+    def _weights(self) -> Weights:
+        return {name: digests(value) for name, value in chain(self.model.named_parameters(), self.model.named_buffers())}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """A context in which the model is watched. Compiled code runs without compilation: it would not call the modules."""
-        with ExitStack() as stack, torch.compiler.set_stance("force_eager"):
-            stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
+        with suppress(Leave), ExitStack() as stack, torch.compiler.set_stance("force_eager"):
+            stack.enter_context(register_optimizer_step_post_hook(self._stepped))
             for name, part in self.model.named_modules():
-                enter, leave = partial(self._enter, name), partial(self._leave, name)
-                stack.callback(part.register_forward_pre_hook(enter, with_kwargs=True).remove)
-                stack.callback(part.register_forward_hook(leave, with_kwargs=True, always_call=True).remove)
+                stack.enter_context(part.register_forward_pre_hook(self._enter, with_kwargs=True))
+                stack.enter_context(part.register_forward_hook(partial(self._leave, name), always_call=True))
             yield
 
-    def _enter(self, name: str, module: nn.Module, args: Any, options: Any) -> None:
+    def _enter(self, module: nn.Module, args: Any, options: Any) -> None:
         now = self._open
-        is_traced = self._within[0][0] if self._within else torch.is_grad_enabled()
-        if is_traced and len(self.steps) == self.most:
-            self._leave_off(has_more=module.training)
-        if is_traced and not now.random:
-            now.random.append(random_state())
-            now.began = self._weights()
-        if not is_traced and not self._within and not now.random:
-            now.evaluations.append(module.training)
-        self._within.append((is_traced, [digest(value) for value in tensors([args, options])] if is_traced else []))
+        self._depth += 1
+        if self._depth > 1:
+            return
+        if torch.is_grad_enabled():
+            if not now.calls:
+                now.random, now.began = random_state(), self._weights()
+            now.calls.append(Call(None, True, digests([args, options])))
+        elif not now.calls:
+            now.validates = True
 
-    def _leave(self, name: str, module: nn.Module, args: Any, options: Any, output: Any) -> None:
-        is_traced, inputs = self._within.pop()
-        if is_traced:
-            outputs = [digest(value) for value in tensors(output)]
-            self._open.calls.append(Call(name, module.training, not self._within, inputs, outputs))
-
-    def _leave_off(self, *, has_more: bool) -> None:
-        self.has_more = has_more
-        raise Enough
+    def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        self._depth -= 1
+        if torch.is_grad_enabled():
+            self._open.calls.append(Call(name, module.training, digests(output)))
 
     def record(self, loss: Any) -> None:
-        """Record a loss, for the step of the newest call. Where no optimizer of torch makes the steps, an update has ended here."""
-        value = float(loss.detach() if isinstance(loss, Tensor) else loss)
+        """Record a loss, for the step of the newest call."""
         step = self._open if self._open.calls or not self.steps else self.steps[-1]
-        step.losses.append(value)
-        if not self._is_hooked and self._open.calls:
-            # End the step if the weights have changed since its first call.
-            now = self._weights()
-            if any(now[name] != self._open.began[name] for name in self._names.values()):
-                trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-                self._end(trained, [(list(trained), {})], "", self)
+        step.losses.append(torch.as_tensor(loss).item())
 
     def _stepped(self, optimizer: Any, args: Any, options: Any) -> None:
-        known = [[p for p in group["params"] if id(p) in self._names] for group in optimizer.param_groups]
-        if not any(known) or isinstance(optimizer, JointOptimizer):  # its parts have made the steps
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        held = {names[p]: group for group in optimizer.param_groups for p in group["params"] if p in names}
+        if not held or isinstance(optimizer, JointOptimizer):  # its parts have made the steps
             return
-        self._is_hooked = True
-        groups = []
-        for members, group in zip(known, optimizer.param_groups):
-            options = {key: plain(value) for key, value in group.items() if key not in _NO_OPTIONS}
-            groups.append(([self._names[id(p)] for p in members], options))
-        self._end({self._names[id(p)]: p for p in chain.from_iterable(known)}, groups, type(optimizer).__name__, optimizer)
-
-    def _end(self, trained: dict[str, nn.Parameter], groups: list[tuple[list[str], dict[str, Any]]], kind: str, optimizer: Any) -> None:
         if len(self.steps) == self.most:
-            self._leave_off(has_more=True)
-        now = self._open
-        self._open = TracedStep()
-        now.gradients = digests({name: p.grad for name, p in trained.items() if p.grad is not None})
-        now.weights = self._weights()
-        now.groups = groups
-        now.optimizer = kind
-        now.age = self._ages.get(optimizer, 0)
-        self._ages[optimizer] = now.age + 1
-        after = random_state()
-        now.random = [*(now.random or [after]), after]
-        self.steps.append(now)
+            self.has_more = True
+            raise Leave
+        step, self._open = self._open, TracedStep(random_state())
+        for parameter, name in names.items():
+            gradient = digests(parameter.grad) if name in held else []
+            step.gradients[name] = [found for found in gradient if found.norm]
+        for name, group in held.items():
+            options = {key: plain(value) for key, value in group.items() if key not in _NO_OPTIONS}
+            step.options[name] = options | {"class": type(optimizer).__name__}
+        step.weights = self._weights()
+        self.steps.append(step)
         self.on_step()
 
 

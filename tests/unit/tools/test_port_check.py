@@ -27,7 +27,8 @@ from nbtrain.tools.port_check import PortCheck
 from nbtrain.tools.step_trace import digest
 
 LR = 1e-2
-TORCHS, BOTH = ("torch's", "torch's, Python's") if DEVICE == "cpu" else ("torch's on the GPU", "Python's, torch's on the GPU")
+DRAWN = "your loop and the trainer have drawn other random numbers before"
+TORCHS, BOTH = ("torch", "torch, python") if DEVICE == "cpu" else ("torch.cuda", "python, torch.cuda")
 
 
 def make_net(*, norm: bool = False, dropout: bool = True) -> nn.Sequential:
@@ -86,7 +87,6 @@ def check(model: nn.Module | None = None, n: int = 64, *, valid: bool = False, k
 def test_equal_loop_is_equal_and_true() -> None:
     found = check(valid=True)
     assert found and repr(found) == "PortCheck(equal, bit for bit, 12 steps)"
-    assert found._repr_html_() == "<div><code>PortCheck(equal, bit for bit, 12 steps)</code></div>"
 
 
 def other_seed(model: nn.Module, step: int) -> None:
@@ -111,6 +111,7 @@ def freeze(model: nn.Module, step: int) -> None:
 
 Accumulates = Regress.add_on(AccumulationAddon)
 SGD = lambda **options: lambda ps: torch.optim.SGD(ps, **{"lr": LR, **options})  # noqa: E731
+ADAM = lambda **options: lambda ps: torch.optim.Adam(ps, **options)  # noqa: E731
 ADAMW = lambda **options: lambda ps: torch.optim.AdamW(ps, **{"lr": LR, **options})  # noqa: E731
 DECAY = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)  # noqa: E731
 OTHER_BATCH = "other samples, another order, perhaps without set_epoch, or another preprocessing"
@@ -122,43 +123,43 @@ FAULTS: dict[
     "validates without restoring": (
         {"net": DROPOUT, "valid": True, "restore": False},
         (5, "random numbers", ""),
-        "the batches differ, because your loop validates before step 5 without restoring the random numbers (torch's)",
+        "your loop validates without restoring the random numbers (torch)",
     ),
     "draws between two steps": (
         {"net": DROPOUT, "change": other_seed},
         (6, "random numbers", "1 (Dropout)"),
-        f"your loop and the trainer have drawn other random numbers ({BOTH}) before step 6",
+        f"{DRAWN} ({BOTH})",
     ),
     "draws within a step": (
         {"net": DROPOUT, "loss_of": draws_twice},
         (2, "random numbers", "1 (Dropout)"),
-        f"your loop and the trainer have drawn other random numbers ({TORCHS}) before step 2",
+        f"{DRAWN} ({TORCHS})",
     ),
     "does not call eval": (
         {"net": NORM, "valid": True, "evals": False},
-        (5, "mode", "1 (BatchNorm1d)"),
-        "your loop evaluates in training mode",
+        (5, "weights", "1 (BatchNorm1d)"),
+        "1.running_mean is not the same when the step begins: they are changed between two steps, before the first one, or by a validation",
     ),
     "does not call train": (
         {"net": DROPOUT, "valid": True, "trains": False},
         (5, "mode", "1 (Dropout)"),
-        "it is in eval mode in your loop, in training mode in the trainer: call model.train() after a validation",
+        "training is False in your loop, True in the trainer: a model.train() or a model.eval() is missing",
     ),
     "other first weights": (
         {"make": lambda ps: [ps := list(ps), nn.init.zeros_(ps[1]), SGD()(ps)][-1]},
         (1, "weights", "0 (Linear)"),
-        "0.bias is not the same when the step begins: the loop gets a copy",
+        "0.bias is not the same when the step begins",
     ),
-    "changes weights between": ({"change": scaled}, (3, "weights", "2 (Linear)"), "they are changed between two steps"),
+    "changes weights between": ({"change": scaled}, (3, "weights", "2 (Linear)"), "2.bias is not the same when the step begins"),
     "other preprocessing": ({"preprocess": lambda x: x / 255}, (1, "batch", ""), OTHER_BATCH),
-    "accumulates": ({"every": 2}, (1, "batch", ""), "an update has 2 in your loop and 1 in the trainer"),
-    "autocast": ({"amp": True}, (1, "precision", "0 (Linear)"), "its output is bfloat16 in your loop, float32 in the trainer"),
+    "accumulates": ({"every": 2}, (1, "batch", ""), "the number of batches in an update is 2 in your loop, 1 in the trainer"),
+    "autocast": ({"amp": True}, (1, "output", "0 (Linear)"), "it is bfloat16[16, 16] in your loop, float32[16, 16] in the trainer"),
     "sums the loss": (
         {"loss_of": lambda output, y: mse_loss(output, y, reduction="sum")},
         (1, "loss", ""),
-        "of equal outputs: another loss function, reduction or label",
+        " in the trainer: another loss function, reduction or label",
     ),
-    "averages what it records": ({"record_of": lambda loss: loss / 2}, (1, "loss", ""), "though the gradients are equal: an average"),
+    "averages what it records": ({"record_of": lambda loss: loss / 2}, (1, "loss", ""), "or an average that is recorded"),
     "adds up in another order": (
         {"loss_of": lambda output, y: mse_loss(output * 3, y * 3) / 9},
         (1, "gradient", ""),
@@ -180,16 +181,16 @@ FAULTS: dict[
         "betas is (0.8, 0.999) in your loop, (0.9, 0.999) in the trainer; weight_decay is 0.01 in your loop, 0.1",
     ),
     "other class": ({"make": SGD()}, (1, "optimizer", ""), "SGD in your loop, Adam in the trainer"),
-    "other rate": ({"make": lambda ps: torch.optim.Adam(ps, lr=0.02)}, (1, "rate", ""), "lr is 0.02 in your loop, 0.01 in the trainer"),
-    "other schedule": ({"schedule": DECAY}, (2, "rate", ""), "lr is 0.009000000000000001 in your loop, 0.01 in the trainer"),
-    "new optimizer": ({"each_epoch": True}, (5, "optimizer", ""), "it has made 0 steps before in your loop, 4 in the trainer"),
+    "other rate": ({"make": ADAM(lr=0.02)}, (1, "optimizer", ""), "lr is 0.02 in your loop, 0.01 in the trainer"),
+    "other schedule": ({"schedule": DECAY}, (2, "optimizer", ""), "lr is 0.009000000000000001 in your loop, 0.01 in the trainer"),
+    "new optimizer": ({"each_epoch": True}, (5, "optimizer", ""), "the weights differ after equal gradients and options: a new optimizer"),
     "fewer parameters": (
         {"make": lambda ps: SGD()(list(ps)[:3]), "optimizer": SGD()},
         (1, "gradient", "2 (Linear)"),
         "2.bias has none in your loop: it is frozen, not in the optimizer, or not in the loss",
     ),
-    "ends early": ({"epochs": 2}, (9, "number of steps", ""), "your loop ends after 8 steps, the trainer makes more"),
-    "trains longer": ({"epochs": 4}, (13, "number of steps", ""), "your loop makes more than the 12 steps of the trainer"),
+    "ends early": ({"epochs": 2}, (9, "number of steps", ""), "your loop ends after 8 steps, the other makes more"),
+    "trains longer": ({"epochs": 4}, (13, "number of steps", ""), "the trainer ends after 12 steps, the other makes more"),
 }
 
 
@@ -237,7 +238,7 @@ def test_loop_that_forgets_set_epoch_differs_in_the_batch() -> None:
     ("read", "reason"),
     [
         (lambda loader: list(loader)[::-1], OTHER_BATCH),
-        (lambda loader: make_loader(64, batch_size=8, shuffle=False), "float32[8, 8] in your loop, float32[16, 8] in the trainer"),
+        (lambda loader: make_loader(64, batch_size=8, shuffle=False), "it is float32[8, 8] in your loop, float32[16, 8] in the trainer"),
     ],
 )
 def test_other_batches_are_described(read: Callable[[Any], Any], reason: str) -> None:
@@ -268,21 +269,7 @@ def test_loop_of_a_lightning_trainer() -> None:
     found = check_port(trainer, partial(fit, accumulate_grad_batches=2), 3, make_loader(64))
     assert repr(found) == "PortCheck(equal, bit for bit, 6 steps)"
     found = check_port(trainer_of(), partial(fit, lr=0.5), 3, make_loader(64))
-    assert (found.step, found.what, found.reason) == (1, "rate", "lr is 0.5 in your loop, 0.01 in the trainer")
-
-
-def test_loop_that_updates_without_an_optimizer_records_after_each_update() -> None:
-    def by_hand(model: nn.Module, loader: Any, record: Any) -> None:
-        for _ in range(2):
-            for x, y in on_device(loader):
-                loss = mse_loss(model(x), y)
-                gradients = torch.autograd.grad(loss, list(model.parameters()))
-                with torch.no_grad():
-                    for parameter, gradient in zip(model.parameters(), gradients):
-                        parameter -= LR * gradient
-                record(loss)
-
-    assert check_port(trainer_of(optimizer=SGD()), by_hand, 2, make_loader(64), tolerance=1e-6)
+    assert (found.step, found.what, found.reason) == (1, "optimizer", "lr is 0.5 in your loop, 0.01 in the trainer")
 
 
 def test_tensors_of_any_kind_have_a_digest_that_differs_with_a_bit() -> None:
@@ -334,20 +321,19 @@ def of_another_model(model: nn.Module, loader: Any) -> None:
 @pytest.mark.parametrize(
     ("loop", "what"),
     [
-        (of_another_model, "The loop has not updated the model that it got."),
-        (lambda model, loader, optimizer: None, "The loop needs optimizer: check_port calls it as loop(model, loader)"),
-        (lambda: None, "The loop takes no model and loader"),
+        (of_another_model, "No update of the model was seen."),
+        (lambda model, loader, optimizer: None, "check_port calls the loop as loop.*: missing a required argument"),
+        (lambda: None, "check_port calls the loop as loop.*: too many positional arguments"),
     ],
 )
 def test_loop_that_can_not_be_compared_is_refused(loop: Any, what: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=what):
         check_port(trainer_of(), loop, 1, make_loader(64))
-    assert str(caught.value).startswith(what)
 
 
 def test_trainer_that_has_trained_and_loader_that_is_read_once_are_refused() -> None:
     trainer = trainer_of()
-    with pytest.raises(ConfigError, match="single loader that can be read twice"):
+    with pytest.raises(ConfigError, match="An iterator can.t give its batches twice"):
         check_port(trainer, plain, 1, iter(make_loader()))
     trainer.run(1, make_loader())
     with pytest.raises(ConfigError, match="has trained already"):
