@@ -111,9 +111,6 @@ def random_in(content: Any) -> dict[str, Any]:
     """The states of random number generators in `content`, by nbtrain's names. They are known by their form, not by their keys."""
     if isinstance(content, Tensor) and content.dtype == torch.uint8 and content.ndim == 1:
         return {"torch": content} if content.numel() == torch.get_rng_state().numel() else {"torch.cuda": [content]}
-    if isinstance(content, Mapping) and content.get("bit_generator") == "MT19937":  # np.random.get_state(legacy=False)
-        state = content["state"]
-        content = ("MT19937", state["key"], state["pos"], content.get("has_gauss", 0), content.get("gauss", 0.0))
     if isinstance(content, (tuple, list)) and content:
         if isinstance(content[0], str):
             return {"numpy": tuple(content)} if content[0] == "MT19937" and len(content) == 5 else {}
@@ -129,7 +126,9 @@ def random_in(content: Any) -> dict[str, Any]:
 
 def is_optimizer(content: Any) -> bool:
     """Whether this is the state of an optimizer."""
-    return isinstance(content, Mapping) and isinstance(content.get("param_groups"), list) and isinstance(content.get("state"), Mapping)
+    if not isinstance(content, Mapping) or not isinstance(content.get("state", {}), Mapping):
+        return False
+    return isinstance(content.get("param_groups"), (list, Mapping))  # a list may be kept by index
 
 
 def updates_in(optimizers: Sequence[Mapping[str, Any]]) -> int:
