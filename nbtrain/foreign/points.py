@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from statistics import fmean
 from typing import Any
 
@@ -56,6 +55,10 @@ class Point:
     values: Mapping[str, float]
     epoch: int | None = None
 
+    def of(self, phase: str) -> dict[str, float]:
+        """The values whose names begin with `phase`."""
+        return {name: value for name, value in self.values.items() if name.startswith(phase)}
+
 
 def _number(value: Any) -> float | None:
     try:
@@ -89,35 +92,34 @@ def row_points(rows: Iterable[Mapping[str, Any]], *, from_zero: bool | None = No
     `from_zero`: whether its steps and epochs count from 0; None: steps don't, and epochs do if one is 0. Within an epoch, an epoch may be a
     fraction.
     """
-    kept = [(number, row) for number, row in enumerate(rows, start=1) if "train_runtime" not in row]  # else the summary of a whole run
-    epochs = [_count(row.get("epoch")) for _, row in kept]
-    known = [epoch for epoch in epochs if epoch is not None]
-    is_index = from_zero if from_zero is not None else 0 in known and all(epoch.is_integer() for epoch in known)
+    rows = [row for row in rows if "train_runtime" not in row]  # the summary of a whole run
+    epochs = [_count(row.get("epoch")) for row in rows]
+    is_index = from_zero if from_zero is not None else 0 in epochs and all(epoch is None or epoch.is_integer() for epoch in epochs)
     points = []
-    for (number, row), epoch in zip(kept, epochs):
-        step = count_in(row, STEPS)
-        at = number if step is None else step[1] + bool(from_zero)
+    for number, (row, epoch) in enumerate(zip(rows, epochs), start=1):
         if epoch is not None:
             epoch = int(epoch) + 1 if is_index else max(math.ceil(epoch - 1e-9), 1)
         if values := measured(row):
-            points.append(Point(at, values, epoch))
+            step = count_in(row, STEPS)
+            points.append(Point(number if step is None else step[1] + bool(from_zero), values, epoch))
     return points
 
 
 # %% ../../nbs/foreign/points.ipynb #1d0aef64
-def _numbered(points: Iterable[Point]) -> list[Point]:
-    """The points by step, each step once, and each with an epoch: those without one belong to the epoch that the next validation ends."""
+def _by_epoch(points: Iterable[Point]) -> Iterator[tuple[int, Point]]:
+    """The points by step, each step once, with their epochs. If none has one, each validation ends an epoch, or else each point does."""
     joined: dict[int, Point] = {}
     for point in sorted(points, key=lambda point: point.step):
         old = joined.get(point.step, point)
-        joined[point.step] = Point(point.step, {**old.values, **point.values}, old.epoch if point.epoch is None else point.epoch)
-    found = list(joined.values())
-    if all(point.epoch is None for point in found):
-        validations = [point.step for point in found if any(name.startswith("val_") for name in point.values)]
-        ends = validations or [point.step for point in found]
-        return [replace(point, epoch=bisect_left(ends, point.step) + 1) for point in found]
-    epochs = accumulate((point.epoch or 1 for point in found), max)
-    return [replace(point, epoch=epoch) for point, epoch in zip(found, epochs)]
+        joined[point.step] = Point(point.step, {**old.values, **point.values}, point.epoch or old.epoch)
+    has_epochs = any(point.epoch for point in joined.values())
+    ends = [step for step, point in joined.items() if point.of("val_")] or list(joined)
+    epoch = 1
+    for step, point in joined.items():
+        epoch = max(epoch, point.epoch or 1)
+        yield epoch, point
+        if not has_epochs and step in ends:
+            epoch += 1
 
 
 def _row(epoch: int, points: Sequence[Point]) -> dict[str, Any]:
@@ -134,23 +136,15 @@ def _row(epoch: int, points: Sequence[Point]) -> dict[str, Any]:
 def history_of(points: Iterable[Point], monitor: str = "val_loss", mode: MonitorMode = "min", n_epochs: int | None = None) -> History:
     """A history of these points. `n_epochs`: of finished epochs; one after them gets no row."""
     history = History(monitor, mode)
-    for epoch, group in groupby(_numbered(points), key=lambda point: point.epoch or 1):
-        of_epoch = list(group)
-        at = Progress(epoch=epoch)
+    for epoch, group in groupby(_by_epoch(points), key=lambda pair: pair[0]):
+        of_epoch = [point for _, point in group]
         for point in of_epoch:
             at = Progress(1, "train", epoch - 1, step=point.step, processed=point.step)
-            trained: dict[str, list[float]] = {}
-            validated: dict[str, float] = {}
-            for name, value in point.values.items():
-                if name.startswith("train_") and not name.endswith("_epoch"):
-                    trained[_SUFFIX.sub("", name)] = [value]
-                if name.startswith("val_"):
-                    validated[name] = value
+            trained = {_SUFFIX.sub("", name): [value] for name, value in point.of("train_").items() if not name.endswith("_epoch")}
             if trained:
                 history.update(Event("steps", at, data={"values": trained, "n": 1, "samples": 0, "lr": None, "steps": [point.step]}))
-            if validated:
-                row = {"epoch": epoch, "step": point.step, "processed": point.step, **validated}
-                history.update(Event("valid", at, data={"row": row}))
+            if validated := point.of("val_"):
+                history.update(Event("valid", at, data={"row": {"epoch": epoch, "step": point.step, "processed": point.step, **validated}}))
         if n_epochs is None or epoch <= n_epochs:
-            history.update(Event("epoch", at, data={"row": _row(epoch, of_epoch)}))
+            history.update(Event("epoch", Progress(epoch=epoch), data={"row": _row(epoch, of_epoch)}))
     return history

@@ -61,20 +61,16 @@ class Files:
             content = self.read(self.path)
             return content if self.convert is None else self.convert(content)
         try:
-            return self._shards()
+            if (inner := deepspeed_folder(self.path)) is not None:
+                content = deepspeed_state(inner, self.trust)
+                if content["optimizer"] is None:
+                    self.lost["optimizer"] = "DeepSpeed has kept it in another way"
+                return content
+            return self.read(self.path) | self.read(self.folder / "meta.pt") if "meta.pt" in self.names else None
         except NbtrainError:
             raise
         except Exception as error:  # untrusted files can make the readers raise anything
             raise CheckpointError(f"{self.path.name} can't be read: {first_line(error)}.", where=str(self.path)) from error
-
-    def _shards(self) -> Any:
-        if (inner := deepspeed_folder(self.path)) is not None:
-            content = deepspeed_state(inner, self.trust)
-            if content["optimizer"] is None:
-                self.lost["optimizer"] = "DeepSpeed has kept it in another way"
-            return content
-        rest = self.find("meta.pt")
-        return None if rest is None else self.read(self.path) | self.read(rest)
 
     def read(self, path: Path) -> Any:
         """The content of a file, or of a folder of torch.distributed.checkpoint."""
@@ -104,9 +100,9 @@ _SCHEDULE, _SCALER, _SETTINGS = re.compile("sched"), re.compile("scaler|^amp$|^M
 _RANDOM, _HISTORY = re.compile("rng|random"), re.compile("history|^logs?$|^metrics$")
 
 
-def _named(content: Mapping[str, Any], pattern: re.Pattern[str]) -> list[Any]:
+def _named(content: Mapping[str, Any], pattern: re.Pattern[str]) -> dict[str, Any]:
     """The values whose names match."""
-    return [value for name, value in content.items() if pattern.search(str(name))]
+    return {str(name): value for name, value in content.items() if pattern.search(str(name))}
 
 
 def _plain_values(content: Any) -> dict[str, Any]:
@@ -131,10 +127,8 @@ def _is_schedule(value: Any) -> bool:
     return isinstance(value, Mapping) and "last_epoch" in value
 
 
-def _finished(named: tuple[str, int] | None, schedules: Sequence[Mapping[str, Any]], notes: dict[str, str]) -> int:
+def _finished(named: tuple[str, int], schedules: Sequence[Mapping[str, Any]], notes: dict[str, str]) -> int:
     """The finished epochs. A script may count from 0, which a schedule by epochs shows."""
-    if named is None:
-        return 0
     name, n = named
     steps = [schedule.get("last_epoch") for schedule in schedules]
     if n + 1 in steps:
@@ -150,7 +144,7 @@ def _singular(name: str) -> str:
 
 def _measured_in(content: Mapping[str, Any], epoch: int, step: int) -> list[Point]:
     """The metrics in a dict: rows, or lists with a value for each epoch, or values of the newest validation."""
-    found = next((value for value in _named(content, _HISTORY) if value and isinstance(value, (Mapping, list))), content)
+    found = next((value for value in _named(content, _HISTORY).values() if value and isinstance(value, (Mapping, list))), content)
     rows: list[Any] = []
     if isinstance(found, list):
         rows = [row for row in found if isinstance(row, Mapping)]
@@ -177,7 +171,7 @@ def _places(
     n_steps = counted or (step[1] if step is not None else 0)
     if step is not None and n_steps != step[1]:
         notes["optimizer"] = f"{step[0]!r} is {step[1]}; it has counted {counted} updates, which is taken"
-    epoch = _finished(epochs, schedules, notes)
+    epoch = _finished(epochs, schedules, notes) if epochs is not None else 0
     points = _measured_in({name: value for name, value in content.items() if "best" not in str(name)}, epoch, n_steps)
     if epochs is None and len(points) > 1:
         epoch = max(point.epoch or 0 for point in points)
@@ -227,7 +221,7 @@ def _run(system: System, files: Files, choose: Choose, content: Mapping[str, Any
     parts = {part: files.part(part, *patterns) for part, patterns in system.parts.items() if content.get(part) is None}
     content = {**content, **parts, "weights": weights}
     optimizers = [numbered(state) for state in _states(content, is_optimizer)]
-    schedules = _states({str(i): value for i, value in enumerate(_named(content, _SCHEDULE))}, _is_schedule)
+    schedules = _states(_named(content, _SCHEDULE), _is_schedule)
     own = system.more(files, content)
     if "step" not in own:
         own = _places(content, optimizers, schedules, files.notes) | own
@@ -237,12 +231,12 @@ def _run(system: System, files: Files, choose: Choose, content: Mapping[str, Any
     place = own.pop("best", None)
     if place is not None and place.exists() and place != files.path:
         own["best"] = choose(place, files.read(place) if place.is_file() else None)
-    settings = {name: value for part in _named(content, _SETTINGS) for name, value in _plain_values(part).items()}
+    settings = {name: value for part in _named(content, _SETTINGS).values() for name, value in _plain_values(part).items()}
     unmade = {str(name): "a Python object, which was not made" for name, value in content.items() if isinstance(value, Unmade)}
     fields: dict[str, Any] = {
         "weights": weights, "optimizers": optimizers, "schedules": schedules, "settings": settings,
-        "scaler": next((value for value in _named(content, _SCALER) if isinstance(value, Mapping) and "scale" in value), None),
-        "random": random_in(dict(enumerate(_named(content, _RANDOM)))),
+        "scaler": next((value for value in _named(content, _SCALER).values() if isinstance(value, Mapping) and "scale" in value), None),
+        "random": random_in(_named(content, _RANDOM)),
         "notes": {**system.notes, **files.notes}, "lost": {**system.lost, **unmade, **files.lost},
     }  # fmt: skip
     return ForeignRun(system.name.partition(",")[0], files.path, **(fields | own))
@@ -261,16 +255,17 @@ def _lightning(files: Files, content: Mapping[str, Any]) -> dict[str, Any]:
             epoch = epochs["started"]
         elif n_open:
             files.lost["the place in the epoch"] = f"{n_open} batches of epoch {epoch + 1} were trained; it begins again"
-    table = next((file for file in (files.folder / "metrics.csv", files.folder.parent / "metrics.csv") if file.is_file()), None)
-    if table is None:
+    tables = [place / "metrics.csv" for place in (files.folder, files.folder.parent) if (place / "metrics.csv").is_file()]
+    if not tables:
         files.lost["history"] = "a CSVLogger writes it as metrics.csv, and there is none in the folder"
     callbacks = content.get("callbacks", {})
-    kept = [state for name, state in callbacks.items() if name.startswith("ModelCheckpoint") and state.get("monitor")]
-    best = kept[0].get("best_model_path") if kept else None
+    found = (state for name, state in callbacks.items() if name.startswith("ModelCheckpoint") and state.get("monitor"))
+    kept = next(found, {})
+    best = kept.get("best_model_path")
     return {
         "epoch": epoch, "step": content.get("global_step", 0), "schedules": content.get("lr_schedulers", []), "callbacks": callbacks,
-        "monitor": kept[0]["monitor"] if kept else "",
-        "points": row_points(read_table(table), from_zero=True) if table is not None else [],
+        "monitor": kept.get("monitor", ""),
+        "points": row_points((row for table in tables[:1] for row in read_table(table)), from_zero=True),
         "best": files.folder / Path(best).name if best else None,
     }  # fmt: skip
 
@@ -325,14 +320,14 @@ def _omnigenbench(files: Files, content: Mapping[str, Any]) -> dict[str, Any]:
         files.notes["weights"] = f"in {', '.join(sorted(halves))}, so rounded"
     if (found := _OMNI_EPOCH.match(files.folder.name)) is None:
         return {}
-    points = []
+    files.notes["epoch and step"] = "OmniGenBench saves no step: each epoch counts as one"
+    rows = []
     for folder in sorted(files.folder.parent.iterdir()):
         other = _OMNI_EPOCH.match(folder.name)
         if other is not None and other[1] == found[1]:
             values = re.findall(r"_seed_-?\d+_(.+?)_(-?\d+\.\d{4})", other[3])
-            points.append(Point(int(other[2]), {f"val_{name}": float(value) for name, value in values}, int(other[2])))
-    files.notes["epoch and step"] = "OmniGenBench saves no step: each epoch counts as one"
-    return {"epoch": int(found[2]), "step": int(found[2]), "points": points}
+            rows.append({"epoch": other[2], "step": other[2]} | {f"val_{name}": value for name, value in values})
+    return {"epoch": int(found[2]), "step": int(found[2]), "points": row_points(rows, from_zero=False)}
 
 
 # %% ../../nbs/foreign/readers.ipynb #507afc04

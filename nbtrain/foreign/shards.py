@@ -59,34 +59,29 @@ def split(flats: Sequence[Tensor], shapes: Shapes, *, each: bool) -> Weights:
     return {name: values[: torch.Size(shape).numel()].detach().view(*shape) for (name, shape), values in joined}
 
 
-def _joined(states: Sequence[Mapping[str, Any]], shapes: Shapes, *, each: bool) -> dict[str, dict[str, Any]]:
-    """What an optimizer keeps for each parameter, from what it keeps for the flat tensors of all ranks."""
-    found: dict[str, dict[str, Any]] = {name: {} for name in shapes}
-    for key, value in states[0].items():
-        is_flat = isinstance(value, Tensor) and value.ndim > 0
-        parts = split([state[key] for state in states], shapes, each=each) if is_flat else {name: deepcopy(value) for name in shapes}
-        for name, part in parts.items():
-            found[name][key] = part  # a count is increased in place, so each has its own
-    return found
-
-
 def _optimizer(parts: Sequence[Mapping[str, Any]], groups: Sequence[Shapes], *, each: bool) -> dict[str, Any] | None:
     """The state of the optimizer, as it is without DeepSpeed. None if it is kept in another way."""
     kept = [part.get("optimizer_state_dict" if each else "base_optimizer_state") for part in parts]
     states: list[Mapping[str, Any]] = [state for state in kept if isinstance(state, Mapping)]
     if len(states) < len(parts) or not all(len(state["state"]) == len(groups) == len(state["param_groups"]) for state in states):
         return None
-    found: dict[str, Any] = {}
-    named: list[dict[str, Any]] = []
-    for number, (shapes, group) in enumerate(zip(groups, states[0]["param_groups"])):
-        found |= _joined([state["state"][number] for state in states], shapes, each=each)
-        named.append({**group, "params": list(shapes)})
+    found: dict[str, dict[str, Any]] = {name: {} for shapes in groups for name in shapes}
+    for number, shapes in enumerate(groups):
+        for key, value in states[0]["state"][number].items():
+            flats = [state["state"][number][key] for state in states]
+            is_flat = isinstance(value, Tensor) and value.ndim > 0
+            tensors = split(flats, shapes, each=each) if is_flat else {}
+            for name in shapes:
+                found[name][key] = tensors[name] if is_flat else deepcopy(value)  # a count is increased in place, so each has its own
+    named = [{**group, "params": list(shapes)} for shapes, group in zip(groups, states[0]["param_groups"])]
     return {"state": found, "param_groups": named}
 
 
 # %% ../../nbs/foreign/shards.ipynb #shards10
-def _number(file: Path) -> int:
-    return int(re.findall(r"zero_pp_rank_(\d+)_", file.name)[0])
+def _contents(folder: Path, pattern: str, trust: bool) -> list[Any]:
+    """What the files of all ranks hold, by rank."""
+    files = sorted(folder.glob(pattern), key=lambda file: int(re.findall(r"rank_(\d+)_", file.name)[0]))
+    return [read_content(file, trust) for file in files]
 
 
 def deepspeed_state(folder: Path, trust: bool = False) -> dict[str, Any]:
@@ -100,9 +95,8 @@ def deepspeed_state(folder: Path, trust: bool = False) -> dict[str, Any]:
             where=str(folder),
             remedy="Merge it with DeepSpeed's own tools, and import the result.",
         )
-    contents = [read_content(file, trust) for file in sorted(folder.glob(_MODEL))]
-    files = sorted(folder.glob(_OPTIMIZER), key=_number)
-    parts = [read_content(file, trust)["optimizer_state_dict"] for file in files]
+    contents = _contents(folder, _MODEL, trust)
+    parts = [content["optimizer_state_dict"] for content in _contents(folder, _OPTIMIZER, trust)]
     content = contents[0]
     given = {name: value for name, value in content.items() if name not in _INNER} | {"schedule": content.get("lr_scheduler")}
     if not parts:  # without ZeRO
@@ -110,7 +104,7 @@ def deepspeed_state(folder: Path, trust: bool = False) -> dict[str, Any]:
     each = "fp32_flat_groups" in parts[0]
     counts = parts[0].get("partition_count", len(parts))
     n_ranks = max(counts) if isinstance(counts, (list, tuple)) else counts
-    if [_number(file) for file in files] != list(range(n_ranks)) or (each and len(contents) != n_ranks):
+    if len(parts) != n_ranks or (each and len(contents) != n_ranks):
         has = f"{len(parts)} of {n_ranks} shards of the optimizer are here"
         raise CheckpointError(f"{folder.name} is not whole: {has}.", where=str(folder), remedy="Copy the files of all ranks.")
     groups: Sequence[Shapes] = content["param_shapes"]
