@@ -83,7 +83,6 @@ def read_content(path: Path, trust: bool = False) -> Any:
     verify_weights(path)
     try:
         if not zipfile.is_zipfile(path):
-            # The content of a file of safetensors or of pickle.
             with open(path, "rb") as file:
                 is_safetensors = file.read(9)[8:] == b"{"
                 file.seek(0)

@@ -145,16 +145,14 @@ def _singular(name: str) -> str:
 def _measured_in(content: Mapping[str, Any], epoch: int, step: int) -> list[Point]:
     """The metrics in a dict: rows, or lists with a value for each epoch, or values of the newest validation."""
     found = next((value for value in _named(content, _HISTORY).values() if value and isinstance(value, (Mapping, list))), content)
-    rows: list[Any] = []
     if isinstance(found, list):
-        rows = [row for row in found if isinstance(row, Mapping)]
+        rows: list[Any] = [row for row in found if isinstance(row, Mapping)]
     else:
         lists = {_singular(str(name)): value for name, value in found.items() if isinstance(value, (list, tuple))}
         lists = {name: values for name, values in lists.items() if own_name(name).startswith(("train_", "val_"))}
         rows = [{"epoch": i, **dict(zip(lists, values))} for i, values in enumerate(zip_longest(*lists.values()), start=1)]
-        values = {name: value for name, value in measured(found).items() if name.startswith("val_")}
-        if values and not rows:
-            return [Point(step, values, max(epoch, 1))]
+        newest = {name: value for name, value in measured(found).items() if name.startswith("val_")}
+        rows = rows or [{"epoch": max(epoch, 1), "step": step, **newest}]
     points = row_points(rows)
     if any(name in row for row in rows for name in STEPS):
         return points
@@ -255,7 +253,7 @@ def _lightning(files: Files, content: Mapping[str, Any]) -> dict[str, Any]:
             epoch = epochs["started"]
         elif n_open:
             files.lost["the place in the epoch"] = f"{n_open} batches of epoch {epoch + 1} were trained; it begins again"
-    tables = [place / "metrics.csv" for place in (files.folder, files.folder.parent) if (place / "metrics.csv").is_file()]
+    tables = [*files.folder.glob("metrics.csv"), *files.folder.parent.glob("metrics.csv")]
     if not tables:
         files.lost["history"] = "a CSVLogger writes it as metrics.csv, and there is none in the folder"
     callbacks = content.get("callbacks", {})
@@ -315,7 +313,7 @@ _OMNI_EPOCH = re.compile(r"(.*)_epoch_(\d+)((?:_seed_-?\d+_.+?_-?\d+\.\d{4})*)$"
 
 def _omnigenbench(files: Files, content: Mapping[str, Any]) -> dict[str, Any]:
     """The name of the folder has the epoch and the metrics of its validation."""
-    halves = {str(value.dtype).removeprefix("torch.") for value in content["weights"].values() if value.is_floating_point()} - {"float32"}
+    halves = {str(value.dtype).removeprefix("torch.") for value in content["weights"].values()} & {"float16", "bfloat16"}
     if halves:
         files.notes["weights"] = f"in {', '.join(sorted(halves))}, so rounded"
     if (found := _OMNI_EPOCH.match(files.folder.name)) is None:
@@ -372,13 +370,13 @@ _OF_HF = {
     "optimizer": ("optimizer.pt", "optimizer.bin", "optimizer_0"), "schedule": ("scheduler.pt", "scheduler.bin"),
     "random numbers": ("rng_state.pth", "random_states_0.pkl"), "loss scaler": ("scaler.pt",),
 }  # fmt: skip
-_OF_ZAE = {"optimizer": ("optimizer.zae",), "schedule": ("scheduler.zae",)}
 _HF_WEIGHTS = ("model.safetensors", "*.index.json", "pytorch_model.bin", "pytorch_model_fsdp*")
 _LIGHTNING_LOST = {"random numbers": "Lightning does not save them: dropout and shuffling draw others from here on"}
 SYSTEMS = (
     System("Hugging Face Trainer", "`checkpoint-N/` with `trainer_state.json`", ("trainer_state.json",), weights=_HF_WEIGHTS, parts=_OF_HF,
            more=_hf_trainer),
-    System("zae-engine", "`model.ckpt` or `model.safetensor`, `optimizer.zae`, `scheduler.zae`", ("*.zae",), parts=_OF_ZAE,
+    System("zae-engine", "`model.ckpt` or `model.safetensor`, `optimizer.zae`, `scheduler.zae`", ("*.zae",),
+           parts={"optimizer": ("optimizer.zae",), "schedule": ("scheduler.zae",)},
            lost={"history": "zae-engine saves none", "random numbers": "zae-engine does not save them"},
            notes={"weights": "those of its best epoch", "epoch and step": "zae-engine saves no epoch, give epoch="}),
     System("accelerate", "the folder of `save_state`", ("random_states_*.pkl",), weights=_HF_WEIGHTS, parts=_OF_HF,
