@@ -27,6 +27,7 @@ _NO_METRIC = re.compile(
     r"(^|_)(epoch|step|iter|iteration|index|runtime|per_second|per_sec|total_flos|time|time_s|timestamp|clock|created)$"
 )
 _SUFFIX = re.compile("_(step|epoch)$")  # of Lightning's names, which has both of a metric
+_OF_EPOCH = re.compile("_epoch$")
 _NO_WORD = ("metrics", "metric", "logs", "log", "batch", "epoch", "step", "loss_curve", "")
 STEPS = (
     "finished_train_steps", "step", "global_step", "global_steps", "iter_num", "iteration", "iter", "current_step", "steps", "num_updates",
@@ -126,7 +127,7 @@ def _row(epoch: int, points: Sequence[Point]) -> dict[str, Any]:
     """The row of an epoch: the mean of what was measured in training, and the last of anything else."""
     last = {name: value for point in points for name, value in point.values.items()}
     row: dict[str, Any] = {"epoch": epoch, "step": points[-1].step, "processed": points[-1].step}
-    for name in sorted(last, key=lambda name: (name.endswith("_epoch"), not name.endswith("_step"))):  # the later the more exact
+    for name in sorted(last, key=lambda name: (bool(_OF_EPOCH.search(name)), not name.endswith("_step"))):  # the later the more exact
         if name.startswith("train_"):
             last[name] = fmean(point.values[name] for point in points if name in point.values)
         row[_SUFFIX.sub("", name)] = last[name]
@@ -140,7 +141,7 @@ def history_of(points: Iterable[Point], monitor: str = "val_loss", mode: Monitor
         of_epoch = [point for _, point in group]
         for point in of_epoch:
             at = Progress(1, "train", epoch - 1, step=point.step, processed=point.step)
-            trained = {_SUFFIX.sub("", name): [value] for name, value in point.of("train_").items() if not name.endswith("_epoch")}
+            trained = {_SUFFIX.sub("", name): [value] for name, value in point.of("train_").items() if not _OF_EPOCH.search(name)}
             if trained:
                 history.update(Event("steps", at, data={"values": trained, "n": 1, "samples": 0, "lr": None, "steps": [point.step]}))
             if validated := point.of("val_"):
