@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nbtrain.compat.foreign_names import ARGUMENTS, LIBRARIES, MEMBERS, STEPS
 from nbtrain.foreign.foreign_run import PARTS, ForeignRun
-from nbtrain.foreign.readers import READERS, read_runs
+from nbtrain.foreign.readers import SYSTEMS, read_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -40,8 +40,8 @@ def _cell(run: ForeignRun, part: str) -> str:
 
 
 def runs_table() -> str:
-    """A row for each reader: what it reads, and which parts were taken of the files of a real run."""
-    files = {reader.system: reader.files for reader in READERS}
+    """A row for each system: its files, and which parts were taken of the files of a real run."""
+    files = {system.name: system.files for system in SYSTEMS}
     assert files.keys() == _FILES.keys()
     lines = [f"| from | files | {' | '.join(PARTS)} |", f"| --- | --- |{' :-: |' * len(PARTS)}"]
     for system, path in _FILES.items():

@@ -9,15 +9,11 @@ import argparse
 import csv
 import importlib
 import io
-import json
 import pickle
 import re
 import types
 import zipfile
 from codecs import encode
-from collections.abc import Callable
-from fnmatch import fnmatch
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +26,7 @@ from ..checkpoint.files import verify_weights
 from ..errors import CheckpointError, ConfigError, first_line
 
 # %% auto #0
-__all__ = ["Unmade", "read_content", "Files", "read_table"]
+__all__ = ["Unmade", "read_content", "read_table"]
 
 
 # %% ../../nbs/foreign/foreign_files.ipynb #7bbba2ec
@@ -44,21 +40,19 @@ class Unmade:
         pass
 
 
-def _numpy_globals() -> list[Any]:
-    """What torch needs to read an array of NumPy's: the state of its random numbers is one."""
-    rebuild: Any = np.zeros(1).__reduce__()[0]
-    names = [f"{module}.{rebuild.__name__}" for module in ("numpy._core.multiarray", "numpy.core.multiarray")]
-    kinds = [type(np.dtype(kind)) for kind in ("uint32", "int64", "float32", "float64")]
-    return [np.ndarray, np.dtype, encode, *kinds, *((rebuild, name) for name in names)]
-
-
-_PLAIN = {"argparse.Namespace": argparse.Namespace, "types.SimpleNamespace": types.SimpleNamespace}  # attributes, and nothing else
+_rebuild: Any = np.zeros(1).__reduce__()[0]
+_PLAIN = {  # attributes, and nothing else; and what an array of NumPy's is made with, as in the state of its random numbers
+    "argparse.Namespace": argparse.Namespace, "types.SimpleNamespace": types.SimpleNamespace, "numpy.ndarray": np.ndarray,
+    "numpy.dtype": np.dtype, "_codecs.encode": encode, "numpy._core.multiarray._reconstruct": _rebuild,
+    "numpy.core.multiarray._reconstruct": _rebuild,
+}  # fmt: skip
+_DTYPES = [type(np.dtype(kind)) for kind in ("uint32", "int64", "float32", "float64")]
 
 
 def _stand_ins(path: Path) -> list[Any]:
     """A class without behavior for each class or function in a torch file that torch would not call."""
-    names = [name for name in get_unsafe_globals_in_checkpoint(str(path)) if not name.startswith("numpy.")]
-    return [(_PLAIN.get(name) or type(name.rpartition(".")[2], (Unmade,), {}), name) for name in names]
+    names = get_unsafe_globals_in_checkpoint(str(path))
+    return [*_DTYPES, *((_PLAIN.get(name) or type(name.rpartition(".")[2], (Unmade,), {}), name) for name in names)]
 
 
 # %% ../../nbs/foreign/foreign_files.ipynb #2ad74b1c
@@ -89,14 +83,13 @@ def read_content(path: Path, trust: bool = False) -> Any:
     verify_weights(path)
     try:
         if not zipfile.is_zipfile(path):
-            # The content of a file of safetensors or of pickle.
             with open(path, "rb") as file:
                 is_safetensors = file.read(9)[8:] == b"{"
                 file.seek(0)
                 unpickler = _Unpickler(file)
                 unpickler.trust = trust
                 return load_file(path) if is_safetensors else unpickler.load()
-        with safe_globals([] if trust else [*_numpy_globals(), *_stand_ins(path)]):
+        with safe_globals([] if trust else _stand_ins(path)):
             return torch.load(path, map_location="cpu", weights_only=not trust)
     except Exception as error:  # an untrusted file can make the readers raise anything
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
@@ -108,55 +101,6 @@ def read_content(path: Path, trust: bool = False) -> Any:
 
 
 # %% ../../nbs/foreign/foreign_files.ipynb #5f7e8000
-class Files:
-    """The files of a run: `path` is one, or a folder of them. `convert`: what to make of the content of the file.
-
-    `lost`: why a part could not be read, by its name.
-    """
-
-    def __init__(self, path: Path, trust: bool = False, convert: Callable[[Any], Any] | None = None) -> None:
-        if not path.exists():
-            raise ConfigError(f"There is no {str(path)!r}.", remedy="Give a checkpoint, or the folder of a run.")
-        if convert is not None and path.is_dir():
-            raise ConfigError(f"{path.name} is a folder, and a function converts the content of a file.", remedy="Give the file.")
-        self.path, self.trust, self.convert = path, trust, convert
-        self.folder = path if path.is_dir() else path.parent
-        self.names = sorted(file.name for file in path.iterdir()) if path.is_dir() else [path.name]
-        self.lost: dict[str, str] = {}
-
-    @cached_property
-    def content(self) -> Any:
-        """What `path` holds, if it is one file of torch; else None."""
-        is_table = self.path.suffix in (".csv", ".parquet")
-        if not self.path.is_file() or is_table:
-            return None
-        content = read_content(self.path, self.trust)
-        return content if self.convert is None else self.convert(content)
-
-    def find(self, *patterns: str) -> Path | None:
-        """The first file that matches one of these patterns; None if there is none."""
-        return next((self.folder / name for pattern in patterns for name in self.names if fnmatch(name, pattern)), None)
-
-    def part(self, part: str, *patterns: str) -> Any:
-        """The content of the first file that matches; None if it can't be read, and then `lost` has the reason."""
-        if (file := self.find(*patterns)) is None:
-            self.lost[part] = f"there is no {' or '.join(patterns)}"
-            return None
-        try:
-            return read_content(file, self.trust)
-        except CheckpointError as error:
-            what, *_, remedy = str(error).splitlines()
-            self.lost[part] = f"{what} {remedy.strip()}"
-            return None
-
-    def json(self, name: str) -> Any:
-        """The content of a JSON file. Raises CheckpointError if it is not JSON."""
-        try:
-            return json.loads((self.folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{name} can't be read: {first_line(error)}.", where=str(self.folder)) from error
-
-
 def read_table(path: Path) -> list[dict[str, Any]]:
     """The rows of a CSV file, or of a parquet file, which needs pyarrow. Raises ConfigError if it can't be read."""
     try:

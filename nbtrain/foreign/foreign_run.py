@@ -81,18 +81,18 @@ class ForeignRun:
     def taken(self) -> dict[str, str]:
         """What was taken of each part, in words."""
         history = self.history
-        found: dict[str, list[str]] = {}
-        found["weights"] = _counted((len(self.weights), "tensor"))
-        found["optimizer"] = _counted((len(self.optimizers), "state"))
-        found["schedule"] = _counted((len(self.schedules), "state"))
-        found["epoch and step"] = _counted((self.epoch, "epoch"), (self.step, "update"))
-        found["best"] = ["with its weights"] if self.best is not None else []
-        if history.best is not None:
-            found["best"].insert(0, best_words(history.best, history.monitor, history.epochs).removeprefix("best "))
-        found["history"] = _counted((len(history), "epoch"), (len(history.steps["train"]), "step"))
-        found["random numbers"] = [words for name, words in _GENERATORS.items() if name in self.random]
-        texts = {part: ", ".join(words) for part, words in found.items() if words and part not in self.lost}
-        return {part: f"{text}; {self.notes[part]}" if part in self.notes else text for part, text in texts.items()}
+        best = best_words(history.best, history.monitor, history.epochs).removeprefix("best ") if history.best is not None else ""
+        found = {
+            "weights": _counted((len(self.weights), "tensor")),
+            "optimizer": _counted((len(self.optimizers), "state")),
+            "schedule": _counted((len(self.schedules), "state")),
+            "epoch and step": _counted((self.epoch, "epoch"), (self.step, "update")),
+            "best": ", ".join(filter(None, (best, "with its weights" if self.best is not None else ""))),
+            "history": _counted((len(history), "epoch"), (len(history.steps["train"]), "step")),
+            "random numbers": ", ".join(words for name, words in _GENERATORS.items() if name in self.random),
+        }
+        taken = {part: text for part, text in found.items() if text and part not in self.lost}
+        return {part: f"{text}; {self.notes[part]}" if part in self.notes else text for part, text in taken.items()}
 
     def without(self) -> dict[str, str]:
         """What was lost, and why."""
@@ -102,34 +102,34 @@ class ForeignRun:
 _GENERATORS = {"torch": "torch", "torch.cuda": "CUDA", "numpy": "NumPy", "python": "Python"}
 
 
-def _counted(*counts: tuple[int, str]) -> list[str]:
-    return [f"{n:,} {what}{'' if n == 1 else 's'}" for n, what in counts if n]
+def _counted(*counts: tuple[int, str]) -> str:
+    return ", ".join(f"{n:,} {what}{'' if n == 1 else 's'}" for n, what in counts if n)
 
 
 # %% ../../nbs/foreign/foreign_run.ipynb #a05eae20
 def random_in(content: Any) -> dict[str, Any]:
     """The states of random number generators in `content`, by nbtrain's names. They are known by their form, not by their keys."""
-    if isinstance(content, Tensor) and content.dtype == torch.uint8 and content.ndim == 1:
-        return {"torch": content} if content.numel() == torch.get_rng_state().numel() else {"torch.cuda": [content]}
-    if isinstance(content, Mapping) and content.get("bit_generator") == "MT19937":  # np.random.get_state(legacy=False)
-        state = content["state"]
-        content = ("MT19937", state["key"], state["pos"], content.get("has_gauss", 0), content.get("gauss", 0.0))
-    if isinstance(content, (tuple, list)) and content:
-        if isinstance(content[0], str):
-            return {"numpy": tuple(content)} if content[0] == "MT19937" and len(content) == 5 else {}
-        if len(content) == 3 and content[0] == 3 and isinstance(content[1], (tuple, list)):
-            return {"python": (3, tuple(content[1]), content[2])}
-        if all(isinstance(item, Tensor) for item in content):
-            return {"torch.cuda": list(content)}
-        return random_in(content[0]) if len(content) == 1 else {}  # of one process
     if isinstance(content, Mapping):
         return {name: state for item in content.values() for name, state in random_in(item).items()}
-    return {}
+    if isinstance(content, Tensor) and content.dtype == torch.uint8:
+        return {"torch": content} if content.shape == torch.get_rng_state().shape else {"torch.cuda": [content]}
+    if not isinstance(content, (tuple, list)) or not content:
+        return {}
+    if all(isinstance(item, Tensor) for item in content):
+        return {"torch.cuda": list(content)}
+    kind = content[0] if isinstance(content[0], (str, int)) else None
+    if kind == "MT19937":
+        return {"numpy": tuple(content)}
+    if kind == 3 and len(content) == 3:
+        return {"python": (3, tuple(content[1]), content[2])}
+    return random_in(content[0]) if len(content) == 1 else {}  # of one process
 
 
 def is_optimizer(content: Any) -> bool:
     """Whether this is the state of an optimizer."""
-    return isinstance(content, Mapping) and isinstance(content.get("param_groups"), list) and isinstance(content.get("state"), Mapping)
+    if not isinstance(content, Mapping) or not isinstance(content.get("state", {}), Mapping):
+        return False
+    return isinstance(content.get("param_groups"), (list, Mapping))  # a list may be kept by index
 
 
 def updates_in(optimizers: Sequence[Mapping[str, Any]]) -> int:

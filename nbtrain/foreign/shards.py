@@ -14,45 +14,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoint.weight_files import DcpReader, Weights
+from ..checkpoint.weight_files import Weights
 from ..errors import CheckpointError
 from .foreign_files import read_content
 
 # %% auto #0
-__all__ = ["Shapes", "numbered", "distributed_state", "deepspeed_folder", "split", "deepspeed_state"]
+__all__ = ["Shapes", "numbered", "deepspeed_folder", "split", "deepspeed_state"]
 
 
 # %% ../../nbs/foreign/shards.ipynb #shards05
 def numbered(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of an optimizer that is kept by the names of parameters, by their numbers."""
-    names = [name for group in state["param_groups"] for name in group["params"]]
-    if not all(isinstance(name, str) for name in names):
-        return dict(state)
-    numbers = {name: number for number, name in enumerate(names)}
-    groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in state["param_groups"]]
-    return {"state": {numbers[name]: dict(part) for name, part in state["state"].items()}, "param_groups": groups}
-
-
-def distributed_state(folder: Path) -> dict[str, Any]:
-    """What torch.distributed.checkpoint has saved, nested as it was; optimizers by the numbers of parameters."""
-    try:
-        found = DcpReader(folder).read_all()
-    except CheckpointError:
-        raise
-    except Exception as error:  # an untrusted file can make the reader raise anything
-        raise CheckpointError(f"{folder.name} can't be read.", where=str(folder), remedy="It may be damaged.") from error
-    return {name: _numbered_groups(part) if name.startswith("optimizer") else part for name, part in found.items()}
-
-
-def _numbered_groups(part: Mapping[str, Any]) -> dict[str, Any]:
-    groups = part.get("param_groups", {})  # a list is kept by index
-    return numbered({"state": part.get("state", {}), "param_groups": [groups[i] for i in sorted(groups)]})
+    """The state of an optimizer by the numbers of parameters; it may be kept by their names, and the list of its groups by index."""
+    groups = state["param_groups"]
+    groups = [groups[i] for i in sorted(groups)] if isinstance(groups, Mapping) else groups
+    names = [name for group in groups for name in group["params"]]
+    states = state.get("state", {})
+    if all(isinstance(name, str) for name in names):
+        numbers = {name: number for number, name in enumerate(names)}
+        groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in groups]
+        states = {numbers[name]: part for name, part in states.items()}
+    return {**state, "state": states, "param_groups": groups}
 
 
 # %% ../../nbs/foreign/shards.ipynb #shards08
 _MODEL, _OPTIMIZER = "*mp_rank_00_model_states.pt", "*zero_pp_rank_*_mp_rank_00_optim_states.pt"
-_INNER = {"module", "optimizer", "param_shapes", "buffer_names", "frozen_param_shapes", "frozen_param_fragments", "shared_params"}
-_INNER |= {"lr_scheduler", "data_sampler", "random_ltd", "ds_config", "checkpoint_parallel_dimensions"}
+_INNER = {"module", "optimizer", "frozen_param_fragments", "lr_scheduler", "ds_config"}
 Shapes = Mapping[str, Sequence[int]]
 
 
@@ -60,33 +46,17 @@ def deepspeed_folder(folder: Path) -> Path | None:
     """The folder of DeepSpeed's files in a checkpoint: itself, the one that `latest` names, or accelerate's and Lightning's; else None."""
     latest = folder / "latest"
     tag = latest.read_text(encoding="utf-8", errors="replace").strip() if latest.is_file() else ""
-    names = ["", *([tag] if re.fullmatch(r"[\w.-]+", tag) and tag != ".." else []), "pytorch_model", "checkpoint"]
-    return next((folder / name for name in names if (folder / name).is_dir() and any((folder / name).glob(_MODEL))), None)
+    inner = [file for file in sorted(folder.iterdir()) if file.name in (tag, "pytorch_model", "checkpoint")]
+    return next((place for place in (folder, *inner) if any(place.glob(_MODEL))), None)
 
 
 def split(flats: Sequence[Tensor], shapes: Shapes, *, each: bool) -> Weights:
     """The tensors of `shapes` in the flat tensors of all ranks. `each`: every tensor was cut, as in stage 3; else the whole."""
-    found = {}
-    at = 0
-    whole = None if each else torch.cat(list(flats))
-    for name, shape in shapes.items():
-        n = torch.Size(shape).numel()
-        part = -(-n // len(flats)) if each else n  # rounded up
-        values = whole[at : at + n] if whole is not None else torch.cat([flat[at : at + part] for flat in flats])[:n]
-        found[name] = values.detach().clone().view(*shape)  # raises if values are missing
-        at += part
-    return found
-
-
-def _joined(states: Sequence[Mapping[str, Any]], shapes: Shapes, *, each: bool) -> dict[str, dict[str, Any]]:
-    """What an optimizer keeps for each parameter, from what it keeps for the flat tensors of all ranks."""
-    found: dict[str, dict[str, Any]] = {name: {} for name in shapes}
-    for key, value in states[0].items():
-        is_flat = isinstance(value, Tensor) and value.ndim > 0
-        parts = split([state[key] for state in states], shapes, each=each) if is_flat else {name: deepcopy(value) for name in shapes}
-        for name, part in parts.items():
-            found[name][key] = part  # a count is increased in place, so each has its own
-    return found
+    parts = flats if each else [torch.cat(list(flats))]
+    sizes = [-(-torch.Size(shape).numel() // len(parts)) for shape in shapes.values()]  # rounded up
+    cut = zip(*(part[: sum(sizes)].split(sizes) for part in parts))  # raises if values are missing
+    joined = zip(shapes.items(), map(torch.cat, cut), strict=True)
+    return {name: values[: torch.Size(shape).numel()].detach().view(*shape) for (name, shape), values in joined}
 
 
 def _optimizer(parts: Sequence[Mapping[str, Any]], groups: Sequence[Shapes], *, each: bool) -> dict[str, Any] | None:
@@ -95,28 +65,27 @@ def _optimizer(parts: Sequence[Mapping[str, Any]], groups: Sequence[Shapes], *, 
     states: list[Mapping[str, Any]] = [state for state in kept if isinstance(state, Mapping)]
     if len(states) < len(parts) or not all(len(state["state"]) == len(groups) == len(state["param_groups"]) for state in states):
         return None
-    found: dict[str, Any] = {}
-    named: list[dict[str, Any]] = []
-    for number, (shapes, group) in enumerate(zip(groups, states[0]["param_groups"])):
-        found |= _joined([state["state"][number] for state in states], shapes, each=each)
-        named.append({**group, "params": list(shapes)})
-    return numbered({"state": found, "param_groups": named})
+    found: dict[str, dict[str, Any]] = {name: {} for shapes in groups for name in shapes}
+    for number, shapes in enumerate(groups):
+        for key, value in states[0]["state"][number].items():
+            flats = [state["state"][number][key] for state in states]
+            is_flat = isinstance(value, Tensor) and value.ndim > 0
+            tensors = split(flats, shapes, each=each) if is_flat else {}
+            for name in shapes:
+                found[name][key] = tensors[name] if is_flat else deepcopy(value)  # a count is increased in place, so each has its own
+    named = [{**group, "params": list(shapes)} for shapes, group in zip(groups, states[0]["param_groups"])]
+    return {"state": found, "param_groups": named}
 
 
 # %% ../../nbs/foreign/shards.ipynb #shards10
-def _number(file: Path) -> int:
-    return int(re.findall(r"zero_pp_rank_(\d+)_", file.name)[0])
-
-
-def _frozen(contents: Sequence[Mapping[str, Any]]) -> Weights:
-    """Parameters that were not trained; in stage 3 each rank has a part of each."""
-    shapes = contents[0].get("frozen_param_shapes") or {}
-    parts = [content.get("frozen_param_fragments") or {} for content in contents]
-    return {name: torch.cat([p[name].flatten() for p in parts])[: torch.Size(shape).numel()].view(*shape) for name, shape in shapes.items()}
+def _contents(folder: Path, pattern: str, trust: bool) -> list[Any]:
+    """What the files of all ranks hold, by rank."""
+    files = sorted(folder.glob(pattern), key=lambda file: int(re.findall(r"rank_(\d+)_", file.name)[0]))
+    return [read_content(file, trust) for file in files]
 
 
 def deepspeed_state(folder: Path, trust: bool = False) -> dict[str, Any]:
-    """What a folder of DeepSpeed holds, as a script saves it: `model`, in full precision, `optimizer`, `global_step` and what was given.
+    """What a folder of DeepSpeed holds, as a script saves it: `model`, in full precision, `optimizer`, `schedule` and what was given.
 
     Raises CheckpointError if shards are missing, and for tensors that are cut in another way.
     """
@@ -126,27 +95,28 @@ def deepspeed_state(folder: Path, trust: bool = False) -> dict[str, Any]:
             where=str(folder),
             remedy="Merge it with DeepSpeed's own tools, and import the result.",
         )
-    contents = [read_content(file, trust) for file in sorted(folder.glob(_MODEL))]
-    files = sorted(folder.glob(_OPTIMIZER), key=_number)
-    parts = [read_content(file, trust)["optimizer_state_dict"] for file in files]
+    contents = _contents(folder, _MODEL, trust)
+    parts = [content["optimizer_state_dict"] for content in _contents(folder, _OPTIMIZER, trust)]
     content = contents[0]
-    given = {name: value for name, value in contents[0].items() if name not in _INNER}
-    given |= {"global_step": content.get("global_steps", 0), "lr_scheduler": content.get("lr_scheduler")}
+    given = {name: value for name, value in content.items() if name not in _INNER} | {"schedule": content.get("lr_scheduler")}
     if not parts:  # without ZeRO
-        return {"model": content["module"], "optimizer": content.get("optimizer"), **given}
+        return {**given, "model": content["module"], "optimizer": content.get("optimizer")}
     each = "fp32_flat_groups" in parts[0]
     counts = parts[0].get("partition_count", len(parts))
     n_ranks = max(counts) if isinstance(counts, (list, tuple)) else counts
-    if [_number(file) for file in files] != list(range(n_ranks)) or (each and len(contents) != n_ranks):
+    if len(parts) != n_ranks or (each and len(contents) != n_ranks):
         has = f"{len(parts)} of {n_ranks} shards of the optimizer are here"
         raise CheckpointError(f"{folder.name} is not whole: {has}.", where=str(folder), remedy="Copy the files of all ranks.")
     groups: Sequence[Shapes] = content["param_shapes"]
     weights = {name: value for name, value in content["module"].items() if not each or name in content["buffer_names"]}
     if each:
         flats = [torch.cat(list(part["fp32_flat_groups"])) for part in parts]
-        weights |= split(flats, {name: shape for shapes in groups for name, shape in shapes.items()}, each=True) | _frozen(contents)
-    for number, shapes in enumerate(groups if not each else ()):
-        weights |= split([part["single_partition_of_fp32_groups"][number] for part in parts], shapes, each=False)
+        weights |= split(flats, {name: shape for shapes in groups for name, shape in shapes.items()}, each=True)
+        if frozen := content.get("frozen_param_shapes"):  # parameters that were not trained
+            flats = [torch.cat([one["frozen_param_fragments"][name].flatten() for name in frozen]) for one in contents]
+            weights |= split(flats, frozen, each=True)
+    else:
+        for number, shapes in enumerate(groups):
+            weights |= split([part["single_partition_of_fp32_groups"][number] for part in parts], shapes, each=False)
     weights |= {name: weights[other] for name, other in dict(content.get("shared_params") or {}).items() if other in weights}
-    optimizer = _optimizer(parts, groups, each=each)
-    return {"model": weights, **({"optimizer": optimizer} if optimizer is not None else {}), **given}
+    return {**given, "model": weights, "optimizer": _optimizer(parts, groups, each=each)}
