@@ -69,7 +69,8 @@ def prose(source: str) -> Iterator[str]:
         tree = ast.parse(source)
     except SyntaxError:
         return
-    yield from filter(None, map(_text, ast.walk(tree)))
+    strings = filter(None, map(_text, ast.walk(tree)))
+    yield from (string for string in strings if "(?:" not in string)  # a pattern is no prose
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = (token.string for token in tokens if token.type == tokenize.COMMENT)
     yield from (comment.lstrip("# ") for comment in comments if not comment.startswith("#|"))

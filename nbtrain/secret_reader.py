@@ -217,6 +217,7 @@ class _Frame:
         self.names, self.n_items = [], self.n_items if self.call else 0
 
 
+# %% ../nbs/secret_reader.ipynb #12cac0ef
 class Reader:
     """Reads code, or text with quoted values in it, token by token. It needs no whole file: a hunk of a diff will do."""
 

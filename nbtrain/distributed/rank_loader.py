@@ -290,6 +290,7 @@ class RankLoader(LoaderWrapper):
         return int.from_bytes(blake2b(state["torch"].numpy().tobytes(), digest_size=7).digest(), "big")
 
 
+# %% ../../nbs/distributed/rank_loader.ipynb #168ee04f
 _POLL_S = 0.05
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -132,10 +133,14 @@ class Watch:
         """Look from now on, in a thread."""
         self._is_over = threading.Event()
         if self._store is not None:
+            self._store.set(str(self.number), str(self.n_reached))  # that of an earlier run may still be there
             threading.Thread(target=self._look, args=(self._store, self._is_over), daemon=True).start()
 
     def end(self) -> None:
         self._is_over.set()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
+        return self  # a copied loader reads in this process, too
 
     def reach(self, part: int) -> None:
         """A batch begins (0), its gradients are exchanged (1), which not every batch has, or it is over (2)."""

@@ -44,7 +44,7 @@ def _held(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 class Untrained:
     """Notes what a training leaves as it is: each once.
 
-    While `is_watching`, `after_batch` is to be called after each batch, before a schedule sets the next rate, and `end_epoch`.
+    While `is_watching`, call `after_batch` after each batch, before a schedule sets the next rate, and `end_epoch`.
 
     Args:
         note: Notes a text.
@@ -71,7 +71,7 @@ class Untrained:
                 held.setdefault(id(part), (name, part))
             elif isinstance(part, Optimizer):
                 known |= {id(p) for p in parameters_in(part)}
-        # Of what is to be noted, unless the first two updates show that it is meant
+        # Of what will be noted, unless the first two updates show that it is meant
         self._without = [(name, p, _sample(p)) for i, (name, p) in held.items() if i not in known and p.requires_grad and type(p) in _PLAIN]
         self._outside = [(p, _sample(p)) for i, p in driven.items() if i not in held and type(p) in _PLAIN]
 

@@ -32,7 +32,6 @@ __all__ = [
     "load_hooks_of",
     "call_hooks_of",
     "BATCH_NORM",
-    "default_store",
     "version_of",
     "is_view",
     "scale_all",
@@ -42,6 +41,7 @@ __all__ = [
     "loads_itself",
     "is_compiled",
     "compile_calls",
+    "default_store",
     "compile_modes",
     "flag_nonfinite",
     "find_step_hooks",
@@ -166,7 +166,9 @@ def compile_calls(module: nn.Module, keywords: Mapping[str, Any]) -> None:
     module._compiled_call_impl = torch.compile(forward, **keywords)
 
 
-default_store = partial(find, "torch.distributed.distributed_c10d._get_default_store")  # by which the processes of a group have met
+def default_store() -> Any:
+    """What returns the store by which the processes of a group have met; None if this torch has another way."""
+    return find("torch.distributed.distributed_c10d._get_default_store")
 
 
 def compile_modes() -> list[str] | None:
