@@ -86,7 +86,7 @@ def pairs(text: str, *, is_prose: bool) -> str:
             hides = is_secret(name) if not is_prose or name.isupper() else is_value(name, value)
         else:
             hides = is_said(name, value) if is_prose or "is" in between else is_secret(name)
-        return f"{name}{between}{HIDDEN}" if hides else match[0]
+        return f"{name}{between}{HIDDEN if hides else _PAIR.sub(hide, value)}"
 
     return _FLAG.sub(hide_flag, _PAIR.sub(hide, _without_forms(text, _COMMANDS)))
 

@@ -385,6 +385,10 @@ class TrainerOptions(KeywordOptions, total=False):
     in SourceAddon, `advice` and `compare_with` in LiveViewAddon.
 
     Args:
+        device: Where to train: "auto", "cpu", "cuda", "cuda:1", "mps" and so on, or a list of them for several processes.
+        mode: "train", or "test" for a trainer that only evaluates and needs no optimizer.
+        optimizer: An optimizer, a factory `lambda params: Adam(params, lr=1e-3)`, or several by name.
+        scheduler: A schedule, a factory `lambda optimizer, plan: ...`, or a function of the update.
         log_bar: Show a progress bar. Without one, notes about the run go to `logging`.
         scheduler_step_on_batch: Step a scheduler instance per optimizer update instead of per epoch.
         gradient_clip: Clip gradients to this global norm, or those of each of several optimizers: {"muon": 1.0}. 0 disables clipping.

@@ -86,22 +86,22 @@ _LIKE_LIGHTNINGS: Any = object  # for type checkers: Lightning's loops take it f
 class RunLoaders(CombinedLoader):
     """What Lightning reads in a run: one loader or several.
 
-    `opens_late`: loaders that have a length are opened when their first batch is read, as in a plain loop. Lightning opens those of a
-    training before the hooks that begin it, and so before your code may draw or seed. `keeps_workers`: persistent workers are there for
-    the next run, which continues what they draw. Lightning ends them.
+    Loaders that have a length are opened when their first batch is read, as in a plain loop. Lightning opens those of a training before the
+    hooks that begin it, and so before your code may draw or seed. `keeps_workers`: persistent workers are there for the next run, which
+    continues what they draw. Lightning ends them.
     """
 
     is_open = True
     _kind: Any = None  # of Lightning's iterator
 
-    def __init__(self, loader: Any, mode: str, *, opens_late: bool = True, keeps_workers: bool = True) -> None:
+    def __init__(self, loader: Any, mode: str, *, keeps_workers: bool = True) -> None:
         several, how = lazy(loader), cast(Any, mode_of(loader, mode))
         super().__init__(several.iterables if isinstance(several, CombinedLoader) else several, how)
-        self.opens_late, self.keeps_workers = opens_late, keeps_workers
+        self.keeps_workers = keeps_workers
 
     def __iter__(self) -> RunLoaders:
         loaders = self.flattened
-        if self._kind is None and self.opens_late and None not in map(sized_len, loaders):
+        if self._kind is None and None not in map(sized_len, loaders):
             self.flattened = list(map(LazyLoader, loaders))
             self._kind = type(super().__iter__()._iterator)
             self.flattened = loaders

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
 import lightning as L
@@ -19,7 +18,6 @@ from ..engine.callback import BoundaryCallback, callbacks_of
 from ..engine.control import Boundary, Control
 from ..private.lightning_parts import call_before_fetch, data_fetcher, is_last_batch, is_validation_due, is_window_open, leave_idle
 from ..private.lightning_parts import set_counts, skip_next_validation, validate_between
-from ..errors import call_named
 from .batch_ways import resume_epoch
 
 # %% auto #0
@@ -45,10 +43,6 @@ def _as_in_checkpoint(pl_trainer: L.Trainer, *, is_over: bool) -> Iterator[None]
 
 
 # %% ../../nbs/loops/stock_loops.ipynb #stoc0100
-def _call_method(callback: L.Callback, name: str, *args: Any, **options: Any) -> Any:
-    return getattr(type(callback), name)(callback, *args, **options)
-
-
 class StockLoops(Checkpoint):
     """Lets requests in between two batches of Lightning's own loops, lets callbacks take a state there, and resumes within an epoch.
 
@@ -68,7 +62,6 @@ class StockLoops(Checkpoint):
 
     def __init__(self, control: Control | None) -> None:
         self.control = control or Control()
-        self._named: list[tuple[dict[str, Any], str, Any]] = []
         self.first = LambdaCallback(on_train_epoch_start=self.end_epoch, on_train_epoch_end=self.end_rest, on_train_end=self.end_epoch)
 
     def setup(self, pl_trainer: Any, pl_module: L.LightningModule, stage: str) -> None:
@@ -78,25 +71,6 @@ class StockLoops(Checkpoint):
         for callback in pl_trainer.callbacks:
             if callback is self.first or type(callback).__module__.startswith("nbtrain."):
                 leave_idle(callback)
-            else:
-                self._name(callback)
-
-    def _name(self, callback: L.Callback) -> None:
-        """In the methods of a callback a StopIteration is an error; Lightning would end the epoch."""
-        own = vars(callback)
-        for name in dir(L.Callback):
-            is_set = name in own  # else it is looked up in each call: its class may be redefined
-            if name.startswith("on_") and (is_set or getattr(type(callback), name) is not getattr(L.Callback, name)):
-                call = own[name] if is_set else partial(_call_method, callback, name)
-                self._named.append((own, name, own.get(name)))
-                own[name] = partial(call_named, f"{type(callback).__name__}.{name}", call)
-
-    def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        while self._named:
-            own, name, before = self._named.pop()
-            own.pop(name, None)
-            if before is not None:
-                own[name] = before
 
     # -- between two batches
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import listed
+from ..objects.user_code import is_kind
 from .param_groups import parameters_in
 
 # %% auto #0
@@ -36,9 +37,9 @@ def _as_before(parameter: Tensor, values: Tensor) -> bool:
 def _held(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The values of attributes, and those in their lists and dicts."""
     for name, value in attributes.items():
-        if isinstance(value, dict):
+        if type(value) is dict:
             value = list(value.values())
-        yield from ((name, part) for part in (value if isinstance(value, (list, tuple)) else [value]))
+        yield from ((name, part) for part in (value if type(value) in (list, tuple) else [value]))
 
 
 class Untrained:
@@ -65,11 +66,11 @@ class Untrained:
         driven = {id(p): p for optimizer in optimizers for p in parameters_in(optimizer)}
         known = set(driven)
         for name, part in _held(attributes):
-            if isinstance(part, nn.Module):
+            if is_kind(part, nn.Module):
                 held |= {id(p): (full, p) for full, p in part.named_parameters(name) if id(p) not in held}
-            elif isinstance(part, Tensor):
+            elif is_kind(part, Tensor):
                 held.setdefault(id(part), (name, part))
-            elif isinstance(part, Optimizer):
+            elif is_kind(part, Optimizer):
                 known |= {id(p) for p in parameters_in(part)}
         # Of what will be noted, unless the first two updates show that it is meant
         self._without = [(name, p, _sample(p)) for i, (name, p) in held.items() if i not in known and p.requires_grad and type(p) in _PLAIN]

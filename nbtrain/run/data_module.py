@@ -78,11 +78,11 @@ def read_evaluated(trainer: TrainerBase, module: StepModule, given: Any) -> Any:
     return loaders
 
 
-def evaluated(trainer: TrainerBase, module: StepModule, given: Any) -> RunLoaders:
+def evaluated(trainer: TrainerBase, module: StepModule, given: Any) -> Any:
     """`read_evaluated`, for Lightning. Persistent workers stay only in a loader that the runs read."""
     of_runs = trainer.ran is not None and any(given is loader for loader in (trainer.ran.loader, trainer.ran.valid_loader))
     loader = read_evaluated(trainer, module, given)
-    return RunLoaders(loader, "sequential", opens_late=not trainer.configures_optimizers, keeps_workers=of_runs)
+    return loader if trainer.configures_optimizers else RunLoaders(loader, "sequential", keeps_workers=of_runs)
 
 
 def set_first_epoch(loader: Any, trainer: TrainerBase, pl_trainer: L.Trainer | None) -> None:
@@ -101,7 +101,7 @@ def _read(trainer: TrainerBase, module: StepModule, make: Callable[[], Any], *, 
             return evaluated(trainer, module, loader)
         loader = trainer._read_loader(as_loader(loader), training=True)
         set_first_epoch(loader, trainer, module.trainer)
-        return RunLoaders(loader, "max_size_cycle", opens_late=not trainer.configures_optimizers, keeps_workers=False)
+        return loader if trainer.configures_optimizers else RunLoaders(loader, "max_size_cycle", keeps_workers=False)
 
     return read
 

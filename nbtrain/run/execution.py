@@ -220,10 +220,10 @@ class Execution:
         loader = trainer._read_loader(as_loader(self.loader), training=True)
         loader = self._rereadable(states.read(trainer, loader, valid))
         set_first_epoch(loader, trainer, pl_trainer)
-        late = not trainer.configures_optimizers
-        given = {"train_dataloaders": RunLoaders(loader, "max_size_cycle", opens_late=late)}
-        if valid is not None:
-            given["val_dataloaders"] = RunLoaders(valid, "sequential", opens_late=late)
+        given = {"train_dataloaders": loader, "val_dataloaders": valid}
+        if not trainer.configures_optimizers:
+            modes = {"train_dataloaders": "max_size_cycle", "val_dataloaders": "sequential"}
+            given = {name: RunLoaders(given[name], mode) for name, mode in modes.items() if given[name] is not None}
         try:
             yield given
         except BaseException:

@@ -216,8 +216,6 @@ class Trainer(TrainerCommands):
     ) -> RunResult | RunHandle:
         """Train `n_epoch` MORE epochs on `loader`, validate on `valid_loader` after each; optimizer, schedule and epochs continue.
 
-        How-to: resume_after_crash, train_in_background
-
         Args:
             n_epoch: How many MORE epochs to train, from 1; with `resume`, the total of the run. In mode "test", how many passes.
             loader: A DataLoader, a list of batches or any iterable that can be read again; or a LightningDataModule or LightningModule.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -22,7 +23,7 @@ from ..engine.pass_module import EvaluationModes, PassModule
 from ..engine.step_module import StepModule
 from ..engine.step_output import check_training_output, count_samples, named
 from ..engine.train_state import Mode
-from ..errors import StepError, call_named
+from ..errors import StepError, call_named, ran_out
 from ..redaction import blot_out_values
 
 if TYPE_CHECKING:
@@ -81,21 +82,22 @@ def _ends(name: str) -> Callable[..., Any]:
 
 
 def _part(name: str) -> property:
-    """An attribute of the inner module. In its methods a StopIteration is an error; Lightning would end the epoch."""
-    none = getattr(L.LightningModule, name, None)
+    """An attribute of the inner module. In a hook that is written there a StopIteration is an error; Lightning would end the epoch."""
+    default = getattr(L.LightningModule, name, None)
 
     def get(self: WrappedModule) -> Any:
         value = getattr(self.inner, name)
-        if not callable(value) or getattr(value, "__func__", None) is none:
-            return value
-        call = partial(call_named, name, value)
-        vars(call)["__wrapped__"] = value
-        return call
+        try:
+            is_default = value.__func__ is default
+        except AttributeError:  # a function that was set on the module
+            is_default = False
+        return value if is_default else partial(call_named, name, value)
 
     def put(self: WrappedModule, value: Any) -> None:
         setattr(self.inner, name, value)
 
-    return property(get, put)
+    is_named = name.startswith("on_") and not name.startswith(("on_before", "on_after"))  # those are called in each step
+    return property(get if is_named else attrgetter(f"inner.{name}"), put)
 
 
 def _step(name: str, mode: Mode) -> Any:
@@ -203,7 +205,12 @@ class WrappedModule(StepModule):
             self.enter_loader(args[1] if len(args) > 1 else options.get("dataloader_idx", 0))
             self.names_loaders = not (self.loader_name or "").isdigit()  # of a list Lightning logs the index
         reads = "dataloader_iter" in options  # its batches itself, and may find their end
-        output = step(batch, *args, **options) if reads else call_named(name, step, batch, *args, **options)
+        try:
+            output = step(batch, *args, **options)
+        except StopIteration as error:
+            if reads:
+                raise
+            raise ran_out(name) from error
         own["_calls"] = None
         if mode == "train" and self.inner.automatic_optimization:
             if output is None:

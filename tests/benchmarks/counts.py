@@ -35,15 +35,15 @@ from torch.nn.functional import cross_entropy
 BOUNDS = {  # over the plain loop
     "a step": 30,
     "a batch of an evaluation": 42,
-    "an epoch of one batch": 615,
+    "an epoch of one batch": 625,
     "an epoch of one batch, with a validation": 1_215,
     "predict(x)": 3_760,
-    "run_batch(batch)": 11_700,
-    "evaluate([batch])": 12_450,
+    "run_batch(batch)": 11_750,
+    "evaluate([batch])": 12_550,
     "run(1, [batch])": 22_800,
 }
 MODULE_BOUND = 0  # a step of a LightningModule, over Lightning's own
-TRAINER_BOUND = 750  # a `lightning.Trainer` as each run makes it
+TRAINER_BOUND = 770  # a `lightning.Trainer` as each run makes it
 SHORT, LONG = 70, 140  # epochs, or batches
 COLUMNS = ("what", "plain loop", "nbtrain", "over it")
 NOTE = (

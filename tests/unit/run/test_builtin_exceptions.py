@@ -164,11 +164,11 @@ class Own:
         return iter(self.batches)
 
 
-OF_MODULE = ("training_step", "validation_step", "on_train_batch_start", "on_train_epoch_start", "on_validation_batch_end", "callback")
+OF_MODULE = ("training_step", "validation_step", "on_train_batch_start", "on_train_epoch_start", "on_validation_batch_end")
 
 
 @pytest.mark.parametrize("name", ["Exception", "StopIteration", "SystemExit", "GeneratorExit"])
-def test_an_exception_in_a_lightning_module_and_its_callbacks_is_the_error_of_the_run(name: str) -> None:
+def test_an_exception_in_a_lightning_module_is_the_error_of_the_run(name: str) -> None:
     for place in OF_MODULE:
         due = Raises(place, getattr(builtins, name)("x"))
 
@@ -196,7 +196,7 @@ def test_an_exception_in_a_lightning_module_and_its_callbacks_is_the_error_of_th
             def configure_optimizers(self) -> Any:
                 return torch.optim.SGD(self.parameters(), lr=0.1)
 
-        options = {"num_sanity_val_steps": 0, "callbacks": [Calls(due)]}
+        options = {"num_sanity_val_steps": 0}
         trainer = Trainer.from_lightning(Lit(), device="cpu", log_bar=False, lightning=options)
         check(name, due, lambda: trainer.run(2, BATCHES, BATCHES))  # noqa: B023
         due.is_due = False

@@ -479,7 +479,7 @@ def test_a_torch_without_tests_is_noted_in_the_first_run_only(monkeypatch: pytes
 
 ALONE = {
     "torchrun": ({"RANK": "1", "WORLD_SIZE": "2"}, "This process is rank 1 of 2"),
-    "SLURM": ({"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "lab"}, "SLURM has given this job 2 tasks, of which this process is one"),
+    "SLURM": ({"SLURM_NTASKS": "7", "SLURM_JOB_NAME": "lab"}, "SLURM has given this job 7 tasks, of which this process is one"),
     "accelerate": ({}, "accelerate is configured for 2 processes, of which this is one"),
 }
 

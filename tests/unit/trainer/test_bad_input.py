@@ -293,7 +293,7 @@ def test_own_step_of_an_object_is_one() -> None:
 
 SCHEDULES = {
     "no schedule": (3, "scheduler must be an LRScheduler, a ReduceLROnPlateau, a function, a list, a dict or None, got 3."),
-    "a class": (torch.optim.lr_scheduler.StepLR, "type can't step in a run.\n  Give scheduler=StepLR(optimizer, ...), which steps after"),
+    "a class": (torch.optim.lr_scheduler.StepLR, "StepLR can't step in a run.\n  Give scheduler=StepLR(optimizer, ...), which steps after"),
     "a partial": (
         partial(torch.optim.lr_scheduler.StepLR, step_size=1),
         "partial can't step in a run.\n  Give scheduler=StepLR(optimizer, step_size=1),",
