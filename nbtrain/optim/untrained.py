@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import listed
-from ..objects.user_code import is_kind
 from .param_groups import parameters_in
 
 # %% auto #0
@@ -66,11 +65,11 @@ class Untrained:
         driven = {id(p): p for optimizer in optimizers for p in parameters_in(optimizer)}
         known = set(driven)
         for name, part in _held(attributes):
-            if is_kind(part, nn.Module):
+            if issubclass(type(part), nn.Module):
                 held |= {id(p): (full, p) for full, p in part.named_parameters(name) if id(p) not in held}
-            elif is_kind(part, Tensor):
+            elif issubclass(type(part), Tensor):
                 held.setdefault(id(part), (name, part))
-            elif is_kind(part, Optimizer):
+            elif issubclass(type(part), Optimizer):
                 known |= {id(p) for p in parameters_in(part)}
         # Of what will be noted, unless the first two updates show that it is meant
         self._without = [(name, p, _sample(p)) for i, (name, p) in held.items() if i not in known and p.requires_grad and type(p) in _PLAIN]

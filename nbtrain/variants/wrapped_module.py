@@ -23,7 +23,7 @@ from ..engine.pass_module import EvaluationModes, PassModule
 from ..engine.step_module import StepModule
 from ..engine.step_output import check_training_output, count_samples, named
 from ..engine.train_state import Mode
-from ..errors import StepError, call_named, ran_out
+from ..errors import StepError, call_named
 from ..redaction import blot_out_values
 
 if TYPE_CHECKING:
@@ -205,12 +205,7 @@ class WrappedModule(StepModule):
             self.enter_loader(args[1] if len(args) > 1 else options.get("dataloader_idx", 0))
             self.names_loaders = not (self.loader_name or "").isdigit()  # of a list Lightning logs the index
         reads = "dataloader_iter" in options  # its batches itself, and may find their end
-        try:
-            output = step(batch, *args, **options)
-        except StopIteration as error:
-            if reads:
-                raise
-            raise ran_out(name) from error
+        output = step(batch, *args, **options) if reads else call_named(name, step, batch, *args, **options)
         own["_calls"] = None
         if mode == "train" and self.inner.automatic_optimization:
             if output is None:
