@@ -74,6 +74,7 @@ def notes_in(folder: Path) -> list[str]:
     return [event.data["text"] for event in read_events(folder / "run-001") if event.kind == "note"]
 
 
+@pytest.mark.long
 def test_a_rank_that_hangs_is_named_slow_and_after_the_timeout_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=rf"{HUNG[13:]}\n  epoch 1, batch 4\n  Look there for what it waits for"):
         run_hung(tmp_path, ["cpu", "cpu"])

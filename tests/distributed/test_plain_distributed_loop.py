@@ -9,7 +9,7 @@ from plain_distributed_loop import LOADERS, differences, draw
 
 from nbtrain.addons.multi_gpu import _pool
 
-SEEDS = [2, 3, 4, 5, 8, 13, 16, 18, 19, 36, 44, 51, 56]  # one of them from a cell
+SEEDS = [2, 3, 4, 5, 8, 13, 18, 19, 36]  # 19 from a cell
 
 
 @pytest.fixture(scope="module")
