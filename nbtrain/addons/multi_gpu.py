@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from ..optim.optimizer_state import move_with_optimizer
 from ..base.devices import Devices, resolve_devices
-from ..base.launcher import Launcher
+from ..base.launcher import TIMEOUT_S, Launcher
 from ..distributed.own_shares import Data
 from ..distributed.memory_estimate import device_memory, plan_devices
 from ..distributed.parallelism import Parallelize, resolve_parallelism
@@ -113,7 +113,7 @@ class RanksAddon(Launcher):
     parallelize: Parallelize | None = None
     memory_gb: float | None = None
     data: Data | Mapping[Literal["train", "valid"], Data] = "auto"
-    timeout_s: float = 1800.0
+    timeout_s: float = TIMEOUT_S
 
     after = (AccumulationAddon,)  # which sees the loader before it is divided among the ranks
     excludes = frozenset({"by_hand", "several_optimizers"})

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
@@ -25,10 +26,13 @@ from ..events import Status
 from ..errors import ConfigError, NbtrainError
 
 # %% auto #0
-__all__ = ["Value", "World", "Launcher", "launcher_of", "world_of", "n_readers"]
+__all__ = ["Value", "TIMEOUT_S", "World", "Launcher", "launcher_of", "world_of", "n_readers"]
 
 # %% ../../nbs/base/launcher.ipynb #b1242426
 Value = TypeVar("Value")
+
+
+TIMEOUT_S = default_pg_timeout.total_seconds()  # torch's: how long processes wait for one that does not answer
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class World:
     local: int = 0
     n_local: int = 1
     environment: ClusterEnvironment | None = None
-    timeout_s: float = 1800.0  # as torch
+    timeout_s: float = TIMEOUT_S
 
     @property
     def is_first(self) -> bool:

@@ -35,6 +35,7 @@ from ..errors import add_note
 from ..source.source_file import put_cells
 from ..objects.user_code import is_user_module
 from ..remote_errors import own_error, remake
+from ..base.launcher import TIMEOUT_S
 from ..tracebacks import user_frames
 
 # %% auto #0
@@ -89,7 +90,7 @@ class WorkerTask:
     path: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     cells: dict[str, list[str]] = field(default_factory=dict)  # the source of a notebook's cells, by file name
-    timeout_s: float = 1800.0  # how long a rank waits for one that does not answer
+    timeout_s: float = TIMEOUT_S  # how long a rank waits for one that does not answer
 
 
 @dataclass(frozen=True)
@@ -345,7 +346,7 @@ class Rank:
     world_size: int
     channel: RankChannel
     n_local: int = 1
-    timeout_s: float = 1800.0
+    timeout_s: float = TIMEOUT_S
 
 
 def main(descriptor: int, preload: Sequence[str]) -> None:

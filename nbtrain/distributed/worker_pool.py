@@ -31,6 +31,7 @@ import cloudpickle
 import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from ..base.launcher import TIMEOUT_S
 from .worker import RankFailure, Rank, WorkerTask, dumps, loads
 from ..errors import WorkerError, add_note
 from ..resources import n_cores
@@ -426,7 +427,7 @@ class Launch:
         backend: str = "gloo",
         address: tuple[str, int] | None = None,
         parts: Mapping[str, Any] | None = None,
-        timeout_s: float = 1800.0,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         data = pack(payload, parts=parts)
         self._pool = pool
