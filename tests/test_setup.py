@@ -206,7 +206,7 @@ def test_make_demo_trains_to_97_percent_and_does_not_install_again(tmp_path: Pat
     assert "pip" not in stdout
     assert "✓ completed · 10 epochs" in stdout
     folder = tmp_path / "run-001"
-    for name in ("events.jsonl", "history.csv", "curves.png", "best.safetensors", "last.safetensors", "checkpoints"):
+    for name in ("events.jsonl", "history.csv", "curves.svg", "best.safetensors", "last.safetensors", "checkpoints"):
         assert (folder / name).stat().st_size > 0 and name in stdout
     assert str(folder) in stdout and "Next:" in stdout
     assert "★" in _run(BIN / "nbtrain", "show", tmp_path)

@@ -103,7 +103,7 @@ def report(result: RunResult, command: str = "nbtrain") -> str:
     files = {
         "events.jsonl": "every event of the run, as it happened",
         "history.csv": "a row for each epoch",
-        "curves.png": "loss and accuracy by epoch",
+        "curves.svg": "loss and accuracy by epoch",
         "best.safetensors": "weights of the best epoch",
         "last.safetensors": "weights of the last epoch",
         "checkpoints": "the state of the end, to train on from",

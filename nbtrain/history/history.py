@@ -433,8 +433,8 @@ class History(Listed):
         """Plot the curves by epoch, with fewer than five epochs the loss by step; returns a matplotlib figure. `metrics`: what to show."""
         ...
 
-    @written_in("library.drawn_history", "history_png")
-    def _png(self) -> bytes: ...
+    @written_in("library.drawn_history", "svg")
+    def _svg(self) -> str: ...
 
     @checked
     def to_csv(self, path: str | Path) -> Path:

@@ -161,7 +161,7 @@ def _place(run: int, row: Mapping[str, Any]) -> Progress:
 
 # %% ../../nbs/history/run_folder.ipynb #18d3ee1c
 class RunFolder:
-    """Writes a run's events to `events.jsonl` as they come, and `history.csv` and `curves.png` at its end.
+    """Writes a run's events to `events.jsonl` as they come, and `history.csv` and `curves.svg` at its end.
 
     What can't be written, for example because the disk is full, is written with the next event; a warning says so
     once.
@@ -243,8 +243,8 @@ class RunFolder:
     def _finish(self) -> None:
         if self.history.last is not None:
             write_file(self.path, "history.csv", csv_text(self.history.epochs or self.history.tests))
-        if self.history.epochs:
-            write_file(self.path, "curves.png", self.history._png())
+        if curves := self.history._svg():
+            write_file(self.path, "curves.svg", curves)
 
 
 def _drop_cut_line(file: Path) -> None:

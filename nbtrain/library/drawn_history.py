@@ -18,6 +18,7 @@ from ..history.run_folder import newest_run
 from ..tracebacks import in_kernel, is_watched
 from ..views import html, plots, text
 from ..views.curve import FEW_EPOCHS, LossCurve, measured_curve
+from ..views.panels import history_svg
 
 from ..views.notebook import NotebookView
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # %% auto #0
-__all__ = ["plot", "history_png", "history_text", "history_html", "trainer_html", "past_of", "show_again"]
+__all__ = ["plot", "svg", "history_text", "history_html", "trainer_html", "past_of", "show_again"]
 
 
 # %% ../../nbs/library/drawn_history.ipynb #dhis0004
@@ -54,9 +55,12 @@ def plot(history: History, metrics: Sequence[str] | None = None) -> Figure:
     return plots.curves(history.epochs, history.best, history.marks, history.monitor, curve, history.cut, metrics)
 
 
-def history_png(history: History) -> bytes:
-    """The figure as a PNG file."""
-    return plots.png(plot(history))
+def svg(history: History) -> str:
+    """The picture of its record as an SVG file, in the reader's theme; empty before the first epoch."""
+    if not history.epochs:
+        return ""
+    drawn = history_svg(_curve(history, history.cut), history.epochs, history.best, history.marks, history.monitor)
+    return drawn.replace("<style>", "<style>:root{color-scheme:light dark}", 1)
 
 
 def history_text(history: History) -> str:

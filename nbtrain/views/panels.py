@@ -13,7 +13,7 @@ from ..events import OWN_COLUMNS, PREFIXES, Mark, column_names, is_rate
 from .axes import NO_AXIS, Axis, axis_of, count_ticks, is_drawn, short
 from ..errors import ConfigError
 from ..formatting import visible
-from .curve import FEW_EPOCHS, curve_svg, curve_words, epoch_of
+from .curve import FEW_EPOCHS, LossCurve, curve_svg, curve_words, epoch_of
 from nbtrain.views.svg import (
     Area,
     Frame,
@@ -49,6 +49,7 @@ __all__ = [
     "also_measured",
     "panels_svg",
     "panels_words",
+    "history_svg",
     "record_picture",
 ]
 
@@ -287,16 +288,31 @@ def panels_words(rows: Sequence[Row], monitor: str = "val_loss") -> str:
 
 
 # %% ../../nbs/views/panels.ipynb #pane0016
+def _is_by_epoch(curve: LossCurve, n_epochs: int) -> bool:
+    return n_epochs >= FEW_EPOCHS or (n_epochs > 1 and not curve.points)
+
+
+def _best_places(curve: LossCurve, best: Row | None) -> list[tuple[int, float]]:
+    """The step and the value of the best validation, for a ring."""
+    rows = [best] if best is not None and "step" in best else []
+    return [(row["step"], row[curve.validation]) for row in rows if is_drawn(row.get(curve.validation))]
+
+
+def history_svg(curve: LossCurve, rows: Sequence[Row], best: Row | None, marks: Sequence[Mark], monitor: str) -> str:
+    """The picture of finished epochs as an SVG, as their record shows it; empty without a loss."""
+    if _is_by_epoch(curve, len(rows)):
+        return panels_svg(rows, best, marks, monitor, curve.cut)
+    return curve_svg(curve, epochs=rows[-1]["epoch"], marks=marks, best=_best_places(curve, best))
+
+
 def record_picture(board: Board) -> str:
     """The picture of a record: the loss by step; panels by epoch once a run of five epochs or more is over. Empty without a loss."""
     best = board.best
     curve = board.curve
-    n_epochs = len(board.epochs)
-    if not board.is_on and (n_epochs >= FEW_EPOCHS or (n_epochs > 1 and not curve.points)):
+    if not board.is_on and _is_by_epoch(curve, len(board.epochs)):
         rows = [*board.past, *board.rows]
         return picture(panels_svg(rows, best, board.marks, board.monitor, cut=curve.cut), panels_words(rows, board.monitor))
     epochs = board.progress.n_epochs if board.is_on else board.progress.epoch
-    rows = [best] if best is not None and "step" in best else []
-    at = [(row["step"], row[curve.validation]) for row in rows if is_drawn(row.get(curve.validation))]
-    svg = curve_svg(curve, end_step=board.end_step, epochs=epochs, marks=board.marks, ghost=board.find_ghost(), best=at)
+    places = _best_places(curve, best)
+    svg = curve_svg(curve, end_step=board.end_step, epochs=epochs, marks=board.marks, ghost=board.find_ghost(), best=places)
     return picture(svg, curve_words(curve)) if svg else ""

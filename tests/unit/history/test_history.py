@@ -223,7 +223,7 @@ def test_run_folder_holds_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "run-001"
     assert result.run_dir == folder
     names = {p.name for p in folder.iterdir()} - {"git.diff"}  # there is one where the working folder is a changed repository
-    kept = {"best.safetensors", "curves.png", "events.jsonl", "history.csv", "last.safetensors"}
+    kept = {"best.safetensors", "curves.svg", "events.jsonl", "history.csv", "last.safetensors"}
     assert names == kept | {".lock", ".writer", "checkpoints", "provenance.json", "source"}
     assert same_weights(model, load_file(folder / "last.safetensors"))
     assert result.best.path == folder / "best.safetensors" and same_weights(trainer.best_weights, load_file(result.best.path))

@@ -366,7 +366,7 @@ def test_a_word_for_keep_source_is_refused(tmp_path: Path) -> None:
 
 def test_keep_source_false_keeps_nothing(tmp_path: Path) -> None:
     make_trainer(save_path=tmp_path, keep_source=False).run(1, make_loader())
-    kept = [".lock", ".writer", "best.safetensors", "checkpoints", "curves.png", "events.jsonl", "history.csv", "last.safetensors"]
+    kept = [".lock", ".writer", "best.safetensors", "checkpoints", "curves.svg", "events.jsonl", "history.csv", "last.safetensors"]
     assert sorted(file.name for file in (tmp_path / "run-001").iterdir()) == kept
     assert show(tmp_path).endswith("\nnote: Its source was not kept.")
 

@@ -62,7 +62,7 @@ def link_out(path: Path, outside: Path, *, is_there: bool) -> None:
     path.symlink_to(target)
 
 
-WRITTEN = {"config.yaml", "curves.png", "history.csv", "provenance.json", "source/steps.py", "train_results.json", ".writer"}
+WRITTEN = {"config.yaml", "curves.svg", "history.csv", "provenance.json", "source/steps.py", "train_results.json", ".writer"}
 WRITTEN |= {"checkpoints/history.jsonl", "checkpoints/superseded", "checkpoints/last.ckpt", "checkpoints/best.ckpt"}
 REFUSED = {".lock", "events.jsonl", "training_log.csv", "tensorboard", "tensorboard/hparams.yaml"}  # appended to, or another library's
 
