@@ -207,22 +207,29 @@ def _mark(trainer: TrainerBase, before: StepCode, after: StepCode) -> None:
         trainer._required_service(StateService).set_aside(trainer)
 
 
-def renew(trainer: TrainerBase, loaders: Iterable[Any], steps: type[Any] | None) -> StepCode:
-    """Let the objects of `trainer` have the newest definitions, or the class `steps`. Returns the code before. Raises ConfigError."""
-    kept = _kept(trainer)
-    before = kept.code if kept.code is not None else read_code(trainer, loaders)
-    is_read = kept.code is None and steps is None  # as it is now, unless there is something newer
+def _take(trainer: TrainerBase, loaders: Iterable[Any] = (), steps: type[Any] | None = None) -> bool:
+    """Let the objects of `trainer` have the newest definitions, or the class `steps`. Returns whether one is new. Raises ConfigError."""
+    holds_steps = _kept(trainer).holds_steps
     models = list(trainer.model.modules())
+    is_any = steps is not None
     if steps is not None:
         _give(trainer, steps)
-    elif not kept.holds_steps and not trainer.configures_optimizers:
+    elif not holds_steps and not trainer.configures_optimizers:
         newer = newest(trainer._written_steps)
         if newer is not None and issubclass(newer, TrainerBase):
             change_class(trainer, newer)
-            is_read = False
-    is_read &= not adopt(models[1:] if trainer.configures_optimizers and (kept.holds_steps or steps is not None) else models)
-    is_read &= not adopt(_objects(trainer, loaders))
-    kept.code = before if is_read else read_code(trainer, loaders, before)
+            is_any = True
+    is_any |= adopt(models[1:] if trainer.configures_optimizers and (holds_steps or steps is not None) else models)
+    return adopt(_objects(trainer, loaders)) or is_any
+
+
+def renew(trainer: TrainerBase, loaders: Iterable[Any], steps: type[Any] | None) -> StepCode:
+    """As `_take`, and read the code. Returns the code before. Raises ConfigError."""
+    kept = _kept(trainer)
+    is_known = kept.code is not None
+    before = kept.code if kept.code is not None else read_code(trainer, loaders)
+    is_new = _take(trainer, loaders, steps)
+    kept.code = read_code(trainer, loaders, before) if is_new or is_known else before
     return before
 
 
@@ -391,12 +398,18 @@ _Result = TypeVar("_Result")
 
 
 def with_newest(method: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
-    """Let a method of a trainer begin with `use_newest`."""
+    """Let a method of a trainer begin with the newest definitions. It records nothing: what has changed is marked by the next run.
+
+    While one is on, it is marked at once.
+    """
 
     @wraps(method)
     def call(*args: _Args.args, **options: _Args.kwargs) -> _Result:
         trainer: Any = args[0]
-        use_newest(trainer)
+        if trainer.control.state == "idle":
+            _take(trainer)
+        else:
+            use_newest(trainer)
         return method(*args, **options)
 
     return call

@@ -68,7 +68,6 @@ __all__ = [
 
 # %% ../../nbs/tools/evaluate.ipynb #f4ddce57
 @command
-@with_newest
 def run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
     """Train on one batch, or evaluate it in mode "test". It counts as a step, but not as an epoch. Returns what the step returned.
 
@@ -90,6 +89,7 @@ def run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
         (['label', 'loss', 'output'], 1)
     """
     refuse_while_on(trainer.control, trainer.recorder.place)
+    use_newest(trainer)
     if trainer.mode == "train" and not trainer.configures_optimizers:
         check_optimizer(trainer.optimizer, trainer.model)
     operation = Operation(trainer, "run_batch", trainer.mode)
@@ -109,7 +109,6 @@ def run_batch(trainer: TrainerBase, batch: Any) -> dict[str, Any]:
 
 
 @command
-@with_newest
 def validate(trainer: TrainerBase, loader: Loaders | L.LightningDataModule) -> dict[str, float]:
     """Validate once, as a run would now: return the mean of each metric of `test_step`, by the names that the step uses.
 
@@ -134,6 +133,7 @@ def validate(trainer: TrainerBase, loader: Loaders | L.LightningDataModule) -> d
 def validate_once(trainer: TrainerBase, loader: Any) -> dict[str, float]:
     """Validate on `loader`, and return the metrics as a run records them: `val_loss`."""
     refuse_while_on(trainer.control, trainer.recorder.place)
+    use_newest(trainer)
     return operate(trainer, "validate", lambda operation: _validate(trainer, loader), between_batches=False)
 
 
