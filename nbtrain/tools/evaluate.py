@@ -287,7 +287,7 @@ def needs_lightning(trainer: TrainerBase) -> bool:
         or not all(map(_is_simple, trainer.active_addons))
     ):
         return True
-    if any(name.startswith("PL_TRAINER_") for name in os.environ) or any(ENTRY_POINTS.find("lightning.pytorch.callbacks_factory")):
+    if "PL_TRAINER_" in " ".join(os.environ) or any(ENTRY_POINTS.find("lightning.pytorch.callbacks_factory")):
         return True
     arguments = trainer.lightning_args()
     if any(map(_acts, (*arguments["callbacks"], *trainer.callbacks()))) or not _are_plain(arguments, trainer):
