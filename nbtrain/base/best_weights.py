@@ -26,7 +26,7 @@ from ..private.compiled_names import bare
 Weights = dict[str, Tensor]
 
 # %% auto #0
-__all__ = ["Weights", "copy_weights", "kept_weights", "BestWeights"]
+__all__ = ["Weights", "cpu_weights", "copy_weights", "kept_weights", "BestWeights"]
 
 
 # %% ../../nbs/base/best_weights.ipynb #c2077b6a
@@ -38,12 +38,29 @@ def _whole(tensor: Tensor) -> Tensor:
         return tensor.full_tensor()
 
 
+def _weights_of(model: nn.Module) -> Weights:
+    """The tensors of the model's state, by the names of the uncompiled model."""
+    return {name: value for name, value in bare(model.state_dict()).items() if isinstance(value, Tensor)}
+
+
+def cpu_weights(model: nn.Module) -> Weights:
+    """The model's weights on the CPU, to be written before they change: not copied where they are there, but for those of two names."""
+    found: Weights = {}
+    seen = set[int]()
+    for name, value in _weights_of(model).items():
+        tensor = _whole(value).detach().to("cpu").contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return found
+
+
 def copy_weights(model: nn.Module, into: Weights | None = None, instead: Mapping[str, Tensor] | None = None) -> Weights:
     """Copy the model's weights to the CPU, by the names of the uncompiled model, into the tensors of `into` if they fit.
 
     Tensors in `instead` replace the model's of the same name. All ranks of a sharded model must call this.
     """
-    state = {name: value for name, value in {**bare(model.state_dict()), **(instead or {})}.items() if isinstance(value, Tensor)}
+    state = _weights_of(model) | {name: value for name, value in (instead or {}).items() if isinstance(value, Tensor)}
     if into is None or any(name not in into or into[name].shape != value.shape for name, value in state.items()):
         return {name: _whole(value).detach().to("cpu", copy=True).contiguous() for name, value in state.items()}
     for name, value in state.items():

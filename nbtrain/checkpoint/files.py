@@ -456,15 +456,16 @@ class Writer:
         then: Callable[[Path], None] | None = None,
         hold: bool = False,
         copied: Snapshot | None = None,
+        rests: bool = False,
     ) -> None:
         """Take a snapshot of `state` and write it to `path` in the thread. Once it is on disk, call `then(path)` there.
 
         Waits for the previous save. With `hold`, it is written when `release` or `wait` is called. `copied`: a snapshot, kept
-        elsewhere, whose values in `state` are not copied again. Raises CheckpointError for a value that can't be stored;
-        `take_errors` returns write errors.
+        elsewhere, whose values in `state` are not copied again. `rests`: nothing changes until `wait`, so nothing is copied. Raises
+        CheckpointError for a value that can't be stored; `take_errors` returns write errors.
         """
         self.wait()
-        self._snapshot = snapshot(state, into=self._snapshot, copied=copied)
+        self._snapshot = snapshot(state, into=self._snapshot, copied=copied, rests=rests)
         self._done, self._held = threading.Event(), (Path(path), save_format, config, then)
         if not hold:
             self.release()

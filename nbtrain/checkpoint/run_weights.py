@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from ..base.best_weights import Weights, copy_weights
+from ..base.best_weights import Weights, cpu_weights
 from .weights import read_weights, write_safetensors
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError, first_line
@@ -37,7 +37,7 @@ def write_weights(trainer: TrainerProtocol, folder: Path) -> None:
         with suppress(OSError):
             last.unlink()
     elif all(bool(p.isfinite().all()) for p in trainer.model.parameters()):
-        write_safetensors(copy_weights(trainer.model), last)
+        write_safetensors(cpu_weights(trainer.model), last)
         newest.path = last
     else:
         trainer.recorder.note("The weights are not finite, and were not saved.")

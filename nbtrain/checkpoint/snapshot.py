@@ -135,15 +135,18 @@ def _needed(error: _Unstorable) -> CheckpointError:
 
 
 # %% ../../nbs/checkpoint/snapshot.ipynb #7ff6cebd
-def snapshot(state: Mapping[str, Any], into: Snapshot | None = None, *, copied: Snapshot | None = None, waits: bool = True) -> Snapshot:
+def snapshot(
+    state: Mapping[str, Any], into: Snapshot | None = None, *, copied: Snapshot | None = None, waits: bool = True, rests: bool = False
+) -> Snapshot:
     """Copy a Lightning checkpoint dict off the devices; hyper-parameters become plain data.
 
     `into`: an older snapshot, no longer needed, whose memory is used again for tensors that fit. `copied`: another snapshot; its values
     that are in `state` are not copied again. `waits=False`: copies from a GPU may be unfinished until `Snapshot.ready` is called,
-    unless training is delayed by them. A value that can't be stored is left out with its key in the nearest dict. Raises
+    unless training is delayed by them. `rests`: nothing changes until it is written, so tensors on the CPU are not copied. A value that
+    can't be stored is left out with its key in the nearest dict. Raises
     CheckpointError for a tensor of the model or the optimizer that can't be stored.
     """
-    copier, done = _Copier(into.buffers if into is not None else {}), dict[str, Any]()
+    copier, done = _Copier(into.buffers if into is not None else {}, rests=rests), dict[str, Any]()
     if copied is not None:
         old = copied.ready().state
         done = {key: value for key, value in state.items() if key in old and value is old[key]}
@@ -159,15 +162,22 @@ def snapshot(state: Mapping[str, Any], into: Snapshot | None = None, *, copied: 
     return taken.ready() if waits or copier.from_devices.delays_training else taken
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a file of the tensor has its values and no others: it is in order, and all of its storage."""
+    is_whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return is_whole and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
 class _Copier:
     """Copies values of all kinds, and collects `views`, `boxes` and what is `left_out`.
 
     Each tensor is copied once to the CPU, into the `old` memory at the same path if it fits. Copies from a GPU are only begun.
     """
 
-    def __init__(self, old: Mapping[Where, Tensor]) -> None:
+    def __init__(self, old: Mapping[Where, Tensor], *, rests: bool) -> None:
         self.buffers: dict[Where, Tensor] = {}
         self._old = old
+        self._rests = rests
         self._copies: dict[Any, Tensor] = {}
         self.from_devices = DeviceCopies()
         self.views: dict[Where, Any] = {}
@@ -219,6 +229,8 @@ class _Copier:
         same = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), *bits)
         if tensor.numel() and same in self._copies:
             return self._copies[same]
+        if self._rests and tensor.device.type == "cpu" and _is_plain(tensor):
+            return self._copies.setdefault(same, tensor.detach().requires_grad_(tensor.requires_grad))
         layout = torch.contiguous_format if where[0] == "state_dict" else torch.preserve_format  # as safetensors stores weights
         copy = self._old.get(where)
         if copy is None or copy.dtype != tensor.dtype or copy.shape != tensor.shape:

@@ -28,7 +28,7 @@ from .weight_files import Weights, find_weights
 from ..compat.weight_names import fit_names
 from ..compat.weight_renames import Shape, hits, is_left_out, propose_rename
 from ..errors import CheckpointError, first_line, listed
-from ..base.best_weights import copy_weights
+from ..base.best_weights import copy_weights, cpu_weights
 
 # %% auto #0
 __all__ = ["url_of", "local_file", "write_safetensors", "save_weights", "read_weights", "Loaded", "load_weights", "check_weights"]
@@ -98,7 +98,7 @@ def save_weights(model: nn.Module, path: str | Path, *, overwrite: bool = False)
     if path.is_dir():
         raise CheckpointError(f"{str(path)!r} is a folder.", remedy="Give the name of a file.")
     if path.suffix == ".safetensors":
-        write_safetensors(copy_weights(model), path)
+        write_safetensors(cpu_weights(model), path)
         return path
     with written(path) as temp:
         with open(temp, "wb") as file:  # given a path, torch hides the system's error message

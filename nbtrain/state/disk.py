@@ -170,11 +170,12 @@ class Disk:
         """Whether the current state of the trainer is already saved."""
         return self._saved == self._place
 
-    def save(self, capture: Capture, row: Row | None = None, *, hold: bool = False) -> Path | None:
+    def save(self, capture: Capture, row: Row | None = None, *, hold: bool = False, rests: bool = False) -> Path | None:
         """Save a state. Returns its path; None in ranks other than 0 and after a failure.
 
         `row`: the row of the validation of these weights; by default, between two epochs, that of the newest epoch. `hold`: the run ends
-        within the epoch; `adopt` writes the file. Raises CheckpointError for a save that failed, with `stop_on_save_error`.
+        within the epoch; `adopt` writes the file. `rests`: nothing changes until `close`, so nothing is copied. Raises CheckpointError for
+        a save that failed, with `stop_on_save_error`.
         """
         pl_trainer = capture.pl_trainer
         self.trainer.recorder.flush()  # so that the events have everything that is in the saved history
@@ -184,7 +185,7 @@ class Disk:
             self._path = None
             if pl_trainer.is_global_zero:
                 self.trainer.states.rest = without_weights(state)
-                self._path = self.write(state, row=row, hold=hold, copied=capture.copied)
+                self._path = self.write(state, row=row, copied=capture.copied, hold=hold, rests=rests)
                 self.trainer.states.note_inexact(self.trainer, self.writer.left_out)
         except Exception as error:  # raised by the state of a callback, a loader or the model
             if pl_trainer.world_size > 1:  # the other ranks wait for data from this one
@@ -236,10 +237,11 @@ class Disk:
             own |= states.places | {"setup": states.places["setup"] | own["setup"]}
         return own
 
-    def write(self, state: dict[str, Any], *, row: Row | None = None, hold: bool = False, copied: Snapshot | None = None) -> Path:
+    def write(self, state: dict[str, Any], *, row: Row | None = None, copied: Snapshot | None = None, **how: bool) -> Path:
         """Submit `state` to the writer. Returns the path; the file exists once the writer has written it.
 
-        Raises CheckpointError for a value that can't be stored. `copied`: a copy of Lightning's part that another place has.
+        Raises CheckpointError for a value that can't be stored. `copied`: a copy of Lightning's part that another place has. `how`: see
+        `save`.
         """
         here = self.trainer.train_state
         history = here.history
@@ -258,7 +260,7 @@ class Disk:
         top = [found.path for found in self.triggers.best_rows if found.path is not None]
         top += [path.with_name(name) for name in self._of_session]
         self.triggers.saved()
-        self._submit(state, path, hold=hold, copied=copied, then=lambda path: expired.extend(self.options.store.settle(path, best, top)))
+        self._submit(state, path, copied=copied, **how, then=lambda path: expired.extend(self.options.store.settle(path, best, top)))
         return path
 
     def _submit(self, state: dict[str, Any], path: Path, **options: Any) -> None:

@@ -227,7 +227,7 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
             return
         is_due = not self.disk.is_saved and self.trainer.train_state.history.epochs and not self._lost_window(pl_trainer)
         if is_due and is_whole_epoch(pl_module):
-            self.disk.save(self._capture(pl_trainer, None))
+            self.disk.save(self._capture(pl_trainer, None), rests=True)
         self.disk.end(pl_trainer)
 
     def teardown(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

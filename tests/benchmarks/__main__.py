@@ -24,6 +24,7 @@ PARTS = (
     "scaling",
     "startup",
     "memory",
+    "peaks",
     "sweep_views",
     "many_runs",
 )

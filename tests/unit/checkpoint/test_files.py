@@ -194,6 +194,16 @@ def test_slice_is_stored_without_the_rest_of_its_memory(save_format: SaveFormat,
     assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 10_000
 
 
+def test_state_that_rests_is_not_copied_but_where_its_file_would_be_another() -> None:
+    weights, rows = torch.rand(2, 3), torch.rand(4, 3)
+    taken = snapshot({"mine": [weights, weights, rows[1:3], rows.T]}, rests=True)
+    first, again, part, turned = taken.state["mine"]
+    assert first.data_ptr() == weights.data_ptr() and again is first
+    assert part.untyped_storage().nbytes() == 24 and turned.data_ptr() != rows.data_ptr()
+    assert identical(taken.state["mine"], [weights, weights, rows[1:3], rows.T])
+    assert weights.data_ptr() not in map(Tensor.data_ptr, taken.buffers.values())  # the next snapshot would write into them
+
+
 UNSTORABLE = {
     "object": (object(), "callbacks.Mine.thing is of type object"),
     "lock": ([1, threading.Lock()], "callbacks.Mine.thing.1 is of type lock"),
