@@ -21,6 +21,7 @@ PARTS = (
     "kernel",
     "first_digit",
     "loaders",
+    "real_models",
     "scaling",
     "startup",
     "memory",
