@@ -5,7 +5,7 @@
 # %% ../../nbs/data/loader.ipynb #0c34284d
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 

@@ -34,6 +34,7 @@ from resume_cases import MODELS, OPTIMIZERS, SETTINGS, STEPS, Case, differences,
 from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer, make_valid, some, without_times
 from torch import nn
 from torch.ao import quantization
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from nbtrain import AccumulationAddon, CheckpointError, EarlyStoppingAddon, LimitsAddon, StateManagerAddon, warmup_cosine
 from nbtrain.checkpoint.files import ordered_names, read_checkpoint
@@ -205,6 +206,33 @@ def test_an_attribute_that_got_a_value_which_no_state_keeps_is_said(name: str, t
     trainer.run(2, make_loader())
     remedy = "Give it state_dict and load_state_dict, or set it before you resume."
     assert notes(trainer) == ([f"Resume is not exact here: {text} in the run, and is not saved. {remedy}"] if text else [])
+
+
+class Augmented(Dataset[Any]):
+    """Samples that are drawn."""
+
+    def __len__(self) -> int:
+        return 70
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.rand(8), torch.rand(1)
+
+
+@pytest.mark.parametrize(("before", "now"), [(2, 0), (0, 2), (0, 0)])
+@pytest.mark.parametrize("epochs", [1, 0], ids=["between two epochs", "in mid-epoch"])
+def test_another_number_of_workers_is_said_where_the_data_may_be_random(before: int, now: int, epochs: int, tmp_path: Path) -> None:
+    def run(n_workers: int, dataset: Any, folder: Path, n_steps: int) -> Any:
+        trainer = make_trainer(Regress.add_on(StateManagerAddon, LimitsAddon), save_path=folder, keep_source=False, max_steps=n_steps)
+        trainer.run(2, DataLoader(dataset, 16, num_workers=n_workers), resume="auto")
+        return [note for note in notes(trainer) if "number of workers" in note]
+
+    for dataset, is_said in ((Augmented(), before != now), (TensorDataset(torch.ones(70, 8), torch.ones(70, 1)), False)):
+        folder = tmp_path / type(dataset).__name__
+        assert run(before, dataset, folder, 5 * epochs or 3) == []
+        found = run(now, dataset, folder, 10)
+        assert len(found) == is_said
+        text = f"was saved with another number of workers: {before}, and {now} now, so that the random numbers of the samples differ"
+        assert not is_said or text in found[0]
 
 
 class Quantized(nn.Module):
