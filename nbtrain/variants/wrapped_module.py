@@ -202,7 +202,7 @@ class WrappedModule(StepModule):
         loss = output.get("loss") if isinstance(output, Mapping) else output
         row = ({"loss": loss} if isinstance(loss, Tensor) and loss.numel() == 1 else {}) | self._by_step
         if self.guard is not None and mode == "train" and "loss" in row:
-            self.guard.check_loss(row)
+            self.guard.check_loss(row, batch)
         if mode == "test" and self.loader_name is not None:
             row |= named(row, f"/{self.loader_name}")
         meter = self.owner.train_state.meters[mode]
