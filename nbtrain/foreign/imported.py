@@ -175,7 +175,7 @@ def _fit_states(trainer: TrainerProtocol, run: ForeignRun, *, strict: bool) -> F
         raise CheckpointError(
             f"{run.path.name} was saved with another optimizer: {why}.",
             where=str(run.path),
-            remedy="Create the optimizer as before, or give strict=False to begin with a new one.",
+            remedy="Create the optimizer as before, or give without=('optimizer',) to begin with a new one.",
         )
     if why:
         own |= {"optimizer": why, **dict.fromkeys(["schedule"] if run.schedules else [], "it sets the rates of that optimizer")}
@@ -192,7 +192,7 @@ _LEFT_OUT = {"lr": "learning rate", "schedule": "schedule", "optimizer": "optimi
 
 
 def fit_run(
-    trainer: TrainerProtocol, runs: Sequence[ForeignRun], rename: Mapping[str, str] | None, *, strict: bool, without: Iterable[str] = ()
+    trainer: TrainerProtocol, runs: Sequence[ForeignRun], rename: Mapping[str, str] | None, *, strict: bool, without: Container[str] = ()
 ) -> ForeignRun:
     """The one of `runs` that `trainer` can continue, with its weights by the names of the model, and without what does not fit.
 
@@ -211,5 +211,5 @@ def fit_run(
     weights, best = (None if found is None else fit_names(found, names, rename).weights for found in (run.weights, run.best))
     assert weights is not None
     check_weights(trainer.model, weights)
-    run = _fit_states(trainer, replace(run, weights=weights, best=best), strict=strict)
-    return replace(run, lost={**run.lost, **{_LEFT_OUT[name]: f"without={name!r}" for name in without if name in _LEFT_OUT}})
+    run = _fit_states(trainer, replace(run, weights=weights, best=best), strict=strict and "optimizer" not in without)
+    return replace(run, lost={**run.lost, **{part: f"without={name!r}" for name, part in _LEFT_OUT.items() if name in without}})

@@ -452,8 +452,11 @@ def test_no_pickle_is_run_and_what_needs_one_asks_for_trust_and_names_the_file(t
 def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     script_file(tmp_path / "last.pt", 1)
     trainer = trainer_of(tmp_path / "runs", optimizer=lambda params: torch.optim.SGD(params, lr=0.1))
-    with pytest.raises(CheckpointError, match=r"another optimizer: its options were amsgrad, betas.*, and are dampening, momentum"):
+    with pytest.raises(
+        CheckpointError, match=r"another optimizer: its options were amsgrad, betas.*, and are dampening, momentum"
+    ) as error:
         trainer.import_run(tmp_path / "last.pt")
+    assert "give without=('optimizer',) to begin with a new one" in str(error.value)
     with pytest.raises(CheckpointError, match="The weights are not those of a Linear"):
         trainer_of(tmp_path / "runs", nn.Linear(2, 2)).import_run(tmp_path / "last.pt")
     with pytest.raises(ConfigError, match="is of nbtrain"):
@@ -465,7 +468,13 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path) -> Non
 
 def test_what_the_trainer_has_no_place_for_is_lost_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script_file(tmp_path / "last.pt", 1)
-    trainer = trainer_of(tmp_path / "runs", optimizer=lambda params: torch.optim.SGD(params, lr=0.1), strict=False)
+
+    def begin(**options: Any) -> Any:
+        return trainer_of(tmp_path / "runs", optimizer=lambda params: torch.optim.SGD(params, lr=0.1), **options)
+
+    begin().import_run(tmp_path / "last.pt", without=("optimizer",))
+    assert "  optimizer       – lost: without='optimizer'\n" in capsys.readouterr().out
+    trainer = begin(strict=False)
     trainer.import_run(tmp_path / "last.pt")
     said = capsys.readouterr().out
     assert "  optimizer       – lost: its options were" in said
