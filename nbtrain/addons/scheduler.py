@@ -36,7 +36,7 @@ from nbtrain.optim.schedulers import (
 )  # fmt: skip
 
 # %% auto #0
-__all__ = ["check_length", "SchedulerAddon"]
+__all__ = ["other_schedule", "check_length", "SchedulerAddon"]
 
 # %% ../../nbs/addons/scheduler.ipynb #46dd8dc7
 _OF_FACTORY = "A factory gets the length of each run: scheduler=lambda optimizer, plan: ..."
@@ -78,7 +78,7 @@ def _unknown(name: str) -> Any:
     )
 
 
-def _other_schedule(saved: Mapping[str, Any], kind: str | None, scheduler: Any) -> str:
+def other_schedule(saved: Mapping[str, Any], kind: str | None, scheduler: Any) -> str:
     """What a `saved` schedule of class `kind` was, if `scheduler` is another one; else "". That of an imported one is unknown."""
     if kind is not None:
         return "" if kind == type(scheduler).__qualname__ else f"a {kind}"
@@ -157,7 +157,7 @@ class _Step(PassCallback):
         if from_metrics:
             check_direction(made, history.monitor, history.monitor_mode)
         saved = self._saved if hasattr(made, "load_state_dict") else None
-        was = "" if saved is None else _other_schedule(saved, self._saved_class, made)
+        was = "" if saved is None else other_schedule(saved, self._saved_class, made)
         edited = _edited(saved or {}, made)
         has_length = is_factory(self.scheduler) or (not was and bool(edited) and edited.keys() <= set(_LENGTHS))
         if planned not in (None, total) and has_length and not from_metrics:

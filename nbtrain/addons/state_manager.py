@@ -259,7 +259,7 @@ class StateManagerAddon(KeptStatesAddon):
         """Take over a run of another system, as far as its files have it; the next `run` continues it. Returns its new run folder.
 
         Weights, optimizer, schedule, counts, history, best and random numbers are restored; it prints what was taken, and what was lost and
-        why.
+        why: also the learning rate, and the place, which is always between two epochs.
 
         How-to: bring_a_run
 
@@ -300,7 +300,7 @@ class StateManagerAddon(KeptStatesAddon):
         refuse_while_on(trainer.control)
         check_left_out(trainer, without)
         found = read_runs(path, trust=trust, key=key, fitness=fitness_of(trainer.model), epoch=epoch, convert=convert)
-        run = fit_run(trainer, found, rename, strict=self.strict)
+        run = fit_run(trainer, found, rename, strict=self.strict, without=without)
         keys = [callback.state_key for callback in as_list(trainer.lightning.get("callbacks"))]
         world = world_of(trainer)
         folder, checkpoint = world.agree(partial(write_run, run, self._saves_to, keys))

@@ -176,6 +176,8 @@ class _Unfit:
         if n == 0 or not left:  # a file of a head alone is one that fits
             return
         parts = list(dict.fromkeys(name[: name.find(".") + 1] or name for name in left))
+        if all(name.startswith(tuple(parts)) for name in weights.keys() & state.keys()):  # what fits is in the same layers
+            parts = left
         leave_out = ", ".join(f'"{part}": None' for part in parts[:4]) + (", ..." if len(parts) > 4 else "")
         differences = [*self._misfits, *(f"{name} is unknown" for name in self.unknown)]
         raise CheckpointError(

@@ -5,7 +5,7 @@
 # %% ../../nbs/data/loader.ipynb #0c34284d
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,7 +24,7 @@ __all__ = [
     "LazyLoader",
     "innermost",
     "is_fixed",
-    "is_default_collate",
+    "gives_same",
     "StatefulLoader",
     "Batching",
     "check_same",
@@ -133,9 +133,9 @@ def is_fixed(dataset: Any) -> bool:
     return type(dataset) in _INDEXED
 
 
-def is_default_collate(collate: Callable[..., Any]) -> bool:
-    """Whether `collate` is one of torch's, which only stacks samples."""
-    return getattr(collate, "__module__", "") == "torch.utils.data._utils.collate"
+def gives_same(loader: DataLoader[Any]) -> bool:
+    """Whether `loader` is known to give the same samples in each pass, whatever its order: torch's functions only stack them."""
+    return is_fixed(loader.dataset) and getattr(loader.collate_fn, "__module__", "") == "torch.utils.data._utils.collate"
 
 
 # %% ../../nbs/data/loader.ipynb #8d599706

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..private.torch_parts import ITERATOR, iterator_of
-from .loader import is_default_collate, is_fixed
+from .loader import gives_same
 from .stream import is_torchdata, place_keeper
 from nbtrain.objects.search import (
     MOST_NUMBERS,
@@ -259,7 +259,7 @@ def why_not_exact(parts: LoaderParts) -> list[str]:
     if not parts.is_whole:
         reasons.append(f"the loader holds more than {MOST_OBJECTS:,} objects, and a generator or a counter deep in it would not be found")
     for loader in parts.loaders.values():
-        if loader.num_workers and loader.persistent_workers and not (is_fixed(loader.dataset) and is_default_collate(loader.collate_fn)):
+        if loader.num_workers and loader.persistent_workers and not gives_same(loader):
             name = type(loader.dataset).__name__
             reasons.append(f"persistent workers keep their random numbers and counters from epoch to epoch, if {name} has any")
     return list(dict.fromkeys(reasons))

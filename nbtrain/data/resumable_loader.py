@@ -16,7 +16,7 @@ from lightning.fabric.utilities.data import sized_len
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..private.torch_parts import end_workers, forget_iterator, iterator_of
-from .loader import BatchList, LoaderWrapper, StatefulLoader, is_default_collate, is_fixed
+from .loader import BatchList, LoaderWrapper, StatefulLoader, gives_same
 from .loader_state import LoaderState
 from .order_check import OrderCheck, same_random
 from .stream import is_torchdata, lost_in_pass, loses_buffer, place_keeper, stream_of
@@ -80,7 +80,7 @@ def can_skip(loader: Any, *, ahead: bool = False) -> bool:
     """
     if getattr(type(loader), "__iter__", None) is not DataLoader.__iter__ or isinstance(loader.dataset, IterableDataset):
         return False
-    is_same = is_fixed(loader.dataset) and is_default_collate(loader.collate_fn)
+    is_same = gives_same(loader)
     return is_same and not loader.persistent_workers if loader.num_workers else is_same or not ahead
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from .loader import StatefulLoader, is_default_collate, is_fixed
+from .loader import StatefulLoader, gives_same
 from ..objects.search import has_state
 from ..objects.user_code import state
 
@@ -30,7 +30,7 @@ def _is_complete(loader: Any) -> bool:
         return True
     if isinstance(loader.dataset, IterableDataset):
         return False
-    return not loader.num_workers or (is_fixed(loader.dataset) and is_default_collate(loader.collate_fn))
+    return not loader.num_workers or gives_same(loader)
 
 
 def place_keeper(loader: Any) -> StatefulLoader | None:

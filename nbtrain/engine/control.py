@@ -271,9 +271,10 @@ Verdict = Literal["retry", "skip", "raise"]  # what to do with a batch that has 
 
 
 class Failed(Protocol):
-    """An error that has paused a run."""
+    """An error that has paused a run. `lost`: what it had changed that could not be restored."""
 
     error: Exception
+    lost: str
 
 
 class Renews(Protocol):
@@ -310,7 +311,8 @@ class Control:
         self.together: Callable[[int | None], None] | None = None  # stops all ranks at the same batch, if this is one of several
         self.inbox: Any = None  # with the list `commands`, of a submitted run: all its ranks execute them after the same batch
         self.failure: Any = None  # the error that has paused the run
-        self.stopped_after: Exception | None = None  # the error that paused this run before it was stopped by hand
+        self.stopped_after: Exception | None = None  # the error that had paused this run when it ended
+        self.lost = ""  # what it had changed that could not be restored
         self._requests = Requests(self.run_state)
         self._verdict: Verdict = "retry"
         self._stops_together = False
@@ -455,10 +457,11 @@ class Control:
             self._wait(at.pl_trainer, failed=True)
         finally:
             self.failure = self._requests.at = None
+        if self._verdict == "raise" or self.run_state.name == "stopping":
+            self.stopped_after, self.lost = failure.error, failure.lost
         if self._verdict == "raise":
             raise failure.error
-        if self.run_state.name == "stopping":
-            self.stopped_after = failure.error
+        if self.stopped_after is not None:
             raise LeaveAfterError(f"{type(failure.error).__name__}: {first_line(failure.error)}")
         return self._verdict == "retry"
 

@@ -95,7 +95,8 @@ def _steps(phase: Phase, meters: Mapping[Mode, Meter], step: int) -> dict[str, A
     named = {f"{prefix}_{name}": column for name, column in values.items()}
     steps = meter.take_steps(n) if phase == "train" else []
     is_plain = steps in ([], list(range(step - n + 1, step + 1)))  # an update for each batch
-    return {"values": named, "n": n, "samples": sum(samples)} | ({} if is_plain else {"steps": steps})
+    found = {"values": named, "n": n, "samples": sum(samples)} | ({} if is_plain else {"steps": steps})
+    return found | {"without_rows": [i for i, size in enumerate(samples) if not size]} if 0 in samples else found
 
 
 # %% ../../nbs/engine/recorder.ipynb #1ce4e305

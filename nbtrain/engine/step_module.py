@@ -163,7 +163,7 @@ class StepModule(PassModule):
         if output is None:
             return None
         if self.guard is not None:
-            self.guard.check_loss(output)
+            self.guard.check_loss(output, batch)
         if self.is_repeated():
             return output
         try:

@@ -20,6 +20,7 @@ from ..errors import StepError
 
 # %% auto #0
 __all__ = [
+    "NO_ROWS",
     "as_output",
     "check_output",
     "check_training_output",
@@ -153,6 +154,9 @@ def count_samples(trainer: TrainerProtocol, batch: Any) -> int:
             f"count_samples returned {n!r} for a batch.", where=f"{trainer.title}: the batch is {describe(batch)}", remedy="Return an int."
         )
     return int(n)
+
+
+NO_ROWS = "The batch has 0 rows, and the mean over none is nan: return None from the step for it. "
 
 
 def doubt_of_count(trainer: TrainerProtocol, batch: Any, n: int) -> str:

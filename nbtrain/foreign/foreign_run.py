@@ -5,7 +5,7 @@
 # %% ../../nbs/foreign/foreign_run.ipynb #d3bc1b32
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from ..formatting import best_words
 __all__ = ["PARTS", "ForeignRun", "random_in", "is_optimizer", "updates_in"]
 
 # %% ../../nbs/foreign/foreign_run.ipynb #7ad1a327
-PARTS = ("weights", "optimizer", "schedule", "epoch and step", "best", "history", "random numbers")
+PARTS = ("weights", "optimizer", "learning rate", "schedule", "epoch and step", "place", "best", "history", "random numbers")
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,15 @@ class ForeignRun:
     def taken(self) -> dict[str, str]:
         """What was taken of each part, in words."""
         history = self.history
+        rates = _rates(self.optimizers)
         best = best_words(history.best, history.monitor, history.epochs).removeprefix("best ") if history.best is not None else ""
         found = {
             "weights": _counted((len(self.weights), "tensor")),
             "optimizer": _counted((len(self.optimizers), "state")),
+            "learning rate": ", ".join(rates) + (", at which nothing is trained" if rates == ["0"] else ""),
             "schedule": _counted((len(self.schedules), "state")),
             "epoch and step": _counted((self.epoch, "epoch"), (self.step, "update")),
+            "place": f"before epoch {self.epoch + 1}" if self.weights else "",
             "best": ", ".join(filter(None, (best, "with its weights" if self.best is not None else ""))),
             "history": _counted((len(history), "epoch"), (len(history.steps["train"]), "step")),
             "random numbers": ", ".join(words for name, words in _GENERATORS.items() if name in self.random),
@@ -97,6 +100,13 @@ class ForeignRun:
     def without(self) -> dict[str, str]:
         """What was lost, and why."""
         return dict.fromkeys((part for part in PARTS if part not in self.taken()), "not in the files") | dict(self.lost)
+
+
+def _rates(optimizers: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The learning rates in the states of optimizers, each once; of several that are joined, there is one by name."""
+    states = [one for state in optimizers for one in ([state] if "param_groups" in state else state.values())]
+    found = [group.get("lr") for state in states for group in state["param_groups"]]
+    return list(dict.fromkeys(f"{float(lr):.6g}" for lr in found if isinstance(lr, (int, float, Tensor))))
 
 
 _GENERATORS = {"torch": "torch", "torch.cuda": "CUDA", "numpy": "NumPy", "python": "Python"}

@@ -17,7 +17,9 @@ from typing import Any
 import lightning as L
 from safetensors.torch import save_file
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from ..addons.scheduler import other_schedule
 from ..checkpoint.atomic import written
 from ..checkpoint.files import write_checkpoint
 from ..checkpoint.snapshot import snapshot
@@ -164,24 +166,37 @@ def _fit_states(trainer: TrainerProtocol, run: ForeignRun, *, strict: bool) -> F
         return run
     if run.schedules and trainer.given.get("scheduler") is None:
         run = replace(run, schedules=[], lost={**run.lost, "schedule": "the trainer has none: give scheduler= to continue it"})
+    own = {"learning rate": "those of the trainer are used"}
     if not states:  # begin with the trainer's
-        return replace(run, optimizers=[trainer.optimizer.state_dict()], lost={"optimizer": "not in the files", **run.lost})
+        return replace(run, optimizers=[trainer.optimizer.state_dict()], lost={"optimizer": "not in the files", **own, **run.lost})
     why = f"the files have {len(states)}, and the trainer {len(parts)}" if len(states) != len(parts) else ""
     why = why or next((text for one, state in zip(parts.values(), states) if (text := _differs(one, state))), "")
     if why and strict:
         raise CheckpointError(
             f"{run.path.name} was saved with another optimizer: {why}.",
             where=str(run.path),
-            remedy="Create the optimizer as before, or give strict=False to begin with a new one.",
+            remedy="Create the optimizer as before, or give without=('optimizer',) to begin with a new one.",
         )
     if why:
-        return replace(run, optimizers=[trainer.optimizer.state_dict()], schedules=[], lost={**run.lost, "optimizer": why})
+        own |= {"optimizer": why, **dict.fromkeys(["schedule"] if run.schedules else [], "it sets the rates of that optimizer")}
+        return replace(run, optimizers=[trainer.optimizer.state_dict()], schedules=[], lost=own | {**run.lost})
+    given = trainer.given.get("scheduler")
+    was = other_schedule(run.schedules[0], None, given) if run.schedules and isinstance(given, LRScheduler) else ""
+    if was:
+        run = replace(run, lost={**run.lost, "schedule": f"it was {was}: the trainer's {type(given).__name__} begins again"})
     schedules = [_joined(parts, run.schedules)] if len(run.schedules) == len(parts) else run.schedules
     return replace(run, optimizers=[_joined(parts, states)], schedules=schedules)
 
 
-def fit_run(trainer: TrainerProtocol, runs: Sequence[ForeignRun], rename: Mapping[str, str] | None, *, strict: bool) -> ForeignRun:
+_LEFT_OUT = {"lr": "learning rate", "schedule": "schedule", "optimizer": "optimizer", "place": "place"}
+
+
+def fit_run(
+    trainer: TrainerProtocol, runs: Sequence[ForeignRun], rename: Mapping[str, str] | None, *, strict: bool, without: Container[str] = ()
+) -> ForeignRun:
     """The one of `runs` that `trainer` can continue, with its weights by the names of the model, and without what does not fit.
+
+    `without`: what the trainer keeps as it is, which is said.
 
     Raises ConfigError if there is none, and CheckpointError for weights, or with `strict` an optimizer, that don't fit.
     """
@@ -196,4 +211,5 @@ def fit_run(trainer: TrainerProtocol, runs: Sequence[ForeignRun], rename: Mappin
     weights, best = (None if found is None else fit_names(found, names, rename).weights for found in (run.weights, run.best))
     assert weights is not None
     check_weights(trainer.model, weights)
-    return _fit_states(trainer, replace(run, weights=weights, best=best), strict=strict)
+    run = _fit_states(trainer, replace(run, weights=weights, best=best), strict=strict and "optimizer" not in without)
+    return replace(run, lost={**run.lost, **{part: f"without={name!r}" for name, part in _LEFT_OUT.items() if name in without}})

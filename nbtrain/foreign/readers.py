@@ -252,7 +252,7 @@ def _lightning(files: Files, content: Mapping[str, Any]) -> dict[str, Any]:
         if batches.get("is_last_batch", False):
             epoch = epochs["started"]
         elif n_open:
-            files.lost["the place in the epoch"] = f"{n_open} batches of epoch {epoch + 1} were trained; it begins again"
+            files.lost["place"] = f"{n_open} batches of epoch {epoch + 1} were trained; it begins again"
     tables = [*files.folder.glob("metrics.csv"), *files.folder.parent.glob("metrics.csv")]
     if not tables:
         files.lost["history"] = "a CSVLogger writes it as metrics.csv, and there is none in the folder"
@@ -274,7 +274,7 @@ def _hf_trainer(files: Files, content: Mapping[str, Any]) -> dict[str, Any]:
     log = state.get("log_history", [])
     n_epochs, step = state.get("epoch") or 0.0, state.get("global_step", 0)
     if abs(n_epochs - round(n_epochs)) > 1e-6:
-        files.lost["the place in the epoch"] = f"it was saved after epoch {n_epochs:.3g}; that epoch begins again"
+        files.lost["place"] = f"it was saved after epoch {n_epochs:.3g}; that epoch begins again"
     best, metric = state.get("best_model_checkpoint"), state.get("best_metric")
     found = [own_name(name) for row in log for name, value in row.items() if value == metric and name.startswith("eval_")]
     return {

@@ -20,7 +20,7 @@ from ..cluster.jobs import JobHandle, submit_payload
 from ..cluster.submit import Payload, Resources
 from ..tracebacks import boundary
 from ..compat.config_fields import NnScalerComputeFields, NnScalerFields, described, drop_fields, translate_fields
-from ..config.compute_plan import accumulation, plan_compute
+from ..config.compute_plan import accumulation, device_batches, plan_compute
 from ..config.document import Document, Problems, read_yaml
 from ..config.instantiate import named
 from ..config.overrides import Override, apply_overrides, escape, read_command_line, resolve_references
@@ -278,6 +278,9 @@ class TrainerArgs(NnScalerFields, Settings):
         Returns:
             Lines of text: the parts, the devices, the samples of an update, the length.
 
+        Raises:
+            ConfigError: the devices or the batch sizes are refused by a run, too
+
         Changes:
             Nothing.
 
@@ -289,9 +292,10 @@ class TrainerArgs(NnScalerFields, Settings):
             1 × 1 × 1 accumulated = 1 samples an update
             at most 2 epochs
         """
-        compute = plan_compute(self, self.compute_config.runtime_ngpus, Problems(self.document))
-        copies = compute.n_copies
-        micro = self.micro_batch_size
+        compute = plan_compute(self, self.compute_config.runtime_ngpus, problems := Problems(self.document))
+        device_batches(self, compute, problems)
+        problems.raise_any()
+        copies, micro = compute.n_copies, self.micro_batch_size
         n = accumulation(self, copies, Problems(), compute.n_sharing)
         limits = {"epochs": self.max_epochs, "updates": self.max_train_steps}
         optimizer = ", ".join(_word(part.type) for part in self.optimizer.each or [self.optimizer])

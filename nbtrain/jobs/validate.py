@@ -279,8 +279,8 @@ def notes(settings: Settings, document: Document) -> list[str]:
     if (n := accumulation(settings, plan.n_copies, Problems(), plan.n_sharing)) > 1 and given == (None, None):
         size = n * settings.micro_batch_size
         lines.append(f"{plan.n_sharing} devices share a copy of the model, and each needs a sample: an update has {size} per copy")
-    if settings.precision in ("bf16", "fp16") and compute != type(compute)():
-        lines.append(f"precision: {settings.precision} is mixed precision; with nnScaler it is {settings.precision}-true, for weights too")
+    if settings.precision in ("bf16", "fp16"):
+        lines.append(f"precision: {settings.precision} is mixed precision; {settings.precision}-true is for weights too, as in nnScaler")
     saving = settings.checkpoint
     if saving.convert_fn is not None and (saving.resume_from in ("last", "best", "auto") or Path(saving.resume_from or ".").is_dir()):
         lines.append("checkpoint.convert_fn converts a file, and resume_from does not name one: it is not called")

@@ -23,6 +23,7 @@ from ..engine.control import Boundary
 from ..engine.logged import current_results
 from ..engine.pass_module import is_sanity_check
 from ..engine.protocol import TrainerProtocol
+from ..engine.step_output import NO_ROWS, count_samples
 from .step_snapshot import RandomSnapshot, Snapshot, StepSnapshot
 from .fetcher import LiveFetcher
 from ..errors import CheckpointError, ConfigError, StepError, add_note, call_named, first_line
@@ -189,17 +190,18 @@ class ErrorGuard:
         self.snapshot.contents.ways += ways_to_restore_log(pl_trainer, current_results(pl_trainer))
         return self.call(name, call, self.snapshot.restore, batch)
 
-    def check_loss(self, output: Mapping[str, Any]) -> None:
-        """Raise StepError for a loss that is not finite, if this is an error and the loss is on the CPU."""
+    def check_loss(self, output: Mapping[str, Any], batch: Any) -> None:
+        """Raise StepError for a loss of `batch` that is not finite, if this is an error and the loss is on the CPU."""
         loss = output["loss"]
         if self.refuses_nonfinite and loss.is_cpu and not math.isfinite(value := loss.item()):
             step = self.trainer.train_state.counts.step + 1
             name = variable_name(self.trainer)
             look = f"{name}.replay(step={step}).debug()" if self.trainer.keeps_states else f"{name}.failure.batch"
+            look = (NO_ROWS if count_samples(self.trainer, batch) == 0 else "") + f"Look at {look}"
             error = StepError(
                 f"The training loss is {value}.",
                 where=self.trainer.recorder.place,
-                remedy=f"Look at {look}. Lower the learning rate, clip with gradient_clip=1.0, or leave the batch out with "
+                remedy=f"{look}. Lower the learning rate, clip with gradient_clip=1.0, or leave the batch out with "
                 f'{name}.resume(skip=True); nonfinite="skip" skips all such updates.',
             )
             error.output = output

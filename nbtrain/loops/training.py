@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from ..engine.callback import BoundaryCallback, callbacks_of, updates_of
-from ..engine.control import Boundary, Control, LeaveAfterError
+from ..engine.control import Boundary, Control
 from ..engine.logged import Results, publish
 from ..engine.recorder_callback import RecorderCallback
 from ..engine.step_module import StepModule
@@ -112,10 +112,10 @@ def train_epoch(loop: OwnEpochLoop, fetcher: Any) -> None:
             current.completed += 1
             is_over = after_batch(loop)
             listeners.refresh()
-    except BaseException as error:
+    except BaseException:
         if pl_trainer.training and connector._first_loop_iter is not None:  # what was logged in this batch can be read after the error
             publish(pl_trainer, results, on_step=True)
-        if isinstance(error, LeaveAfterError) and current.ready > current.processed and pl_trainer.training:
+        if loop.control.stopped_after is not None and current.ready > current.processed and pl_trainer.training:
             batches.unread()  # a guard's fetcher: a resumed run reads the batch again
         if batches is not fetcher or isinstance(batches, LiveFetcher):  # Lightning's own has nothing to release
             batches.release()

@@ -5,19 +5,22 @@
 # %% ../../nbs/state/attribute_state.ipynb #2c4cebca
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..private.torch_parts import buffers_of
 from ..engine.protocol import TrainerProtocol
-from ..objects.search import is_generator, kind_of
+from ..objects.search import CONSTANT, is_generator, kind_of
 from ..objects.user_code import is_kind
-from ..objects.walk import method_of
-from .object_state import Unpacker, Unsaved, fingerprint, pack
+from ..objects.walk import base_of, function_of, method_of
+from .object_state import Left, Unpacker, Unsaved, fingerprint, pack
 from ..loops.kept_objects import Place, own_addons, places, stated_addons, user_classes
 
 # %% auto #0
@@ -29,6 +32,38 @@ def _known(trainer: TrainerProtocol) -> set[int]:
     """The ids of objects that are saved elsewhere."""
     tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
     return {id(part) for part in (trainer, trainer.optimizer, *trainer.active_addons, *trainer.model.modules(), *tensors)}
+
+
+def _members(trainer: TrainerProtocol) -> Iterator[tuple[Place, str, Any, Any]]:
+    """The attributes, and the functions in those of your modules, which no state has."""
+    yield from places(trainer)
+    for path, module in trainer.model.named_modules():
+        if kind_of(module).is_own:
+            for name, value in vars(module).items():
+                if is_kind(value, CONSTANT):
+                    yield Place("model", path, name), type(module).__name__, module, value
+
+
+_NONE = fingerprint(None)
+
+
+def _constant(value: Any) -> Any:
+    """What of a value is the same when your code makes it again: the code of a function."""
+    while is_kind(value, partial):
+        value = value.func
+    return getattr(function_of(value), "__code__", value) if is_kind(value, CONSTANT) else value
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    return before is now or (is_kind(now, torch.device) and before == now)
+
+
+def _reference(value: Any) -> Callable[[], Any]:
+    value = _constant(value)
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
 
 
 def _is_buffer(place: Place, holder: Any) -> bool:
@@ -45,37 +80,50 @@ class AttributeState:
         self._whole = whole
         self._before: dict[Place, Any] | None = None  # fingerprints
         self._changed: set[Place] = set()  # once changed, or restored, an attribute is always saved
+        self._left: dict[Place, dict[str, Any]] = {}  # what has no plain form at the beginning of the run, by name
+        self.lost: dict[str, None] = {}  # which attributes were set to such a value in the run
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_whole": self._whole, "_before": None, "_changed": self._changed}  # fingerprints are valid only in one process
+        # Fingerprints and references are valid only in one process
+        return {"_whole": self._whole, "_before": None, "_changed": self._changed, "_left": {}, "lost": {}}
 
     def begin(self, trainer: TrainerProtocol) -> str:
-        """Take fingerprints of the attributes, once. Returns a description of those that can't be saved, or ""."""
-        if self._before is not None:
-            return ""
-        known, unsaved = _known(trainer), dict[str, None]()
-        self._before = {}
-        for place, title, holder, value in places(trainer):
+        """Take fingerprints of the attributes, once. A run begins: see which have no plain form.
+
+        Returns a description of those that can't be saved, the first time, or "".
+        """
+        known, unsaved, before = _known(trainer), dict[str, None](), dict[Place, Any]()
+        self._left, self.lost = {}, {}
+        for place, title, holder, value in _members(trainer):
+            left: Left = []
             try:
-                self._before[place] = fingerprint(value, known)
+                before[place] = fingerprint(value, known, left)
             except Unsaved as error:
+                left.append(("", error.name, value))
                 if error.name and not _is_buffer(place, holder) and _may_change(value, holder):
                     unsaved[f"{title}.{place.name} is a {error.name}"] = None
+            self._left[place] = {name: _reference(item) for name, _, item in left}
+        if self._before is not None:
+            return ""
+        self._before = before
         return "; ".join(unsaved)
 
     def state_dict(self, trainer: TrainerProtocol) -> dict[str, Any]:
         """The changed attributes, the non-persistent buffers, the random generators, and the states of addons that have one."""
         known, before = _known(trainer), self._before or {}
         found: dict[str, dict[str, Any]] = {"model": {}, "trainer": {}}
-        for place, _, holder, value in places(trainer):
-            is_buffer = _is_buffer(place, holder)
+        for place, title, holder, value in _members(trainer):
+            is_buffer, left = _is_buffer(place, holder), Left()
             compares = not (self._whole or is_buffer) and place in before and place not in self._changed
             try:
-                if compares and before[place] == fingerprint(value, known):
+                if compares and before[place] == fingerprint(value, known, left):
                     continue
-                packed = pack(value, () if is_buffer else known)
-            except Unsaved:
+                packed = pack(value, () if is_buffer else known, left=left)
+            except Unsaved as error:
+                left.append(("", error.name, value))
                 continue
+            finally:
+                self._see(place, title, left)
             self._changed.add(place)
             owned = found.setdefault(place.owner, {})
             if place.owner != "trainer":
@@ -84,6 +132,18 @@ class AttributeState:
         if states := {name: pack(state) for name, (_, state) in stated_addons(trainer).items()}:
             found["addon_states"] = states
         return found
+
+    def _see(self, place: Place, title: str, left: Left) -> None:
+        """Name what is left out of a state and was not there when the run began."""
+        for name, kind, value in left:
+            before = self._left.get(place, {}).get(name)
+            if before is not None and _is_same(before(), _constant(value)):
+                continue
+            # A function, or what is saved elsewhere, may have been set for the first time, as it will be again
+            is_replaced = before is not None or (not name and (self._before or {}).get(place, _NONE) != _NONE)
+            if kind or (is_replaced and base_of(value) is None):
+                full = ".".join(filter(None, (title, place.name, name)))
+                self.lost[f"{full} got {f'a {kind}' if kind else 'another object'} in the run"] = None
 
     def load_state_dict(self, trainer: TrainerProtocol, state: Mapping[str, Any]) -> str:
         """Restore what `state_dict` returned. Returns a description of what could not be restored, or ""."""
@@ -121,4 +181,6 @@ def _may_change(value: Any, holder: Any) -> bool:
     if kind_of(value).is_own or method_of(value, "__next__") is not None or is_generator(value):
         return True
     is_of_library = isinstance(holder, nn.Module) and not kind_of(holder).is_own  # such as torch's or peft's, made again by your code
-    return not is_of_library and is_kind(value, (list, tuple, dict, Tensor, np.ndarray))  # others are mostly configurations
+    if is_kind(value, tuple):  # as torch's settings for quantization, a named tuple of functions
+        return any(_may_change(item, holder) for item in value)
+    return not is_of_library and is_kind(value, (list, dict, Tensor, np.ndarray))  # others are mostly configurations

@@ -230,6 +230,7 @@ class Disk:
     def _own(self, at: Moment) -> dict[str, Any]:
         """nbtrain's part, with the setup of the run."""
         own, states = own_part(at), self.trainer.states
+        states.note_unsaved(self.trainer, *states.attributes.lost)
         own["setup"] = setup_of(self.trainer, states.open_loader) if self.trainer.mode == "train" else {}
         if own["finished"] is None and states.open_loader is not None:
             states.places = {name: own[name] for name in ("loader", "valid", "setup")}
@@ -335,11 +336,11 @@ class Disk:
         for old in self.options.store.adopt_best(path) if history._last_is_best else []:
             notify(pl_trainer, "on_checkpoint_expired", old)
 
-    def save_after_error(self, pl_trainer: L.Trainer, *, was_paused: bool = False) -> None:
+    def save_after_error(self, pl_trainer: L.Trainer) -> None:
         """Save the state after the finished batches as `after-error` in the run folder, and note where it is.
 
-        Resuming from it is not exact, because the failed batch drew random numbers; only a run that the error paused (`was_paused`) has
-        restored them. Errors of the save are noted, because another error is about to be raised.
+        A run that the error has paused has restored what the failed batch had changed. Errors of the save are noted, because another
+        error is about to be raised.
         """
         trainer = self.trainer
         progress: Any = pl_trainer.fit_loop.epoch_loop.batch_progress
@@ -362,7 +363,9 @@ class Disk:
             return
         how = "apply_weights takes its weights" if is_whole else "resume from it continues with the next batch"
         if has_failed:
-            how = "resume from it repeats the failed batch" + ("" if was_paused else ", with other random numbers")
+            control = trainer.control
+            lost = control.lost if control.stopped_after is not None else "exact unless it had drawn random numbers or changed a buffer"
+            how = "resume from it begins with the batch that failed" + (f" ({lost})" if lost else "")
         trainer.recorder.note(f"The state after the error is in {path.name}: {how}.")
 
     def save_outside(self) -> Path:

@@ -240,5 +240,5 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
             return
         is_error = isinstance(exception, (Exception, LeaveAfterError))
         if self.disk.options.save_on_error and is_error and _is_at_batch(self.trainer, pl_trainer):
-            self.disk.save_after_error(pl_trainer, was_paused=isinstance(exception, LeaveAfterError))
+            self.disk.save_after_error(pl_trainer)
         self.disk.close()

@@ -37,13 +37,14 @@ from ..objects.user_code import is_kind
 from ..objects.walk import attributes_of
 
 # %% auto #0
-__all__ = ["Unsaved", "pack", "Unpacker", "pack_module", "fingerprint"]
+__all__ = ["Left", "Unsaved", "pack", "Unpacker", "pack_module", "fingerprint"]
 
 # %% ../../nbs/state/object_state.ipynb #ebe7b277
 _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.Size)
 _KEYS = (type(None), bool, int, float, str)
 _AS = "$as"  # a dict with this key stands for an object of another kind
 _DEPTH = 20
+Left = list[tuple[str, str, Any]]  # the name of each attribute, that of its type as in Unsaved, and the value
 
 
 class Unsaved(Exception):
@@ -70,17 +71,17 @@ def _pack_array(value: Any) -> Any:
 
 
 # %% ../../nbs/state/object_state.ipynb #f96a4f6e
-def pack(value: Any, known: Collection[int] = (), depth: int = 0) -> Any:
+def pack(value: Any, known: Collection[int] = (), depth: int = 0, left: Left | None = None) -> Any:
     """Convert `value` to plain data for a checkpoint. Raises Unsaved if it has no such form.
 
-    `known`: the ids of objects that are saved elsewhere.
+    `known`: the ids of objects that are saved elsewhere. `left`: gets what is left out of modules and objects that have a plain form.
     """
     kind: Any = type(value)
     if kind in _PLAIN:
         return value if kind is not int or value.bit_length() <= 2000 else _refuse(value)
     if id(value) in known or is_kind(value, CONSTANT):
         raise Unsaved
-    into = partial(pack, known=known, depth=depth + 1)
+    into = partial(pack, known=known, depth=depth + 1, left=left)
     if depth > _DEPTH:
         _refuse(value)
     if is_kind(value, Tensor):
@@ -99,7 +100,7 @@ def pack(value: Any, known: Collection[int] = (), depth: int = 0) -> Any:
         return {_AS: "complex", "items": [value.real, value.imag]}  # pyright: ignore[reportAttributeAccessIssue]
     if is_kind(value, dict):
         return _like(value, {_checked_key(key): into(item) for key, item in value.items()})
-    return _pack_object(value, into, known)
+    return _pack_object(value, into, known, left)
 
 
 def _checked_key(key: Any) -> Any:
@@ -123,16 +124,20 @@ def _refuse(value: Any) -> Any:
     raise Unsaved(type(value).__name__)
 
 
-def _pack_object(value: Any, into: Callable[[Any], Any], known: Collection[int]) -> Any:
+def _pack_object(value: Any, into: Callable[[Any], Any], known: Collection[int], left: Left | None) -> Any:
     if is_generator(value):
         state = generator_state(value)
         return {_AS: "generator", "state": state} if state is not None else _refuse(value)
     if is_kind(value, nn.Module):
-        return {_AS: "module", "state": pack_module(value, known)}
+        return {_AS: "module", "state": pack_module(value, known, left)}
     if has_state(value):
         return {_AS: "state_dict", "state": into(value.state_dict())}
     if kind_of(value).is_own:
-        return {_AS: "object", "state": {name: into(item) for name, item in attributes_of(value).items() if not is_kind(item, CONSTANT)}}
+        found = attributes_of(value)
+        constant = {name: item for name, item in found.items() if is_kind(item, CONSTANT)}
+        if left is not None:
+            left += [(name, "", item) for name, item in constant.items()]
+        return {_AS: "object", "state": {name: into(item) for name, item in found.items() if name not in constant}}
     return _refuse(value)
 
 
@@ -238,16 +243,17 @@ class Unpacker:
 
 
 # %% ../../nbs/state/object_state.ipynb #33415c85
-def pack_module(module: nn.Module, known: Collection[int] = ()) -> dict[str, Any]:
-    """The whole state of a module, except what has no plain form."""
+def pack_module(module: nn.Module, known: Collection[int] = (), left: Left | None = None) -> dict[str, Any]:
+    """The whole state of a module, except what has no plain form, which `left` gets."""
     own = {*known, *map(id, module.parameters()), *map(id, module.buffers())}
     packed: dict[str, dict[str, Any]] = {}
     for path, part in module.named_modules():
         for name, value in module_attributes(part).items():
             try:
                 packed.setdefault(path, {})[name] = pack(value, known if name in buffers_of(part) else own)
-            except Unsaved:
-                continue
+            except Unsaved as error:
+                if left is not None:
+                    left.append((f"{path}.{name}".lstrip("."), error.name, value))
     state = {name: value.detach() for name, value in module.state_dict().items() if isinstance(value, Tensor)}
     return {"state_dict": state, "attributes": packed}
 
@@ -266,12 +272,12 @@ class _TensorMark:
         return is_same and self._form == other._form  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def fingerprint(value: Any, known: Collection[int] = ()) -> Any:
+def fingerprint(value: Any, known: Collection[int] = (), left: Left | None = None) -> Any:
     """Equal to a later fingerprint of `value` if the value has not changed. Those of random generators are never equal.
 
-    Raises Unsaved as `pack` does.
+    Raises Unsaved, and fills `left`, as `pack` does.
     """
-    return _mark(pack(value, known))
+    return _mark(pack(value, known, left=left))
 
 
 def _mark(packed: Any) -> Any:

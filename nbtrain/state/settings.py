@@ -14,9 +14,10 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import BatchSizeFinder
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from ..private.compiled_names import bare_name
-from ..data.loader import BatchList, as_loader, innermost
+from ..data.loader import BatchList, as_loader, gives_same, innermost
 from ..data.seeded_loader import SeededLoader
 from ..data.several_loaders import is_several, mode_of, n_batches, parts_of
 from ..data.tensor_loader import TensorLoader
@@ -29,6 +30,7 @@ from ..errors import CheckpointError
 __all__ = [
     "Setup",
     "PROCESSES",
+    "WORKERS",
     "OPTIONS",
     "setup_of",
     "frozen_names",
@@ -43,6 +45,7 @@ __all__ = [
 # %% ../../nbs/state/settings.ipynb #adb15c07
 Setup = dict[str, dict[str, Any]]  # plain values by part and name
 PROCESSES = "number of processes"  # a part
+WORKERS = "number of workers"  # a part: of loaders whose samples may differ from pass to pass
 OPTIONS = "option of the optimizer"  # a part: those of its groups, as they were given
 _OF_SPEED = ("foreach", "fused", "capturable", "differentiable")  # options that change no result
 
@@ -107,6 +110,8 @@ def _of_data_loader(loader: Any) -> dict[str, Any]:
             found[name] = _name(part)
     if hasattr(loader, "dataset"):
         found["samples"] = sized_len(loader.dataset)
+    if isinstance(loader, DataLoader) and not gives_same(loader):
+        found["workers"] = loader.num_workers
     return found
 
 
@@ -123,7 +128,8 @@ def setup_of(trainer: TrainerProtocol, loader: Any = None) -> Setup:
     callbacks = as_list(trainer.lightning.get("callbacks"))
     finds = any(isinstance(callback, BatchSizeFinder) for callback in callbacks)  # which then makes another loader
     if loader is not None and not finds:
-        found["loader"] = _of_loader(loader)
+        found["loader"] = of = _of_loader(loader)
+        found[WORKERS] = {name: of.pop(name) for name in [*of] if name.startswith("workers")}
     for addon in trainer.active_addons:
         for part, settings in addon.resume_settings(trainer).items():
             found[part] = found.get(part, {}) | settings
@@ -185,6 +191,8 @@ def _difference(name: str, before: Any, now: Any) -> str:
         )
     if name == "processes":
         return f"{before}, and {now} now, so that an update takes {now} {'batch' if now == 1 else 'batches'} instead of {before}"
+    if name.startswith("workers"):
+        return f"{before}, and {now} now, so that the random numbers of the samples differ, if the dataset draws any"
     if name != "parameters":
         return f"{name} was {before} and is {now}"
     flat, others = ([name for group in groups for name in group] or [None] for groups in (before, now))
@@ -202,12 +210,12 @@ def check_setup(own: Mapping[str, Any], given: Setup, path: Path, *, strict: boo
     """Return the differences from the setup of the saved run. With `strict`, raises CheckpointError if the resume can't be exact.
 
     Between two epochs a run may continue with another loader, schedule, accumulation, clipping, precision or number of processes; in
-    mid-epoch it may not.
+    mid-epoch it may not. Another number of workers is never refused.
     `own`: nbtrain's part of the state.
     """
     restored, is_open = restored_parts(own, given), own["finished"] is not None
     found = {part: text for part, text in differences(own.get("setup", {}), given).items() if part not in restored}
-    refused = {part: text for part, text in found.items() if is_open or part == "optimizer"}
+    refused = {part: text for part, text in found.items() if (is_open and part != WORKERS) or part == "optimizer"}
     if not refused or not strict:
         return found
     remedy = "Use the settings that it was saved with, or pass strict=False to continue with the current ones, not exactly."

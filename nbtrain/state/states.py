@@ -113,7 +113,8 @@ class States:
 
     def note_unsaved(self, trainer: StatefulTrainer, *what: str) -> None:
         """Note which attributes are not saved."""
-        self.note_inexact(trainer, [f"{one}, and is not saved. Give it state_dict and load_state_dict" for one in what if one])
+        remedy = "Give it state_dict and load_state_dict, or set it before you resume"
+        self.note_inexact(trainer, [f"{one}, and is not saved. {remedy}" for one in what if one])
 
     def note_all(self, trainer: TrainerProtocol) -> None:
         """Note what of the trainer is not used, as training continues from what was restored."""

@@ -15,7 +15,7 @@ from lightning.pytorch.core.hooks import DataHooks, ModelHooks
 from torch import Tensor, nn
 
 from ..private.torch_parts import CHILDREN, children_of
-from ..private.lightning_parts import hyperparameters_of
+from ..private.lightning_parts import hyperparameters_of, name_exhausted
 from ..data.batch import detached
 from ..engine.addon import Phase
 from ..engine.logged import current_results
@@ -51,14 +51,14 @@ _PASSED_ON |= {"automatic_optimization", "strict_loading", "example_input_array"
 def _own_first(name: str) -> Callable[..., Any]:
     def hook(self: WrappedModule, *args: Any, **options: Any) -> Any:
         getattr(super(WrappedModule, self), name)(*args, **options)
-        return call_named(name, getattr(self.inner, name), *args, **options)
+        return getattr(self.inner, name)(*args, **options)
 
     return hook
 
 
 def _own_last(name: str) -> Callable[..., Any]:
     def hook(self: WrappedModule, *args: Any, **options: Any) -> None:
-        call_named(name, getattr(self.inner, name), *args, **options)
+        getattr(self.inner, name)(*args, **options)
         getattr(super(WrappedModule, self), name)(*args, **options)
 
     return hook
@@ -67,7 +67,7 @@ def _own_last(name: str) -> Callable[..., Any]:
 def _evaluates(name: str) -> Callable[..., Any]:
     def hook(self: WrappedModule) -> None:
         vars(self)["_modes"] = EvaluationModes(self)
-        call_named(name, getattr(self.inner, name))
+        getattr(self.inner, name)()
 
     return hook
 
@@ -76,28 +76,13 @@ def _ends(name: str) -> Callable[..., Any]:
     def hook(self: WrappedModule) -> None:
         vars(self)["_modes"] = None
         getattr(super(WrappedModule, self), name)()
-        call_named(name, getattr(self.inner, name))
+        getattr(self.inner, name)()
 
     return hook
 
 
-def _part(name: str) -> property:
-    """An attribute of the inner module. In a hook that is written there a StopIteration is an error; Lightning would end the epoch."""
-    default = getattr(L.LightningModule, name, None)
-
-    def get(self: WrappedModule) -> Any:
-        value = getattr(self.inner, name)
-        try:
-            is_default = value.__func__ is default
-        except AttributeError:  # a function that was set on the module
-            is_default = False
-        return value if is_default else partial(call_named, name, value)
-
-    def put(self: WrappedModule, value: Any) -> None:
-        setattr(self.inner, name, value)
-
-    is_named = name.startswith("on_") and not name.startswith(("on_before", "on_after"))  # those are called in each step
-    return property(get if is_named else attrgetter(f"inner.{name}"), put)
+def _put(name: str, self: WrappedModule, value: Any) -> None:
+    setattr(self.inner, name, value)
 
 
 def _step(name: str, mode: Mode) -> Any:
@@ -151,6 +136,7 @@ class WrappedModule(StepModule):
 
     # -- set up
     def setup(self, stage: str) -> None:
+        name_exhausted(self.trainer)
         super().setup(stage)
         self.inner.setup(stage)
         state = self.maker.restored() if stage == "fit" else None
@@ -216,7 +202,7 @@ class WrappedModule(StepModule):
         loss = output.get("loss") if isinstance(output, Mapping) else output
         row = ({"loss": loss} if isinstance(loss, Tensor) and loss.numel() == 1 else {}) | self._by_step
         if self.guard is not None and mode == "train" and "loss" in row:
-            self.guard.check_loss(row)
+            self.guard.check_loss(row, batch)
         if mode == "test" and self.loader_name is not None:
             row |= named(row, f"/{self.loader_name}")
         meter = self.owner.train_state.meters[mode]
@@ -304,12 +290,12 @@ class WrappedModule(StepModule):
         return self.inner.forward(*args, **options)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        call_named("on_train_batch_end", self.inner.on_train_batch_end, outputs, batch, batch_idx)
+        self.inner.on_train_batch_end(outputs, batch, batch_idx)
         super().on_train_batch_end(outputs, batch, batch_idx)
         vars(self)["leaves_out"] = False  # Lightning does not call the step for a next batch of None
 
     def on_train_epoch_end(self) -> None:
-        call_named("on_train_epoch_end", self.inner.on_train_epoch_end)
+        self.inner.on_train_epoch_end()
         self._keep_logged()
         calls = self._after_epoch
         self._after_epoch = []
@@ -344,4 +330,4 @@ class WrappedModule(StepModule):
 
 # %% ../../nbs/variants/wrapped_module.ipynb #wrap0011
 for _name in _PASSED_ON - vars(WrappedModule).keys():
-    setattr(WrappedModule, _name, _part(_name))
+    setattr(WrappedModule, _name, property(attrgetter(f"inner.{_name}"), partial(_put, _name)))

@@ -61,6 +61,14 @@ def test_head_of_the_error_has_the_batch_of_the_loss_and_not_the_next_one(every_
     assert not getattr(error.value, "__notes__", [])
 
 
+@pytest.mark.parametrize("on_error", ["raise", "pause"])
+def test_a_batch_without_rows_is_said_to_have_none(on_error: str) -> None:
+    batches = make_batches()
+    batches[3] = torch.zeros(0, 8), torch.zeros(0, 1)
+    with pytest.raises(StepError, match="The batch has 0 rows, and the mean over none is nan: return None from the step for it."):
+        make(on_error=on_error).run(1, batches)
+
+
 def test_every_trainer_raises_by_default_and_ignores_when_told() -> None:
     def make_plain(**options: Any) -> Any:
         return make_trainer(Linear, model=torch.nn.Linear(8, 1), **options)

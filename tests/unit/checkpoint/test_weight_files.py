@@ -268,6 +268,18 @@ def test_a_wrong_file_does_not_pass_for_transfer_learning_unless_that_is_said(tm
     assert notes(trainer) == ["a.pt: 9 of 11 tensors loaded (3 % of the parameters); as before: 0.weight (left out), 0.bias (left out)."]
 
 
+def test_the_remedy_for_a_wrong_file_keeps_what_fits(tmp_path: Path) -> None:
+    def net(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
+
+    torch.save((old := net(8)).state_dict(), tmp_path / "a.pt")
+    left_out = {"0.weight": None, "0.bias": None, "2.weight": None}
+    written = ", ".join(f'"{name}": None' for name in left_out)
+    assert f"rename={{{written}}}." in str(refused(tmp_path / "a.pt", net(6), strict=False))
+    trainer = applied(tmp_path / "a.pt", net(6), strict=False, rename=left_out)
+    assert torch.equal(trainer.model[2].bias.cpu(), old[2].bias)
+
+
 def test_a_small_file_of_which_all_fits_is_no_wrong_one(tmp_path: Path) -> None:
     torch.save({"3.bias": torch.ones(5)}, tmp_path / "a.pt")
     assert torch.equal(applied(tmp_path / "a.pt", classifier(5), strict=False).model[3].bias.cpu(), torch.ones(5))

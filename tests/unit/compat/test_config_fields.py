@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import UserDict, UserList
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -91,9 +92,30 @@ def test_a_sample_for_each_device_that_shares_a_copy() -> None:
     assert device_batches(args, plan_compute(args, 2, Problems()), problems := Problems()) == (1, 1) and not problems.found
     assert args.plan().splitlines()[-2:] == [
         "2 devices share a copy of the model, and each needs a sample: an update has 2 per copy",
-        "precision: bf16 is mixed precision; with nnScaler it is bf16-true, for weights too",
+        "precision: bf16 is mixed precision; bf16-true is for weights too, as in nnScaler",
     ]
-    assert not TrainerArgs.from_dict({"max_epochs": 1, "precision": "bf16"}).plan().endswith("too")
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_mixed_precision_is_said_for_a_file_of_any_kind(precision: str) -> None:
+    plan = TrainerArgs.from_dict({"max_epochs": 1, "precision": precision}).plan()
+    assert plan.endswith(f"precision: {precision} is mixed precision; {precision}-true is for weights too, as in nnScaler")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"pas_policy": "banana"}, "pas_policy is 'banana', which is unknown here."),
+        ({"pas_policy": "fsdp"}, "pas_policy is 'fsdp', which is unknown here."),
+        ({"compute_config": {"runtime_ngpus": 3, "plan_ngpus": 2}}, "compute_config.runtime_ngpus is 3, and must be a multiple of"),
+        ({"micro_batch_size": 4, "global_batch_size": 10}, "micro_batch_size 4 × 1 copy of the model = 4, and global_batch_size 10"),
+    ],
+)
+def test_a_plan_refuses_what_a_run_refuses(given: dict[str, Any], text: str) -> None:
+    args = TrainerArgs.from_dict({"max_epochs": 1, **given})
+    for reads in (args.plan, args.check):
+        with pytest.raises(ConfigError, match=re.escape(text)):
+            reads()
 
 
 class Mapped(UserDict[str, Any]):

@@ -103,8 +103,10 @@ def test_a_script_that_goes_on_in_nbtrain_equals_one_that_went_on(tmp_path: Path
         f"a script: {tmp_path}/last.pt → {tmp_path}/runs/run-001\n"
         "  weights         4 tensors\n"
         "  optimizer       1 state\n"
+        "  learning rate   0.0025\n"
         "  schedule        1 state\n"
         "  epoch and step  2 epochs, 10 updates; 'epoch' is 1, counted from 0, as the schedule shows\n"
+        "  place           before epoch 3\n"
         "  best            val_loss 1 at epoch 2\n"
         "  history         2 epochs\n"
         "  random numbers  torch\n"
@@ -340,7 +342,7 @@ def test_the_best_weights_of_another_checkpoint_come_along(tmp_path: Path) -> No
     assert same_weights(trainer.model, make_model(1))
     (run,) = read_runs(tmp_path)
     assert run.taken()["best"] == "val_acc 0.75 at epoch 1, with its weights"
-    assert run.without()["the place in the epoch"] == "it was saved after epoch 1.5; that epoch begins again"
+    assert run.without()["place"] == "it was saved after epoch 1.5; that epoch begins again"
     assert run.without()["optimizer"] == "there is no optimizer.pt or optimizer.bin"
 
 
@@ -416,7 +418,7 @@ def test_of_a_checkpoint_within_an_epoch_is_said_that_it_begins_again(tmp_path: 
     trainer.fit(Lit(), make_loader(shuffle=False), make_valid())
     (run,) = read_runs(tmp_path / "saved")
     assert (run.epoch, run.step) == (1, 8)
-    assert run.without()["the place in the epoch"] == "3 batches of epoch 2 were trained; it begins again"
+    assert run.without()["place"] == "3 batches of epoch 2 were trained; it begins again"
 
 
 # -- what is not run, and what does not fit
@@ -450,8 +452,11 @@ def test_no_pickle_is_run_and_what_needs_one_asks_for_trust_and_names_the_file(t
 def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     script_file(tmp_path / "last.pt", 1)
     trainer = trainer_of(tmp_path / "runs", optimizer=lambda params: torch.optim.SGD(params, lr=0.1))
-    with pytest.raises(CheckpointError, match=r"another optimizer: its options were amsgrad, betas.*, and are dampening, momentum"):
+    with pytest.raises(
+        CheckpointError, match=r"another optimizer: its options were amsgrad, betas.*, and are dampening, momentum"
+    ) as error:
         trainer.import_run(tmp_path / "last.pt")
+    assert "give without=('optimizer',) to begin with a new one" in str(error.value)
     with pytest.raises(CheckpointError, match="The weights are not those of a Linear"):
         trainer_of(tmp_path / "runs", nn.Linear(2, 2)).import_run(tmp_path / "last.pt")
     with pytest.raises(ConfigError, match="is of nbtrain"):
@@ -463,16 +468,26 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path) -> Non
 
 def test_what_the_trainer_has_no_place_for_is_lost_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script_file(tmp_path / "last.pt", 1)
-    trainer = trainer_of(tmp_path / "runs", optimizer=lambda params: torch.optim.SGD(params, lr=0.1), strict=False)
+
+    def begin(**options: Any) -> Any:
+        return trainer_of(tmp_path / "runs", optimizer=lambda params: torch.optim.SGD(params, lr=0.1), **options)
+
+    begin().import_run(tmp_path / "last.pt", without=("optimizer",))
+    assert "  optimizer       – lost: without='optimizer'\n" in capsys.readouterr().out
+    trainer = begin(strict=False)
     trainer.import_run(tmp_path / "last.pt")
     said = capsys.readouterr().out
     assert "  optimizer       – lost: its options were" in said
+    assert "  learning rate   – lost: those of the trainer are used\n" in said
     assert "  schedule        – lost: the trainer has none: give scheduler= to continue it\n" in said
     trainer.run(1, make_loader())
     own = zeroed(make_model())
     optimizer = torch.optim.AdamW(own.parameters(), lr=0.01)
     other = trainer_of(tmp_path / "runs", own, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9))
-    other.import_run(tmp_path / "last.pt")
+    other.import_run(tmp_path / "last.pt", without=("lr",))
+    said = capsys.readouterr().out
+    assert "  learning rate   – lost: without='lr'\n" in said
+    assert "  schedule        – lost: it was one with base_lrs, gamma, last_epoch, step_size: the trainer's" in said
     other.run(1, make_loader())
     assert "The schedule is a CosineAnnealingLR, and was one with base_lrs, gamma" in (other.run_dir / "events.jsonl").read_text()
 

@@ -50,7 +50,8 @@ def test_the_state_after_an_error_of_a_hook_goes_on_as_a_run_without_it(hook: st
     assert path.exists() == (hook not in UPDATING)
     if not path.exists():
         return
-    how = "repeats the failed batch, with other random numbers" if hook in REPEATED else "continues with the next batch"
+    inexact = "(exact unless it had drawn random numbers or changed a buffer)"
+    how = f"begins with the batch that failed {inexact}" if hook in REPEATED else "continues with the next batch"
     assert f"The state after the error is in after-error.ckpt: resume from it {how}." in (failed.run_dir / "events.jsonl").read_text()
     resumed = make_trainer(Saving, model=plain_model(), save_path=tmp_path / "failed")
     resumed.run(2, make_loader(own_generator=True), make_valid(), resume=path)

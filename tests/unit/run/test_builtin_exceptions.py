@@ -164,40 +164,71 @@ class Own:
         return iter(self.batches)
 
 
-OF_MODULE = ("training_step", "validation_step", "on_train_batch_start", "on_train_epoch_start", "on_validation_batch_end")
+OF_MODULE = [  # each is called in a run of one epoch, and of a validation
+    "training_step", "validation_step", "on_train_start", "on_train_epoch_start", "on_train_batch_start", "on_train_batch_end",
+    "on_train_epoch_end", "on_before_batch_transfer", "on_after_batch_transfer", "on_before_zero_grad", "on_before_backward",
+    "on_after_backward", "on_before_optimizer_step", "on_validation_start", "on_validation_epoch_start", "on_validation_batch_start",
+    "on_validation_batch_end", "on_validation_epoch_end", "on_validation_end",
+]  # fmt: skip
+OF_CALLBACK = [name for name in OF_MODULE if hasattr(L.Callback, name)]
+
+
+def raising(base: type[Any], name: str, due: Raises) -> Any:
+    """A class whose method `name` raises what is due, and then does what that of `base` does."""
+    inner = getattr(base, name)
+
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        due.at(name)
+        return inner(self, *args, **options)
+
+    return type("Raising", (base,), {name: method})()
+
+
+class Lit(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.layer(batch).mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.layer(batch).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 @pytest.mark.parametrize("name", ["Exception", "StopIteration", "SystemExit", "GeneratorExit"])
-def test_an_exception_in_a_lightning_module_is_the_error_of_the_run(name: str) -> None:
-    for place in OF_MODULE:
-        due = Raises(place, getattr(builtins, name)("x"))
+def test_an_exception_of_a_lightning_module_or_a_callback_beside_it_is_the_error_of_the_run(name: str) -> None:
+    for base, places in ((Lit, OF_MODULE), (L.Callback, OF_CALLBACK)):
+        for place in places if name == "StopIteration" else places[:2]:
+            due = Raises(place, getattr(builtins, name)("x"))
+            made = raising(base, place, due)
+            module, callbacks = (made, []) if base is Lit else (Lit(), [made])
+            options = {"num_sanity_val_steps": 0, "callbacks": callbacks}
+            trainer = Trainer.from_lightning(module, device="cpu", log_bar=False, lightning=options)
+            check(name, due, lambda: trainer.run(2, BATCHES, BATCHES))  # noqa: B023
+            due.is_due = False
+            assert trainer.run(1, BATCHES, BATCHES).status == "completed"
 
-        class Lit(L.LightningModule):
-            def __init__(self) -> None:
-                super().__init__()
-                self.layer = nn.Linear(3, 1)
 
-            def training_step(self, batch: Any) -> Any:
-                due.at("training_step")  # noqa: B023
-                return self.layer(batch).mean()
+class Reads(Lit):
+    """Its step reads the batches itself."""
 
-            def validation_step(self, batch: Any) -> Any:
-                due.at("validation_step")  # noqa: B023
+    def training_step(self, dataloader_iter: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.layer(next(dataloader_iter)[0]).mean()
 
-            def on_train_batch_start(self, *args: Any) -> None:
-                due.at("on_train_batch_start")  # noqa: B023
 
-            def on_train_epoch_start(self) -> None:
-                due.at("on_train_epoch_start")  # noqa: B023
+class Cuts(Lit):
+    """Ends each epoch before its second batch, as Lightning lets it."""
 
-            def on_validation_batch_end(self, *args: Any) -> None:
-                due.at("on_validation_batch_end")  # noqa: B023
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
+        return -1 if batch_idx else None
 
-            def configure_optimizers(self) -> Any:
-                return torch.optim.SGD(self.parameters(), lr=0.1)
 
-        options = {"num_sanity_val_steps": 0}
-        trainer = Trainer.from_lightning(Lit(), device="cpu", log_bar=False, lightning=options)
-        check(name, due, lambda: trainer.run(2, BATCHES, BATCHES))  # noqa: B023
-        due.is_due = False
-        assert trainer.run(1, BATCHES, BATCHES).status == "completed"
+@pytest.mark.filterwarnings("ignore:.*dataloader_iter")
+@pytest.mark.parametrize(("kind", "n_steps"), [(Reads, 6), (Cuts, 2)])
+def test_what_ends_an_epoch_of_lightnings_is_no_error(kind: type[Lit], n_steps: int) -> None:
+    trainer = Trainer.from_lightning(kind(), device="cpu", log_bar=False)
+    assert trainer.run(2, BATCHES).status == "completed" and trainer.current_step == n_steps

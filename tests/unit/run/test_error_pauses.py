@@ -380,7 +380,8 @@ def test_batch_that_is_skipped_after_an_error_of_the_backward_pass_makes_no_upda
     assert trainer.counts.left_out == 1
 
 
-def test_stopped_after_an_error_it_is_saved_and_resumed_exactly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends", ["stop", "another run"])
+def test_stopped_after_an_error_it_is_saved_and_resumed_exactly(ends: str, tmp_path: Path) -> None:
     kind = Fit.add_on(StateManagerAddon)
 
     def begin(folder: str, fault: Fault) -> Any:
@@ -397,10 +398,16 @@ def test_stopped_after_an_error_it_is_saved_and_resumed_exactly(tmp_path: Path) 
     failed = begin("b", Fault("after forward", 9))
     with pytest.raises(ZeroDivisionError):
         failed.run(2, loader)
-    result = failed.stop()
-    assert (result.status, result.reason) == ("stopped", "epoch 2, batch 3, after ZeroDivisionError: after forward")
+    folder = failed.run_dir
+    if ends == "stop":
+        result = failed.stop()
+        assert (result.status, result.reason) == ("stopped", "epoch 2, batch 3, after ZeroDivisionError: after forward")
+    else:
+        failed.run(1, loader)
+    text = "The state after the error is in after-error.ckpt: resume from it begins with the batch that failed."
+    assert text in (folder / "events.jsonl").read_text()
     resumed = begin("c", Fault())
-    resumed.run(2, loader, resume=failed.run_dir / "after-error.ckpt")
+    resumed.run(2, loader, resume=folder / "after-error.ckpt")
     assert same_weights(resumed.model, unbroken.model)
 
 

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import warnings
+from array import array
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from collections.abc import Iterable
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass
 from datetime import date
+from decimal import Decimal
 from enum import Enum
 from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -29,6 +33,8 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from resume_cases import MODELS, OPTIMIZERS, SETTINGS, STEPS, Case, differences, outcome
 from samples import Breaks, Broken, Regress, make_loader, make_model, make_trainer, make_valid, some, without_times
 from torch import nn
+from torch.ao import quantization
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from nbtrain import AccumulationAddon, CheckpointError, EarlyStoppingAddon, LimitsAddon, StateManagerAddon, warmup_cosine
 from nbtrain.checkpoint.files import ordered_names, read_checkpoint
@@ -144,9 +150,115 @@ def test_what_can_not_be_saved_is_said_in_one_line_when_the_run_begins(tmp_path:
     (note,) = notes(trainer)
     assert note == (
         "Resume is not exact here: Opaque.source is a range_iterator; Opaque.sparse is a Tensor, and is not saved. "
-        "Give it state_dict and load_state_dict."
+        "Give it state_dict and load_state_dict, or set it before you resume."
     )
     assert list(trainer.run_dir.glob("checkpoints/epoch=2*"))
+
+
+class Cube(nn.Module):
+    """Your own layer, with a function in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(8, 1), torch.relu
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+class Changing(Saving):
+    """Its first step calls `change`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.found, self.items, self.loss, self.teacher, self.box = None, [], torch.relu, Cube(), SimpleNamespace(made=lambda: 1)
+        self.part, self.change = self.model, lambda trainer: None
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        self.change(self)
+        return super().train_step(batch)
+
+
+LOST: dict[str, tuple[Any, str]] = {
+    "a library's object": (lambda it: setattr(it, "found", re.compile("a")), "Changing.found got a Pattern"),
+    "a standard container": (lambda it: setattr(it, "found", array("i", [1])), "Changing.found got a array"),
+    "an iterator": (lambda it: setattr(it, "found", iter([1])), "Changing.found got a list_iterator"),
+    "an item of a list": (lambda it: it.items.append(re.compile("a")), "Changing.items got a Pattern"),
+    "a value within dicts": (lambda it: setattr(it, "found", {"a": {1: re.compile("a")}}), "Changing.found got a Pattern"),
+    "another function": (lambda it: setattr(it, "loss", torch.tanh), "Changing.loss got another object"),
+    "another layer": (lambda it: setattr(it, "part", it.model.layer), "Changing.part got another object"),
+    "an attribute of the model": (lambda it: setattr(it.model, "found", re.compile("a")), "Cube.found got a Pattern"),
+    "a function of the model": (lambda it: setattr(it.model, "function", torch.tanh), "Cube.function got another object"),
+    "an attribute of a module beside": (lambda it: setattr(it.teacher, "found", re.compile("a")), "Changing.teacher.found got a Pattern"),
+}
+KEPT: dict[str, Any] = {
+    "plain values": lambda it: setattr(it, "found", [1, Decimal("1.5"), {"a": torch.ones(1)}]),
+    "the same function again": lambda it: setattr(it, "loss", torch.relu),
+    "what it makes each time": lambda it: (setattr(it, "found", [*it.model.parameters()]), setattr(it, "part", it.model)),
+    "a first function": lambda it: setattr(it, "found", lambda: 2),
+}
+
+
+@pytest.mark.parametrize("name", [*LOST, *KEPT])
+def test_an_attribute_that_got_a_value_which_no_state_keeps_is_said(name: str, tmp_path: Path) -> None:
+    trainer = make_trainer(Changing, save_path=tmp_path, model=Cube(), keep_source=False)
+    trainer.change, text = LOST.get(name) or (KEPT[name], "")
+    trainer.run(2, make_loader())
+    remedy = "Give it state_dict and load_state_dict, or set it before you resume."
+    assert notes(trainer) == ([f"Resume is not exact here: {text} in the run, and is not saved. {remedy}"] if text else [])
+
+
+class Augmented(Dataset[Any]):
+    """Samples that are drawn."""
+
+    def __len__(self) -> int:
+        return 70
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.rand(8), torch.rand(1)
+
+
+@pytest.mark.parametrize(("before", "now"), [(2, 0), (0, 2), (0, 0)])
+@pytest.mark.parametrize("epochs", [1, 0], ids=["between two epochs", "in mid-epoch"])
+def test_another_number_of_workers_is_said_where_the_data_may_be_random(before: int, now: int, epochs: int, tmp_path: Path) -> None:
+    def run(n_workers: int, dataset: Any, folder: Path, n_steps: int) -> Any:
+        trainer = make_trainer(Regress.add_on(StateManagerAddon, LimitsAddon), save_path=folder, keep_source=False, max_steps=n_steps)
+        trainer.run(2, DataLoader(dataset, 16, num_workers=n_workers), resume="auto")
+        return [note for note in notes(trainer) if "number of workers" in note]
+
+    for dataset, is_said in ((Augmented(), before != now), (TensorDataset(torch.ones(70, 8), torch.ones(70, 1)), False)):
+        folder = tmp_path / type(dataset).__name__
+        assert run(before, dataset, folder, 5 * epochs or 3) == []
+        found = run(now, dataset, folder, 10)
+        assert len(found) == is_said
+        text = f"was saved with another number of workers: {before}, and {now} now, so that the random numbers of the samples differ"
+        assert not is_said or text in found[0]
+
+
+class Quantized(nn.Module):
+    """An own module: `prepare_qat` gives it, too, the settings, a named tuple of classes with arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.layer, self.norm, self.out = quantization.QuantStub(), nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(self.layer(self.into(x))))
+
+
+def test_a_model_that_is_quantized_in_training_is_resumed_exactly_and_without_a_note(tmp_path: Path) -> None:
+    def make(**options: Any) -> Any:
+        torch.manual_seed(0)
+        model = Quantized()
+        model.qconfig = quantization.get_default_qat_qconfig("fbgemm")  # pyright: ignore[reportAttributeAccessIssue]
+        with warnings.catch_warnings():  # torch warns of the arguments that its own settings have
+            warnings.simplefilter("ignore")
+            return make_trainer(Saving, model=quantization.prepare_qat(model), **options)
+
+    expected = outcome(interrupted(tmp_path / "whole", make, None))
+    broken = interrupted(tmp_path / "broken", make, 6)
+    assert outcome(broken) == expected
+    assert not [note for note in notes(broken) if "exact" in note]
 
 
 class Phase(Enum):
