@@ -699,34 +699,14 @@ def by_ranks(settings: dict[str, Any], folder: Path, *, rank: int = 0) -> dict[s
 
 
 # -- comparison
-def _is_found_late(settings: dict[str, Any]) -> bool:
-    looks_same = settings["loader"].startswith("stream by rank") or settings["loader"] == "by hand by rank"
-    return settings["draws"] and looks_same and not settings["workers"] and settings["word"] is None
-
-
-def _begins_generator_again(settings: dict[str, Any]) -> bool:
-    has_own = settings["loader"] in ("own generator", "weighted") or (settings["draws"] and not settings["workers"])
-    return settings["cut"] in ("two to one", "one to two") and has_own
-
-
-KNOWN: dict[str, Callable[[dict[str, Any]], bool]] = {  # what is known to differ, and why; of these jobs only this is not compared
-    # A share that looks the same in all processes shows in its first batches, one for each rank. They are read with the random numbers of
-    # the first rank, as a stream that is dealt must be, and in this process can't be read again; so it is in the first epoch of a resumed
-    # run, too, whose draws are others than those of the whole run. `data="own"` says it before.
-    "the first batches of a share have the draws of another rank's": _is_found_late,
-    # A run that another number of processes resumes, from the end of an epoch, has no place in its loader, as with another loader
-    "a resume by another number of ranks begins a loader's own generator again": _begins_generator_again,
-}
-
-
 def difference(settings: dict[str, Any], expected: dict[str, Any], found: dict[str, Any]) -> str:
     """Where the runs of nbtrain differ first from the judge's, and from each other; empty where they do not."""
     if "error" in found:
         return found["error"]
-    resumed = found.get("resumed") if not _begins_generator_again(settings) and not _is_found_late(settings) else None
+    resumed = found.get("resumed")
     runs = {name: one for name, one in (("", found), ("resumed, ", resumed)) if one and "weights" in one}
     for name, one in runs.items():
-        if text := _beside(settings, expected, one) or (_repeated(settings, one["read"]) if settings["draws"] else ""):
+        if text := _beside(settings, expected, one) or (_repeated(one["read"]) if settings["draws"] else ""):
             return name + text
     if settings["cut"] == "two to two" and resumed is not None:
         for part, value in (("epochs", found["epochs"]), ("weights", found["weights"]), ("read", found["read"][-len(resumed["read"]) :])):
@@ -748,9 +728,8 @@ def _beside(settings: dict[str, Any], expected: dict[str, Any], found: dict[str,
     return next((f"{part}{text}" for part in ("epochs", "weights") if (text := _first(expected[part], found[part]))), "")
 
 
-def _repeated(settings: dict[str, Any], read: list[list[list[float]]]) -> str:
-    n_known = N_RANKS * N_RANKS * settings["size"] if _is_found_late(settings) else 0
-    rows = list(itertools.chain(read[0][n_known:], *read[1:]))
+def _repeated(read: list[list[list[float]]]) -> str:
+    rows = list(itertools.chain(*read))
     for kind, column in zip(DRAWS, list(zip(*rows))[1:]):
         if n := len(column) - len(set(column)):
             return f"{n} of {len(column)} draws of {kind} are the same as another"
@@ -914,8 +893,6 @@ def main() -> int:
                 print(f"seed {number}: {unusual}\n  {text or 'no difference'}", flush=True)
             n_different += bool(text)
     print(f"{len(numbers)} jobs, {n_different} differ from the judge; {dict(kinds)}")
-    for text, holds in KNOWN.items():
-        print(f"  in {sum(holds(draw(number)) for number in numbers)} it is known that {text}")
     return 1 if n_different else 0
 
 

@@ -20,6 +20,8 @@ from lightning.fabric.utilities.data import sized_len
 from ..private.lightning_parts import combined_mode, share_of
 from ..data.batch import batch_size
 from ..data.loader import BatchList, LazyLoader, LoaderWrapper, innermost, with_batch_sampler
+from ..data.loader_state import LoaderState
+from ..data.order_check import same_random
 from ..data.several_loaders import is_several, parts_of
 from ..data.tensor_loader import TensorLoader
 from .own_shares import SAY_WHOSE, Data, are_own, digest, first_and_last, gives_own_share, parts_of_loader
@@ -120,8 +122,7 @@ class RankLoader(LoaderWrapper):
         self.shares: list[float] = []
         self.said: list[str] = []
         self._is_passed = is_passed
-        self._seed: int | None = None
-        self._is_beginning = False
+        self._seed: int | None = None  # of a pass that begins, until each rank draws for itself
         is_own = gives_own_share(loader, number, n_ranks, data, group)
         is_of_torch = is_own and any(
             isinstance(part, DistributedSampler) for part in parts_of_loader(loader)
@@ -180,26 +181,45 @@ class RankLoader(LoaderWrapper):
     def __iter__(self) -> Iterator[Any]:
         self.shares.clear()
         self._seed = self._synchronize()
-        self._is_beginning = True
-        if self._is_own and self._known[1] and self._draws_between:
+        is_late = not self._known[1] and not self._is_sampled
+        if self._is_own and not is_late and self._draws_between:
             self._part()
-        read = iter(self._reads if self._reads is not None else self.loader)
-        batches = _apart(read) if self._is_apart and not self._is_own else read
-        if not self._known[1] and not self._is_sampled:
-            first = list(islice(batches, 1 if self._is_own else self.n_ranks))
-            self._look(digest(first))
-            if self._is_own and self._draws_between:
-                self._part()
-                if self._reads is not None:  # its workers draw what those of the other ranks do: begin again, with others
-                    self._reads = self._by_rank(None)
-                    first, read = [], iter(self._reads)
-                batches = read
-            batches = chain(first, batches)
+        batches = self._with_first_seen() if is_late else self._open()
         if self._is_own:
             batches = self._read_own(batches)
         elif not self._is_sampled:
             batches = self._deal(batches)
         yield from map(self._hand_out, batches)  # a loop would hold a batch until the next one is read
+
+    def _open(self) -> Iterator[Any]:
+        batches = iter(self._reads if self._reads is not None else self.loader)
+        return _Apart(batches) if self._is_apart and not (self._is_own and self._known[1]) else batches
+
+    def _with_first_seen(self) -> Iterator[Any]:
+        """The batches, of which the first ones show whose they are. A share is read again, with random numbers of this rank's."""
+        state = LoaderState(self.loader)
+        place, random = state.take(changed=False, with_own=False), random_state(devices=False)
+        batches = self._open()
+        first = list(islice(batches, 1 if self._is_own else self.n_ranks))
+        self._look(digest(first))
+        if not (self._is_own and self._draws_between):
+            return chain(first, batches)
+        if self._reads is not None:  # its workers drew what those of the other ranks did
+            self._reads = self._by_rank(None)
+        elif isinstance(batches, _Apart):
+            set_random_state(random)
+            _draw_as_open(self.loader)
+            if same_random(random_state(devices=False), batches.random):  # nothing else was drawn
+                self._part()
+                _draw_as_open(self.loader)
+                return chain(first, batches.batches)
+            state.put(place, workers=False)
+            set_random_state(random)
+            if digest(list(islice(self._open(), len(first)))) != digest(first):
+                raise ConfigError("The processes have separate data, whose first batches can't be read twice.", remedy=SAY_WHOSE)
+            state.put(place, workers=False)
+        self._part()
+        return self._open()
 
     def _look(self, first: Any) -> None:
         """Compare what the ranks read first, described, in the first epoch: the same is dealt, other batches are shares."""
@@ -220,9 +240,8 @@ class RankLoader(LoaderWrapper):
 
     def _begin(self, first: list[Any]) -> None:
         """The order of a pass is drawn, and nothing is read yet. One rank alone may also draw it to check it."""
-        if not self._is_beginning:
+        if self._seed is None:
             return
-        self._is_beginning = False
         if not self._known[1]:
             self._look([digest(first), first_and_last(self._reads.dataset)] if self._is_own else digest(first))
         if not self._reads.num_workers:
@@ -230,8 +249,7 @@ class RankLoader(LoaderWrapper):
 
     def _part(self) -> None:
         """Continue with a random state that is different in each rank."""
-        seed = self._seed
-        self._seed, self._is_beginning = None, False
+        seed, self._seed = self._seed, None
         if seed is None:
             return
         rank_seed = derive_seed(seed, self.number)
@@ -317,18 +335,28 @@ def _sum(n: int, group: Any) -> int:
     return int(found)
 
 
-def _apart(batches: Iterator[Any]) -> Iterator[Any]:
-    """Read `batches` with a separate random state, with which the next pass begins: the steps between them have another."""
-    own = random_state(devices=False)
-    while True:
+def _draw_as_open(loader: Any) -> None:
+    """Draw what torch's DataLoader draws when it is opened."""
+    if isinstance(loader, DataLoader) and loader.generator is None:
+        torch.empty((), dtype=torch.int64).random_()
+
+
+class _Apart:
+    """Reads `batches` with a separate random state, with which the next pass begins: the steps between them have another."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self.batches, self.random = batches, random_state(devices=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
         of_steps = random_state(devices=False)
-        set_random_state(own)
-        batch = next(batches, _END)
-        if batch is _END:
-            return
-        own = random_state(devices=False)
+        set_random_state(self.random)
+        batch = next(self.batches)
+        self.random = random_state(devices=False)
         set_random_state(of_steps)
-        yield batch
+        return batch
 
 
 # %% ../../nbs/distributed/rank_loader.ipynb #samplshr
