@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..private.torch_parts import ITERATOR, iterator_of
-from .loader import is_default_collate, is_fixed
+from .loader import LoaderWrapper, is_default_collate, is_fixed
 from .stream import is_torchdata, place_keeper
 from nbtrain.objects.search import (
     MOST_NUMBERS,
@@ -86,7 +86,8 @@ class LoaderParts:
 
 def find_parts(loader: Any) -> LoaderParts:
     """Search the objects of `loader`, each once."""
-    found, search = LoaderParts(), Search([("", loader)], libraries=True)
+    roots = loader.kept if isinstance(loader, LoaderWrapper) else {"": loader}
+    found, search = LoaderParts(), Search(roots.items(), libraries=True)
     for path, item in search:
         if not path.startswith(tuple(f"{at}.{ITERATOR}" for at in found.loaders)):  # a pass of torch's, which can't be restored
             found.add(path, item)
@@ -196,8 +197,8 @@ class LoaderState:
                     self.keeper.state_dict()
         else:
             for path, values in place.get("values", {}).items():
-                if path in parts.holders:
-                    set_values(parts.holders[path], values)
+                if (at := _path_in(parts.holders, path)) in parts.holders:
+                    set_values(parts.holders[at], values)
         for generator, state in _matched(parts.generators, place["generators"]):
             set_generator_state(generator, state)
 
@@ -244,7 +245,12 @@ def _has_odd_keys(values: Any) -> bool:
 def _matched(generators: Mapping[str, Any], states: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(states, list):  # of torch generators only, in the order of the search
         return zip((g for g in generators.values() if isinstance(g, torch.Generator)), states)
-    return ((generators[path], state) for path, state in states.items() if path in generators)
+    return ((generators[at], state) for path, state in states.items() if (at := _path_in(generators, path)) in generators)
+
+
+def _path_in(found: Mapping[str, Any], path: str) -> str:
+    """The path in the objects that are here; a rank of an older nbtrain has saved it with that of its own loader before it."""
+    return path if path in found else path.removeprefix(".loader")
 
 
 # %% ../../nbs/data/loader_state.ipynb #fbb0f507

@@ -31,7 +31,6 @@ __all__ = [
     "can_skip",
     "skip_batches",
     "why_read_again",
-    "begin_of_pass",
     "read_past",
     "ResumableLoader",
     "ValidLoader",
@@ -118,19 +117,6 @@ def why_read_again(loader: Any) -> str:
 
 # %% ../../nbs/data/resumable_loader.ipynb #0ab3fd30
 NO_PLACE = {"length": None, "finished": None, "whole": False, "place": {"own": None, "generators": {}}}  # of another loader
-
-
-def begin_of_pass(state: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The place where the pass of `state` begins in a loader of other batches of the same data, or in other processes: its generators."""
-    place = {} if state is None else state.get("begin", state)["place"]
-    generators = place.get("generators", {})
-    if not isinstance(generators, Mapping):  # of an older state
-        return NO_PLACE
-    of_one = {path.removeprefix(_IN_RANK): found for path, found in generators.items()}
-    return NO_PLACE | {"place": {"own": None, "generators": of_one | {_IN_RANK + path: found for path, found in of_one.items()}}}
-
-
-_IN_RANK = ".loader"  # where the loader is in that of a rank
 _END = object()
 _DRAWS = "the loader has no length and draws from the global random numbers between two batches, as the steps do"
 

@@ -17,7 +17,7 @@ from ..checkpoint.files import progress_of, read_checkpoint
 from ..checkpoint.frozen_base import put_in, with_frozen
 from ..checkpoint.weights import Weights, check_weights, local_file, url_of
 from ..data.epoch import set_epoch
-from ..data.resumable_loader import begin_of_pass
+from ..data.resumable_loader import NO_PLACE
 from ..engine.protocol import TrainerProtocol
 from ..engine.train_state import Counts
 from ..errors import CheckpointError, first_line
@@ -177,8 +177,10 @@ def fit_setup(
     if again and own["finished"] is not None:
         found[again[-1]] += f", and epoch {n_begun} begins again"
     if again:
-        is_same = _reads_same_data(own.get("setup", {}), given)
-        state["nbtrain"] |= {"finished": None, "loader": begin_of_pass(own["loader"] if is_same else None)}
+        place = NO_PLACE["place"]
+        if own["loader"] is not None and _reads_same_data(own.get("setup", {}), given):
+            place = place | {"generators": own["loader"].get("begin", own["loader"])["place"]["generators"]}
+        state["nbtrain"] |= {"finished": None, "loader": NO_PLACE | {"place": place}}
     return found
 
 
