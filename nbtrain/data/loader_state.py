@@ -38,7 +38,7 @@ from ..objects.walk import MOST_ITEMS, MOST_OBJECTS
 from ..rng import keep_random, random_state, set_random_state
 
 # %% auto #0
-__all__ = ["LoaderParts", "find_parts", "LoaderState", "why_not_exact", "draws_in_ranks"]
+__all__ = ["OF_RANK", "LoaderParts", "find_parts", "LoaderState", "why_not_exact", "draws_in_ranks"]
 
 
 # %% ../../nbs/data/loader_state.ipynb #7cc600e4
@@ -96,6 +96,7 @@ def find_parts(loader: Any) -> LoaderParts:
 
 
 # %% ../../nbs/data/loader_state.ipynb #b439dfc4
+OF_RANK = ".reads"  # before the path of what a rank reads instead
 _FEW = 256, 64  # items of a container, and numbers of an array, in which a dataset may count
 
 
@@ -145,7 +146,11 @@ class LoaderState:
             "own": own,
             "generators": {path: generator_state(generator) for path, generator in parts.generators.items()},
             "values": {path: found for path, found in values.items() if found and not (self.has_own and _has_odd_keys(found))},
-            "workers": [path for path, loader in parts.loaders.items() if loader.persistent_workers and iterator_of(loader) is not None],
+            "workers": [
+                path.removeprefix(OF_RANK)
+                for path, loader in parts.loaders.items()
+                if loader.persistent_workers and iterator_of(loader) is not None
+            ],
         }
 
     def _values(self, parts: LoaderParts) -> dict[str, Any]:
@@ -185,7 +190,7 @@ class LoaderState:
         if workers:
             # Start the persistent workers of these loaders, without changing the global random state.
             for path in place.get("workers", ()):
-                loader = parts.loaders.get(path)
+                loader = parts.loaders.get(OF_RANK + path) or parts.loaders.get(path)
                 if loader is not None and loader.persistent_workers and iterator_of(loader) is None:
                     with keep_random(devices=False):
                         iter(loader)

@@ -21,7 +21,7 @@ from lightning.fabric.utilities.data import sized_len
 from ..private.lightning_parts import combined_mode, share_of
 from ..data.batch import batch_size
 from ..data.loader import BatchList, LazyLoader, LoaderWrapper, innermost, with_batch_sampler
-from ..data.loader_state import LoaderState
+from ..data.loader_state import OF_RANK, LoaderState
 from ..data.order_check import same_random
 from ..data.several_loaders import is_several, parts_of
 from ..data.tensor_loader import TensorLoader
@@ -186,7 +186,7 @@ class RankLoader(LoaderWrapper):
     @property
     def kept(self) -> dict[str, Any]:
         """As in one process, and what this rank reads; whose share it is depends on the processes."""
-        return {"": self.loader} if self._reads is None else {"": self.loader, ".reads": self._reads}
+        return {"": self.loader} if self._reads is None else {"": self.loader, OF_RANK: self._reads}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         made = memo[id(self)] = copy(self)

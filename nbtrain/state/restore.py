@@ -179,7 +179,8 @@ def fit_setup(
     if again:
         place = NO_PLACE["place"]
         if own["loader"] is not None and _reads_same_data(own.get("setup", {}), given):
-            place = place | {"generators": own["loader"].get("begin", own["loader"])["place"]["generators"]}
+            begun = own["loader"].get("begin", own["loader"])["place"]
+            place = place | {name: begun[name] for name in ("generators", "workers") if name in begun}
         state["nbtrain"] |= {"finished": None, "loader": NO_PLACE | {"place": place}}
     return found
 
