@@ -32,7 +32,7 @@ from ..errors import ConfigError
 from ..rng import derive_seed, random_state, seed_process, set_random_state
 
 # %% auto #0
-__all__ = ["deal", "check_lengths", "DealtSampler", "SeedByRank", "RankLoader", "n_samples", "SampledLoader", "sampled_share", "RankMeter"]
+__all__ = ["deal", "check_lengths", "DealtSampler", "SeedByRank", "RankLoader", "n_read", "SampledLoader", "sampled_share", "RankMeter"]
 
 
 # %% ../../nbs/distributed/rank_loader.ipynb #db20ca5b
@@ -166,13 +166,14 @@ class RankLoader(LoaderWrapper):
         return reads
 
     def _say_own(self) -> None:
-        all_lengths = gather(n_samples(self.loader), self.group)
-        lengths = [n for n in all_lengths[:: max(1, len(all_lengths) // self.n_ranks)] if n is not None]
-        if len(lengths) < self.n_ranks:
+        counts = gather(n_read(self.loader), self.group)
+        counts = counts[:: max(1, len(counts) // self.n_ranks)]
+        lengths, kinds = [n for n, _ in counts if n is not None], {kind for _, kind in counts}
+        if len(lengths) < self.n_ranks or len(kinds) > 1:
             self.said.append(_OWN)
             return
         found = " and ".join(map(str, lengths)) if len(lengths) < 4 else f"{min(lengths)} to {max(lengths)}"
-        self.said.append(f"{self.n_ranks} processes have separate data, {found} samples: they are read as they are.")
+        self.said.append(f"{self.n_ranks} processes have separate data, {found} {kinds.pop()}: they are read as they are.")
 
     def _say_read(self) -> None:
         """Say how much the first whole pass has read of the dataset, if not all."""
@@ -225,8 +226,8 @@ class RankLoader(LoaderWrapper):
         state = LoaderState(self.loader)
         place, random = state.take(changed=False, with_own=False), random_state(devices=False)
         batches = self._open()
-        first = list(islice(batches, 1 if self._is_own else self.n_ranks))
-        self._look(digest(first))
+        first = list(islice(batches, 2 if self._is_own else self.n_ranks))
+        self._look(digest(first), is_constant=len(first) > 1 and digest(first[0]) == digest(first[-1]))
         if not (self._is_own and self._draws_between):
             return chain(first, batches)
         if self._reads is not None:  # its workers drew what those of the other ranks did
@@ -246,11 +247,14 @@ class RankLoader(LoaderWrapper):
         self._part()
         return self._open()
 
-    def _look(self, first: Any) -> None:
-        """Compare what the ranks read first, described, in the first epoch: the same is dealt, other batches are shares."""
+    def _look(self, first: Any, *, is_constant: bool = False) -> None:
+        """Compare what the ranks read first, described, in the first epoch: the same is dealt, other batches are shares.
+
+        `is_constant`: the batches of a share are all alike, and don't show whether they are another's.
+        """
         was_own = self._is_own
         is_own = are_own(first, "The first batches", self.n_ranks, self.group)
-        if is_own != was_own and was_own is not None and self._is_several():
+        if is_own != was_own and was_own is not None and not (was_own and is_constant) and self._is_several():
             what = "the same batches of data that look divided" if was_own else "other batches of data that look the same"
             raise ConfigError(
                 f"The processes read {what}.",
@@ -350,11 +354,11 @@ def _summed(batches: Iterator[Any], read: Any) -> Iterator[Any]:
 _OWN = "Each process has other data: they are read as they are."
 
 
-def n_samples(loader: Any) -> int | None:
-    """The number of samples that this process reads of `loader`, or of its batches; None if it has no length."""
-    sampler = getattr(loader, "sampler", None)
-    found = sized_len(sampler) if sampler is not None else None
-    return found if found is not None else sized_len(loader)
+def n_read(loader: Any) -> tuple[int | None, str]:
+    """How many samples this process reads of `loader`, or batches, as the word says; None if it has no length."""
+    by = loader if getattr(loader, "batch_sampler", None) is None else loader.batch_sampler
+    found = sized_len(getattr(by, "sampler", None))
+    return (sized_len(loader), "batches") if found is None else (found, "samples")
 
 
 def _sum(n: int, group: Any) -> int:
