@@ -28,6 +28,7 @@ from ..distributed.own_shares import Data
 from ..distributed.memory_estimate import device_memory, plan_devices
 from ..distributed.parallelism import Parallelize, resolve_parallelism
 from ..distributed.rank import InWorker, InWorld, RankCallback, WorkerEnvironment
+from ..run.live_edits import say_late
 from ..state.replica import drive_copy, forward_event, restore_trainer, run_copy, take_state
 from ..state.states import StatefulTrainer
 from ..distributed.worker import Rank, Terminated, dumps
@@ -418,7 +419,7 @@ def _serve_late(trainer: Any, name: str, options: Mapping[str, Any], at: None) -
             print(first_line(error))
             return
     if name == "set":
-        print(f"The run has no batch left: {', '.join(f'{key}={value!r}' for key, value in options.items())} holds for the next one.")
+        say_late(", ".join(f"{key}={value!r}" for key, value in options.items()))
     elif name == "validate_now":
         print("The run ended before it could be validated. evaluate(loader) validates without a run.")
 

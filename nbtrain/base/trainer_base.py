@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import lightning as L
 import torch
+import torch.distributed as dist
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary
 from torch import Tensor, nn
@@ -624,6 +625,16 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     def world(self) -> World:
         """The process group that torchrun or SLURM started, in which the runs are distributed."""
         return world_of(self)
+
+    @property
+    def world_size(self) -> int:
+        """How many processes train together. A dataset that keeps it and `global_rank`, as `world_size` and `rank`, can divide itself."""
+        return self.launcher.n_processes if self.launcher is not None else self.world.size
+
+    @property
+    def global_rank(self) -> int:
+        """The number of this process among them. In a notebook 0, also for the processes of a run, which set `rank` of their datasets."""
+        return dist.get_rank() if self.world_size > 1 and dist.is_initialized() else self.world.number
 
     # -- what a run reads
     @property

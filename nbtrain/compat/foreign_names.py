@@ -400,8 +400,6 @@ lightning:log_dir,default_root_dir tlama:log_file fastai:path
     Read `trainer.run_dir`, the run folder.
 lightning:is_global_zero hf:is_world_process_zero,is_local_process_zero
     Read `trainer.is_main_process`.
-lightning:world_size
-    Read `trainer.world.size`.
 tlama:device_type
     Read `trainer.device.type`.
 tlama:grad_accum_steps

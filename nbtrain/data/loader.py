@@ -97,6 +97,11 @@ class LoaderWrapper:
         return self.loader
 
     @property
+    def kept(self) -> dict[str, Any]:
+        """The objects, by path, in which a place in the data is searched."""
+        return {"": self}
+
+    @property
     def sampler(self) -> Any:
         """The loader's sampler."""
         return getattr(self.loader, "sampler", None)

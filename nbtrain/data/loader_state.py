@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..private.torch_parts import ITERATOR, iterator_of
-from .loader import gives_same
+from .loader import LoaderWrapper, gives_same
 from .stream import is_torchdata, place_keeper
 from nbtrain.objects.search import (
     MOST_NUMBERS,
@@ -38,7 +38,7 @@ from ..objects.walk import MOST_ITEMS, MOST_OBJECTS
 from ..rng import keep_random, random_state, set_random_state
 
 # %% auto #0
-__all__ = ["LoaderParts", "find_parts", "LoaderState", "why_not_exact", "draws_in_ranks"]
+__all__ = ["OF_RANK", "LoaderParts", "find_parts", "LoaderState", "why_not_exact", "draws_in_ranks"]
 
 
 # %% ../../nbs/data/loader_state.ipynb #7cc600e4
@@ -86,7 +86,8 @@ class LoaderParts:
 
 def find_parts(loader: Any) -> LoaderParts:
     """Search the objects of `loader`, each once."""
-    found, search = LoaderParts(), Search([("", loader)], libraries=True)
+    roots = loader.kept if isinstance(loader, LoaderWrapper) else {"": loader}
+    found, search = LoaderParts(), Search(roots.items(), libraries=True)
     for path, item in search:
         if not path.startswith(tuple(f"{at}.{ITERATOR}" for at in found.loaders)):  # a pass of torch's, which can't be restored
             found.add(path, item)
@@ -95,6 +96,7 @@ def find_parts(loader: Any) -> LoaderParts:
 
 
 # %% ../../nbs/data/loader_state.ipynb #b439dfc4
+OF_RANK = ".reads"  # before the path of what a rank reads instead
 _FEW = 256, 64  # items of a container, and numbers of an array, in which a dataset may count
 
 
@@ -144,7 +146,11 @@ class LoaderState:
             "own": own,
             "generators": {path: generator_state(generator) for path, generator in parts.generators.items()},
             "values": {path: found for path, found in values.items() if found and not (self.has_own and _has_odd_keys(found))},
-            "workers": [path for path, loader in parts.loaders.items() if loader.persistent_workers and iterator_of(loader) is not None],
+            "workers": [
+                path.removeprefix(OF_RANK)
+                for path, loader in parts.loaders.items()
+                if loader.persistent_workers and iterator_of(loader) is not None
+            ],
         }
 
     def _values(self, parts: LoaderParts) -> dict[str, Any]:
@@ -184,7 +190,7 @@ class LoaderState:
         if workers:
             # Start the persistent workers of these loaders, without changing the global random state.
             for path in place.get("workers", ()):
-                loader = parts.loaders.get(path)
+                loader = parts.loaders.get(OF_RANK + path) or parts.loaders.get(path)
                 if loader is not None and loader.persistent_workers and iterator_of(loader) is None:
                     with keep_random(devices=False):
                         iter(loader)
@@ -196,8 +202,8 @@ class LoaderState:
                     self.keeper.state_dict()
         else:
             for path, values in place.get("values", {}).items():
-                if path in parts.holders:
-                    set_values(parts.holders[path], values)
+                if (at := _path_in(parts.holders, path)) in parts.holders:
+                    set_values(parts.holders[at], values)
         for generator, state in _matched(parts.generators, place["generators"]):
             set_generator_state(generator, state)
 
@@ -244,7 +250,12 @@ def _has_odd_keys(values: Any) -> bool:
 def _matched(generators: Mapping[str, Any], states: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(states, list):  # of torch generators only, in the order of the search
         return zip((g for g in generators.values() if isinstance(g, torch.Generator)), states)
-    return ((generators[path], state) for path, state in states.items() if path in generators)
+    return ((generators[at], state) for path, state in states.items() if (at := _path_in(generators, path)) in generators)
+
+
+def _path_in(found: Mapping[str, Any], path: str) -> str:
+    """The path in the objects that are here; a rank of an older nbtrain has saved it with that of its own loader before it."""
+    return path if path in found else path.removeprefix(".loader")
 
 
 # %% ../../nbs/data/loader_state.ipynb #fbb0f507

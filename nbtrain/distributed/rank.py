@@ -181,7 +181,8 @@ class RankCallback(L.Callback):
             if training:
                 check_lengths(gather(None if is_several(share) else sized_len(share), self.group))
             return share
-        share = RankLoader(loader, self._reader, self.n_readers, self.group, data=data, is_passed=self.watch.is_passed)
+        what = "epoch" if training else "validation"
+        share = RankLoader(loader, self._reader, self.n_readers, self.group, data=data, is_passed=self.watch.is_passed, what=what)
         self._loaders.append(share)
         self._say()
         if training:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy, deepcopy
 from hashlib import blake2b
 from itertools import chain, islice
 from typing import Any
@@ -20,6 +21,8 @@ from lightning.fabric.utilities.data import sized_len
 from ..private.lightning_parts import combined_mode, share_of
 from ..data.batch import batch_size
 from ..data.loader import BatchList, LazyLoader, LoaderWrapper, innermost, with_batch_sampler
+from ..data.loader_state import OF_RANK, LoaderState
+from ..data.order_check import same_random
 from ..data.several_loaders import is_several, parts_of
 from ..data.tensor_loader import TensorLoader
 from .own_shares import SAY_WHOSE, Data, are_own, digest, first_and_last, gives_own_share, parts_of_loader
@@ -29,7 +32,7 @@ from ..errors import ConfigError
 from ..rng import derive_seed, random_state, seed_process, set_random_state
 
 # %% auto #0
-__all__ = ["deal", "check_lengths", "DealtSampler", "SeedByRank", "RankLoader", "n_samples", "SampledLoader", "sampled_share", "RankMeter"]
+__all__ = ["deal", "check_lengths", "DealtSampler", "SeedByRank", "RankLoader", "n_read", "SampledLoader", "sampled_share", "RankMeter"]
 
 
 # %% ../../nbs/distributed/rank_loader.ipynb #db20ca5b
@@ -56,7 +59,12 @@ def check_lengths(lengths: list[int | None]) -> None:
 
 
 class DealtSampler(Sampler[list[int]]):
-    """A batch sampler for one rank. Appends the share of each batch to `shares`. `look` is called with the first round."""
+    """A batch sampler for one rank. Appends the share of each batch to `shares`. `look` is called with the first round.
+
+    `n_read`: how many samples of this pass are this rank's so far.
+    """
+
+    n_read = 0
 
     def __init__(
         self, batches: Any, number: int, n_ranks: int, shares: list[float], look: Callable[[list[Any]], None] = lambda first: None
@@ -72,11 +80,12 @@ class DealtSampler(Sampler[list[int]]):
         return -(-len(self.batches) // self.n_ranks)
 
     def __iter__(self) -> Iterator[list[int]]:
-        batches = iter(self.batches)
+        self.n_read, batches = 0, iter(self.batches)
         first = list(islice(batches, self.n_ranks))
         self.look(first)
         for indices, share in deal(chain(first, batches), len, self.number, self.n_ranks):
             self.shares.append(share)
+            self.n_read += len(indices) if share else 0
             yield indices
 
 
@@ -102,7 +111,7 @@ class RankLoader(LoaderWrapper):
     """The batches of `loader` for rank `number` of `n_ranks`. `group`: a process group on the CPU.
 
     `data`: whose data they are; see MultiGPUAddon. `said`: texts for the record. `shares`: the share of each batch of this epoch so far.
-    `is_passed`: whether another rank is farther in the run than this one.
+    `is_passed`: whether another rank is farther in the run than this one. `what`: what a pass is.
     """
 
     def __init__(
@@ -114,20 +123,22 @@ class RankLoader(LoaderWrapper):
         *,
         data: Data = "auto",
         is_passed: Callable[[], bool] = lambda: False,
+        what: str = "epoch",
     ) -> None:
         super().__init__(loader)
         self.number, self.n_ranks, self.group = number, n_ranks, group
         self.shares: list[float] = []
         self.said: list[str] = []
-        self._is_passed = is_passed
-        self._seed: int | None = None
-        self._is_beginning = False
+        self._is_passed, self._what = is_passed, what
+        self._n_handed, self._n_whole = 0, None  # batches of this pass; of a whole one
+        self._is_counted = False  # whether a whole pass has shown how much of the dataset it reads
+        self._seed: int | None = None  # of a pass that begins, until each rank draws for itself
         is_own = gives_own_share(loader, number, n_ranks, data, group)
         is_of_torch = is_own and any(
             isinstance(part, DistributedSampler) for part in parts_of_loader(loader)
         )  # it divides what is equal, too
-        # Whether this is a share, and whether that needs no comparison. As a tuple it is in no saved place
-        self._known: tuple[bool | None, bool] = is_own, data != "auto" or bool(is_of_torch)
+        self._is_own = is_own  # whether this is a share; None if its first batches will show it
+        self._is_known = data != "auto" or bool(is_of_torch)  # whether that needs no comparison
         self._is_compared = data == "auto"  # whether what is dealt is compared to the end; "deal" is a word on it
         self._reads: Any = None  # a DataLoader of this rank's batches, or like that of a stream
         inside: Any = innermost(loader)
@@ -144,7 +155,7 @@ class RankLoader(LoaderWrapper):
             place = (0, 1) if self._is_own else (number, n_ranks)
             self._reads = self._by_rank(DealtSampler(batches, *place, self.shares, self._begin))
         elif type(loader) is DataLoader and loader.num_workers:
-            self._reads = self._by_rank(None) if self._is_own and self._known[1] else with_batch_sampler(loader, None)
+            self._reads = self._by_rank(None) if self._is_own and self._is_known else with_batch_sampler(loader, None)
         if self._is_own:
             self._say_own()
 
@@ -154,20 +165,35 @@ class RankLoader(LoaderWrapper):
         reads.worker_init_fn = SeedByRank(self.number, reads.worker_init_fn)
         return reads
 
-    @property
-    def _is_own(self) -> bool | None:
-        return self._known[0]
-
     def _say_own(self) -> None:
-        all_lengths = gather(n_samples(self.loader), self.group)
-        lengths = [n for n in all_lengths[:: max(1, len(all_lengths) // self.n_ranks)] if n is not None]
-        if len(lengths) < self.n_ranks:
+        counts = gather(n_read(self.loader), self.group)
+        counts = counts[:: max(1, len(counts) // self.n_ranks)]
+        lengths, kinds = [n for n, _ in counts if n is not None], {kind for _, kind in counts}
+        if len(lengths) < self.n_ranks or len(kinds) > 1:
             self.said.append(_OWN)
             return
         found = " and ".join(map(str, lengths)) if len(lengths) < 4 else f"{min(lengths)} to {max(lengths)}"
-        n_all = sized_len(getattr(self.loader, "dataset", None))
-        of_all = f" of {n_all}" if n_all is not None and sum(lengths) < n_all else ""
-        self.said.append(f"{self.n_ranks} processes have separate data, {found} samples{of_all}: they are read as they are.")
+        self.said.append(f"{self.n_ranks} processes have separate data, {found} {kinds.pop()}: they are read as they are.")
+
+    def _say_read(self) -> None:
+        """Say how much the first whole pass has read of the dataset, if not all."""
+        self._is_counted = True
+        found = gather((self._reads.batch_sampler.n_read, sized_len(self._reads.dataset)), self.group)
+        n_read = sum(n for n, _ in found) * self.n_ranks // len(found)  # ranks that are one reader have the same
+        n_all = found[0][1]
+        if n_all is not None and n_read < n_all:
+            self.said.append(f"The first {self._what} has read {n_read} of {n_all} samples.")
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """As in one process, and what this rank reads; whose share it is depends on the processes."""
+        return {"": self.loader} if self._reads is None else {"": self.loader, OF_RANK: self._reads}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        made = memo[id(self)] = copy(self)
+        of_process = "group", "_is_passed"
+        vars(made).update({name: deepcopy(value, memo) for name, value in vars(self).items() if name not in of_process})
+        return made
 
     def __len__(self) -> int:
         return super().__len__() if self._is_own else -(-super().__len__() // self.n_ranks)
@@ -179,39 +205,62 @@ class RankLoader(LoaderWrapper):
 
     def __iter__(self) -> Iterator[Any]:
         self.shares.clear()
+        self._n_handed, self._n_whole = 0, sized_len(self)
         self._seed = self._synchronize()
-        self._is_beginning = True
-        if self._is_own and self._known[1] and self._draws_between:
+        is_late = not self._is_known and not self._is_sampled
+        if self._is_own and not is_late and self._draws_between:
             self._part()
-        read = iter(self._reads if self._reads is not None else self.loader)
-        batches = _apart(read) if self._is_apart and not self._is_own else read
-        if not self._known[1] and not self._is_sampled:
-            first = list(islice(batches, 1 if self._is_own else self.n_ranks))
-            self._look(digest(first))
-            if self._is_own and self._draws_between:
-                self._part()
-                if self._reads is not None:  # its workers draw what those of the other ranks do: begin again, with others
-                    self._reads = self._by_rank(None)
-                    first, read = [], iter(self._reads)
-                batches = read
-            batches = chain(first, batches)
+        batches = self._with_first_seen() if is_late else self._open()
         if self._is_own:
             batches = self._read_own(batches)
         elif not self._is_sampled:
             batches = self._deal(batches)
         yield from map(self._hand_out, batches)  # a loop would hold a batch until the next one is read
 
-    def _look(self, first: Any) -> None:
-        """Compare what the ranks read first, described, in the first epoch: the same is dealt, other batches are shares."""
-        was_own = self._known[0]
+    def _open(self) -> Iterator[Any]:
+        batches = iter(self._reads if self._reads is not None else self.loader)
+        return _Apart(batches) if self._is_apart and not (self._is_own and self._is_known) else batches
+
+    def _with_first_seen(self) -> Iterator[Any]:
+        """The batches, of which the first ones show whose they are. A share is read again, with random numbers of this rank's."""
+        state = LoaderState(self.loader)
+        place, random = state.take(changed=False, with_own=False), random_state(devices=False)
+        batches = self._open()
+        first = list(islice(batches, 2 if self._is_own else self.n_ranks))
+        self._look(digest(first), is_constant=len(first) > 1 and digest(first[0]) == digest(first[-1]))
+        if not (self._is_own and self._draws_between):
+            return chain(first, batches)
+        if self._reads is not None:  # its workers drew what those of the other ranks did
+            self._reads = self._by_rank(None)
+        elif isinstance(batches, _Apart):
+            set_random_state(random)
+            _draw_as_open(self.loader)
+            if same_random(random_state(devices=False), batches.random):  # nothing else was drawn
+                self._part()
+                _draw_as_open(self.loader)
+                return chain(first, batches.batches)
+            state.put(place, workers=False)
+            set_random_state(random)
+            if digest(list(islice(self._open(), len(first)))) != digest(first):
+                raise ConfigError("The processes have separate data, whose first batches can't be read twice.", remedy=SAY_WHOSE)
+            state.put(place, workers=False)
+        self._part()
+        return self._open()
+
+    def _look(self, first: Any, *, is_constant: bool = False) -> None:
+        """Compare what the ranks read first, described, in the first epoch: the same is dealt, other batches are shares.
+
+        `is_constant`: the batches of a share are all alike, and don't show whether they are another's.
+        """
+        was_own = self._is_own
         is_own = are_own(first, "The first batches", self.n_ranks, self.group)
-        if is_own != was_own and was_own is not None and self._is_several():
+        if is_own != was_own and was_own is not None and not (was_own and is_constant) and self._is_several():
             what = "the same batches of data that look divided" if was_own else "other batches of data that look the same"
             raise ConfigError(
                 f"The processes read {what}.",
                 remedy=SAY_WHOSE,
             )
-        self._known = is_own if was_own is None else was_own, True
+        self._is_own, self._is_known = is_own if was_own is None else was_own, True
         if is_own and was_own is None:
             self.said.append(_OWN)
 
@@ -220,18 +269,16 @@ class RankLoader(LoaderWrapper):
 
     def _begin(self, first: list[Any]) -> None:
         """The order of a pass is drawn, and nothing is read yet. One rank alone may also draw it to check it."""
-        if not self._is_beginning:
+        if self._seed is None:
             return
-        self._is_beginning = False
-        if not self._known[1]:
+        if not self._is_known:
             self._look([digest(first), first_and_last(self._reads.dataset)] if self._is_own else digest(first))
         if not self._reads.num_workers:
             self._part()
 
     def _part(self) -> None:
         """Continue with a random state that is different in each rank."""
-        seed = self._seed
-        self._seed, self._is_beginning = None, False
+        seed, self._seed = self._seed, None
         if seed is None:
             return
         rank_seed = derive_seed(seed, self.number)
@@ -242,6 +289,9 @@ class RankLoader(LoaderWrapper):
 
     def _hand_out(self, batch: Any) -> Any:
         self._part()  # the order was drawn with the first batch
+        self._n_handed += 1
+        if self._n_handed == self._n_whole and self._is_sampled and not self._is_counted:
+            self._say_read()
         return batch
 
     def _deal(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -304,11 +354,11 @@ def _summed(batches: Iterator[Any], read: Any) -> Iterator[Any]:
 _OWN = "Each process has other data: they are read as they are."
 
 
-def n_samples(loader: Any) -> int | None:
-    """The number of samples that this process reads of `loader`, or of its batches; None if it has no length."""
-    sampler = getattr(loader, "sampler", None)
-    found = sized_len(sampler) if sampler is not None else None
-    return found if found is not None else sized_len(loader)
+def n_read(loader: Any) -> tuple[int | None, str]:
+    """How many samples this process reads of `loader`, or batches, as the word says; None if it has no length."""
+    by = loader if getattr(loader, "batch_sampler", None) is None else loader.batch_sampler
+    found = sized_len(getattr(by, "sampler", None))
+    return (sized_len(loader), "batches") if found is None else (found, "samples")
 
 
 def _sum(n: int, group: Any) -> int:
@@ -317,18 +367,28 @@ def _sum(n: int, group: Any) -> int:
     return int(found)
 
 
-def _apart(batches: Iterator[Any]) -> Iterator[Any]:
-    """Read `batches` with a separate random state, with which the next pass begins: the steps between them have another."""
-    own = random_state(devices=False)
-    while True:
+def _draw_as_open(loader: Any) -> None:
+    """Draw what torch's DataLoader draws when it is opened."""
+    if isinstance(loader, DataLoader) and loader.generator is None:
+        torch.empty((), dtype=torch.int64).random_()
+
+
+class _Apart:
+    """Reads `batches` with a separate random state, with which the next pass begins: the steps between them have another."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self.batches, self.random = batches, random_state(devices=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
         of_steps = random_state(devices=False)
-        set_random_state(own)
-        batch = next(batches, _END)
-        if batch is _END:
-            return
-        own = random_state(devices=False)
+        set_random_state(self.random)
+        batch = next(self.batches)
+        self.random = random_state(devices=False)
         set_random_state(of_steps)
-        yield batch
+        return batch
 
 
 # %% ../../nbs/distributed/rank_loader.ipynb #samplshr

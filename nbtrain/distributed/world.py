@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -138,9 +137,6 @@ class Watch:
 
     def end(self) -> None:
         self._is_over.set()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
-        return self  # a copied loader reads in this process, too
 
     def reach(self, part: int) -> None:
         """A batch begins (0), its gradients are exchanged (1), which not every batch has, or it is over (2)."""

@@ -335,7 +335,7 @@ class Control:
         if not self.can_pause:
             raise ConfigError("An evaluation can't be paused.", remedy="stop() ends it, and changes nothing else.")
         if self.together is not None:
-            raise ConfigError("One rank of several can't be paused.", remedy="stop() ends the run on all of them.")
+            raise ConfigError("One process of several can't pause the run.", remedy="stop() ends it in all of them.")
         self.run_state.request("pausing", self.elsewhere)
 
     def proceed(self, verdict: Verdict = "retry") -> None:

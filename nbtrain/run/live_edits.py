@@ -33,7 +33,7 @@ from .handle import RunHandle
 from ..formatting import format_value
 
 # %% auto #0
-__all__ = ["check_options", "set_options", "validate_now", "handle_of", "pause", "resume"]
+__all__ = ["check_options", "set_options", "say_late", "validate_now", "handle_of", "pause", "resume"]
 
 
 # %% ../../nbs/run/live_edits.ipynb #e815dabc
@@ -113,7 +113,12 @@ def set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
     is_on = trainer.control.state != "idle"
     changes, is_last = trainer.control.do(lambda at: _set_options(trainer, options, at))
     if is_on and is_last:
-        print(f"The run has no batch left: {changes} holds for the next one.")
+        say_late(changes)
+
+
+def say_late(changes: str) -> None:
+    """Say that `changes` came after the last batch of a run."""
+    print(f"The run has no batch left: {changes} holds for the next one.")
 
 
 def _has_no_batch(trainer: TrainerProtocol, at: Boundary | None) -> bool:
@@ -245,6 +250,10 @@ def handle_of(trainer: TrainerBase, request: str) -> RunHandle:
 
 def pause(trainer: TrainerBase) -> None:
     """Pause the run, and wait until it is paused, except in its own thread. If it is over before, say so."""
+    if trainer.control.together is not None:
+        is_script = trainer.world.environment is not None
+        how = 'run(..., resume="auto") continues it' if is_script else "pause() in a cell pauses all of them"
+        raise ConfigError("One process of several can't pause the run.", remedy=f"stop() ends it in all of them; {how}.")
     handle = handle_of(trainer, "pause()")
     trainer.control.pause()
     if threading.current_thread() is trainer.control.thread:

@@ -114,22 +114,32 @@ def correct_model(trainer: TrainerBase) -> None:
 _SAID: list[str] = []  # once in a process
 
 
-def _note_other_ranks(trainer: TrainerBase) -> None:
-    """Add a note if torchrun, SLURM or accelerate has several processes, and each of them would train by itself."""
+def _other_processes() -> str:
+    """The processes beside this one that were started, or are configured, in words; empty if there are none."""
+    if "RANK" in os.environ and os.getenv("WORLD_SIZE", "1") != "1":
+        return f"This process is rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+    if os.getenv("SLURM_NTASKS", "1") != "1":
+        return f"SLURM has given this job {os.environ['SLURM_NTASKS']} tasks, of which this process is one"
     configured = Path(os.getenv("HF_HOME", "~/.cache/huggingface"), "accelerate/default_config.yaml").expanduser()
-    text = configured.read_text() if "accelerate" in sys.modules and configured.is_file() else ""
-    n = f"\n{text}\nnum_processes: 1\n".split("\nnum_processes: ")[1].partition("\n")[0]
-    numbers = {
-        f"This process is rank {os.getenv('RANK')} of {os.getenv('WORLD_SIZE')}": os.getenv("WORLD_SIZE", "1")
-        if "RANK" in os.environ
-        else "1",
-        f"SLURM has given this job {os.getenv('SLURM_NTASKS')} tasks, of which this process is one": os.getenv("SLURM_NTASKS", "1"),
-        f"accelerate is configured for {n} processes, of which this is one": n,
-    }
-    what = next((what for what, n in numbers.items() if n != "1"), "")
-    if what and what not in _SAID and trainer.world.size == 1 and trainer.launcher is None and "strategy" not in trainer.lightning:
-        _SAID.append(what)
-        trainer.recorder.note(f"{what}, and trains alone, on all data. Use MultiGPUAddon to train together.")
+    if "accelerate" not in sys.modules or not configured.is_file():
+        return ""
+    n = f"\n{configured.read_text()}\nnum_processes: 1\n".split("\nnum_processes: ")[1].partition("\n")[0]
+    return f"accelerate is configured for {n} processes, of which this is one" if n != "1" else ""
+
+
+def _note_other_ranks(trainer: TrainerBase) -> None:
+    """Add a note if torchrun, SLURM or accelerate has several processes, and each of them would train by itself, or wait for nothing."""
+    what = _other_processes()
+    if not what or what in _SAID or trainer.world.size > 1 or "strategy" in trainer.lightning:
+        return
+    if trainer.launcher is None:
+        text = f"{what}, and trains alone, on all data. Use MultiGPUAddon to train together."
+    elif what.startswith("SLURM"):
+        text = f"{what}. The run starts {trainer.world_size} processes here, and the other tasks idle; srun starts a script in all of them."
+    else:
+        return
+    _SAID.append(what)
+    trainer.recorder.note(text)
 
 
 def advise(trainer: TrainerBase, loader: Iterable[Any]) -> None:

@@ -169,7 +169,7 @@ def fit_setup(
     n_begun = own["counts"]["epoch"] + (own["finished"] is not None)
     if loader is not None and n_begun:
         set_epoch(loader, n_begun - 1)  # a dataset may grow from epoch to epoch
-    given = {part: settings for part, settings in setup_of(trainer, loader).items() if part not in later}
+    given = {part: settings for part, settings in setup_of(trainer, loader, own.get("setup")).items() if part not in later}
     found = check_setup(own, given, Path(checkpoint), strict=strict)
     restored = restored_parts(own, given)
     state["nbtrain"] = own | {"setup": own.get("setup", {}) | {part: settings for part, settings in given.items() if part not in restored}}
@@ -177,8 +177,20 @@ def fit_setup(
     if again and own["finished"] is not None:
         found[again[-1]] += f", and epoch {n_begun} begins again"
     if again:
-        state["nbtrain"] |= {"finished": None, "loader": NO_PLACE}
+        place = NO_PLACE["place"]
+        if own["loader"] is not None and _reads_same_data(own.get("setup", {}), given):
+            begun = own["loader"].get("begin", own["loader"])["place"]
+            place = place | {name: begun[name] for name in ("generators", "workers") if name in begun}
+        state["nbtrain"] |= {"finished": None, "loader": NO_PLACE | {"place": place}}
     return found
+
+
+def _reads_same_data(saved: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Whether the loader differs in the size of its batches at most, or one of both is unknown."""
+    before, now = saved.get("loader"), given.get("loader")
+    if before is None or now is None:
+        return True
+    return {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)} <= {"batches", "batch_size"}
 
 
 def note_differences(trainer: TrainerProtocol, checkpoint: str | Path, found: Mapping[str, str]) -> None:

@@ -97,7 +97,7 @@ def fit_reached(
     if epoch == n_epoch and own["finished"] is None:
         if loader is not None:
             set_epoch(loader, n_epoch - 1)  # a dataset may grow from epoch to epoch
-        given = setup_of(trainer, loader) | (trainer.states.given or all_given(trainer))
+        given = setup_of(trainer, loader, before) | (trainer.states.given or all_given(trainer))
         saved = {part: value for part, value in {**before, **(own.get("given") or {})}.items() if part in _OF_RUN}
         options = saved.get(OPTIONS, {})
         given[OPTIONS] = {name: value for name, value in given.get(OPTIONS, {}).items() if name in options}

@@ -21,7 +21,7 @@ from ..data.loader import BatchList, as_loader, gives_same, innermost
 from ..data.seeded_loader import SeededLoader
 from ..data.several_loaders import is_several, mode_of, n_batches, parts_of
 from ..data.tensor_loader import TensorLoader
-from ..base.launcher import n_readers
+from ..base.launcher import launcher_of, n_readers
 from ..engine.callback import Freezer, active_callbacks, as_list
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError
@@ -115,8 +115,11 @@ def _of_data_loader(loader: Any) -> dict[str, Any]:
     return found
 
 
-def setup_of(trainer: TrainerProtocol, loader: Any = None) -> Setup:
-    """Describe the training setup of `trainer` as plain data. `loader`: the training loader; None if it is not known yet."""
+def setup_of(trainer: TrainerProtocol, loader: Any = None, saved: Mapping[str, Any] | None = None) -> Setup:
+    """Describe the training setup of `trainer` as plain data. `loader`: the training loader; None if it is not known yet.
+
+    `saved`: the setup that it will be compared with.
+    """
     found: Setup = {  # of a trainer without addons
         "schedule": {"schedule": None},
         "accumulation": {"accumulate": trainer.lightning.get("accumulate_grad_batches", 1), "grad_reduction": "mean"},
@@ -130,6 +133,8 @@ def setup_of(trainer: TrainerProtocol, loader: Any = None) -> Setup:
     if loader is not None and not finds:
         found["loader"] = of = _of_loader(loader)
         found[WORKERS] = {name: of.pop(name) for name in [*of] if name.startswith("workers")}
+        if saved is not None and "batches" in saved.get("loader", {}) and launcher_of(trainer) is not None:
+            of["batches"] = saved["loader"]["batches"]  # the ranks compare it: a sampler may count those of its rank
     for addon in trainer.active_addons:
         for part, settings in addon.resume_settings(trainer).items():
             found[part] = found.get(part, {}) | settings

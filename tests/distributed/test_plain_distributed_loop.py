@@ -25,6 +25,6 @@ def test_a_random_job_of_two_processes_ends_as_its_judge(seed: int, texts: dict[
 
 def test_three_hundred_jobs_hold_every_kind() -> None:
     drawn = [draw(seed) for seed in range(300)]
-    kinds = {"loader": set(LOADERS), "cut": {None, "two to two", "two to one", "one to two"}, "workers": {0, 1, 2}}
+    kinds = {"loader": set(LOADERS), "ranks": {2, 3}, "cut": {None, "two to two", "two to one", "one to two"}, "workers": {0, 1, 2}}
     for name, values in kinds.items():
         assert {settings[name] for settings in drawn} == values

@@ -40,7 +40,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from nbtrain import StateManagerAddon, Trainer
+from nbtrain import MultiGPUAddon, StateManagerAddon, Trainer
 from nbtrain.events import Event
 from nbtrain.run.lightning_trainer import quiet
 
@@ -497,6 +497,17 @@ def test_process_that_trains_alone_among_several_says_so_once(launcher: str, mon
         monkeypatch.setenv("HF_HOME", str(tmp_path))
     assert notes_of_runs(2) == [f"{what}, and trains alone, on all data. Use MultiGPUAddon to train together."]
     assert notes_of_runs(1) == []
+
+
+def test_tasks_of_slurm_that_idle_are_named_beside_processes_of_a_notebook(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    for name, value in {"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "lab", "JPY_PARENT_PID": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("nbtrain.run.record._SAID", [])
+    trainer = make_trainer(Regress.add_on(MultiGPUAddon), device=["cpu", "cpu"], log_bar=False)
+    for _ in range(2):
+        trainer.run(1, make_loader())
+    text = "SLURM has given this job 2 tasks, of which this process is one. The run starts 2 processes here, and the other tasks idle; "
+    assert caplog.messages == [f"{text}srun starts a script in all of them."]
 
 
 def test_two_runs_that_overlap_leave_the_messages_of_lightning_as_they_were() -> None:
