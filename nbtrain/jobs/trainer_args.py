@@ -278,6 +278,9 @@ class TrainerArgs(NnScalerFields, Settings):
         Returns:
             Lines of text: the parts, the devices, the samples of an update, the length.
 
+        Raises:
+            ConfigError: the devices can't share the work so
+
         Changes:
             Nothing.
 
@@ -289,7 +292,8 @@ class TrainerArgs(NnScalerFields, Settings):
             1 × 1 × 1 accumulated = 1 samples an update
             at most 2 epochs
         """
-        compute = plan_compute(self, self.compute_config.runtime_ngpus, Problems(self.document))
+        compute = plan_compute(self, self.compute_config.runtime_ngpus, problems := Problems(self.document))
+        problems.raise_any()
         copies = compute.n_copies
         micro = self.micro_batch_size
         n = accumulation(self, copies, Problems(), compute.n_sharing)

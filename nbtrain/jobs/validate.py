@@ -279,7 +279,7 @@ def notes(settings: Settings, document: Document) -> list[str]:
     if (n := accumulation(settings, plan.n_copies, Problems(), plan.n_sharing)) > 1 and given == (None, None):
         size = n * settings.micro_batch_size
         lines.append(f"{plan.n_sharing} devices share a copy of the model, and each needs a sample: an update has {size} per copy")
-    if settings.precision in ("bf16", "fp16") and compute != type(compute)():
+    if settings.precision in ("bf16", "fp16") and ("compute_config" in document.data or compute != type(compute)()):
         lines.append(f"precision: {settings.precision} is mixed precision; with nnScaler it is {settings.precision}-true, for weights too")
     saving = settings.checkpoint
     if saving.convert_fn is not None and (saving.resume_from in ("last", "best", "auto") or Path(saving.resume_from or ".").is_dir()):
