@@ -17,8 +17,7 @@ shifts = torch.rand(24, generator=torch.Generator().manual_seed(0)) * 6
 x = torch.sin(grid + shifts[:, None]).unsqueeze(1)
 y = torch.cos(grid + shifts[:, None]).unsqueeze(1) * x  # what the operator makes of a function
 loader = DataLoader([{"x": a, "y": b} for a, b in zip(x[:16], y[:16])], batch_size=4, shuffle=True)
-valid_loader = DataLoader([{"x": a, "y": b} for a, b in zip(x[16:], y[16:])], batch_size=4)
-train_loss, valid_loss = H1Loss(d=1), LpLoss(d=1, p=2)
+loss_of, relative = H1Loss(d=1), LpLoss(d=1, p=2)
 
 
 def make():
@@ -34,14 +33,11 @@ class Operator(Trainer):
     def train_step(self, batch):
         batch = processor.preprocess(batch)
         output, batch = processor.postprocess(self.model(batch["x"]), batch)
-        return {"loss": (train_loss if self.model.training else valid_loss)(output, batch["y"])}
-
-    def test_step(self, batch):
-        return self.train_step(batch)
+        return {"loss": loss_of(output, batch["y"]), "relative": relative(output, batch["y"])}
 
 
 model, processor = make()
-optimizer, schedule = AdamW(model.parameters(), lr=5e-3, weight_decay=1e-4), None
+optimizer = AdamW(model.parameters(), lr=5e-3, weight_decay=1e-4)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.5)
 torch.manual_seed(1)
 for _ in range(8):
@@ -50,7 +46,7 @@ for _ in range(8):
         batch = processor.preprocess(batch)
         output, batch = processor.postprocess(model(batch["x"]), batch)
         optimizer.zero_grad()
-        train_loss(output, batch["y"]).backward()
+        loss_of(output, batch["y"]).backward()
         optimizer.step()
     schedule.step()
 plain = model.state_dict()
@@ -69,5 +65,5 @@ for n_epochs in (3, 8):  # the second run resumes the first one
     trainer.run(n_epochs, loader, resume="auto")
 assert any(value.is_complex() for value in own.parameters())
 assert all(torch.equal(value, plain[name]) for name, value in own.state_dict().items() if isinstance(value, torch.Tensor))
-processor.eval()
-assert trainer.evaluate(valid_loader)["loss"] < 0.5
+losses = [row["train_loss"] for row in trainer.history.epochs]
+assert losses[-1] < 0.3 * losses[0], losses
