@@ -388,7 +388,7 @@ lightning:best_model_path,best_model_score zae:weight_buffer,loss_buffer tlama:b
         best_epoch
     Read `trainer.history.best`, or `trainer.best_weights`.
 nnscaler:train_status
-    Read `trainer.current_step`, the number of updates, and `trainer.history.best`.
+    Read `trainer.current_step`, the number of updates, and `trainer.history.best`; a hook's outputs are dicts: `outputs[0]["loss"]`.
 fastai:lr learning_rate get_lr
     Read `trainer.optimizer.param_groups[0]["lr"]`, and change it with `trainer.set(lr=...)`.
 fastai:losses,loss train_losses val_losses
