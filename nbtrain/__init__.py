@@ -156,16 +156,20 @@ if TYPE_CHECKING:
     from nbtrain.trainer.trainer import Trainer as Trainer
 
 
-def _renamed_to(name: str) -> str:
+def _instead_of(name: str) -> str:
+    """What to import instead of a name that was renamed, or that another library has; empty for any other name."""
     from nbtrain.compat.config_fields import renamed_to
+    from nbtrain.compat.foreign_names import remedy_of_class
 
-    return renamed_to(name)
+    if new := renamed_to(name):
+        return f"{name} is now {new}: from nbtrain import {new.partition('(')[0]}"
+    return f"nbtrain has no {name}.\n  {remedy}" if (remedy := remedy_of_class(name)) else ""
 
 
 def __getattr__(name: str) -> Any:
     if name not in PUBLIC:
-        if not name.startswith("_") and (new := _renamed_to(name)):
-            raise ImportError(f"{name} is now {new}: from nbtrain import {new.partition('(')[0]}")  # Python would hide an AttributeError
+        if not name.startswith("_") and (text := _instead_of(name)):
+            raise ImportError(text)  # Python would hide an AttributeError
         raise AttributeError(f"module 'nbtrain' has no attribute {name!r}")
     from nbtrain.deferred_imports import deferring, misfit
 

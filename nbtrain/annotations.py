@@ -285,11 +285,11 @@ def _call_error(
     known = {**by_place, **given}
     unknown = [name for name in given if name not in names]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
-        from nbtrain.compat.foreign_names import remedy_of_argument, same_argument
+        from nbtrain.compat.foreign_names import all_unknown, remedy_of_argument, same_argument
 
-        name, left = unknown[0], [name for name in names if name not in known]
-        remedy = remedy_of_argument(name, left) if title == "run" else same_argument(name, left)
-        return OptionError(f"{title} takes no argument {name!r}.", remedy=remedy or nearest(name, left))
+        left = [name for name in names if name not in known]
+        remedy_of = remedy_of_argument if title == "run" else same_argument
+        return all_unknown(f"{title} takes no argument", {name: remedy_of(name, left) or nearest(name, left) for name in unknown})
     required = [p for p in parameters if p.default is p.empty]
     missing = [repr(p.name) for p in required if p.name not in known]
     if missing:

@@ -243,8 +243,8 @@ def _resume(line: CommandLine) -> int:
         print(f"nbtrain: {folder} is another user's (number {owner}): look at its {CONFIG_FILE} before you trust it.", file=sys.stderr)
     if not (folder / CONFIG_FILE).exists():
         raise ConfigError(
-            f"{str(folder)!r} has no configuration: nbtrain fit did not begin it.",
-            remedy=f"Resume it with your own: nbtrain fit -f run.yaml --checkpoint.resume_from {newest}, or run(..., resume=path).",
+            f"{str(folder)!r} has no {CONFIG_FILE}: a notebook or a script began this run, and has its code.",
+            remedy=f"Run it there with run(..., resume={str(folder)!r}); or nbtrain fit -f run.yaml --checkpoint.resume_from {newest}.",
         )
     at = Override("checkpoint.resume_from", str(newest), False, "--checkpoint.resume_from")
     line = CommandLine({"file": [str(folder / CONFIG_FILE)]}, line.switches, [*line.overrides, at])

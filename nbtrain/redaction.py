@@ -11,84 +11,21 @@ import json
 import math
 import os
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
-from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
+from .secret_names import HIDDEN, HINTS, is_secret, without_forms
+
 # %% auto #0
-__all__ = [
-    "HIDDEN",
-    "is_secret",
-    "environment_variables",
-    "held_environment",
-    "is_from_environment",
-    "blot_out",
-    "blot_out_words",
-    "blot_out_values",
-    "blot_diff",
-]
+__all__ = ["environment_variables", "held_environment", "is_from_environment", "blot_out", "blot_out_words", "blot_out_values", "blot_diff"]
+
 
 # %% ../nbs/redaction.ipynb #853b3c0a
-HIDDEN = "<redacted>"
-_KEY_OF = "access|account|admin|api|auth|client|consumer|deploy|encryption|license|master|private|secret|server|service|signing|ssh|storage"
-_PASS = (
-    r"\w*?passw(?:or[dt]|d)|\w*?(?:pwd|kennwort|wachtwoord|losenord|adgangskode|kodeord|passord|salasana|jelszo|has[lł]o|contrasena|senha|sifre)"
-    r"|pw|(?:admin|db|mail|my_?sql|root|smtp|user)_?pass|passphrase|passcode|mot_?de_?passe|mdp|parola(?:_d_?ordine|_?chiave)?|heslo|lozinka"
-    r"|kata_?sandi|mat_?khau|geheimnis|zugangsdaten|secreto|segredo|segreto"
-)
-_CJK = (
-    r"密码|密碼|口令|密钥|密鑰|パスワード|暗証番号|秘密鍵|비밀번호|암호|비밀키|парол\w*|κωδικ\w*|סיסמ\w*|पासवर्ड|รหัสผ่าน"
-    r"|كلمة_?(?:السر|المرور)"
-)
-_STRONG = rf"(?:(?:{_KEY_OF})_?key|{_PASS}|secret|credentials?)"
-_WEAK = (
-    r"(?:key|token|tkn|authorization|bearer|jwt|webhook(?:_url)?|dsn|(?<=_)pat|schluessel|\w*schlussel|cle|clave|chave|chiave|sleutel|jeton|klucz"
-    r"|ключ|токен|令牌|토큰|トークン)"
-)
-_PLURAL = r"(?:access|api|auth|bearer|gh|github|gitlab|hf|openai|secret|wandb)_(?:keys|tokens)"
-# The end of a name of something about a secret
-_ABOUT = (
-    r"(?:column|count|dim|env|env_?var|field|file|header|hint|label|len|length|manager|name|path|pattern|policy|prompt|regex|rules?|size|strength"
-    r"|type|validators?)$"
-)
-
-
-def _folded(text: str) -> str:
-    """`text` without accents."""
-    return "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
-
-
-@functools.cache
-def _names() -> tuple[re.Pattern[str], ...]:
-    """What the names are like: of something about a secret; of a secret; of what may be one."""
-    strong = rf"(?:^|[_\W]){_STRONG}(?:$|[_\W])|{_folded(_CJK)}"
-    weak = rf"(?:^|[_\W])(?:{_folded(_WEAK)}|passwords|secrets|{_PLURAL})(?:$|[_\W])"
-    return tuple(
-        re.compile(text, re.IGNORECASE) for text in (rf"(?:^|[_\W]){_ABOUT}|(?:^|\.)(?:is|has|needs?|asks?|hides?|shows?)_", strong, weak)
-    )
-
-
-@functools.lru_cache(10_000)
-def _rank(name: str) -> int:
-    """2 if `name` is that of a password or a secret, 1 if it is that of a key or a token, which may be something else; 0 for any other."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name if name.isascii() else _folded(name))
-    about, strong, weak = _names()
-    if about.search(words):
-        return 0
-    return 2 if strong.search(words) else int(weak.search(words) is not None)
-
-
-def is_secret(name: str) -> bool:
-    """Whether `name` is like that of a key, a token, a secret or a password."""
-    return _rank(name) > 0
-
-
 def environment_variables() -> dict[str, str]:
     """The environment variables. `os.environ.items()` would raise KeyError if another thread removed one meanwhile."""
     held = _held_environment.get()
@@ -179,20 +116,6 @@ def _is_random(text: str) -> bool:
 
 
 # %% ../nbs/redaction.ipynb #f7de8de9
-def _without_forms(text: str, forms: Mapping[str, str]) -> str:
-    lower = text.lower()
-    for words, pattern in forms.items():
-        if any(word in lower for word in words.split("·")):
-            text = re.sub(pattern, rf"\1{HIDDEN}", text, flags=re.IGNORECASE)
-    return text
-
-
-_HINTS = re.compile(  # most strings have none of them
-    "pass|pw|_pat|secret|cred|key|token|tkn|auth|bearer|jwt|hook|dsn|login|authtoken|identified|mdp|clave|senha|parola|heslo|"
-    "sandi|lozinka|secreto|segr|contra|kennw|kodeord|kode|salas|schl|cle|chave|chiav|jeton|klucz|wacht|sleut|geheim|zugang|"
-    "sifre|jelsz|losenord|haslo|echo|printf|7z|-a|-p|-w|-u|-n|redis|connect|client|mongo|sql|ftp|smtp|imap|ssh|postgres|"
-    "psycopg|db|database|engine|ldap|amqp|mqtt|minio|vault|server|proxy|tunnel|git|jira|elastic|session|api|sign_|log_|>"
-)
 _FORMS = {
     "-----begin": r"()-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
     "://": r"(://)[^/\s:@'\"<{]{8,}(?=@)",
@@ -212,20 +135,20 @@ _LINE = re.compile(r"^([+-]?[ \t]*(?:export )?)([^\W\d]\w*)(=|: )(?![\s$<])([^\s
 
 
 def _line(match: re.Match[str]) -> str:
-    reader = import_module("nbtrain.secret_reader")
+    from nbtrain.secret_reader import is_said
 
     head, name, between, value = match.groups()
-    hides = reader.is_said(name, value) if between == ": " else name.isupper() and is_secret(name)
+    hides = is_said(name, value) if between == ": " else name.isupper() and is_secret(name)
     return f"{head}{name}{between}{HIDDEN}" if hides else match[0]
 
 
 def _read(text: str, *, code: bool) -> str:
-    reader = import_module("nbtrain.secret_reader")
+    from nbtrain.secret_reader import Reader, pairs, within
 
-    text = reader.Reader(text).read()
+    text = Reader(text).read()
     if code:
-        return re.sub(r"^[ \t]*[!%].*$", lambda match: reader.within(match[0]), _LINE.sub(_line, text), flags=re.MULTILINE)
-    return reader.pairs(text, is_prose=False)
+        return re.sub(r"^[ \t]*[!%].*$", lambda match: within(match[0]), _LINE.sub(_line, text), flags=re.MULTILINE)
+    return pairs(text, is_prose=False)
 
 
 def blot_out(text: str, *, code: bool = False) -> str:
@@ -234,9 +157,9 @@ def blot_out(text: str, *, code: bool = False) -> str:
         if len(value) >= 6 and is_secret(name):
             text = text.replace(value, HIDDEN)
     text = _without_tokens(text)
-    text = _without_forms(text, _FORMS)
+    text = without_forms(text, _FORMS)
     lower = text.lower()
-    if not text.isascii() or _HINTS.search(lower):  # most texts have none of them
+    if not text.isascii() or HINTS.search(lower):  # most texts have none of them
         text = _read(text, code=code)
     text = re.sub(r"(<(\w+)>)([^<>\s]+)(?=</)", lambda match: match[1] + HIDDEN if is_secret(match[2]) else match[0], text)
     return (_BARE_CODE if code else _BARE_TEXT).sub(lambda match: HIDDEN if _is_random(match[0]) else match[0], text)
@@ -244,14 +167,14 @@ def blot_out(text: str, *, code: bool = False) -> str:
 
 def blot_out_words(words: Iterable[str]) -> list[str]:
     """The words of a command line without secrets."""
-    reader = import_module("nbtrain.secret_reader")
+    from nbtrain.secret_reader import words_of
 
-    return reader.words_of(map(blot_out, words), is_prose=False)
+    return words_of(map(blot_out, words), is_prose=False)
 
 
 def blot_out_values(value: Any, name: str = "") -> Any:
     """Copies of plain values, such as hyperparameters, without secrets: texts that are a secret by their name or by their form."""
-    reader = import_module("nbtrain.secret_reader")
+    from nbtrain.secret_reader import is_value
 
     if isinstance(value, MutableMapping):
         found = copy(value)
@@ -261,7 +184,7 @@ def blot_out_values(value: Any, name: str = "") -> Any:
         return type(value)(blot_out_values(item, name) for item in value)
     if not isinstance(value, str):
         return value
-    return HIDDEN if reader.is_value(name, value) else _without_forms(_without_tokens(value), _FORMS)
+    return HIDDEN if is_value(name, value) else without_forms(_without_tokens(value), _FORMS)
 
 
 # %% ../nbs/redaction.ipynb #d90ad5c8

@@ -273,12 +273,17 @@ def _warmed_up(max_lr: float, warmup_steps: int, max_steps: int, after: Learning
     return lambda step: max_lr * (step + 1) / warmup_steps if step < warmup_steps else after(step)
 
 
+_ONE_RATE = "Give min_lr=None to use the second, as tlama-core does; or leave final_div_factor out."
+
+
 def _final_lr(max_lr: float, min_lr: float | None, final_div_factor: float | None) -> float:
+    if final_div_factor is not None and not final_div_factor >= 1:
+        raise ConfigError(f"final_div_factor={final_div_factor!r} must be a number of at least 1.", remedy="Give 25, for example.")
     divided = None if final_div_factor is None else max_lr / final_div_factor
     if min_lr is None and divided is None:
         raise ConfigError("The last rate of the schedule is missing.", remedy="Give min_lr, or final_div_factor.")
     if min_lr is not None and divided is not None and not math.isclose(min_lr, divided):
-        raise ConfigError(f"min_lr={min_lr} and max_lr / final_div_factor = {divided} are two last rates.", remedy="Give one of them.")
+        raise ConfigError(f"min_lr={min_lr} and max_lr / final_div_factor = {divided} are two last rates.", remedy=_ONE_RATE)
     low = min_lr if min_lr is not None else divided
     assert low is not None
     if not 0 <= low <= max_lr:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .redaction import _HINTS, _PLURAL, HIDDEN, _rank, _without_forms, is_secret
+from .secret_names import HIDDEN, HINTS, PLURAL, is_secret, rank, without_forms
 
 _PLACEHOLDER = re.compile(r"<.*|\$.*|\{[^{}]*\}.*|%\(?\w*\)?s?|[A-Z]+(?:_[A-Z]+)+|PASSWORD|\*+|\.\.\.|None|null|True|False|true|false")
 _MIXED = re.compile(  # letters with other characters, as passwords have; dtypes, encodings and regions have them too
@@ -55,9 +55,9 @@ def _is_like_a_key(text: str) -> bool:
 
 def is_value(name: str, value: str) -> bool:
     """Whether `value` is a secret by its name: any of a password, and one of a token if it looks like a key."""
-    if _rank(name) == 1:
+    if rank(name) == 1:
         return _is_like_a_key(value)
-    return _rank(name) == 2 and _PLACEHOLDER.fullmatch(value) is None
+    return rank(name) == 2 and _PLACEHOLDER.fullmatch(value) is None
 
 
 def is_said(name: str, value: str) -> bool:
@@ -88,7 +88,7 @@ def pairs(text: str, *, is_prose: bool) -> str:
             hides = is_said(name, value) if is_prose or "is" in between else is_secret(name)
         return f"{name}{between}{HIDDEN if hides else _PAIR.sub(hide, value)}"
 
-    return _FLAG.sub(hide_flag, _PAIR.sub(hide, _without_forms(text, _COMMANDS)))
+    return _FLAG.sub(hide_flag, _PAIR.sub(hide, without_forms(text, _COMMANDS)))
 
 
 def _is_mixed(text: str) -> bool:
@@ -133,7 +133,7 @@ _DEFAULTS = re.compile(r"default(?:_factory)?|value|init")
 _COMPARES = re.compile(r"\w*(?:compar|equal|hash|verif|check|assert)\w*")
 _ASKS = re.compile(r"(?:get|read|load|fetch|ask|prompt|find|input|is|has|open|from)_?\w*|count_\w+|\w*_(?:for|from|of)")
 _RUNS = re.compile(r"run|popen|call|check_\w+|exec\w*|spawn\w*|\w*subprocess\w*|main|parse_args|invoke|\w*_?command")
-_HOLDS_SEVERAL = re.compile(rf"(?:\w*[_.])?(?:passwords|secrets|tokens|credentials|{_PLURAL})", re.IGNORECASE)
+_HOLDS_SEVERAL = re.compile(rf"(?:\w*[_.])?(?:passwords|secrets|tokens|credentials|{PLURAL})", re.IGNORECASE)
 _NAME = re.compile(r"-{0,2}[^\W\d][\w.-]*")
 _FOLLOWS = re.compile(r"\s*(?:(:)(?!=)|[=!]=\s*([\w.]+))")
 
@@ -176,7 +176,7 @@ class _Frame:
     def hides(self, text: str) -> bool:
         """Whether the string `text` is a secret where it stands."""
         keys, is_positional = self.current(), self.keys is self.given or not self.call
-        if any(is_value(key, text) and (not self.compared or _rank(key) == 2) for key in keys):
+        if any(is_value(key, text) and (not self.compared or rank(key) == 2) for key in keys):
             return True
         if self.opener and not self.call and any(map(_HOLDS_SEVERAL.fullmatch, keys)):
             return _is_like_a_key(text)
@@ -190,9 +190,7 @@ class _Frame:
         if _CONNECTIONS.fullmatch(self.call) and self.n_items:
             return _is_mixed(text) or (self.has_port and self.n_items > 2)
         return (
-            self.call != ""
-            and not _ASKS.fullmatch(self.call)
-            and (_rank(self.call) == 2 or (_rank(self.call) == 1 and _is_like_a_key(text)))
+            self.call != "" and not _ASKS.fullmatch(self.call) and (rank(self.call) == 2 or (rank(self.call) == 1 and _is_like_a_key(text)))
         )
 
     def end_item(self) -> None:
@@ -208,11 +206,11 @@ class _Frame:
 
     def assign(self) -> None:
         """After `=`."""
-        name = max(self.name, self.annotated, key=_rank)
+        name = max(self.name, self.annotated, key=rank)
         if self.given and _DEFAULTS.fullmatch(name):  # field(default="…")
             return
         targets = [name] if self.call else [*self.names, name]
-        if len(self.keys) != 1 or len(targets) > 1 or self.call or _rank(name) >= _rank(self.keys[0]):  # else a = password = …
+        if len(self.keys) != 1 or len(targets) > 1 or self.call or rank(name) >= rank(self.keys[0]):  # else a = password = …
             self.keys = targets
         self.names, self.n_items = [], self.n_items if self.call else 0
 
@@ -272,7 +270,7 @@ class Reader:
             frame.end_item()
         elif mark == ":":
             if frame.opener == "{":
-                frame.keys = frame.given if frame.given and not _rank(frame.name) else [frame.name]
+                frame.keys = frame.given if frame.given and not rank(frame.name) else [frame.name]
             elif not frame.keys:
                 frame.annotated = frame.name
         elif mark in ("==", "!="):
@@ -283,7 +281,7 @@ class Reader:
     def _keyword(self, word: str, frame: _Frame) -> None:
         source = {"return": self.function, "yield": self.function, "case": self.subject}
         if word in source:
-            frame.keys = [source[word]] if _rank(source[word]) == 2 else []
+            frame.keys = [source[word]] if rank(source[word]) == 2 else []
         elif word == "for":
             frame.in_for, frame.names, frame.keys = True, [], []
         elif word == "in" and frame.in_for:
@@ -344,7 +342,7 @@ class Reader:
 def within(text: str, depth: int = 0) -> str:
     """The text of a comment or of a string in code, without secrets, also those in quotes in it."""
     lower = text.lower()
-    if text.isascii() and not _HINTS.search(lower):
+    if text.isascii() and not HINTS.search(lower):
         return text
     if depth < 4 and re.search("[\"'`]", text):
         text = Reader(text, depth).read()

@@ -41,6 +41,7 @@ __all__ = [
     "Optimizing",
     "NonFinite",
     "Optimizers",
+    "Epochs",
     "of_lightning",
     "check_lightning_names",
     "check_lightning",
@@ -79,16 +80,13 @@ def of_lightning(name: str) -> str:
 
 def check_lightning_names(arguments: Iterable[str]) -> None:
     """Raise OptionError for a name in `lightning={...}` that nbtrain sets itself, or that Lightning does not know."""
-    known = inspect.signature(L.Trainer.__init__).parameters.keys() - {"self"}
-    for name in arguments:
-        if name not in _OURS and name in known:
-            continue
-        from nbtrain.compat.foreign_names import remedy_of_argument
+    known = inspect.signature(L.Trainer.__init__).parameters.keys() - {"self"} - _OURS
+    unknown = [name for name in arguments if name not in known]
+    if unknown:
+        from nbtrain.compat.foreign_names import all_unknown, remedy_of_argument
 
-        remedy = remedy_of_argument(name, ())
-        if name in _OURS:
-            raise OptionError(f"lightning={{{name!r}: ...}} is set by nbtrain.", remedy=remedy)
-        raise OptionError(f"lightning.Trainer has no argument {name!r}.", remedy=remedy or nearest(str(name), known - _OURS))
+        remedies = {name: remedy_of_argument(name, ()) or nearest(str(name), known) for name in unknown}
+        raise all_unknown("lightning={...} takes no argument", remedies)
 
 
 def check_lightning(arguments: Mapping[str, Any], *, wraps_module: bool = False) -> dict[str, Any]:
@@ -263,6 +261,17 @@ def _refuse_samples(name: str, given: Any) -> None:
     if several or isinstance(given, Tensor) or is_array(given):
         what = f"{name} must be an iterable of batches, got {describe(given)}."
         raise ConfigError(what, remedy="Give TensorLoader(x, y, batch_size=32); or, for batches, a list: [(x, y)].")
+
+
+def _epochs_first(given: Any) -> str:
+    """What to write where data stand in the place of the number of epochs, as in other libraries; empty for anything else."""
+    if isinstance(given, Tensor) or is_array(given):
+        return "Give the number of epochs first: run(n_epoch, TensorLoader(x, y, batch_size=32))."
+    is_loader = isinstance(given, Iterable) and not isinstance(given, str)
+    return "Give the number of epochs first: run(n_epoch, loader, valid_loader)." if is_loader else ""
+
+
+Epochs = Annotated[int, _epochs_first]
 
 
 def check_run(n_epoch: int, loader: Any, valid_loader: Any, *, evaluates: bool = False) -> None:

@@ -15,7 +15,7 @@ from weakref import WeakSet
 import nbtrain.addons as shipped
 from ..annotations import checked
 from ..engine.addon import AddOnBase, Service, copy_addon, is_same, join_options, merge_instances, options, ordered, services_of
-from ..errors import AddOnError, OptionError, nearest
+from ..errors import AddOnError, nearest
 from .arguments import of_lightning
 from ..tracebacks import UnknownAttribute, boundary
 
@@ -86,22 +86,26 @@ def constructor_signature(base: type[Any], addons: Iterable[type[AddOnBase]]) ->
 
 # %% ../../nbs/base/compose.ipynb #b4b22ac1
 def check_addon_options(kind: type[Any], given: Iterable[str]) -> None:
-    """Raise OptionError for a keyword that neither the constructor of `kind` nor one of its addons takes."""
+    """Raise OptionError for all keywords that neither the constructor of `kind` nor one of its addons takes."""
     known, title = keywords(kind), written_class(kind).__name__
-    for name in given:
-        if name in known:
-            continue
-        holder = next((addon.__name__ for addon in kind._addon_instances if name in options(addon)), None)
-        if holder is not None:
-            what = f"{name!r} is an option of {holder}, which {title} was given as an instance with its options."
-            raise OptionError(what, remedy=f"Pass it there: {title}.add_on({holder}({name}=...)).")
-        if owners := _owners(name):
-            remedy = f"It is an option of {' or '.join(owners)}: {title}.add_on({owners[0]})."
-        else:
-            from nbtrain.compat.foreign_names import remedy_of_argument
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        from nbtrain.compat.foreign_names import all_unknown
 
-            remedy = remedy_of_argument(name, known) or of_lightning(name) or nearest(name, known)
-        raise OptionError(f"{title} takes no argument {name!r}.", remedy=remedy)
+        raise all_unknown(f"{title} takes no argument", {name: _remedy_of_option(kind, title, name, known) for name in unknown})
+
+
+def _remedy_of_option(kind: type[Any], title: str, name: str, known: Collection[str]) -> str:
+    """What to write instead of the argument `name` of a trainer of the class `kind`, which takes `known`."""
+    from nbtrain.compat.foreign_names import remedy_of_argument
+
+    for addon in kind._addon_instances:
+        if name in options(addon):
+            holder = addon.__name__
+            return f"{holder} was given as an instance with its options: pass it there, {title}.add_on({holder}({name}=...))."
+    if owners := _owners(name):
+        return f"It is an option of {' or '.join(owners)}: {title}.add_on({owners[0]})."
+    return remedy_of_argument(name, known) or of_lightning(name) or nearest(name, known)
 
 
 def keywords(kind: type[Any]) -> set[str]:

@@ -48,7 +48,7 @@ from ..optim.schedulers import Scheduler, is_marked, mark_step
 from ..tracebacks import TracebackKeeper
 from .best_weights import BestWeights
 from .operation import Operation
-from .compose import Composable, given_addons, new_instance, written_class
+from .compose import Composable, given_addons, keywords, new_instance, written_class
 from .arguments import asks_for_bar, make_optimizer
 from .progress_checker import ProgressChecker
 
@@ -322,7 +322,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     def _remedy_of(self, name: str) -> str:
         from nbtrain.compat.foreign_names import remedy_of_member
 
-        return remedy_of_member(name) or super()._remedy_of(name)
+        return remedy_of_member(name, keywords(type(self))) or super()._remedy_of(name)
 
     @property
     def loader_name(self) -> str | None:

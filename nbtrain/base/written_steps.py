@@ -79,7 +79,9 @@ def check_written_steps(kind: type[TrainerBase]) -> None:
     for name in unused:
         ours = row.same[0] if (row := row_of_step(name)) is not None and row.same else ""
         if row is not None and ours and getattr(kind, ours) is getattr(TrainerBase, ours):
-            raise StepError(f"{title} has {name}, which nbtrain does not call, and no {ours}.", remedy=row.sentence)
+            others = [note for note in uncalled_methods(kind) if not note.startswith(f"{title}.{name} ")]
+            what = f"{title} has {name}, which nbtrain does not call, and no {ours}."
+            raise StepError(what, remedy="\n  ".join([row.sentence, *others]))
 
 
 def _check_signature(title: str, name: str, step: FunctionType) -> None:

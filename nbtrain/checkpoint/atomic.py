@@ -25,7 +25,7 @@ from ..errors import CheckpointError, first_line
 from ..history.run_lock import has_ended
 
 # %% auto #0
-__all__ = ["delete", "sync", "written", "clean_leftovers", "is_leftover", "point_to"]
+__all__ = ["delete", "sync", "written", "unwritten", "clean_leftovers", "is_leftover", "point_to"]
 
 
 # %% ../../nbs/checkpoint/atomic.ipynb #606ecacf
@@ -101,9 +101,17 @@ def written(path: Path) -> Iterator[Path]:
         finally:
             _remove(temp)
     except (OSError, RuntimeError, SafetensorError) as error:  # torch raises RuntimeError for a full disk
-        raise CheckpointError(
-            f"{path.name} could not be written: {_reason(error)}.", where=str(path), remedy="Make room, or give another folder."
-        ) from error
+        raise unwritten(path, error) from error
+
+
+def unwritten(path: Path, error: BaseException) -> CheckpointError:
+    """The error of a file that could not be written because of `error`."""
+    reason, remedy = _reason(error), "Make room, or give another folder."
+    if isinstance(error, FileNotFoundError) or not path.parent.exists():
+        reason, remedy = "its folder was removed", "Save again, which makes the folder."
+    found = CheckpointError(f"{path.name} could not be written: {reason}.", where=str(path), remedy=remedy)
+    found.__cause__ = error
+    return found
 
 
 def _reason(error: BaseException) -> str:

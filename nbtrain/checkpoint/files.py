@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from .atomic import is_leftover, sync, written
+from .atomic import is_leftover, sync, unwritten, written
 from .snapshot import Encoder, Snapshot, State, Where, decode, plain, restore_views, snapshot
 from .tensor_parts import join_parts, part_file
 from ..errors import CheckpointError
@@ -508,6 +508,6 @@ class Writer:
             if then is not None:
                 then(path)
         except Exception as error:  # of any type: in a thread it would be lost
-            self._errors.append(error)
+            self._errors.append(unwritten(path, error) if isinstance(error, OSError) else error)
         finally:
             done.set()

@@ -118,7 +118,7 @@ def open_folder(run_dir: Path) -> Path:
     """Return the folder of a run folder's checkpoints. It is created if it does not exist. Raises ConfigError if it is a link."""
     folder = run_dir / FOLDER
     try:
-        inside(run_dir, FOLDER).mkdir(exist_ok=True)
+        inside(run_dir, FOLDER).mkdir(parents=True, exist_ok=True)  # also after the run folder was removed
     except OSError as error:
         raise ConfigError(f"{folder.name!r} can't be made: {error.strerror}.", where=str(folder)) from error
     return folder

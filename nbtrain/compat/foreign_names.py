@@ -8,6 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from ..errors import OptionError
 
 # %% auto #0
 __all__ = [
@@ -15,12 +18,16 @@ __all__ = [
     "ARGUMENTS",
     "MEMBERS",
     "STEPS",
+    "CLASSES",
     "Row",
+    "all_unknown",
     "same_argument",
     "remedy_of_argument",
     "remedy_of_field",
     "remedy_of_member",
+    "remedy_in_history",
     "row_of_step",
+    "remedy_of_class",
 ]
 
 
@@ -380,6 +387,8 @@ hf:push_to_hub,create_model_card
 lightning:best_model_path,best_model_score zae:weight_buffer,loss_buffer tlama:best_val_loss best best_loss best_score best_metric
         best_epoch
     Read `trainer.history.best`, or `trainer.best_weights`.
+nnscaler:train_status
+    Read `trainer.current_step`, the number of updates, and `trainer.history.best`; a hook's outputs are dicts: `outputs[0]["loss"]`.
 fastai:lr learning_rate get_lr
     Read `trainer.optimizer.param_groups[0]["lr"]`, and change it with `trainer.set(lr=...)`.
 fastai:losses,loss train_losses val_losses
@@ -388,7 +397,8 @@ keras:compile
     Give `optimizer=` to the trainer, and compute loss and metrics in its steps.
 find_lr lr_finder
     Call `trainer.lr_find(loader)`.
-lightning:callback_metrics,logged_metrics,progress_bar_metrics fastai:final_record hf:state metrics log_history logs
+lightning:callback_metrics,logged_metrics,progress_bar_metrics fastai:final_record hf:state omni:metadata zae:save_result metrics
+        log_history logs
     Read `trainer.history`, or `trainer.history.last` for the newest epoch.
 fastai:plot_loss plot_losses plot plot_history
     Call `trainer.history.plot()`.
@@ -396,10 +406,12 @@ lightning:global_step fastai:iter,n_iter step
     Read `trainer.current_step`, the number of updates, or `trainer.counts`.
 fastai:epoch,n_epoch lightning:max_epochs keras:epochs n_epochs num_epochs
     Read `trainer.current_epoch`, or `trainer.counts`.
-lightning:log_dir,default_root_dir tlama:log_file fastai:path
+lightning:log_dir,default_root_dir tlama:log_file fastai:path omni:trial_name
     Read `trainer.run_dir`, the run folder.
 lightning:is_global_zero hf:is_world_process_zero,is_local_process_zero
     Read `trainer.is_main_process`.
+nnscaler:rank,local_rank,node_rank,local_world_size,sync_group zae:primary_device_index
+    Read `trainer.global_rank`, `trainer.world_size` and `trainer.is_main_process`; a process alone is the first of one.
 tlama:device_type
     Read `trainer.device.type`.
 tlama:grad_accum_steps
@@ -412,8 +424,10 @@ manual_backward
     Call `self.backward(loss)`, with `automatic_optimization = False` in the class.
 lightning:lr_schedulers,lr_scheduler_configs hf:lr_scheduler
     Read `trainer.scheduler`.
-fastai:dls zae:loader,valid_loader
+fastai:dls zae:loader,valid_loader nnscaler:dataloader,dataloader_resumed,dataset
     Pass the loaders to `trainer.run(n_epoch, loader, valid_loader)`.
+zae:n_data,n_valid_data,valid_batch_size nnscaler:total_train_steps_per_epoch,dummy_input
+    Read it from your loader: `len(loader)`, `len(loader.dataset)`, `loader.batch_size`.
 lightning:datamodule,train_dataloaders hf:train_dataset,eval_dataset,get_train_dataloader,get_eval_dataloader,get_test_dataloader
     Pass the loaders to `trainer.run(n_epoch, loader, valid_loader)`; make them without the trainer.
 fastai:loss_func loss_fn criterion
@@ -426,15 +440,15 @@ lightning:log_dict
     Return the values from the step, or call `self.log(name, value)` in it.
 lightning:freeze,unfreeze fastai:freeze_to
     Use `freeze=` of `FreezeAddon`.
-fastai:to_fp16,to_bf16,to_fp32 half bfloat16
-    Give `precision="bf16"` or `"fp16"` to the trainer.
+fastai:to_fp16,to_bf16,to_fp32 zae,omni:scaler omni:fast_dtype half bfloat16
+    Give `precision="bf16"` or `"fp16"` to the trainer, which scales the loss where that needs it.
 to cuda cpu
     Give `device=` to the trainer.
 keras:get_weights,set_weights parameters named_parameters state_dict load_state_dict children modules
     Call it on the model: `trainer.model.parameters()`, `trainer.model.state_dict()`.
 zero_grad
     Leave it out: `run` sets the gradients to zero, and computes them from the loss of `train_step`.
-keras:stop_training lightning:should_stop fastai:stop_train
+keras:stop_training lightning:should_stop fastai:stop_train omni:early_stop_flag
     Call `trainer.stop()`, also in a step or a callback.
 fastai:show_batch
     Call `trainer.show_results(loader)`.
@@ -442,8 +456,17 @@ fastai:plot_top_losses
     Call `trainer.show_worst(loader)`.
 hf:hyperparameter_search
     Run `nbtrain sweep -f run.yaml --optimizer.args.lr 0.1,0.01`.
-hf:args lightning:hparams,hyper_parameters
+hf:args lightning:hparams,hyper_parameters nnscaler:train_args omni:training_args,hf_trainer
+        zae:scheduler_step_on_batch,gradient_clip,save_format,init_method,web_logger
     Read `trainer.given`, the arguments as they were passed.
+tlama:training_start_time,epoch_start_time,step_start_time
+    Read `trainer.history.last["time_s"]`, the seconds of an epoch, or `elapsed_s` of the result.
+zae:apply
+    Call `add_on(...)` of the class.
+nnscaler:aggregate_outputs
+    Use `aggregate_outputs_fn=` of `AccumulationAddon`.
+nnscaler:rng_states_from_resume
+    Leave it out: `run(..., resume="auto")` with `StateManagerAddon` restores random numbers too.
 omni:predictions
     Read `trainer.log_test`, or call `trainer.inference(loader)`.
 omni:get_model,unwrap_model lightning:lightning_module
@@ -481,13 +504,37 @@ lightning:optimizer_step,optimizer_zero_grad,lr_scheduler_step,configure_gradien
     Write a callback, or an addon.
 """)
 
+# %% ../../nbs/compat/foreign_names.ipynb #12b85b3f
+CLASSES = _rows("""
+fastai:Learner,vision_learner,tabular_learner,text_classifier_learner keras:Model,Sequential NeuralNet NeuralNetClassifier
+        NeuralNetRegressor
+    Write a subclass of `Trainer` with a `train_step`, and make it with a model of PyTorch.
+lightning:LightningModule,LightningDataModule
+    Import it from `lightning`; `Trainer.from_lightning(module)` trains it.
+hf,omni:HFTrainer,AccelerateTrainer hf:Seq2SeqTrainer,Accelerator
+    Use `Trainer`, or a `ModelTrainer` for a model that returns its loss; `MultiGPUAddon` trains on several devices.
+hf:TrainingArguments
+    Give its fields to the trainer as arguments, under nbtrain's names; `TrainerArgs` is a configuration file.
+""")
+
 
 # %% ../../nbs/compat/foreign_names.ipynb #fn000013
 def _by_name(rows: Iterable[Row]) -> dict[str, Row]:
     return {name: row for row in rows for names in row.theirs.values() for name in names}
 
 
-_ARGUMENTS, _MEMBERS, _STEPS = map(_by_name, (ARGUMENTS, MEMBERS, STEPS))
+_ARGUMENTS, _MEMBERS, _STEPS, _CLASSES = map(_by_name, (ARGUMENTS, MEMBERS, STEPS, CLASSES))
+
+
+def all_unknown(what: str, remedies: Mapping[str, str]) -> OptionError:
+    """One error for all unknown names, after the words `what`, with what to write instead of each; names with the same remedy share it."""
+    by_remedy: dict[str, list[str]] = {}
+    for name, remedy in remedies.items():
+        by_remedy.setdefault(remedy, []).append(name)
+    lines = list(by_remedy)
+    if len(remedies) > 1:
+        lines = [f"{', '.join(names)}: {remedy}" for remedy, names in by_remedy.items() if remedy]
+    return OptionError(f"{what} {', '.join(map(repr, remedies))}.", remedy="\n  ".join(lines))
 
 
 def same_argument(name: str, free: Collection[str]) -> str:
@@ -507,11 +554,31 @@ def remedy_of_field(name: str, free: Collection[str]) -> str:
     return same_argument(name, free) or (f"Use {row.field}." if row is not None and row.field else "")
 
 
-def remedy_of_member(name: str) -> str:
-    """What to call or read instead of the method or attribute `name` of a trainer; empty for an unknown name."""
-    return _MEMBERS[name].sentence if name in _MEMBERS else ""
+def remedy_of_member(name: str, known: Collection[str] = ()) -> str:
+    """What to call or read instead of the method or attribute `name` of a trainer with the arguments `known`; empty for an unknown name."""
+    if name in _MEMBERS or name in _STEPS:
+        return (_MEMBERS.get(name) or _STEPS[name]).sentence
+    if name in known:
+        return f"Read trainer.given[{name!r}], the argument as it was passed."
+    return f"As an argument: {_ARGUMENTS[name].sentence}" if name in _ARGUMENTS else ""
+
+
+def remedy_in_history(name: Any, columns: Collection[str]) -> str:
+    """What to read instead of `history[name]` or `history.name`, whose rows have `columns`; empty for a name that no row has."""
+    if isinstance(name, (int, slice)):
+        return "Read history.epochs, a list with a dict for each; history.last is the newest one."
+    meant = "train_loss" if name in ("history", "losses") else name
+    for key in (meant, f"train_{meant}"):
+        if key in {"train_loss", *columns}:
+            return f"Read history.epochs, a list with a dict for each: [row[{key!r}] for row in history.epochs]."
+    return ""
 
 
 def row_of_step(name: str) -> Row | None:
     """What to write instead of the method `name`, which another library calls in a run; None for an unknown name."""
     return _STEPS.get(name)
+
+
+def remedy_of_class(name: str) -> str:
+    """What to use instead of the class `name` of another library; empty for an unknown name."""
+    return _CLASSES[name].sentence if name in _CLASSES else ""

@@ -23,10 +23,13 @@ __all__ = ["NEVER", "ComputePlan", "plan_compute", "accumulation", "device_batch
 _STRATEGIES = {  # for one copy on each device, with ZeRO, and for a copy on several
     "autodist": ("ddp", "fsdp2", "auto"),
     "dp": ("ddp", "fsdp2", ""),
-    "data": ("ddp", "fsdp2", ""),
+    "data": ("ddp", "fsdp2", "share"),  # which divides the batch of a copy
     "tp": ("ddp", "fsdp2", "tp"),
 }
-_PIPELINES = ("pp", "hybrid")
+_REMEDIES = {
+    **dict.fromkeys(("pp", "hybrid"), "Pipelines have no counterpart here: use tp, or dp."),
+    **dict.fromkeys(("fsdp", "zero"), "Give dp and compute_config.use_zero: true, which shards the weights as FSDP does."),
+}
 
 
 @dataclass(frozen=True)
@@ -91,22 +94,23 @@ def plan_compute(settings: Settings, n_available: int, problems: Problems) -> Co
     if strategies is None:
         problems.add(
             f"pas_policy is {policy!r}, which is unknown here.",
-            "Pipelines have no counterpart here: use tp, or dp." if policy in _PIPELINES else nearest(policy, _STRATEGIES),
+            _REMEDIES.get(policy) or nearest(policy, _STRATEGIES),
         )
         return ComputePlan(1, 1)
     strategy, sharded, split = strategies
     if shards > 1 and not split:
         problems.add(
-            f"pas_policy is {policy!r}, and compute_config.plan_ngpus {shards}: it does not split a model.", "Use tp, or plan_ngpus 1."
+            f"pas_policy is {policy!r}, and compute_config.plan_ngpus {shards}: it does not split a model.",
+            "Use tp or data, or plan_ngpus 1.",
         )
     if n == 1:
         return ComputePlan(1, 1)
-    if shards > 1:
+    if shards > 1 and split != "share":
         strategy = split
     elif compute.use_zero:
         strategy = sharded
     options = {"strategy": strategy, **_sizes(strategy, settings, problems)}
-    return ComputePlan(n, max(n // shards, 1), options, shards if strategy == "auto" else 1)
+    return ComputePlan(n, max(n // shards, 1), options, shards if split in ("auto", "share") else 1)
 
 
 def _sizes(strategy: str, settings: Settings, problems: Problems) -> dict[str, int]:

@@ -523,6 +523,17 @@ def precedes(first: type[AddOnBase], second: type[AddOnBase]) -> bool:
     return _leads(second, "after", first) or _leads(first, "before", second)
 
 
+def _comes_first(first: type[AddOnBase], second: type[AddOnBase]) -> bool:
+    """Whether `first` must come before `second`: as they say, or because it changes the loader whose place `second` keeps."""
+    if precedes(first, second) or precedes(second, first):
+        return precedes(first, second)
+    return issubclass(second, StateService) and not issubclass(first, StateService) and _change_loaders(first, second)
+
+
+def _change_loaders(*addons: type[AddOnBase]) -> bool:
+    return all(addon.loader is not AddOnBase.loader for addon in addons)
+
+
 def _leads(start: type[AddOnBase], declaration: Literal["after", "before"], end: type[AddOnBase]) -> bool:
     """Whether `start` declares `end`, or declares an addon that does."""
     waiting, seen = list(getattr(start, declaration)), set[type[Any] | str]()
@@ -558,7 +569,7 @@ def ordered(addons: Iterable[type[AddOnBase]], apart: Collection[type[AddOnBase]
     _check_options(addon for addon in left if addon not in apart)
     done: list[type[AddOnBase]] = []
     while left:
-        ready = next((addon for addon in left if not any(precedes(other, addon) for other in left if other is not addon)), None)
+        ready = next((addon for addon in left if not any(_comes_first(other, addon) for other in left if other is not addon)), None)
         if ready is None:
             raise AddOnError(f"These addons must follow each other: {', '.join(addon.__name__ for addon in left)}.")
         done.append(ready)
@@ -592,9 +603,8 @@ def _check_services(addons: Iterable[type[AddOnBase]]) -> None:
 
 
 def _check_loaders(addons: Iterable[type[AddOnBase]]) -> None:
-    changing = [addon for addon in addons if addon.loader is not AddOnBase.loader]
-    for addon, other in combinations(changing, 2):
-        if not precedes(addon, other) and not precedes(other, addon):
+    for addon, other in combinations(filter(_change_loaders, addons), 2):
+        if not _comes_first(addon, other) and not _comes_first(other, addon):
             raise AddOnError(
                 f"{addon.__name__} and {other.__name__} both change the loader, and neither says which comes first.",
                 remedy=f"Write after = ({addon.__name__},) in {other.__name__}, or the other way round.",

@@ -5,7 +5,8 @@
 # %% ../../nbs/engine/precision.ipynb #21be771e
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, 
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
-from ..errors import ConfigError, nearest
+from ..errors import ConfigError, first_line, nearest
 
 # %% auto #0
 __all__ = ["CONTEXTS", "resolve_precision", "precision_args", "CastPrecision", "precision_plugin", "convert_model"]
@@ -124,6 +125,19 @@ class CastPrecision(Precision):
         for buffer in module.buffers():
             buffer.data = self._cast(buffer.data, self.dtypes["buffer"])
         return module
+
+    @contextmanager
+    def forward_context(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if "dtype" not in str(error) or self.dtypes["param"] == self.dtypes["input"]:
+                raise
+            given = {part: dtype for part, dtype in self.dtypes.items() if dtype is not None}
+            raise ConfigError(
+                f"precision casts {' and '.join(given)} alone, and the step needs one dtype: {first_line(error)}.",
+                remedy="Give param and input the same dtype, or the name of mixed precision: bf16-mixed.",
+            ) from error
 
     def convert_input(self, data: Any) -> Any:
         dtype = self.dtypes["input"]

@@ -24,7 +24,7 @@ from .logged import KnownMetrics, current_results, lend_log, take_log_back
 from .pass_module import PassModule, is_sanity_check
 from .protocol import EventSink
 from ..optim.step_watch import StepWatch
-from .step_output import check_output, count_samples, named
+from .step_output import check_loss, check_output, count_samples, named
 from ..errors import NbtrainError, StepError, add_note, ran_out
 
 if TYPE_CHECKING:
@@ -197,6 +197,8 @@ class StepModule(PassModule):
     def backward_by_hand(self, loss: Tensor, **options: Any) -> None:
         """Compute gradients, in the precision of the run."""
         self.check_trains("calls backward")
+        if "gradient" not in options:
+            check_loss(loss, f"{self.owner.title}.train_step called backward with", lambda: self.owner.recorder.place, None)
         vars(self)["_n_backward"] += 1
         self._rescale()
         self.manual_backward(loss, **options)

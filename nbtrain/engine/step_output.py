@@ -24,6 +24,7 @@ __all__ = [
     "as_output",
     "check_output",
     "check_training_output",
+    "check_loss",
     "NoUpdate",
     "LeftOut",
     "named",
@@ -58,7 +59,7 @@ def check_output(
     if step.startswith("train_step") and needs_loss:  # a trainer with several optimizers has train_step_<name>
         if "loss" not in output:
             raise StepError(f"{step} returned {_names(output)}, without 'loss'.", where=where(), remedy=example)
-        _check_loss(output["loss"], step, where, device)
+        check_loss(output["loss"], f"{step} returned", where, device)
     for name, value in output.items():
         if type(value) is Tensor and value.is_complex() and value.numel() == 1:
             raise StepError(
@@ -87,34 +88,35 @@ def check_training_output(output: Any, where: Callable[[], str]) -> None:
     if isinstance(output, Mapping) and "loss" not in output:
         remedy = 'Return the loss, or a dict such as {"loss": loss}; None leaves a batch out.'
         raise StepError(f"training_step returned {_names(output)}, without 'loss'.", where=where(), remedy=remedy)
-    _check_loss(loss, "training_step", where, None)
+    check_loss(loss, "training_step returned", where, None)
 
 
 def _names(output: Mapping[str, Any]) -> str:
     return "{" + ", ".join(map(repr, output)) + "}"
 
 
-def _check_loss(loss: Any, step: str, where: Callable[[], str], device: torch.device | None) -> None:
+def check_loss(loss: Any, said: str, where: Callable[[], str], device: torch.device | None) -> None:
+    """Raise StepError for a loss without gradients, after the words `said`, such as "train_step returned"."""
     if not isinstance(loss, Tensor):
         raise StepError(
-            f"{step} returned its loss as {type(loss).__name__}, which has no gradient.", where=where(), remedy="Return it as a tensor."
+            f"{said} its loss as {type(loss).__name__}, which has no gradient.",
+            where=where(),
+            remedy="Make it a tensor, from the model's output.",
         )
     if loss.is_complex():
-        raise StepError(f"{step} returned a complex loss.", where=where(), remedy="Return a real number: loss.abs() or loss.real.")
+        raise StepError(f"{said} a complex loss.", where=where(), remedy="Take a real number: loss.abs() or loss.real.")
     if loss.ndim and loss.numel() != 1:
-        raise StepError(
-            f"{step} returned a loss of shape {tuple(loss.shape)}, not a scalar.", where=where(), remedy="Take its mean: loss.mean()."
-        )
+        raise StepError(f"{said} a loss of shape {tuple(loss.shape)}, not a scalar.", where=where(), remedy="Take its mean: loss.mean().")
     # In the middle of a step `device.type` costs 8 µs, and `is_cpu` nothing
     if device is not None and loss.is_cpu is not (device == _CPU) and loss.device.type != device.type:
         raise StepError(
-            f"{step} returned a loss on {loss.device}, and the model is on {device}.",
+            f"{said} a loss on {loss.device}, and the model is on {device}.",
             where=where(),
             remedy="Make all tensors of the loss on the batch's device: torch.zeros(..., device=x.device).",
         )
     if not loss.requires_grad:
         raise StepError(
-            f"{step} returned a loss without a gradient.",
+            f"{said} a loss without a gradient.",
             where=where(),
             remedy="Make it from the model's output, without .detach(), .item() or torch.no_grad().",
         )

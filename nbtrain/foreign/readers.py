@@ -206,7 +206,7 @@ class System:
 
     def knows(self, files: Files) -> bool:
         """Whether these are files of this system."""
-        is_named = not self.has or files.find(*self.has) is not None
+        is_named = not self.has or any(fnmatch(name, pattern) for name in (files.path.name, *files.names) for pattern in self.has)
         return is_named and (self.keys is None or (isinstance(files.content, Mapping) and files.content.keys() >= set(self.keys)))
 
 
@@ -298,30 +298,36 @@ def _accelerate(files: Files, content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tlama(files: Files, content: Mapping[str, Any]) -> dict[str, Any]:
-    """The log in the folder beside, which has the last step of each epoch."""
-    log = files.folder.parent / "logs" / "training_log.txt"
-    points = row_points(read_table(log), from_zero=True) if log.is_file() else []
+    """The log in a folder beside, which has the last step of each epoch, and the checkpoint of the best validation."""
+    logs = sorted(files.folder.parent.glob("*/training_log.txt"), key=lambda log: log.parent.name != "logs")
+    if len(logs) > 1 and logs[0].parent.name != "logs":
+        files.lost["history"] = f"several logs lie beside: {listed([log.parent.name for log in logs])}"
+        logs = []
+    points = row_points((row for log in logs[:1] for row in read_table(log)), from_zero=True)
+    found: dict[str, Any] = {"points": points} if points else {}
+    if any("val_loss" in point.values for point in points):
+        found["best"] = files.folder / "checkpoint_best.pt"
     length = max((point.step for point in points if point.epoch == 1), default=0)
-    if not points or length == points[-1].step:  # the first epoch may be open
-        return {"points": points}
-    files.notes["epoch and step"] = f"an epoch has {length} updates"
-    return {"points": points, "epoch": updates_in([content["optimizer"]]) // length}
+    if points and length != points[-1].step:  # else the first epoch may be open
+        files.notes["epoch and step"] = f"an epoch has {length} updates"
+        found["epoch"] = updates_in([content["optimizer"]]) // length
+    return found
 
 
-_OMNI_EPOCH = re.compile(r"(.*)_epoch_(\d+)((?:_seed_-?\d+_.+?_-?\d+\.\d{4})*)$")
+_OMNI_EPOCH = re.compile(r"(.*)_epoch_(\d+)((?:_seed_-?\d+_.+?_-?\d+\.\d{4})*)(?:\.pt)?$")
 
 
 def _omnigenbench(files: Files, content: Mapping[str, Any]) -> dict[str, Any]:
-    """The name of the folder has the epoch and the metrics of its validation."""
+    """The name of the folder, or of the file of a model without `save`, has the epoch and the metrics of its validation."""
     halves = {str(value.dtype).removeprefix("torch.") for value in content["weights"].values()} & {"float16", "bfloat16"}
     if halves:
         files.notes["weights"] = f"in {', '.join(sorted(halves))}, so rounded"
-    if (found := _OMNI_EPOCH.match(files.folder.name)) is None:
+    if (found := _OMNI_EPOCH.match(files.path.name)) is None:
         return {}
     files.notes["epoch and step"] = "OmniGenBench saves no step: each epoch counts as one"
     rows = []
-    for folder in sorted(files.folder.parent.iterdir()):
-        other = _OMNI_EPOCH.match(folder.name)
+    for path in sorted(files.path.parent.iterdir()):
+        other = _OMNI_EPOCH.match(path.name)
         if other is not None and other[1] == found[1]:
             values = re.findall(r"_seed_-?\d+_(.+?)_(-?\d+\.\d{4})", other[3])
             rows.append({"epoch": other[2], "step": other[2]} | {f"val_{name}": value for name, value in values})
@@ -386,7 +392,8 @@ SYSTEMS = (
            more=_lightning),
     System("DeepSpeed", "the folder of `save_checkpoint`", keys=("global_steps", "dp_world_size"),
            lost={"random numbers": "DeepSpeed does not save them"}),
-    System("OmniGenBench", "the folder of `save_model`", ("metadata.json",), weights=("pytorch_model.bin",),  # the others lack the head
+    System("OmniGenBench", "what `save_model` has written", ("metadata.json", "*_epoch_*_seed_*.[0-9][0-9][0-9][0-9]*"),
+           weights=("pytorch_model.bin", "*.safetensors"),  # the others lack the head
            lost=dict.fromkeys(("optimizer", "schedule", "random numbers"), "OmniGenBench saves the weights alone"), more=_omnigenbench),
     System("Neptune", "CSV or parquet", _TABLES, lost=dict.fromkeys({*PARTS} - {"best", "history"}, "Neptune's tables have metrics alone"),
            more=lambda files, content: {"name": content["run"], "is_finished": True}, contents=_neptune),
@@ -399,11 +406,15 @@ SYSTEMS = (
 
 # %% ../../nbs/foreign/readers.ipynb #f41644f2
 def _newest(path: Path) -> Path:
-    """The newest checkpoint in the output folder of Hugging Face's Trainer or of Lightning; else the path itself."""
+    """The newest checkpoint in the output folder of Lightning, Hugging Face's Trainer, tlama-core or OmniGenBench; else the path itself."""
     files = sorted(path.iterdir()) if path.is_dir() else []
-    saved = [(int(n[1]), file) for file in files if (n := re.search(r"(?:^checkpoint-|step[=_])(\d+)", file.name))]
-    last = [file for file in files if file.name in ("last.ckpt", "checkpoints")]
-    return _newest(last[-1]) if last else max(saved)[1] if saved else path
+    saved = [(int(n[1]), file) for file in files if (n := re.search(r"(?:^checkpoint-|step[=_]|_epoch_(?=\d+_seed_))(\d+)", file.name))]
+    last = [file for file in files if file.name in ("last.ckpt", "checkpoints")] or [
+        file for file in files if file.is_dir() and any(file.glob("checkpoint_step_*"))
+    ]
+    if len(last) == 1 or (last and last[-1].name in ("last.ckpt", "checkpoints")):
+        return _newest(last[-1])
+    return max(saved)[1] if saved else path
 
 
 def read_runs(

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..annotations import checked, written_in
 from ..best import BestRestarts, GrowingBest, best_row, is_same_validation, ranked, with_best
@@ -488,6 +488,14 @@ class History(Listed):
 
     def __len__(self) -> int:
         return len(self.epochs)
+
+    def _remedy_of(self, name: Any) -> str:
+        from nbtrain.compat.foreign_names import remedy_in_history
+
+        return remedy_in_history(name, self.epochs[-1] if self.epochs else ()) or super()._remedy_of(str(name))
+
+    def __getitem__(self, name: Any) -> NoReturn:
+        raise TypeError(f"History has no [{name!r}].\n  {self._remedy_of(name)}".rstrip())
 
     @property
     def _shown(self) -> list[Mapping[str, Any]]:

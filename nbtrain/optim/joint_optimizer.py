@@ -236,9 +236,9 @@ def schedulers_by_name(optimizer: Optimizer | None, scheduler: Any) -> Any:
         return scheduler
     parts = optimizer.optimizers
     if isinstance(scheduler, (list, tuple)):
-        if len(scheduler) > len(parts):
-            what = f"There are {len(scheduler)} schedulers for {len(parts)} optimizers."
-            raise ConfigError(what, remedy="Give one for each, or a dict.")
+        if len(scheduler) != len(parts):
+            what = f"There {'is 1 scheduler' if len(scheduler) == 1 else f'are {len(scheduler)} schedulers'} for {len(parts)} optimizers."
+            raise ConfigError(what, remedy=f"Give one for each, None for one without, or a dict: {{{next(iter(parts))!r}: scheduler}}.")
         scheduler = {name: one for name, one in zip(parts, scheduler) if one is not None}
     elif isinstance(scheduler, LRScheduler):
         scheduler = {name: scheduler for name, part in parts.items() if scheduler.optimizer is part} or scheduler

@@ -45,12 +45,13 @@ def check_options(optimizer: Optimizer | None, options: Mapping[str, Any]) -> No
         _check_each(several, options)
         return
     known = [name for name in optimizer.param_groups[0] if name not in ("params", "initial_lr")]
-    for name, value in options.items():
-        if name not in known:
-            from nbtrain.compat.foreign_names import same_argument
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        from nbtrain.compat.foreign_names import all_unknown, same_argument
 
-            remedy = same_argument(name, known) or nearest(name, known)
-            raise OptionError(f"{type(optimizer).__name__} has no option {name!r}.", remedy=remedy)
+        remedies = {name: same_argument(name, known) or nearest(name, known) for name in unknown}
+        raise all_unknown(f"{type(optimizer).__name__} has no option", remedies)
+    for name, value in options.items():
         if name == "lr" and not (_is_number(value) and value > 0):
             raise ConfigError(f"lr={value!r} must be a positive number.", remedy="Give lr=1e-3, for example.")
         for group in optimizer.param_groups:

@@ -30,16 +30,8 @@ from torch.utils.data import DataLoader, RandomSampler
 
 import nbtrain
 from ..data.batch import describe as describe_batch
-from nbtrain.redaction import (
-    HIDDEN,
-    blot_diff,
-    blot_out,
-    blot_out_words,
-    environment_variables,
-    held_environment,
-    is_from_environment,
-    is_secret,
-)
+from ..redaction import blot_diff, blot_out, blot_out_words, environment_variables, held_environment, is_from_environment
+from ..secret_names import HIDDEN, is_secret
 from ..history.run_files import read_file, read_record, write_file
 from .source_code import Reached, reach
 from .source_file import is_cell, lambda_text

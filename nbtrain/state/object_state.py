@@ -165,7 +165,8 @@ class Unpacker:
         if isinstance(packed, dict):
             return self._unpack_kind(packed, fresh) if _AS in packed else self._unpack_dict(packed, fresh)
         if isinstance(packed, tuple) and kind is not tuple:
-            return tuple.__new__(kind, map(self.unpack, packed))
+            items = [self.unpack(item) for item in packed]
+            return kind(items) if kind is torch.Size else tuple.__new__(kind, items)
         if kind not in (list, tuple):
             return packed
         same = fresh if type(fresh) is kind else ()

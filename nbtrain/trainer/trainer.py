@@ -18,6 +18,7 @@ from typing_extensions import Unpack
 
 from ..annotations import checked, written_in
 from nbtrain.base.arguments import (
+    Epochs,
     NonFinite,
     Optimizers,
     accumulates,
@@ -205,7 +206,7 @@ class Trainer(TrainerCommands):
     @checked
     def run(
         self,
-        n_epoch: int,
+        n_epoch: Epochs,
         loader: Loaders | L.LightningDataModule | L.LightningModule,
         valid_loader: Loaders | None = None,
         *,

@@ -1,7 +1,8 @@
-"""Chemprop's message-passing MPNN on molecules, with its own loaders, Noam schedule and metrics"""
+"""Chemprop's message-passing MPNN on molecules, with its own loaders, Noam schedule and metrics; the weights of `lightning.Trainer`"""
 
 # dependencies = ["chemprop"]
 
+import lightning as L
 import numpy as np
 import torch
 from chemprop import data, models, nn
@@ -15,11 +16,23 @@ train_set, valid_set = data.MoleculeDataset(points[::2]), data.MoleculeDataset(p
 scaler = train_set.normalize_targets()
 valid_set.normalize_targets(scaler)
 
-torch.manual_seed(0)
-unscale = nn.UnscaleTransform.from_standard_scaler(scaler)
-model = models.MPNN(nn.BondMessagePassing(d_h=32), nn.SumAggregation(), nn.RegressionFFN(input_dim=32, output_transform=unscale))
+
+def make():
+    torch.manual_seed(0)
+    unscale = nn.UnscaleTransform.from_standard_scaler(scaler)
+    model = models.MPNN(nn.BondMessagePassing(d_h=32), nn.SumAggregation(), nn.RegressionFFN(input_dim=32, output_transform=unscale))
+    loaders = data.build_dataloader(train_set, batch_size=6, seed=0), data.build_dataloader(valid_set, batch_size=6, shuffle=False)
+    torch.manual_seed(1)
+    return model, loaders
+
+
+quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+stock, loaders = make()
+L.Trainer(max_epochs=30, accelerator="cpu", **quiet).fit(stock, *loaders)
+
+model, loaders = make()
 trainer = Trainer.from_lightning(model, device="cpu")
-train_loader = data.build_dataloader(train_set, batch_size=6, seed=0)
-result = trainer.run(30, train_loader, data.build_dataloader(valid_set, batch_size=6, shuffle=False))
+trainer.run(30, *loaders)
+assert all(torch.equal(value, stock.state_dict()[name]) for name, value in model.state_dict().items())
 first, last = trainer.history.epochs[0], trainer.history.epochs[-1]
 assert last["val_loss"] < 0.3 * first["val_loss"], (first, last)

@@ -1,4 +1,4 @@
-"""A U-Net with the Dice loss; intersection over union of whole passes from each batch's counts"""
+"""A U-Net with the Dice loss; the weights of a plain loop; intersection over union of whole passes from each batch's counts"""
 
 # dependencies = ["segmentation-models-pytorch"]
 
@@ -36,8 +36,25 @@ class Segment(Trainer):
         return None
 
 
-model = smp.Unet("resnet18", encoder_weights=None, encoder_depth=3, decoder_channels=(32, 16, 8), classes=1)
-trainer = Segment(model, "cpu", optimizer=lambda p: torch.optim.Adam(p, lr=2e-3), monitor="val_iou", monitor_mode="max")
+def make():
+    torch.manual_seed(0)
+    return smp.Unet("resnet18", encoder_weights=None, encoder_depth=3, decoder_channels=(32, 16, 8), classes=1)
+
+
 data = TensorDataset(images, masks)
-result = trainer.run(10, DataLoader(data, batch_size=8, shuffle=True), DataLoader(data, batch_size=8))
+loader, valid_loader = DataLoader(data, batch_size=8, shuffle=True), DataLoader(data, batch_size=8)
+plain, own = make().train(), make()
+optimizer = torch.optim.Adam(plain.parameters(), lr=2e-3)
+torch.manual_seed(1)
+for _ in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss_of(plain(x), y).backward()
+        optimizer.step()
+
+torch.manual_seed(1)
+trainer = Segment(own, "cpu", optimizer=lambda p: torch.optim.Adam(p, lr=2e-3), monitor="val_iou", monitor_mode="max")
+trainer.run(2, loader, valid_loader)
+assert all(torch.equal(value, plain.state_dict()[name]) for name, value in own.state_dict().items())
+result = trainer.run(8, loader, valid_loader)
 assert result.best["val_iou"] > 0.7, result.best

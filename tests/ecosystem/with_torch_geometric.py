@@ -1,4 +1,4 @@
-"""Graph classification: a batch counts its graphs, so that the means are right"""
+"""Graph classification: a batch counts its graphs, so that the means are right; the weights of a plain loop"""
 
 # dependencies = ["torch_geometric"]
 
@@ -48,7 +48,21 @@ class Classify(Trainer):
         return self.train_step(batch)
 
 
-trainer = Classify(GNN(), "cpu", optimizer=lambda params: torch.optim.Adam(params, lr=0.01))
-result = trainer.run(15, DataLoader(graphs, batch_size=16, shuffle=True), DataLoader(graphs, batch_size=16))
+loader = DataLoader(graphs, batch_size=16, shuffle=True)
+plain, own = GNN(), GNN()
+own.load_state_dict(plain.state_dict())
+optimizer = torch.optim.Adam(plain.parameters(), lr=0.01)
+torch.manual_seed(1)
+for _ in range(15):
+    for data in loader:
+        optimizer.zero_grad()
+        cross_entropy(plain(data), data.y).backward()
+        optimizer.step()
+
+torch.manual_seed(1)
+trainer = Classify(own, "cpu", optimizer=lambda params: torch.optim.Adam(params, lr=0.01))
+trainer.run(15, loader)
+assert all(torch.equal(value, plain.state_dict()[name]) for name, value in own.state_dict().items())
+result = trainer.run(1, loader, DataLoader(graphs, batch_size=16))
 assert result.last["val_acc"] > 0.9
 assert abs(result.last["val_n_graphs"] - (3 * 16 * 16 + 2 * 2) / 50) < 1e-5  # the mean of all graphs, not of the four batches

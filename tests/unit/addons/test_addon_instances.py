@@ -103,8 +103,8 @@ def test_option_of_an_instance_by_keyword_says_where_it_was_given() -> None:
     with pytest.raises(OptionError) as error:
         make_trainer(Regress.add_on(Tilt(level=3)), level=4)
     assert str(error.value) == (
-        "'level' is an option of Tilt, which Regress was given as an instance with its options.\n"
-        "  Pass it there: Regress.add_on(Tilt(level=...))."
+        "Regress takes no argument 'level'.\n"
+        "  Tilt was given as an instance with its options: pass it there, Regress.add_on(Tilt(level=...))."
     )
     assert "level" not in inspect.signature(Regress.add_on(Tilt(level=3))).parameters
 

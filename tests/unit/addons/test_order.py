@@ -115,10 +115,10 @@ class Reversed(AddOnBase):
 
 def test_two_loaders_in_an_undeclared_order_are_refused() -> None:
     with pytest.raises(AddOnError) as caught:
-        Regress.add_on(StateManagerAddon, Reversed)
+        Regress.add_on(PrefetchAddon, Reversed)
     assert str(caught.value) == (
-        "StateManagerAddon and Reversed both change the loader, and neither says which comes first.\n"
-        "  Write after = (StateManagerAddon,) in Reversed, or the other way round."
+        "PrefetchAddon and Reversed both change the loader, and neither says which comes first.\n"
+        "  Write after = (PrefetchAddon,) in Reversed, or the other way round."
     )
 
     class Declared(Reversed):

@@ -882,6 +882,18 @@ def test_one_save_is_in_flight_at_most(tmp_path: Path) -> None:
     assert order == ["a.ckpt", "b.ckpt"]
 
 
+def test_a_save_whose_folder_is_removed_meanwhile_says_so_and_the_next_one_works(tmp_path: Path) -> None:
+    writer, folder = Writer(), tmp_path / "checkpoints"
+    state = {"nbtrain": {"history": {"journal": {"file": "history.jsonl"}}}}
+    writer.save(state, folder / "c.ckpt")
+    writer.wait()
+    (error,) = writer.take_errors()
+    assert str(error) == f"c.ckpt could not be written: its folder was removed.\n  {folder / 'c.ckpt'}\n  Save again, which makes the folder."
+    writer.save({"epoch": 2}, folder / "c.ckpt")
+    writer.wait()
+    assert writer.take_errors() == [] and read_checkpoint(folder / "c.ckpt") == {"epoch": 2}
+
+
 def test_failed_save_is_told_when_asked_and_the_next_one_works(tmp_path: Path) -> None:
     writer = Writer()
     (tmp_path / "file").touch()

@@ -29,6 +29,11 @@ def told(problems: Problems) -> list[str]:
         ),
         ("dp", {"runtime_ngpus": 2}, "2 devices, 2 batches at a time, strategy='ddp'"),
         ("data", {"runtime_ngpus": 2, "use_zero": True}, "2 devices, 2 batches at a time, strategy='fsdp2'"),
+        (
+            "data",
+            {"runtime_ngpus": 4, "plan_ngpus": 2},
+            "4 devices, 2 batches at a time, each divided among 2 devices, strategy='ddp'",
+        ),
         ("dp", {"runtime_ngpus": 4, "use_zero": True, "zero_ngroups": 2}, "4 devices, 4 batches at a time, strategy='fsdp2', shard_size=2"),
         ("tp", {"runtime_ngpus": 4, "plan_ngpus": 2}, "4 devices, 2 batches at a time, strategy='tp', tensor_parallel_size=2"),
         ("tp", {"runtime_ngpus": 4, "plan_ngpus": 4}, "4 devices, 1 batch at a time, strategy='tp', tensor_parallel_size=4"),
@@ -56,11 +61,17 @@ def test_devices_are_planned(policy: str, compute: dict[str, Any], plan: str) ->
             "Request fewer: --compute_config.plan_ngpus 1 --compute_config.runtime_ngpus 1.",
         ),
         ("pp", {}, "pas_policy is 'pp', which is unknown here. Pipelines have no counterpart here: use tp, or dp."),
+        (
+            "fsdp",
+            {"runtime_ngpus": 2},
+            "pas_policy is 'fsdp', which is unknown here. "
+            "Give dp and compute_config.use_zero: true, which shards the weights as FSDP does.",
+        ),
         ("dta", {}, "pas_policy is 'dta', which is unknown here. Did you mean 'data'?"),
         (
             "dp",
             {"runtime_ngpus": 4, "plan_ngpus": 2},
-            "pas_policy is 'dp', and compute_config.plan_ngpus 2: it does not split a model. Use tp, or plan_ngpus 1.",
+            "pas_policy is 'dp', and compute_config.plan_ngpus 2: it does not split a model. Use tp or data, or plan_ngpus 1.",
         ),
         (
             "dp",

@@ -109,3 +109,21 @@ def test_fp16_gradients_are_unscaled_before_they_are_clipped() -> None:
         trainer.run(1, make_loader())
     norms = [trainer.history.steps["train"]["train_grad_norm"] for trainer in (half, single)]
     assert norms[0] == pytest.approx(norms[1], rel=0.05)
+
+
+@pytest.mark.parametrize("part", ["param", "input"])
+def test_a_cast_of_one_part_alone_says_what_is_missing_where_the_step_needs_both(part: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_trainer(precision={part: "bf16"}).run(1, make_loader())
+    what, remedy = str(error.value).split("\n  ")
+    assert what.startswith(f"precision casts {part} alone, and the step needs one dtype: ")
+    assert remedy == "Give param and input the same dtype, or the name of mixed precision: bf16-mixed."
+
+
+def test_an_error_about_dtypes_where_both_are_cast_is_the_user_s_own() -> None:
+    class Wrong(Regress):
+        def train_step(self, batch: Any) -> Any:
+            raise RuntimeError("another dtype")
+
+    with pytest.raises(RuntimeError, match="^another dtype"):
+        make_trainer(Wrong, precision={"param": "bf16", "input": "bf16"}).run(1, make_loader())

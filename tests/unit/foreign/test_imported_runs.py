@@ -32,6 +32,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, StepLR
 from nbtrain import NeptuneLoggerAddon, StateManagerAddon, Trainer, load_run
 from nbtrain.cli import main
 from nbtrain.errors import CheckpointError, ConfigError
+from nbtrain.foreign.foreign_files import read_content
 from nbtrain.foreign.points import history_of, own_name, row_points
 from nbtrain.foreign.readers import read_runs
 
@@ -132,7 +133,7 @@ def test_the_command_makes_a_run_folder_that_resume_show_and_compare_know(tmp_pa
     assert same_weights(own, model) and trainer.run_dir == tmp_path / "runs" / "run-001"
     assert main(["compare", str(trainer.run_dir), "--output", str(tmp_path / "c.png")]) == 0
     assert main(["resume", str(trainer.run_dir)]) == 2
-    assert "has no configuration: nbtrain fit did not begin it" in capsys.readouterr().err
+    assert "has no config.yaml: a notebook or a script began this run, and has its code." in capsys.readouterr().err
     assert same_weights(nn.ModuleDict({"a": own}), nn.ModuleDict({"a": model}))
 
 
@@ -326,6 +327,51 @@ def test_omnigenbench_s_folders_have_the_epoch_and_the_metrics_in_their_names(tm
     assert [(row["val_loss"], row["val_f1_score"]) for row in run.history.epochs] == [(0.75, 0.25), (0.5, 0.5)]
     assert run.taken()["weights"] == "4 tensors; in float16, so rounded" and run.epoch == 2
     assert torch.equal(run.weights["0.weight"], make_model(2).half().state_dict()["0.weight"])
+
+
+def omni_run(path: Path) -> tuple[int, list[float], bool]:
+    (run,) = read_runs(path)
+    assert run.system == "OmniGenBench"
+    return run.epoch, [row["val_loss"] for row in run.history.epochs], torch.equal(run.weights["0.weight"], make_model(run.epoch)[0].weight)  # pyright: ignore[reportIndexIssue]
+
+
+def test_omnigenbench_s_files_of_a_model_of_one_s_own_are_a_run(tmp_path: Path) -> None:
+    for epoch, loss in ((2, 0.75), (10, 0.5)):  # `save_model` writes such a file for a model without `save`
+        torch.save(make_model(epoch).state_dict(), tmp_path / f"net_epoch_{epoch}_seed_42_loss_{loss:.4f}.pt")
+    assert omni_run(tmp_path) == (10, [0.75, 0.5], True)
+    assert omni_run(tmp_path / "net_epoch_2_seed_42_loss_0.7500.pt") == (2, [0.75], True)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "weights.pt"])
+def test_omnigenbench_s_folder_of_a_model_with_its_own_save_is_a_run(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "net_epoch_3_seed_42_loss_0.2500"
+    folder.mkdir()
+    torch.save(make_model(3).state_dict(), folder / name)
+    assert omni_run(folder) == omni_run(tmp_path) == (3, [0.25], True)
+
+
+def tlama_files(root: Path) -> None:
+    """A run with another folder for its checkpoints and its log, whose second step was the best validation."""
+    shutil.copytree(SAVED / "tlama/checkpoints", root / "ckpts")
+    content = read_content(root / "ckpts/checkpoint_step_00000009.pt")
+    best = {**content, "model": {name: value + 1 for name, value in content["model"].items()}, "step": 4}
+    torch.save({name: value for name, value in best.items() if name != "config"}, root / "ckpts/checkpoint_best.pt")
+    (root / "my_logs").mkdir()
+    lines = (SAVED / "tlama/logs/training_log.txt").read_text().splitlines()
+    rows = [line.split(",") for line in lines[1:]]
+    for row in rows:
+        row[6] = {"4": "0.25", "9": "0.5"}.get(row[1], row[6])
+    (root / "my_logs/training_log.txt").write_text("\n".join([lines[0], *map(",".join, rows)]) + "\n")
+
+
+def test_tlama_s_best_validation_and_other_folders_come_along(tmp_path: Path) -> None:
+    tlama_files(tmp_path)
+    (run,) = read_runs(tmp_path)
+    assert run.history.best is not None and run.history.best["val_loss"] == 0.25 and run.best is not None
+    assert all(torch.equal(run.best[name], value + 1) for name, value in run.weights.items())
+    shutil.copytree(tmp_path / "my_logs", tmp_path / "other_logs")
+    (run,) = read_runs(tmp_path)
+    assert run.lost["history"] == "several logs lie beside: my_logs, other_logs"
 
 
 def test_the_best_weights_of_another_checkpoint_come_along(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ from nbtrain import ConfigError
 from nbtrain.cli import main
 from nbtrain.history.run_files import read_record
 from nbtrain.library.recorded_run import diff, show
-from nbtrain.redaction import blot_out, is_secret
+from nbtrain.redaction import blot_out
+from nbtrain.secret_names import is_secret
 from nbtrain.source.provenance import describe, git_state, record
 from nbtrain.source.source_code import Reached, reach
 

@@ -79,6 +79,13 @@ def test_a_run_equals_one_written_by_hand() -> None:
     assert same_weights(job.trainer.model, trainer.model)
 
 
+def test_a_plan_refuses_what_a_run_refuses_and_says_that_bf16_is_mixed() -> None:
+    for policy in ("banana", "fsdp"):
+        with pytest.raises(ConfigError, match=f"pas_policy is '{policy}', which is unknown here"):
+            TrainerArgs.from_cli([*FAST, f"--pas_policy={policy}"]).plan()
+    assert "precision: bf16 is mixed precision; with nnScaler it is bf16-true" in TrainerArgs.from_cli([*FAST, "--precision=bf16"]).plan()
+
+
 def test_two_runs_differ_by_the_option_that_differs() -> None:
     for lr in ("0.1", "0.2"):
         assert main(["fit", *FAST, "--optimizer.args.lr", lr, "--checkpoint.save_dir", f"grid/{lr}", "--checkpoint.no_save=false"]) == 0

@@ -156,8 +156,10 @@ def test_functions_agree_with_their_formulas() -> None:
         ((1.0, None, 1, 10), "The last rate of the schedule is missing.\n  Give min_lr, or final_div_factor."),
         (
             (1.0, 0.1, 1, 10, "cosine", 25),
-            "min_lr=0.1 and max_lr / final_div_factor = 0.04 are two last rates.\n  Give one of them.",
+            "min_lr=0.1 and max_lr / final_div_factor = 0.04 are two last rates.\n"
+            "  Give min_lr=None to use the second, as tlama-core does; or leave final_div_factor out.",
         ),
+        ((1.0, None, 1, 10, "cosine", 0), "final_div_factor=0 must be a number of at least 1.\n  Give 25, for example."),
         ((1.0, 2.0, 1, 10), "The last rate 2.0 is not between 0 and max_lr=1.0.\n  Give 0 <= min_lr <= max_lr."),
         ((1.0, 0.1, 1, 10, "cosin"), "decay_type must be 'cosine', 'linear' or 'exponential', got 'cosin'.\n  Did you mean 'cosine'?"),
     ],

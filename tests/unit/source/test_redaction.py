@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader
 
 import nbtrain
 from nbtrain import StateManagerAddon, Trainer
-from nbtrain.redaction import HIDDEN, blot_diff, blot_out, blot_out_words, is_secret
+from nbtrain.redaction import blot_diff, blot_out, blot_out_words
+from nbtrain.secret_names import HIDDEN, is_secret
 from nbtrain.source.provenance import describe, git_state
 
 # The keys are put together here, so that no scanner takes them for real ones

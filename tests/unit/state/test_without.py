@@ -298,6 +298,17 @@ def test_an_import_with_an_unknown_name_writes_no_folder(tmp_path: Path) -> None
     assert not (tmp_path / "runs" / "run-001").exists()
 
 
+def test_an_import_takes_what_is_given_here_with_without(tmp_path: Path) -> None:
+    old = torch.optim.SGD(make_model().parameters(), lr=0.1, momentum=0.9)
+    torch.save({"model": make_model().state_dict(), "optimizer": old.state_dict(), "epoch": 1}, tmp_path / "old.pt")
+    rates = []
+    for without in ((), ("lr",)):
+        trainer = make(tmp_path / "runs", lr=0.5)
+        trainer.import_run(tmp_path / "old.pt", epoch=1, without=without)
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+    assert rates == [0.1, 0.5]
+
+
 def test_a_schedule_that_is_shorter_than_its_place_is_refused_with_its_length(tmp_path: Path) -> None:
     run(make(tmp_path, scheduler_step_on_batch=True, schedule=lambda optimizer: OneCycleLR(optimizer, 0.01, total_steps=40)), 3)
     trainer = make(tmp_path, scheduler_step_on_batch=True, schedule=lambda optimizer: OneCycleLR(optimizer, 0.01, total_steps=10))

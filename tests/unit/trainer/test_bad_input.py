@@ -174,11 +174,11 @@ CONSTRUCTOR = {
         ConfigError,
         "With OnExceptionCheckpoint, Lightning resumes from its checkpoint in each run, without nbtrain's knowledge.",
     ),
-    "ours": ({"lightning": {"max_epochs": 3}}, OptionError, "lightning={'max_epochs': ...} is set by nbtrain.\n  Use run(n_epoch=...)."),
+    "ours": ({"lightning": {"max_epochs": 3}}, OptionError, "lightning={...} takes no argument 'max_epochs'.\n  Use run(n_epoch=...)."),
     "Lightning knows not": (
         {"lightning": {"callback": 1}},
         OptionError,
-        "lightning.Trainer has no argument 'callback'.\n  Did you mean 'callbacks'?",
+        "lightning={...} takes no argument 'callback'.\n  Did you mean 'callbacks'?",
     ),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
-from samples import DEVICE, Breaks, Broken, make_loader, make_model, on_device, same_weights, without_times
+from samples import DEVICE, Breaks, Broken, Regress, make_loader, make_model, make_trainer, on_device, same_weights, without_times
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.utils import clip_grad_norm_
@@ -520,3 +521,36 @@ def test_several_optimizers_in_turn_are_another_trainer() -> None:
 
     with pytest.raises(ConfigError, match="Turns is a MultiOptimizerTrainer, which steps its optimizers in turn"):
         Turns(networks(), DEVICE, optimizers={"critic": SGD}, log_bar=False)
+
+
+LOSSES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a number": (lambda output: 3.0, "its loss as float, which has no gradient."),
+    "a dict": (lambda output: {"loss": output.mean()}, "its loss as dict, which has no gradient."),
+    "a vector": (lambda output: output, "a loss of shape (16, 1), not a scalar."),
+    "without a graph": (lambda output: output.mean().detach(), "a loss without a gradient."),
+}
+
+
+@pytest.mark.parametrize(("loss", "what"), LOSSES.values(), ids=LOSSES)
+def test_backward_of_what_is_not_a_loss_says_so(loss: Callable[[Any], Any], what: str) -> None:
+    class Wrong(Regress):
+        automatic_optimization = False
+
+        def train_step(self, batch: Any) -> Any:
+            self.backward(loss(self.model(batch[0])))
+
+    with pytest.raises(StepError) as error:
+        make_trainer(Wrong).run(1, make_loader())
+    assert str(error.value).startswith(f"Wrong.train_step called backward with {what}\n  epoch 1, batch 1\n")
+
+
+def test_backward_takes_the_gradient_of_a_vector() -> None:
+    class Vector(Regress):
+        automatic_optimization = False
+
+        def train_step(self, batch: Any) -> Any:
+            output = self.model(batch[0])
+            self.backward(output, gradient=torch.ones_like(output))
+            self.optimizer.step()
+
+    assert make_trainer(Vector).run(1, make_loader()).status == "completed"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import DEVICE, Breaks, Broken, same_weights
+from samples import DEVICE, Breaks, Broken, make_model, make_trainer, same_weights
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.utils import clip_grad_norm_
@@ -193,7 +193,7 @@ def test_a_factory_makes_them_and_each_schedule_has_its_plan() -> None:
     )
     trainer.run(2, BATCHES)
     assert [row["lr/muon"] for row in trainer.history.epochs] == [0.02, 0.01]
-    trainer = Fit(model, DEVICE, optimizer=(parts := three(model)), scheduler=[None, StepLR(parts[1], 1, 0.5)], log_bar=False)
+    trainer = Fit(model, DEVICE, optimizer=(parts := three(model)), scheduler=[None, StepLR(parts[1], 1, 0.5), None], log_bar=False)
     trainer.run(2, BATCHES)
     assert [row["lr/adamw"] for row in trainer.history.epochs] == [0.01, 0.005]
 
@@ -242,3 +242,13 @@ def test_optimizers_that_replace_those_of_a_trainer_train_and_are_replaced_as_a_
     trainer.optimizer = {**trainer.optimizers, "muon": rates["muon"]}
     trainer.run(1, BATCHES)
     assert trainer.optimizers["muon"] is rates["muon"] and trainer.history.epochs[-1]["lr/muon"] == 0.25
+
+
+@pytest.mark.parametrize(("n", "what"), [(0, "There are 0 schedulers"), (1, "There is 1 scheduler"), (3, "There are 3 schedulers")])
+def test_a_list_of_schedulers_of_another_length_is_refused(n: int, what: str) -> None:
+    model: Any = make_model()
+    parts = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.Adam(model[3].parameters(), lr=0.1)]
+    given = [torch.optim.lr_scheduler.StepLR(parts[i % 2], 1) for i in range(n)]
+    with pytest.raises(ConfigError) as error:
+        make_trainer(model=model, optimizer=parts, scheduler=given)
+    assert str(error.value) == f"{what} for 2 optimizers.\n  Give one for each, None for one without, or a dict: {{'sgd': scheduler}}."
