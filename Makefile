@@ -102,7 +102,7 @@ bench: .venv/installed-dev ## measure the claims of speed, and write docs/benchm
 PROOFS := faults compare soak versions ecosystem bench
 proofs: .venv/installed-dev
 	mkdir -p _proofs
-	nohup sh -c 'for proof in $(PROOFS); do $(MAKE) $$proof > _proofs/$$proof.log 2>&1; echo "$$proof: exit code $$?"; done' > _proofs/result.log 2>&1 &
+	nohup sh -c 'for proof in $(PROOFS); do make $$proof > _proofs/$$proof.log 2>&1; echo "$$proof: exit code $$?"; done' > _proofs/result.log 2>&1 &
 
 # fastai without its dependencies: tests/benchmarks/requirements.txt says why
 bench-peers: .venv/installed-dev

@@ -40,7 +40,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Found:
-    """What became of the tests, as pytest counts them, a step beside that of a plain loop, and the commit and day of the newer of the two."""
+    """The tests as pytest counts them, a step beside that of a plain loop, and the commit and the day of the newer of the two."""
 
     tests: str
     step: str
