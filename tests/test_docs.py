@@ -187,7 +187,7 @@ def test_the_twenty_calls_are_twenty_and_are_there() -> None:
 
 
 def test_every_tip_is_in_the_faq() -> None:
-    tips = ["has not improved since", "overfitting since", "has been constant since", "is not falling", "waits for data"]
+    tips = ["has not improved since", "overfitting since", "has been constant since", "is not falling", "waits for data", "is idle, and"]
     tips += ["the loss jumped to", "shows why"]
     code, faq = (ROOT / "nbtrain" / "views" / "advice.py").read_text(encoding="utf-8"), (DOCS / "faq.md").read_text(encoding="utf-8")
     assert not [tip for tip in tips if tip not in code or tip not in faq] and len(tips) == faq.count("\n| ", *_tips_table(faq)) - 2

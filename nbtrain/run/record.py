@@ -22,6 +22,7 @@ from ..data.tensor_loader import suggest_loader
 from ..loops.fast_step import unknown_torch
 from ..loops.own_loops import unknown_version, why_stock
 from .data_module import validates
+from ..base.devices import accelerator_type
 from ..base.trainer_base import TrainerBase
 from ..resources import n_cores
 from ..tracebacks import variable_name
@@ -55,6 +56,7 @@ def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any
         **_facts(loader),
         **({"round": session["round"] + 1, "n_rounds": session["n_rounds"]} if session is not None else {}),
         **({"variable": name} if name != "trainer" else {}),  # for lines to be copied
+        **({"idle": idle} if trainer.device.type == "cpu" and (idle := accelerator_type()) else {}),
         **{name: value for addon in trainer.active_addons for name, value in addon.facts(trainer).items()},
     }
 
@@ -68,8 +70,7 @@ def _batches_per_update(trainer: TrainerBase, arguments: dict[str, Any]) -> int 
 def _facts(loader: Iterable[Any]) -> dict[str, Any]:
     """Facts that a view needs to give advice: the loader's workers (None if it is not a DataLoader), and the cores."""
     loader = innermost(loader)
-    n_workers = loader.num_workers if isinstance(loader, DataLoader) else None
-    return {"num_workers": n_workers, "n_cores": n_cores()}
+    return {"num_workers": loader.num_workers if isinstance(loader, DataLoader) else None, "n_cores": n_cores()}
 
 
 def _n_evaluated(loader: Any, limit: Any) -> int | None:
