@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEMO_ARGS ?=
+TORCH_INDEX ?=
 TEST_ARGS ?=
 
 .PHONY: help demo test test-fast coverage faults compare gpu simulated-gpu soak versions ecosystem cluster bench bench-peers proofs examples lab docs pictures \
@@ -11,7 +12,7 @@ TEST_ARGS ?=
 help: ## this list; more targets, for single questions, are in the Makefile with a comment each
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: .venv/installed ## train a first model, in a minute
+demo: .venv/installed ## train a first model, in a minute; TORCH_INDEX=https://download.pytorch.org/whl/cpu takes the smaller PyTorch
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
 
 test: .venv/installed-dev ## all tests, as in CI: 12 minutes on two cores
@@ -120,7 +121,7 @@ lab: .venv/installed-dev ## the demo as a notebook
 # torch comes first: a bare `torch` in a dependency would choose another build
 .venv/installed: constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) torch==2.13.0
+	$(PIP) $(TORCH_INDEX:%=--index-url %) torch==2.13.0
 	$(PIP) --editable '.[examples]'
 	touch $@
 

@@ -46,6 +46,7 @@ html_additional_pages = {"search": "search.html"}  # our own; Sphinx's index tak
 html_copy_source = html_show_copyright = False
 html_theme_options: dict[str, Any] = {"navigation_with_keys": True}
 if address := repository.address():
+    html_baseurl = f"{repository.site(address)}/"
     icon = '<svg viewBox="0 0 16 16" width="1em" height="1em" stroke="currentColor" fill="none"><path d="M3 2h10v12H3zM3 11h10"/></svg>'
     html_theme_options["footer_icons"] = [{"name": "Repository", "url": address, "html": icon, "class": ""}]
 copybutton_selector = "div.highlight:not(.cell_output *, .highlight-text *) pre"  # code, not what it prints

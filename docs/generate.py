@@ -19,8 +19,9 @@ import make_coming_from  # noqa: E402
 import make_hooks  # noqa: E402
 import make_readme  # noqa: E402
 import make_reference  # noqa: E402
+import make_release  # noqa: E402
 
-MAKERS = (make_addon_types, make_architecture, make_coming_from, make_hooks, make_readme, make_reference)
+MAKERS = (make_addon_types, make_architecture, make_coming_from, make_hooks, make_readme, make_reference, make_release)
 
 
 def differing() -> dict[Path, str | None]:
