@@ -77,7 +77,9 @@ def test_page_that_proves_something_names_its_command_its_commit_and_its_day() -
     assert {name: [command for command, _ in found] for name, found in made.items()} == {
         name: [command] for name, command in PROOFS.items()
     }
-    sources = [source for found in made.values() for _, source in found] + [found.source for found in versions.rows().values()]
+    rows = versions.rows().values()
+    assert all(row.tests and row.step for row in rows)
+    sources = [source for found in made.values() for _, source in found] + [row.source for row in rows]
     assert not [source for source in sources if not proofs.SOURCE.fullmatch(source)]
     assert proofs.SOURCE.fullmatch(proofs.source())
     cited = set(re.findall(r"Proof:\s+`docs/(\w+)\.md`", (ROOT / "README.md").read_text()))

@@ -40,7 +40,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Found:
-    """The tests as pytest counts them, a step beside that of a plain loop, and the commit and the day of the newer of the two."""
+    """The tests as pytest counts them, a step beside that of a plain loop, and their commit and day."""
 
     tests: str
     step: str
@@ -137,7 +137,10 @@ def main(arguments: Iterable[str] | None = None) -> int:
             pair, found = measured(python, lightning, chosen.only)
             table = rows()
             old = table.get(pair, Found("", ""))
-            table[pair] = Found(found.tests or old.tests, found.step or old.step, found.source)
+            if chosen.only and old.source:  # a part that is measured alone names its own commit
+                tests, step = (text and f"{text} at {found.source}" for text in (found.tests, found.step))
+                found = Found(tests or old.tests, step or old.step, old.source)
+            table[pair] = found
             write(table)
             failed |= bool(found.tests) and found.failed
     return int(failed)

@@ -27,7 +27,7 @@ def test_a_run_adds_its_rows_to_the_table(page: Path, monkeypatch: pytest.Monkey
     lines = page.read_text().splitlines()
     assert lines[0] == "before" and lines[-1] == "after"
     assert [line for line in lines if line.startswith("| 2")] == [
-        "| 2.9.1 | 2.6.4 | 1 failed, 999 passed | 1.02 × | `c` |",
+        "| 2.9.1 | 2.6.4 | 1 failed, 999 passed | 1.02 × at `c` | `b` |",
         "| 2.11.0 | 2.6.4 | 1,000 passed, 2 skipped | 1.01 × | `a` |",
     ]
 
