@@ -135,6 +135,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         python = python_of(torch)
         for lightning in chosen.lightning:
             pair, found = measured(python, lightning, chosen.only)
+            failed |= bool(found.tests) and found.failed
             table = rows()
             old = table.get(pair, Found("", ""))
             if chosen.only and old.source:  # a part that is measured alone names its own commit
@@ -142,7 +143,6 @@ def main(arguments: Iterable[str] | None = None) -> int:
                 found = Found(tests or old.tests, step or old.step, old.source)
             table[pair] = found
             write(table)
-            failed |= bool(found.tests) and found.failed
     return int(failed)
 
 
