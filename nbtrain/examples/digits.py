@@ -14,15 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from .. import RunResult, Trainer
-from ..events import Plan
 
 # %% auto #0
-__all__ = ["digits_loaders", "SmallCNN", "Digits", "one_cycle", "make_trainer", "run_demo", "report"]
+__all__ = ["digits_loaders", "SmallCNN", "Digits", "run_demo", "report"]
 
 
 # %% ../../nbs/examples/digits.ipynb #31f6e46d
@@ -71,52 +69,35 @@ class Digits(Trainer):
         return self.train_step(batch)
 
 
-# %% ../../nbs/examples/digits.ipynb #927fd717
-def one_cycle(optimizer: Optimizer, plan: Plan) -> OneCycleLR:
-    """Rise to 3e-3 and fall to zero within the run (Smith & Topin 2018)."""
-    assert plan.total_steps is not None
-    return OneCycleLR(optimizer, max_lr=3e-3, total_steps=plan.total_steps)
-
-
-def make_trainer(save_path: str | Path | None = None, seed: int = 0) -> Digits:
-    """A trainer for the digits, its model's first weights drawn with `seed`."""
+# %% ../../nbs/examples/digits.ipynb #115b2595
+def run_demo(n_epoch: int = 10, save_path: str | Path = "runs/digits", seed: int = 0) -> RunResult:
+    """Train on the digits for `n_epoch` epochs, with a run folder in `save_path`."""
     torch.manual_seed(seed)
-    return Digits(
+    trainer = Digits(
         SmallCNN(),
         optimizer=lambda params: torch.optim.Adam(params, lr=1e-3),
-        scheduler=one_cycle,
+        scheduler=lambda optimizer, plan: OneCycleLR(optimizer, max_lr=3e-3, total_steps=plan.total_steps),
         gradient_clip=1.0,
         seed=seed,
         save_path=save_path,
     )
-
-
-# %% ../../nbs/examples/digits.ipynb #115b2595
-def run_demo(n_epoch: int = 10, save_path: str | Path = "runs/digits", seed: int = 0) -> RunResult:
-    """Train on the digits for `n_epoch` epochs, with a run folder in `save_path`."""
-    return make_trainer(save_path, seed).run(n_epoch, *digits_loaders(seed=seed))
+    return trainer.run(n_epoch, *digits_loaders(seed=seed))
 
 
 def report(result: RunResult, command: str = "nbtrain") -> str:
     """What came out, where it is, and what to try next; `command` is how nbtrain is called here."""
-    folder = result.run_dir
-    files = {
-        "events.jsonl": "every event of the run, as it happened",
-        "history.csv": "a row for each epoch",
-        "curves.png": "loss and accuracy by epoch",
-        "best.safetensors": "weights of the best epoch",
-        "last.safetensors": "weights of the last epoch",
-        "checkpoints": "the state of the end, to train on from",
-    }
     accuracy = f"Validation accuracy: {result.best['val_acc']:.1%} at epoch {result.best['epoch']}" if result.best else ""
-    return "\n".join(
-        [
-            accuracy,
-            f"\nEverything is in {folder}:",
-            *(f"  {name:18}{text}" for name, text in files.items() if folder and (folder / name).exists()),
-            "\nNext:",
-            f"  {command} show {shlex.quote(str(folder))}",
-            f"  {command} demo --epochs 20 --seed 1",
-            "  the same as a notebook: nbs/tutorials/first_run.ipynb (make lab opens it)",
-        ]
-    )
+    return f"""{accuracy}
+
+Everything is in {result.run_dir}:
+  events.jsonl      every event of the run, as it happened
+  history.csv       a row for each epoch
+  curves.png        loss and accuracy by epoch
+  best.safetensors  weights of the best epoch
+  last.safetensors  weights of the last epoch
+  checkpoints       the state at the end, to train on from
+
+Next:
+  {command} show {shlex.quote(str(result.run_dir))}
+  {command} demo --epochs 20 --seed 1
+  the same as a notebook: nbs/tutorials/first_run.ipynb (make lab opens it)"""
