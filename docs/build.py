@@ -86,10 +86,11 @@ def gather(source: Path) -> None:
 
 
 def for_users() -> dict[Path, str]:
-    """The pages for users, with their text: all but the chapters."""
+    """The pages for users, with their text: all but the chapters, and what maintainers do for a release."""
     folders = [NOTEBOOKS / name for name in ("howto", "tutorials", "examples")]
     notebooks = [*NOTEBOOKS.glob("index*.ipynb"), *(path for folder in folders for path in folder.glob("*.ipynb"))]
-    return {path: path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")} | {path: _text(_notebook(path)) for path in notebooks}
+    pages = {path for path in DOCS.rglob("*.md") if path.name != "release.md"}
+    return {path: path.read_text(encoding="utf-8") for path in pages} | {path: _text(_notebook(path)) for path in notebooks}
 
 
 def chapters(users: dict[Path, str]) -> list[Path]:

@@ -187,7 +187,7 @@ def test_most_queries_of_somebody_who_has_not_seen_the_pages_find_one_in_the_fir
     top = "query => nbtrainSearch.search(query).pages.slice(0, 3).map(found => found.address)"
     lines = [line.split("\t") for line in (ROOT / "tests" / "fixtures" / "held_out_queries.tsv").read_text().splitlines()]
     found = [any(name in address for address in page.evaluate(top, query) for name in pages.split()) for query, pages in lines]
-    assert len(found) == 60 and sum(found) >= 50
+    assert len(found) == 60 and sum(found) >= 54
 
 
 def test_the_text_of_an_error_finds_its_entry(site: Path, browser: Any) -> None:
