@@ -128,8 +128,8 @@ def as_page(notebook: NotebookNode) -> NotebookNode:
     """The notebook without nbdev's marks; cells that only import, in exported code, are folded."""
     cells = []
     for cell in notebook.cells:
-        if "install" in cell.metadata.get("tags", []):
-            continue  # for those who open the notebook elsewhere
+        if {"install", "test"} & set(cell.metadata.get("tags", [])):
+            continue  # for those who open the notebook elsewhere, and for our tests: nothing to copy
         if cell.cell_type == "code":
             marks, source = _without_marks(cell.source)
             if not source:
