@@ -3,15 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 DEMO_ARGS ?=
+TORCH_INDEX ?=
 TEST_ARGS ?=
 
-.PHONY: help demo test test-fast coverage faults compare gpu simulated-gpu soak versions ecosystem cluster bench bench-peers examples lab docs pictures \
+.PHONY: help demo test test-fast coverage faults compare gpu simulated-gpu soak versions ecosystem cluster bench bench-peers proofs examples lab docs pictures \
 	names notebooks format check dist clean
 
 help: ## this list; more targets, for single questions, are in the Makefile with a comment each
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: .venv/installed ## train a first model, in a minute
+demo: .venv/installed ## train a first model, in a minute; TORCH_INDEX=https://download.pytorch.org/whl/cpu takes the smaller PyTorch
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
 
 test: .venv/installed-dev ## all tests, as in CI: 12 minutes on two cores
@@ -41,7 +42,7 @@ faults: .venv/installed-dev .venv/s3
 
 # A million steps with pauses, saves, stops, restarts and kills at random beside a million without; docs/soak.md is written
 soak: .venv/installed-dev
-	$(BIN)/python tests/faults/soak.py
+	PYTHONPATH=tests $(BIN)/python tests/faults/soak.py
 
 # 1,000 configurations of a trainer's steps drawn at random, on Lightning's loops and on nbtrain's; 300 jobs that the package of an earlier
 # commit saves and this one resumes, and the other way round; 300 jobs of two processes, beside a doubled batch in one and beside torch's DDP;
@@ -60,7 +61,7 @@ gpu: .venv/installed-dev
 	PYTHONPATH=tests $(BIN)/python tests/random_jobs.py 200
 	NBTRAIN_FAULT_CASES=100 $(BIN)/python -m pytest -m "" tests/simulated_gpu tests/unit/travel tests/unit/checkpoint/test_device_copy.py \
 		tests/unit/trainer/test_several_optimizers.py tests/unit/trainer/test_copies.py tests/faults/test_interrupted.py $(TEST_ARGS)
-	$(BIN)/python tests/benchmarks/gpu_calls.py
+	PYTHONPATH=tests $(BIN)/python tests/benchmarks/gpu_calls.py
 	$(BIN)/python tests/benchmarks/gpu.py
 
 simulated-gpu: .venv/installed-dev
@@ -74,7 +75,7 @@ versions: .venv/transformers
 
 # One short job with each of the libraries that people train with, each in an environment of its own; docs/ecosystem.md is written
 ecosystem: .venv-ecosystem/installed
-	.venv-ecosystem/bin/python tests/ecosystem $(ONLY)
+	PYTHONPATH=tests .venv-ecosystem/bin/python tests/ecosystem $(ONLY)
 
 .venv-ecosystem/installed: constraints.txt pyproject.toml
 	test -x .venv-ecosystem/bin/python || $(PYTHON) -m venv .venv-ecosystem
@@ -96,7 +97,13 @@ cluster: .venv-cluster/installed
 # The claims of speed, with the peers that are installed; docs/benchmarks.md is written
 bench: .venv/installed-dev ## measure the claims of speed, and write docs/benchmarks.md: half an hour
 	$(BIN)/python tests/benchmarks/saving.py
-	$(BIN)/python tests/benchmarks
+	PYTHONPATH=tests $(BIN)/python tests/benchmarks
+
+# Every page that proves something, made again from this commit, before a release: hours on two cores, in the background. The logs are in _proofs/
+PROOFS := faults compare soak versions ecosystem bench
+proofs: .venv/installed-dev
+	mkdir -p _proofs
+	nohup sh -c 'for proof in $(PROOFS); do make $$proof > _proofs/$$proof.log 2>&1; echo "$$proof: exit code $$?"; done' > _proofs/result.log 2>&1 &
 
 # fastai without its dependencies: tests/benchmarks/requirements.txt says why
 bench-peers: .venv/installed-dev
@@ -114,7 +121,7 @@ lab: .venv/installed-dev ## the demo as a notebook
 # torch comes first: a bare `torch` in a dependency would choose another build
 .venv/installed: constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) torch==2.13.0
+	$(PIP) $(TORCH_INDEX:%=--index-url %) torch==2.13.0
 	$(PIP) --editable '.[examples]'
 	touch $@
 

@@ -1,4 +1,4 @@
-"""Gather the pages and build the site: `python docs/build.py [FOLDER]`. Chapters, tutorials, how-to pages and pages are found.
+"""Gather the pages and build the site: `python docs/build.py [FOLDER]`. All pages for users are found, and the chapters they link to.
 
 The pages keep the repository's layout, so that a link between them works on GitHub and on the site. Each page gets a description for
 search engines and for the site's own search, of which `search_pages.py` and `style/search.js` are the two parts.
@@ -29,7 +29,7 @@ NOTEBOOKS, DOCS = ROOT / "nbs", ROOT / "docs"
 DOORS = {  # what the sidebar lists, in this order; pages of docs/ that no door names are in the last one
     "Get started": tuple(f"docs/{name}.md" for name in ("get_started", "life_of_a_step", "coming_from", "elsewhere", "platforms", "faq")),
     "Tutorials": ("nbs/tutorials/index.ipynb", "nbs/examples/index.ipynb"),
-    "How-to": ("nbs/howto/index.ipynb", "docs/recipes.md", "docs/resume.md", "docs/several_processes.md"),
+    "How-to": ("nbs/howto/index.ipynb", "docs/resume.md", "docs/several_processes.md"),
     "Reference": (
         "docs/reference/index.md",
         "docs/reference/trainer.md",
@@ -42,7 +42,7 @@ DOORS = {  # what the sidebar lists, in this order; pages of docs/ that no door 
         "docs/errors.md",
         "docs/error_messages.md",
     ),
-    "Inside": ("nbs/contents.ipynb", "docs/architecture.md", "docs/performance.md", "docs/benchmarks.md"),
+    "Inside": ("docs/architecture.md", "docs/performance.md", "docs/benchmarks.md"),
 }
 TITLES = {"nbs/index.ko.ipynb": "nbtrain 소개"}
 CARDS = """:::{container} doors
@@ -50,32 +50,73 @@ CARDS = """:::{container} doors
 - [**Tutorials**](nbs/tutorials/index.ipynb): from a first run to several GPUs, 10 to 30 minutes each.
 - [**How-to**](nbs/howto/index.ipynb): one question a page, with a cell to copy.
 - [**Reference**](docs/reference/index.md): every argument, addon, hook and command, with examples.
-- [**Inside**](nbs/contents.ipynb): how nbtrain is built, chapter by chapter.
+- [**Inside**](docs/architecture.md): how nbtrain is built, and what proves its claims.
 :::
 """
 _MOVING = re.compile(r"<picture>.*?</picture>\n?", re.S)
+_LINK = re.compile(r"\[([^]]*)\]\(([^)\s#:]+\.ipynb)(#[^)]*)?\)")
 _LISTED = re.compile(r"^\d+\. \[[^]]+\]\(([\w./]+)\.ipynb\)", re.M)
 
 
 def gather(source: Path) -> None:
     """Write all pages as Sphinx reads them into the new folder `source`."""
-    notebooks = [p for p in NOTEBOOKS.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts]
-    for path in notebooks:
+    users = for_users()
+    read = chapters(users)
+    titles = {_title(text).lower(): path for path, text in users.items()}
+    for path in [*users, *read]:
+        if path.suffix == ".md":
+            _write(source / path.relative_to(ROOT), linked(path.read_text(encoding="utf-8"), path, {*users, *read}, titles))
+            continue
         page = as_page(_notebook(path))
+        for cell in page.cells:
+            if cell.cell_type == "markdown":
+                cell.source = linked(cell.source, path, {*users, *read}, titles)
         _write(source / path.relative_to(ROOT), writes(as_front_page(page) if path.stem.startswith("index") else page))
     shutil.copytree(DOCS / "images", source / "docs" / "images")
-    for path in DOCS.rglob("*.md"):
-        _write(source / path.relative_to(ROOT), path.read_text(encoding="utf-8"))
     front = (source / "nbs" / "index.ipynb").read_text(encoding="utf-8").replace("../_static/", "_static/")
     _write(source / "index.ipynb", front)
     (source / "nbs" / "index.ipynb").unlink()
-    _add_contents(source)
+    _add_contents(source, read)
     _link_tutorials(source)
     _introduce_tutorials(source)
     if address := repository.address():
         _add_buttons(source, address)
     for page in [*source.rglob("*.ipynb"), *source.rglob("*.md")]:
         _describe(page)
+
+
+def for_users() -> dict[Path, str]:
+    """The pages for users, with their text: all but the chapters, and what maintainers do for a release."""
+    folders = [NOTEBOOKS / name for name in ("howto", "tutorials", "examples")]
+    notebooks = [*NOTEBOOKS.glob("index*.ipynb"), *(path for folder in folders for path in folder.glob("*.ipynb"))]
+    pages = {path for path in DOCS.rglob("*.md") if path.name != "release.md"}
+    return {path: path.read_text(encoding="utf-8") for path in pages} | {path: _text(_notebook(path)) for path in notebooks}
+
+
+def chapters(users: dict[Path, str]) -> list[Path]:
+    """The chapters that are on the site: those to which a page for users links, unless such a page has the same title."""
+    found = {(path.parent / link[2]).resolve() for path, text in users.items() for link in _LINK.finditer(text)} - users.keys()
+    titles = {_title(text).lower() for text in users.values()}
+    return sorted(path for path in found if path.stem != "index" and title_of(path).lower() not in titles)
+
+
+def linked(text: str, page: Path, on_site: set[Path], titles: dict[str, Path]) -> str:
+    """The text with links to pages of the site: of another chapter the page of its title, else the file in the repository, or its words."""
+
+    def link(found: re.Match[str]) -> str:
+        target = (page.parent / found[2]).resolve()
+        if target in on_site:
+            return found[0]
+        if twin := titles.get(title_of(target).lower()):
+            return f"[{found[1]}]({os.path.relpath(twin, page.parent)})"
+        address = repository.address()
+        return f"[{found[1]}]({address}/blob/main/{target.relative_to(ROOT)})" if address else found[1]
+
+    return _LINK.sub(link, text)
+
+
+def _text(notebook: NotebookNode) -> str:
+    return "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
 
 
 def _notebook(path: Path) -> NotebookNode:
@@ -87,8 +128,8 @@ def as_page(notebook: NotebookNode) -> NotebookNode:
     """The notebook without nbdev's marks; cells that only import, in exported code, are folded."""
     cells = []
     for cell in notebook.cells:
-        if "install" in cell.metadata.get("tags", []):
-            continue  # for those who open the notebook elsewhere
+        if {"install", "test"} & set(cell.metadata.get("tags", [])):
+            continue  # for those who open the notebook elsewhere, and for our tests: nothing to copy
         if cell.cell_type == "code":
             marks, source = _without_marks(cell.source)
             if not source:
@@ -105,8 +146,7 @@ def as_page(notebook: NotebookNode) -> NotebookNode:
 
 def listed(index: Path) -> list[Path]:
     """The notebooks that an index lists, in its order."""
-    text = "\n\n".join(cell.source for cell in _notebook(index).cells if cell.cell_type == "markdown")
-    return [index.parent / f"{name}.ipynb" for name in _LISTED.findall(text)]
+    return [index.parent / f"{name}.ipynb" for name in _LISTED.findall(_text(_notebook(index)))]
 
 
 def indexes() -> list[Path]:
@@ -156,8 +196,8 @@ def toctree(caption: str, names: Iterable[str], depth: int = 1) -> str:
     return "\n".join(["```{toctree}", *head, f":maxdepth: {depth}", "", *names, "```", ""])
 
 
-def _add_contents(source: Path) -> None:
-    """What the sidebar lists: the doors with their pages, and below these the notebooks of each folder."""
+def _add_contents(source: Path, read: list[Path]) -> None:
+    """What the sidebar lists: the doors with their pages, below these the notebooks of each folder, and the chapters."""
     named = {page for pages in DOORS.values() for page in pages}
     rest = sorted(path.relative_to(source).as_posix() for path in (source / "docs").glob("*.md"))
     doors = {**DOORS, "Inside": (*DOORS["Inside"], *(page for page in rest if page not in named)), "한국어": ("nbs/index.ko.ipynb",)}
@@ -166,10 +206,10 @@ def _add_contents(source: Path) -> None:
     _hide(source / "docs" / "coming_from.md", source, [("", sorted((source / "docs" / "coming_from").glob("*.md")))])
     for topic in ("trainer", "run_history", "loaders", "schedules", "addons", "configuration", "errors"):
         _hide_names(source / "docs" / ("errors.md" if topic == "errors" else f"reference/{topic}.md"), source)
-    for index in indexes():
-        pages = [source / path.relative_to(ROOT) for path in listed(index)]
-        own = [path for path in pages if path != source / "nbs" / "examples" / "index.ipynb"]  # which the front page lists
-        _hide(source / index.relative_to(ROOT), source, [("", own)])
+    _hide(source / "docs" / "architecture.md", source, [("", [source / path.relative_to(ROOT) for path in read])])
+    for name in ("howto", "tutorials", "examples"):
+        index = NOTEBOOKS / name / "index.ipynb"
+        _hide(source / index.relative_to(ROOT), source, [("", [source / path.relative_to(ROOT) for path in listed(index)])])
 
 
 def _hide_names(page: Path, source: Path) -> None:
@@ -234,8 +274,7 @@ def _link_tutorials(source: Path) -> None:
 
 def _introduce_tutorials(source: Path) -> None:
     """Below the title of each tutorial: for whom it is and how long it takes, as their index says."""
-    index = _notebook(NOTEBOOKS / "tutorials" / "index.ipynb")
-    text = "\n\n".join(cell.source for cell in index.cells)
+    text = _text(_notebook(NOTEBOOKS / "tutorials" / "index.ipynb"))
     for level, audience, entries in re.findall(r"^## (\w+)\n\n(For .+\.)\n\n((?:\d+\. .+\n?)+)", text, re.M):
         for name, needed, minutes in re.findall(r"\]\((\w+)\.ipynb\): .+?\. (?:(.+); )?(\d+ minutes)\.", entries):
             page = source / "nbs" / "tutorials" / f"{name}.ipynb"
@@ -273,7 +312,7 @@ def _describe(page: Path) -> None:
         page.write_text(f"---\n{yaml.safe_dump(found, allow_unicode=True, width=1000)}---\n\n{text}", encoding="utf-8")
         return
     notebook = _notebook(page)
-    text = "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    text = _text(notebook)
     notebook.metadata |= _metadata(_title(text), text)
     _write(page, writes(notebook))
 

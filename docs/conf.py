@@ -46,6 +46,7 @@ html_additional_pages = {"search": "search.html"}  # our own; Sphinx's index tak
 html_copy_source = html_show_copyright = False
 html_theme_options: dict[str, Any] = {"navigation_with_keys": True}
 if address := repository.address():
+    html_baseurl = f"{repository.site(address)}/"
     icon = '<svg viewBox="0 0 16 16" width="1em" height="1em" stroke="currentColor" fill="none"><path d="M3 2h10v12H3zM3 11h10"/></svg>'
     html_theme_options["footer_icons"] = [{"name": "Repository", "url": address, "html": icon, "class": ""}]
 copybutton_selector = "div.highlight:not(.cell_output *, .highlight-text *) pre"  # code, not what it prints
@@ -56,7 +57,7 @@ _CALL = re.compile(r"^(?:trainer\.)?(\w+)\(.*\)$", re.S)
 
 
 class LinkNames(SphinxPostTransform):
-    """`Trainer`, `trainer.run(5)` or `nbtrain.events` written as code, on any page, lead to that name's entry, or to its chapter."""
+    """`Trainer`, `trainer.run(5)` or `nbtrain.events` written as code, lead to that name's entry, or to a chapter of the site."""
 
     default_priority = 8  # before the references are resolved
 
@@ -65,7 +66,7 @@ class LinkNames(SphinxPostTransform):
             text = node.astext()
             call = _CALL.match(text)
             found = _places().get(text) or (_places().get(f"Trainer.{call[1]}") or _places().get(call[1]) if call else None)
-            if found is not None and not _is_linked(node):
+            if found is not None and found[0] in self.env.found_docs and not _is_linked(node):
                 page, part = found
                 here = self.env.docname
                 address = self.app.builder.get_relative_uri(here, page) if page != here else ""

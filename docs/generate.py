@@ -1,6 +1,6 @@
 """Write all that is made from the code, and print what has changed: `make names`.
 
-The reference, the tables of names, hooks and recipes, the drawing of the packages, README, and the types of the addons' options. What is
+The reference, the tables of names and hooks, the drawing of the packages, README, and the types of the addons' options. What is
 written into a notebook is exported afterwards.
 """
 
@@ -18,10 +18,10 @@ import make_architecture  # noqa: E402
 import make_coming_from  # noqa: E402
 import make_hooks  # noqa: E402
 import make_readme  # noqa: E402
-import make_recipes  # noqa: E402
 import make_reference  # noqa: E402
+import make_release  # noqa: E402
 
-MAKERS = (make_addon_types, make_architecture, make_coming_from, make_hooks, make_readme, make_recipes, make_reference)
+MAKERS = (make_addon_types, make_architecture, make_coming_from, make_hooks, make_readme, make_reference, make_release)
 
 
 def differing() -> dict[Path, str | None]:

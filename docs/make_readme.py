@@ -23,9 +23,12 @@ INSTALL = "install"  # the tag of the cell; the site leaves it out
 
 
 def readme(notebook: Path = ROOT / "nbs" / "index.ipynb") -> str:
-    """The notebook as Markdown."""
+    """The notebook as Markdown; once the repository has an address, with badges and what to install."""
     cells = nbformat.read(notebook, as_version=4).cells
-    return "\n\n".join(f"```python\n{cell.source}\n```" if cell.cell_type == "code" else cell.source for cell in cells) + "\n"
+    text = "\n\n".join(f"```python\n{cell.source}\n```" if cell.cell_type == "code" else cell.source for cell in cells) + "\n"
+    if address := repository.address():
+        text = repository.installed(text.replace("\n\n", f"\n\n{repository.badges(address)}\n\n", 1), address)
+    return text
 
 
 def version() -> str:

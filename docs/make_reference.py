@@ -559,8 +559,7 @@ def page_of(name: str) -> str:
         return next((f"trainer_{task}.md" for task, (_, members) in TASKS.items() if member in members), "trainer.md")
     if name == "Trainer":
         return "trainer.md"
-    is_class_too = name.islower() and any(name == other.lower() != other for other in MODULES)  # one file on macOS and Windows
-    return f"{name}_function.md" if is_class_too else f"{name}.md"
+    return f"{next((other for other in MODULES if name == other.lower() != other), name)}.md"  # `runs` stands with the class Runs
 
 
 def howtos(entry: Entry) -> list[str]:
@@ -648,6 +647,7 @@ def page(name: str) -> str:
         if name == "AddOnBase":  # in the order of its code: what most addons write comes first
             members = sorted(members, key=lambda member: list(vars(entry.thing)).index(member.name))
         parts += [f"## {name}.{member.name}\n\n{body(member)}" for member in members]
+        parts += [f"## {other}\n\n{body(entries()[other])}" for other in MODULES if other != name and page_of(other) == f"{name}.md"]
     return "\n\n".join([*parts, _foot(name)]) + "\n"
 
 
@@ -741,4 +741,4 @@ def pages() -> dict[Path, str]:
             parts = [f"# {title}", MADE, purpose, _list(_names(topic)), *(make() for make in more.get(topic, ()))]
             made[FOLDER / f"{topic}.md"] = "\n\n".join(parts) + "\n"
     made |= {FOLDER / f"trainer_{task}.md": _task_page(task) for task in TASKS}
-    return made | {FOLDER / page_of(name): page(name) for name in MODULES}
+    return made | {FOLDER / page_of(name): page(name) for name in MODULES if page_of(name) in ("trainer.md", f"{name}.md")}

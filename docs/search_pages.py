@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[Kind, int]] = {  # of pages whose name begins so, the lon
     "nbs/index.ko": ("Page", 2000),
     "": ("Page", 3000),
 }
-LISTS = ("index", "contents", "docs/release")  # pages that name all others, and those for a few readers
+LISTS = ("index",)  # pages that name all others
 _SPLIT = re.compile(r"[^\W_]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})")
 _PLURAL = re.compile(r"^([cgtx]pu)s$")

@@ -28,6 +28,7 @@ from typing import Any
 
 import lightning as L
 import numpy as np
+import proofs
 import torch
 from plain_loop import train
 from samples import DEVICE
@@ -845,6 +846,8 @@ short way and by the public calls of Lightning's strategy and precision.
 Of {n:,} jobs drawn for this page, {n_different} had another result than the plain loop. Compared are the batches that the steps see,
 the weights and the optimizer's state bit for bit, the means of the epochs, and the random numbers after the run.
 
+{made}
+
 | drawn | jobs |
 | --- | --- |
 """
@@ -880,14 +883,14 @@ def decisions() -> list[str]:
     return [*lines, *(f"- **{decision.title}.** {decision.text}" for decision in DECISIONS), ""]
 
 
-def page(n: int, n_different: int, drawn: dict[str, Counter[str]]) -> str:
+def page(source: str, n: int, n_different: int, drawn: dict[str, Counter[str]]) -> str:
     """docs/plain_loop.md."""
     words = {"None": "none", "False": "no", "True": "yes", "0.0": "no"}
     rows = [
         f"| {name} | {'; '.join(f'{words.get(value, value)}: {count}' for value, count in sorted(values.items()))} |"
         for name, values in drawn.items()
     ]
-    return _HEAD.format(n=n, n_different=n_different or "none") + "\n".join([*rows, "", *decisions()])
+    return _HEAD.format(made=proofs.line("compare", source), n=n, n_different=n_different or "none") + "\n".join([*rows, "", *decisions()])
 
 
 def main() -> int:
@@ -895,7 +898,7 @@ def main() -> int:
     parser.add_argument("n", type=int, nargs="?", default=1000)
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--page", action="store_true", help="write docs/plain_loop.md")
-    args = parser.parse_args()
+    args, source = parser.parse_args(), proofs.source()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     n_different, drawn = 0, {name: Counter[str]() for name in _NAMES.values()}
     for seed in range(args.seed, args.seed + args.n):
@@ -910,7 +913,7 @@ def main() -> int:
         n_different += bool(different)
     print(f"{args.n} jobs, {n_different} differ from the plain loop.")
     if args.page:
-        PAGE.write_text(page(args.n, n_different, drawn), encoding="utf-8")
+        PAGE.write_text(page(source, args.n, n_different, drawn), encoding="utf-8")
     return 1 if n_different else 0
 
 

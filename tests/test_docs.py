@@ -15,7 +15,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import nbformat
+import proofs
 import pytest
+import versions
 from programs import script
 
 import nbtrain
@@ -65,6 +67,23 @@ def test_code_of_a_page_runs_and_prints_what_the_page_says(
     script.write_text("\n\n".join(text for kind, text in blocks if kind == "python"))
     runpy.run_path(str(script), run_name="__main__")  # whose classes are sent to other processes
     assert capsys.readouterr().out == "".join(text for kind, text in blocks if kind == "text")
+
+
+PROOFS = {"benchmarks": "bench", "ecosystem": "ecosystem", "performance": "gpu", "plain_loop": "compare", "soak": "soak"}
+
+
+def test_page_that_proves_something_names_its_command_its_commit_and_its_day() -> None:
+    made = {name: re.findall(r"^Made by `make ([\w-]+)` at commit (.+)\.$", (DOCS / f"{name}.md").read_text(), re.M) for name in PROOFS}
+    assert {name: [command for command, _ in found] for name, found in made.items()} == {
+        name: [command] for name, command in PROOFS.items()
+    }
+    rows = versions.rows().values()
+    assert all(row.tests and row.step for row in rows)
+    sources = [source for found in made.values() for _, source in found] + [row.source for row in rows]
+    assert not [source for source in sources if not proofs.SOURCE.fullmatch(source)]
+    assert proofs.SOURCE.fullmatch(proofs.source())
+    cited = set(re.findall(r"Proof:\s+`docs/(\w+)\.md`", (ROOT / "README.md").read_text()))
+    assert cited and cited <= PROOFS.keys()
 
 
 def _lasting_folder() -> Path:
@@ -170,7 +189,7 @@ def test_the_twenty_calls_are_twenty_and_are_there() -> None:
 
 
 def test_every_tip_is_in_the_faq() -> None:
-    tips = ["has not improved since", "overfitting since", "has been constant since", "is not falling", "waits for data"]
+    tips = ["has not improved since", "overfitting since", "has been constant since", "is not falling", "waits for data", "is idle, and"]
     tips += ["the loss jumped to", "shows why"]
     code, faq = (ROOT / "nbtrain" / "views" / "advice.py").read_text(encoding="utf-8"), (DOCS / "faq.md").read_text(encoding="utf-8")
     assert not [tip for tip in tips if tip not in code or tip not in faq] and len(tips) == faq.count("\n| ", *_tips_table(faq)) - 2

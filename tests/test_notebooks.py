@@ -166,6 +166,10 @@ def test_howto_page_answers_one_question(path: Path) -> None:
     code = [cell.source.splitlines() for cell in cells if cell.cell_type == "code"]
     assert all(len(lines) <= 25 for lines in code)
     assert not [line for lines in code for line in lines if len(line) > 88], "wider than the page"
+    shown = [cell.source for cell in cells if cell.cell_type == "code" and "test" not in cell.metadata.get("tags", [])]
+    assert not [source for source in shown if re.search(r"^ *assert ", source, re.M)], (
+        "in a cell with the tag `test`, which the site leaves out"
+    )
     see = last.partition("See also: ")[2]
     assert "(../tutorials/" in see and "(../../docs/" in see and "\n" not in see
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -97,6 +98,51 @@ def test_address_of_the_repository_is_read_from_one_place(tmp_path: Path) -> Non
         "Open it in [Colab](https://colab.research.google.com/github/someone/nbtrain/blob/main/nbs/tutorials/gan.ipynb) "
         "or [Binder](https://mybinder.org/v2/gh/someone/nbtrain/main?urlpath=lab/tree/nbs/tutorials/gan.ipynb)."
     )
+
+
+def test_a_release_needs_one_line_and_every_place_gets_the_address(tmp_path: Path) -> None:
+    for name in ("docs", "nbs/tutorials", "nbs/index.ipynb", "nbs/index.ko.ipynb", "nbtrain/__init__.py", "pyproject.toml", "LICENSE"):
+        source, target = ROOT / name, tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+    for name in ("CITATION.cff", "environment.yml"):
+        shutil.copy(ROOT / name, tmp_path)
+    project, address = tmp_path / "pyproject.toml", "https://github.com/Someone/nbtrain"
+    project.write_text(re.sub(r'# \[project.urls\]\n# Repository = ".*"', f'[project.urls]\nRepository = "{address}"', project.read_text()))
+    write = "import make_readme, make_release\nfor made in (make_release, make_readme):\n    for path, text in made.pages().items():\n"
+    write += "        path.exists() and path.read_text() == text or print(path.relative_to(make_readme.ROOT), path.write_text(text))"
+    written = {line.split()[0] for line in _run(sys.executable, "-c", write, cwd=tmp_path / "docs").splitlines()}
+    tutorials = {f"nbs/tutorials/{path.name}" for path in (ROOT / "nbs" / "tutorials").glob("*.ipynb") if path.stem != "index"}
+    files = {"README.md", "README.ko.md", "README.pypi.md", "CITATION.cff", "pyproject.toml", "recipe.yaml", "docs/get_started.md"}
+    assert written == tutorials | files
+    assert not _run(sys.executable, "-c", write, cwd=tmp_path / "docs")  # a second time nothing is left to do
+    assert not [name for name in written if "Someone/nbtrain" not in (tmp_path / name).read_text() and name != "docs/get_started.md"]
+    readme, started = (tmp_path / "README.md").read_text(), (tmp_path / "docs" / "get_started.md").read_text()
+    assert readme.split("\n\n")[1].count("[![") == 6 and f"git clone {address} && cd nbtrain\nmake demo" in readme
+    assert "\npip install ." not in readme + started and "pip install nbtrain " in readme and "pip install 'nbtrain[examples]'" in started
+    assert yaml.safe_load((tmp_path / "CITATION.cff").read_text())["repository-code"] == address
+    build = "from setuptools import build_meta; print(build_meta.prepare_metadata_for_build_wheel('.'))"
+    info = tmp_path / _run(sys.executable, "-c", build, cwd=tmp_path).split()[-1]
+    addresses = dict(found.split(", ") for found in message_from_bytes((info / "METADATA").read_bytes()).get_all("Project-URL", []))
+    assert addresses == {
+        "Repository": address,
+        "Documentation": "https://someone.github.io/nbtrain",
+        "Changelog": f"{address}/blob/main/CHANGELOG.md",
+        "Issues": f"{address}/issues",
+    }
+
+
+def test_recipe_for_conda_forge_has_the_dependencies_of_the_wheel() -> None:
+    from rattler import MatchSpec
+
+    recipe = yaml.safe_load((ROOT / "recipe.yaml").read_text())
+    assert recipe["context"]["version"] == nbtrain.__version__
+    specs = {MatchSpec(spec).name.normalized for spec in recipe["requirements"]["run"] if "{{" not in spec}
+    names = {"pytorch": "torch", "matplotlib-base": "matplotlib"}
+    needed = re.findall(
+        r'^    "([\w-]+)', (ROOT / "pyproject.toml").read_text().partition("\ndependencies = [")[2].partition("]\n\n")[0], re.M
+    )
+    assert {names.get(spec, spec) for spec in specs} == set(needed)
 
 
 def test_tutorial_gets_one_cell_that_installs_and_loses_it_again() -> None:

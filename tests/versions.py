@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import proofs
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, ENVIRONMENTS = ROOT / "docs" / "versions.md", ROOT / ".venv-versions"
 TESTS = "tests/unit", "tests/test_layers.py", "tests/test_private_parts.py"
@@ -38,10 +40,11 @@ class Pair:
 
 @dataclass(frozen=True)
 class Found:
-    """What became of the tests, as pytest counts them, and a step beside that of a plain loop."""
+    """The tests as pytest counts them, a step beside that of a plain loop, and their commit and day."""
 
     tests: str
     step: str
+    source: str = ""
 
     @property
     def failed(self) -> bool:
@@ -77,9 +80,10 @@ def measured(python: Path, lightning: str, only: str) -> tuple[Pair, Found]:
     """Install this Lightning, and run what is to be run."""
     _install(python, "--upgrade", "lightning" if lightning == "newest" else f"lightning=={lightning}")
     code = "from importlib.metadata import version; print(version('torch').partition('+')[0], version('lightning'))"
+    source = proofs.source()
     pair = Pair(*_output(python, "-c", code).split())
     print(f"torch {pair.torch}, Lightning {pair.lightning}", flush=True)
-    found = Found(_tests(python) if only != "steps" else "", _step(python) if only != "tests" else "")
+    found = Found(_tests(python) if only != "steps" else "", _step(python) if only != "tests" else "", source)
     print(f"  {found.tests}; {found.step}", flush=True)
     return pair, found
 
@@ -114,8 +118,8 @@ def write(table: dict[Pair, Found]) -> None:
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(FIRST)
     after = rest.partition(LAST)[2]
     ordered = sorted(table, key=lambda pair: [[int(part) for part in number.split(".")] for number in (pair.torch, pair.lightning)])
-    lines = ["| torch | Lightning | unit tests | a step, plain loop = 1 |", "| --- | --- | --- | --- |"]
-    lines += [f"{pair.cells} {table[pair].tests} | {table[pair].step} |" for pair in ordered]
+    lines = ["| torch | Lightning | unit tests | a step, plain loop = 1 | at commit |", "| --- | --- | --- | --- | --- |"]
+    lines += [f"{pair.cells} {table[pair].tests} | {table[pair].step} | {table[pair].source} |" for pair in ordered]
     PAGE.write_text("\n".join([before + FIRST, *lines, LAST]) + after, encoding="utf-8")
 
 
@@ -131,11 +135,14 @@ def main(arguments: Iterable[str] | None = None) -> int:
         python = python_of(torch)
         for lightning in chosen.lightning:
             pair, found = measured(python, lightning, chosen.only)
+            failed |= bool(found.tests) and found.failed
             table = rows()
             old = table.get(pair, Found("", ""))
-            table[pair] = Found(found.tests or old.tests, found.step or old.step)
+            if chosen.only and old.source:  # a part that is measured alone names its own commit
+                tests, step = (text and f"{text} at {found.source}" for text in (found.tests, found.step))
+                found = Found(tests or old.tests, step or old.step, old.source)
+            table[pair] = found
             write(table)
-            failed |= bool(found.tests) and found.failed
     return int(failed)
 
 

@@ -22,6 +22,7 @@ from ..data.tensor_loader import suggest_loader
 from ..loops.fast_step import unknown_torch
 from ..loops.own_loops import unknown_version, why_stock
 from .data_module import validates
+from ..base.devices import accelerator_type
 from ..base.trainer_base import TrainerBase
 from ..resources import n_cores
 from ..tracebacks import variable_name
@@ -52,9 +53,11 @@ def header(trainer: TrainerBase, arguments: dict[str, Any], loader: Iterable[Any
         else _n_evaluated(valid_loader, arguments.get("limit_val_batches")),
         "accumulate": _batches_per_update(trainer, arguments),
         **({"max_steps": arguments["max_steps"]} if arguments.get("max_steps", -1) >= 0 else {}),
-        **_facts(loader),
+        "num_workers": inner.num_workers if isinstance(inner := innermost(loader), DataLoader) else None,
+        "n_cores": n_cores(),
         **({"round": session["round"] + 1, "n_rounds": session["n_rounds"]} if session is not None else {}),
         **({"variable": name} if name != "trainer" else {}),  # for lines to be copied
+        **({"idle": idle} if trainer.device.type == "cpu" and (idle := accelerator_type()) else {}),
         **{name: value for addon in trainer.active_addons for name, value in addon.facts(trainer).items()},
     }
 
@@ -63,13 +66,6 @@ def _batches_per_update(trainer: TrainerBase, arguments: dict[str, Any]) -> int 
     """The number of batches that make an update; None if only the run shows it."""
     steps_by_hand = not trainer.automatic_optimization or getattr(trainer.model, "automatic_optimization", True) is False
     return None if steps_by_hand else arguments.get("accumulate_grad_batches", 1)
-
-
-def _facts(loader: Iterable[Any]) -> dict[str, Any]:
-    """Facts that a view needs to give advice: the loader's workers (None if it is not a DataLoader), and the cores."""
-    loader = innermost(loader)
-    n_workers = loader.num_workers if isinstance(loader, DataLoader) else None
-    return {"num_workers": n_workers, "n_cores": n_cores()}
 
 
 def _n_evaluated(loader: Any, limit: Any) -> int | None:

@@ -29,7 +29,7 @@ __all__ = ["KeptStatesAddon"]
 class KeptStatesAddon(AddOnBase, StateService):
     """Keep the states of a training run in memory, in a notebook or with `keep_states=True`. Each trainer has it.
 
-    With a `save_path` it also saves the state of the end of each run, outside of a session and but for a model in shards.
+    With a `save_path` it also saves the state at the end of each run, outside of a session and but for a model in shards.
 
     Args:
         keep_states: Keep states in memory for `rewind`, `replay`, `branch` and `blame`, in a tenth of what is free: the start, and as many

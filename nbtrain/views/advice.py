@@ -15,7 +15,7 @@ from ..best import is_better, known_mode
 from ..events import Event, MonitorMode, Progress, steps_of
 
 # %% auto #0
-__all__ = ["Rule", "SlowData", "StrangeLoss", "Explosion", "NoProgress", "Advice"]
+__all__ = ["Rule", "SlowData", "IdleDevice", "StrangeLoss", "Explosion", "NoProgress", "Advice"]
 
 
 # %% ../../nbs/views/advice.ipynb #56c8a73f
@@ -63,6 +63,22 @@ class SlowData:
         if n_cores is None or n_workers >= n_cores:
             return ""
         return f"num_workers={min(n_cores, max(4, 2 * n_workers))} may help (now {n_workers})"
+
+
+# %% ../../nbs/views/advice.ipynb #aa96d3ee
+_MIN_RUN_S = 30.0
+
+
+class IdleDevice:
+    """A run on the CPU takes long, and PyTorch sees an accelerator."""
+
+    def __init__(self, header: Mapping[str, Any], at: Progress) -> None:
+        self.idle = header.get("idle")
+        self.line = ""
+
+    def update(self, event: Event) -> None:
+        if self.idle and event.progress.elapsed_s >= _MIN_RUN_S:
+            self.line = f'the device "{self.idle}" is idle, and this run is on the CPU: leave out device="cpu"'
 
 
 # %% ../../nbs/views/advice.ipynb #3b8b18a2
@@ -270,9 +286,9 @@ class NoProgress:
 
 # %% ../../nbs/views/advice.ipynb #e86f9daa
 # A check for one problem of a run with a header, from a place on; its `line` describes the problem, and is empty without it
-Rule = SlowData | StrangeLoss | Explosion | NoProgress
+Rule = SlowData | IdleDevice | StrangeLoss | Explosion | NoProgress
 _MAX_LINES = 3
-_RULES: tuple[type[Rule], ...] = (Explosion, StrangeLoss, NoProgress, SlowData)  # the most important first
+_RULES: tuple[type[Rule], ...] = (Explosion, StrangeLoss, NoProgress, IdleDevice, SlowData)  # the most important first
 _COMPARING = (StrangeLoss, NoProgress)  # they begin again after a change by hand
 
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import proofs
+
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent.parent / "docs" / "benchmarks.md"
 PARTS = (
@@ -31,7 +33,8 @@ PARTS = (
 )
 HEAD = """# Benchmarks
 
-Made by `make bench` (`make bench-peers` installs the peers). How the figures come about, and what could make them unfair, is written in
+{made}
+`make bench-peers` installs the peers. How the figures come about, and what could make them unfair, is written in
 `tests/benchmarks/measure.py`; how each tool is used, in `tests/benchmarks/contenders.py`. The model is tiny on purpose: at 50 ms a
 step the slowest tool here adds about a twentieth.
 
@@ -42,7 +45,7 @@ Bounds in µs, ms and s are those of a machine on which the plain loop of the fi
 
 def main() -> int:
     """The exit code is 1 where a bound is missed."""
-    texts, facts, missed = [], "", False
+    texts, facts, missed, head = [], "", False, HEAD.format(made=proofs.line("bench", proofs.source()))
     paths = map(str, [HERE.parent, HERE.parent / "browser", *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     for part in PARTS:
@@ -52,7 +55,7 @@ def main() -> int:
         missed |= done.returncode != 0
         print(text, end="\n\n", flush=True)
     print(facts)
-    PAGE.write_text("\n".join([HEAD, facts + ".\n", *(f"{text}\n" for text in texts)]), encoding="utf-8")
+    PAGE.write_text("\n".join([head, facts + ".\n", *(f"{text}\n" for text in texts)]), encoding="utf-8")
     return int(missed)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import proofs
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -148,7 +149,9 @@ def rows() -> Iterator[str]:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     if torch.cuda.is_available():
-        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; calls of CUDA a batch.\n")
+        print(
+            f"{torch.cuda.get_device_name()}, torch {torch.__version__}; calls of CUDA a batch.\n\n{proofs.line('gpu', proofs.source())}\n"
+        )
         for row in rows():
             print(row, flush=True)
     else:

@@ -20,7 +20,7 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 WIDTH, HEIGHT, SCALE = 688, 562, 1.5  # of the page's part that is shown; pixels of the picture to one of the page
 MAX_BYTES = 500_000
-FIRST_S, RUN_S, LAST_S = 1.0, 6.5, 2.5  # how long the first frame stands, the run takes at most, and the last frame stands
+FIRST_S, RUN_S, LAST_S = 0.5, 3.0, 1.5  # how long the first frame stands, the run takes at most, and the last frame stands
 APART_S = 0.2  # between two frames: more of them are not seen, and make the files larger
 # Not shown. The pause makes a step as slow as that of a larger model; all else is as in the cell that is shown.
 BEFORE = """import time, torch

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+import proofs
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "ecosystem.md"
 LIMIT_S = 600
@@ -138,7 +140,7 @@ def row(job: Job, found: Outcome) -> str:
     return f"| {job.library} | {found.version} | {job.shows} | {worked} | {code} | {job.n_lines} | {found.seconds:.0f} |"
 
 
-def page(rows: Iterable[str]) -> str:
+def page(rows: Iterable[str], source: str) -> str:
     """The page with these rows."""
     rows = sorted(rows, key=str.lower)
     failed = sum("| **no**" in line for line in rows)
@@ -146,6 +148,8 @@ def page(rows: Iterable[str]) -> str:
     return f"""# Libraries that were tried
 
 {len(rows) - failed} of {len(rows)} jobs did what they show, with {tested}.
+
+{proofs.line("ecosystem", source)}
 
 A job is a short script that uses the library as the library's own documentation does, on data that it makes, without a network. It ends
 with an assertion. Copy one from `tests/ecosystem/` as a beginning. `make ecosystem` installs the newest versions that go with the tested
@@ -167,13 +171,13 @@ def main(only: list[str]) -> None:
     jobs = [read_job(path) for path in sorted(Path(__file__).parent.glob("with_*.py"))]
     if unknown := set(only) - {job.library for job in jobs}:
         raise SystemExit(f"There is no job for {', '.join(sorted(unknown))}. There is: {', '.join(sorted(job.library for job in jobs))}")
-    rows = []
+    rows, source = [], proofs.source()
     for job in jobs:
         if not only or job.library in only:
             rows.append(row(job, outcome(job)))
             print(rows[-1], flush=True)
     if not only:
-        PAGE.write_text(page(rows), encoding="utf-8")
+        PAGE.write_text(page(rows, source), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import proofs
 import psutil
 from jupyter_client.manager import start_new_kernel
 
@@ -196,7 +197,9 @@ PAGE_TEXT = """\
 # A long run with interruptions
 
 `make soak` trains the same twice, {n_steps:,} steps each, in notebook kernels. One run is uninterrupted. In the other one this happens at
-random steps (`--seed {seed}`), and each time it is resumed, after a pause by `resume`, else by `resume="auto"`:
+random steps (`--seed {seed}`), and each time it is resumed, after a pause by `resume`, else by `resume="auto"`.
+
+{made}
 
 | what happened | times |
 | --- | --- |
@@ -210,10 +213,11 @@ more than {disturbed_mb:.1f} MB. It took {alone_min:.0f} and {disturbed_min:.0f}
 """
 
 
-def page(n_steps: int, seed: int, alone: Soaked, disturbed: Soaked) -> str:
+def page(source: str, n_steps: int, seed: int, alone: Soaked, disturbed: Soaked) -> str:
     """The result, as the documentation shows it."""
     verdict = {name: "equal bit for bit" if value == disturbed.outcome[name] else "NOT EQUAL" for name, value in alone.outcome.items()}
     return PAGE_TEXT.format(
+        made=proofs.line("soak", source),
         n_steps=n_steps,
         seed=seed,
         rows="\n".join(f"| {name} | {n} |" for name, n in sorted(disturbed.happened.items())),
@@ -235,14 +239,14 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=100, help=f"of {STEPS_PER_EPOCH:,} steps")
     parser.add_argument("--every", type=int, default=25_000, help="steps between two disturbances, on average")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    given, source = parser.parse_args(), proofs.source()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         runs = [
             pool.submit(soak, Path(folder, "alone"), given.epochs, None, given.every),
             pool.submit(soak, Path(folder, "disturbed"), given.epochs, random.Random(given.seed), given.every),
         ]
         alone, disturbed = (run.result() for run in runs)
-    text = page(given.epochs * STEPS_PER_EPOCH, given.seed, alone, disturbed)
+    text = page(source, given.epochs * STEPS_PER_EPOCH, given.seed, alone, disturbed)
     print(text)
     good = alone.outcome == disturbed.outcome and max(alone.growth_mb, disturbed.growth_mb) <= MEMORY_MB
     if good and given.epochs == parser.get_default("epochs"):

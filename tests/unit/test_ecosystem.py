@@ -64,4 +64,5 @@ def test_a_failure_is_a_row_and_is_counted(tmp_path: Path) -> None:
     rows = [eco.row(found, eco.Outcome("2.1", 3.4, "")), eco.row(found, eco.Outcome("", 0.2, "ValueError: a|b"))]
     assert rows[0] == "| it | 2.1 | Shows it | yes | `with_it.py` | 1 | 3 |"
     assert "| **no**: ValueError: a¦b |" in rows[1]
-    assert "1 of 2 jobs did what they show" in eco.page(rows)
+    page = eco.page(rows, "`0ba6fc70`, 2026-11-22")
+    assert "1 of 2 jobs did what they show" in page and "\nMade by `make ecosystem` at commit `0ba6fc70`, 2026-11-22.\n" in page

@@ -18,7 +18,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_adds_its_rows_to_the_table(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = iter([Found("1,000 passed, 2 skipped", "1.01 ×"), Found("1 failed, 999 passed", ""), Found("", "1.02 ×")])
+    found = iter([Found("1,000 passed, 2 skipped", "1.01 ×", "`a`"), Found("1 failed, 999 passed", "", "`b`"), Found("", "1.02 ×", "`c`")])
     monkeypatch.setattr(versions, "python_of", lambda torch: Path(torch))
     monkeypatch.setattr(versions, "measured", lambda python, lightning, only: (Pair(str(python), lightning), next(found)))
     assert versions.main(["--torch", "2.11.0", "--lightning", "2.6.4"]) == 0
@@ -27,8 +27,8 @@ def test_a_run_adds_its_rows_to_the_table(page: Path, monkeypatch: pytest.Monkey
     lines = page.read_text().splitlines()
     assert lines[0] == "before" and lines[-1] == "after"
     assert [line for line in lines if line.startswith("| 2")] == [
-        "| 2.9.1 | 2.6.4 | 1 failed, 999 passed | 1.02 × |",
-        "| 2.11.0 | 2.6.4 | 1,000 passed, 2 skipped | 1.01 × |",
+        "| 2.9.1 | 2.6.4 | 1 failed, 999 passed | 1.02 × at `c` | `b` |",
+        "| 2.11.0 | 2.6.4 | 1,000 passed, 2 skipped | 1.01 × | `a` |",
     ]
 
 

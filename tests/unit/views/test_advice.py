@@ -235,3 +235,14 @@ def test_loss_that_jumps_far_below_the_first_one_has_not_jumped() -> None:
     assert explosion([*[0.001] * 60, 0.0153, *[0.001] * 50], first_loss=2.4) == ""  # a second run
     assert explosion([*[0.001] * 60, 0.0153, *[0.001] * 50]).startswith("the loss jumped to 0.0153 at step 61")
     assert explosion([2.4, *[0.0005] * 100, 0.3, *[0.0005] * 50]).startswith("the loss jumped to 0.3 at step 102")
+
+
+@pytest.mark.parametrize(("accelerator", "n", "is_told"), [("cuda", 5120, True), ("cuda", 320, False), ("", 5120, False)])
+def test_gpu_that_a_long_run_on_the_cpu_leaves_idle_is_told(
+    accelerator: str, n: int, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nbtrain.run.record.accelerator_type", lambda: accelerator)
+    trainer: Any = make_trainer(Timed, device="cpu")
+    trainer.clock = Clock()
+    tip = 'the device "cuda" is idle, and this run is on the CPU: leave out device="cpu"'
+    assert tips_of(trainer, 1, make_loader(n), clock=trainer.clock) == [tip] * is_told
