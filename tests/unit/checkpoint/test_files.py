@@ -878,7 +878,9 @@ def test_a_save_whose_folder_is_removed_meanwhile_says_so_and_the_next_one_works
     writer.save(state, folder / "c.ckpt")
     writer.wait()
     (error,) = writer.take_errors()
-    assert str(error) == f"c.ckpt could not be written: its folder was removed.\n  {folder / 'c.ckpt'}\n  Save again, which makes the folder."
+    assert (
+        str(error) == f"c.ckpt could not be written: its folder was removed.\n  {folder / 'c.ckpt'}\n  Save again, which makes the folder."
+    )
     writer.save({"epoch": 2}, folder / "c.ckpt")
     writer.wait()
     assert writer.take_errors() == [] and read_checkpoint(folder / "c.ckpt") == {"epoch": 2}
