@@ -157,13 +157,9 @@ if TYPE_CHECKING:
 
 
 def _instead_of(name: str) -> str:
-    """What to import instead of a name that was renamed, or that another library has; empty for any other name."""
-    from nbtrain.compat.config_fields import renamed_to
-    from nbtrain.compat.foreign_names import remedy_of_class
+    from nbtrain.compat.foreign_names import instead_of
 
-    if new := renamed_to(name):
-        return f"{name} is now {new}: from nbtrain import {new.partition('(')[0]}"
-    return f"nbtrain has no {name}.\n  {remedy}" if (remedy := remedy_of_class(name)) else ""
+    return instead_of(name)
 
 
 def __getattr__(name: str) -> Any:

@@ -34,7 +34,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "secret_reader": ("secret_names",),
     "redaction": ("secret_names", "secret_reader"),
     "objects": ("private",),
-    "history": ("events", "best", "formatting"),
+    "history": ("compat", "events", "best", "formatting"),
     "data": ("private", "rng", "objects"),
     "optim": ("private", "events", "rng"),
     "engine": ("private", "events", "rng", "objects", "history", "data", "optim"),

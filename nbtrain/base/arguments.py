@@ -85,8 +85,9 @@ def check_lightning_names(arguments: Iterable[str]) -> None:
     if unknown:
         from nbtrain.compat.foreign_names import all_unknown, remedy_of_argument
 
-        remedies = {name: remedy_of_argument(name, ()) or nearest(str(name), known) for name in unknown}
-        raise all_unknown("lightning={...} takes no argument", remedies)
+        raise all_unknown(
+            "lightning={...} takes no argument", {name: remedy_of_argument(name, ()) or nearest(str(name), known) for name in unknown}
+        )
 
 
 def check_lightning(arguments: Mapping[str, Any], *, wraps_module: bool = False) -> dict[str, Any]:
@@ -265,10 +266,9 @@ def _refuse_samples(name: str, given: Any) -> None:
 
 def _epochs_first(given: Any) -> str:
     """What to write where data stand in the place of the number of epochs, as in other libraries; empty for anything else."""
-    if isinstance(given, Tensor) or is_array(given):
-        return "Give the number of epochs first: run(n_epoch, TensorLoader(x, y, batch_size=32))."
-    is_loader = isinstance(given, Iterable) and not isinstance(given, str)
-    return "Give the number of epochs first: run(n_epoch, loader, valid_loader)." if is_loader else ""
+    data = "TensorLoader(x, y, batch_size=32)" if isinstance(given, Tensor) or is_array(given) else "loader, valid_loader"
+    is_data = isinstance(given, Iterable) and not isinstance(given, str)
+    return f"Give the number of epochs first: run(n_epoch, {data})." if is_data else ""
 
 
 Epochs = Annotated[int, _epochs_first]

@@ -99,10 +99,9 @@ def _remedy_of_option(kind: type[Any], title: str, name: str, known: Collection[
     """What to write instead of the argument `name` of a trainer of the class `kind`, which takes `known`."""
     from nbtrain.compat.foreign_names import remedy_of_argument
 
-    for addon in kind._addon_instances:
-        if name in options(addon):
-            holder = addon.__name__
-            return f"{holder} was given as an instance with its options: pass it there, {title}.add_on({holder}({name}=...))."
+    holder = next((addon.__name__ for addon in kind._addon_instances if name in options(addon)), "")
+    if holder:
+        return f"{holder} was given as an instance with its options: pass it there, {title}.add_on({holder}({name}=...))."
     if owners := _owners(name):
         return f"It is an option of {' or '.join(owners)}: {title}.add_on({owners[0]})."
     return remedy_of_argument(name, known) or of_lightning(name) or nearest(name, known)

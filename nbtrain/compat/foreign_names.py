@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .config_fields import renamed_to
 from ..errors import OptionError
 
 # %% auto #0
@@ -27,7 +28,7 @@ __all__ = [
     "remedy_of_member",
     "remedy_in_history",
     "row_of_step",
-    "remedy_of_class",
+    "instead_of",
 ]
 
 
@@ -579,6 +580,8 @@ def row_of_step(name: str) -> Row | None:
     return _STEPS.get(name)
 
 
-def remedy_of_class(name: str) -> str:
-    """What to use instead of the class `name` of another library; empty for an unknown name."""
-    return _CLASSES[name].sentence if name in _CLASSES else ""
+def instead_of(name: str) -> str:
+    """What to import instead of a name that was renamed, or that another library has; empty for any other name."""
+    if new := renamed_to(name):
+        return f"{name} is now {new}: from nbtrain import {new.partition('(')[0]}"
+    return f"nbtrain has no {name}.\n  {_CLASSES[name].sentence}" if name in _CLASSES else ""

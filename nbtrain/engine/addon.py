@@ -525,9 +525,8 @@ def precedes(first: type[AddOnBase], second: type[AddOnBase]) -> bool:
 
 def _comes_first(first: type[AddOnBase], second: type[AddOnBase]) -> bool:
     """Whether `first` must come before `second`: as they say, or because it changes the loader whose place `second` keeps."""
-    if precedes(first, second) or precedes(second, first):
-        return precedes(first, second)
-    return issubclass(second, StateService) and not issubclass(first, StateService) and _change_loaders(first, second)
+    keeps_place = issubclass(second, StateService) and not issubclass(first, StateService) and _change_loaders(first, second)
+    return precedes(first, second) or (keeps_place and not precedes(second, first))
 
 
 def _change_loaders(*addons: type[AddOnBase]) -> bool:

@@ -133,9 +133,9 @@ class CastPrecision(Precision):
         except RuntimeError as error:
             if "dtype" not in str(error) or self.dtypes["param"] == self.dtypes["input"]:
                 raise
-            given = {part: dtype for part, dtype in self.dtypes.items() if dtype is not None}
+            cast = " and ".join(part for part, dtype in self.dtypes.items() if dtype is not None)
             raise ConfigError(
-                f"precision casts {' and '.join(given)} alone, and the step needs one dtype: {first_line(error)}.",
+                f"precision casts {cast} alone, and the step needs one dtype: {first_line(error)}.",
                 remedy="Give param and input the same dtype, or the name of mixed precision: bf16-mixed.",
             ) from error
 

@@ -49,8 +49,8 @@ def check_options(optimizer: Optimizer | None, options: Mapping[str, Any]) -> No
     if unknown:
         from nbtrain.compat.foreign_names import all_unknown, same_argument
 
-        remedies = {name: same_argument(name, known) or nearest(name, known) for name in unknown}
-        raise all_unknown(f"{type(optimizer).__name__} has no option", remedies)
+        title = f"{type(optimizer).__name__} has no option"
+        raise all_unknown(title, {name: same_argument(name, known) or nearest(name, known) for name in unknown})
     for name, value in options.items():
         if name == "lr" and not (_is_number(value) and value > 0):
             raise ConfigError(f"lr={value!r} must be a positive number.", remedy="Give lr=1e-3, for example.")

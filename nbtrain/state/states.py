@@ -14,7 +14,7 @@ from ..data.several_loaders import SeveralLoaders, is_several
 from ..base.launcher import n_readers
 from ..distributed.world import reader_number
 from ..engine.addon import StateService
-from ..engine.protocol import TrainerProtocol
+from ..engine.protocol import Ran, TrainerProtocol
 from ..errors import ConfigError
 from ..rng import random_state
 from ..run.data_module import is_data_source
@@ -89,7 +89,7 @@ class States:
                 found.resume_at(place, own["random"] if own["random"] is not None else random_state())
         return found
 
-    def given_loader(self, trainer: TrainerProtocol) -> Any:
+    def given_loader(self, trainer: StatefulTrainer) -> Any:
         """The training loader of the run before addons wrapped it, as the next run is given it; the open one where that is not known."""
         given = trainer.ran.loader if trainer.ran is not None else None
         return self.open_loader if given is None or is_data_source(given) else given
@@ -149,6 +149,8 @@ def lost_parameters(trainer: TrainerProtocol) -> list[str]:
 
 class StatefulTrainer(TrainerProtocol, Protocol):
     """The part of a trainer that taking and restoring its state needs."""
+
+    ran: Ran | None
 
     @property
     def states(self) -> States: ...
