@@ -355,7 +355,7 @@ class Work:
         if settings["beside"]:
             self.beside = make_beside()
         model: Any = make_model(settings["net"])
-        self.layer, self.middle, self.last = model[0], model[1], model[3]
+        self.net, self.layer, self.middle, self.last = model, model[0], model[1], model[3]
         if settings["frozen"]:
             model[1].eval()
         self.optimizer, self.scale = OPTIMIZERS[settings["optimizer"]](model), 1.0
@@ -417,11 +417,16 @@ class Work:
             self.data.n += 8 if self.settings["grows"] == "grows" else -5
         if epoch and self.settings["grows"] == "valid grows":
             self.valid_data.n += 8
+        self.change(epoch, 0)
 
     def after(self, epoch: int, n: int) -> None:
         """After batch `n` of an epoch, from 1."""
         if self.settings["grows"] == "in mid-epoch" and n == 2:
             self.data.n += 8
+        self.change(epoch, n)
+
+    def change(self, epoch: int, n: int) -> None:
+        """What is changed after batch `n` of an epoch; 0: before the epoch, and so before a run, between two, or in a hook."""
         change = self.settings["change"]
         if change is not None and (epoch, n) == tuple(self.settings["change_at"]):
             (CHANGES | SPOILS)[change](self)
@@ -481,6 +486,18 @@ def _set_rate(work: Work) -> None:
         group["lr"] = 0.001
 
 
+def _new_layer(work: Work) -> None:
+    """Another module in the place of the last one, which the optimizer gets as another group."""
+    new = nn.Linear(work.last.in_features, work.last.out_features).to(DEVICE)
+    work.net[3] = work.last = new
+    work.optimizer.add_param_group({"params": [*new.parameters()], "lr": 0.05})
+
+
+def _set_decay(work: Work) -> None:
+    for group in work.optimizer.param_groups:
+        group["weight_decay"] = 0.1
+
+
 CHANGES: dict[str, Callable[[Work], Any]] = {
     "rate": _set_rate,
     "frozen layer": lambda work: work.layer.requires_grad_(False),  # pyright: ignore
@@ -489,6 +506,9 @@ CHANGES: dict[str, Callable[[Work], Any]] = {
     "seed": lambda work: torch.manual_seed(9),
     "hook of the optimizer": _scale_gradients,
     "hook of a module": HOOKS["forward"],
+    "another layer": _new_layer,
+    "weight decay": _set_decay,
+    "no state of the optimizer": lambda work: work.optimizer.state.clear(),
     "another group": lambda work: work.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1, device=DEVICE))], "lr": 0.1}),
 }
 
@@ -681,6 +701,8 @@ def draw(seed: int) -> dict[str, Any]:
         "mode": rng.random() < 0.2,
         "workers": rng.random() < 0.05,
     }
+    if rng.random() < 0.3:  # before an epoch
+        settings["change_at"][1] = 0
     if settings["workers"]:  # which keep the data that they began with
         settings |= {"loader": "shuffled", "grows": None, "told": False}
     if settings["two"] and settings["around"] == "empty":
@@ -696,7 +718,7 @@ def draw(seed: int) -> dict[str, Any]:
             "accumulate": 1,
             "schedule": None,
             "skips": None,
-            "change": None if settings["change"] == "another group" else settings["change"],
+            "change": None if settings["change"] in ("another group", "another layer") else settings["change"],
         }
     if settings["accumulate"] > 1:
         settings["change"] = None  # a plain loop makes the update of a short last window after all batches, and so after your code
@@ -874,6 +896,8 @@ _NAMES = {
     "beside": "a module beside the model",
     "mode": "a layer put into eval mode in a run",
     "workers": "persistent workers",
+    "runs": "epochs of each run",
+    "change_at": "epoch and batch of the change, 0: before its first",
 }
 
 

@@ -28,6 +28,7 @@ from ..errors import ConfigError, kept_instead
 from ..optim.joint_optimizer import JointOptimizer, JointScheduler
 from ..private.torch_parts import parts_of_schedule
 from nbtrain.optim.resolved_schedule import (
+    other_schedule,
     CountedScheduler, FunctionSchedule, Schedule, class_of_factory, group_options, resolve_schedule, scale_rates,
 )  # fmt: skip
 from nbtrain.optim.schedulers import (
@@ -36,7 +37,7 @@ from nbtrain.optim.schedulers import (
 )  # fmt: skip
 
 # %% auto #0
-__all__ = ["other_schedule", "check_length", "SchedulerAddon"]
+__all__ = ["check_length", "SchedulerAddon"]
 
 # %% ../../nbs/addons/scheduler.ipynb #46dd8dc7
 _OF_FACTORY = "A factory gets the length of each run: scheduler=lambda optimizer, plan: ..."
@@ -76,14 +77,6 @@ def _unknown(name: str) -> Any:
         f"The schedule needs plan.{name}, and the session has no length.",
         remedy="Give session(rounds=50, epochs=4), or steps=10_000; or a schedule without a length, such as a function step -> lr.",
     )
-
-
-def other_schedule(saved: Mapping[str, Any], kind: str | None, scheduler: Any) -> str:
-    """What a `saved` schedule of class `kind` was, if `scheduler` is another one; else "". That of an imported one is unknown."""
-    if kind is not None:
-        return "" if kind == type(scheduler).__qualname__ else f"a {kind}"
-    given, had = ({name for name in state if not name.startswith("_")} for state in (scheduler.state_dict(), saved))
-    return f"one with {', '.join(sorted(had))}" if (had ^ given) - {"verbose"} else ""  # which older versions of torch had
 
 
 _LENGTHS = ("T_max", "total_steps", "total_iters")  # the length of a schedule, which is edited with the number of epochs

@@ -28,6 +28,7 @@ from ..objects.user_code import is_kind, is_user, newest
 from ..objects.walk import Walk, attributes_of, base_of, held
 from ..formatting import format_value
 from ..engine.addon import CodeService, StateService
+from ..engine.pass_module import attributes_beside
 
 # %% auto #0
 __all__ = [
@@ -301,14 +302,14 @@ class RenewsElsewhere:
 
     def begin(self) -> None:
         """The run begins, or begins again, with the objects as they are here."""
-        self._attributes = {name: self._known(value) for name, value in _attributes(self._trainer).items()}
+        self._attributes = {name: self._known(value) for name, value in attributes_beside(self._trainer).items()}
         self._here = self._compared()
 
     def __call__(self, steps: type[Any] | None = None) -> None:
         trainer = self._trainer
         try:
             renew(trainer, self._loaders, steps)
-            values = _attributes(trainer)
+            values = attributes_beside(trainer)
             attributes = {name: self._known(value) for name, value in values.items()}
             changed = {name: value for name, value in values.items() if self._attributes.get(name) != attributes[name]}
             code, held, given = _reached(trainer, self._loaders), list(_held(trainer)), written_class(steps) if steps else None
@@ -355,11 +356,6 @@ _NOT_SENT = {
     "options of the optimizer": "set(lr=...) reaches them.",
     "data": "stop(), and run again.",
 }
-
-
-def _attributes(trainer: TrainerBase) -> dict[str, Any]:
-    """What a user has put on the trainer."""
-    return {name: value for name, value in vars(trainer).items() if name not in trainer.own_names}
 
 
 def _length(item: Any) -> int | None:

@@ -45,6 +45,7 @@ __all__ = [
     "joined_metrics",
     "is_sanity_check",
     "modules_in",
+    "attributes_beside",
     "modules_beside",
     "EvaluationModes",
     "set_mode",
@@ -101,10 +102,15 @@ def modules_in(*roots: nn.Module) -> list[nn.Module]:
     return found
 
 
+def attributes_beside(trainer: Any) -> dict[str, Any]:
+    """The attributes that your class, your steps or a cell have given to `trainer`."""
+    own: dict[str, Any] = vars(trainer)
+    return {name: own[name] for name in own if name not in own["own_names"]}
+
+
 def modules_beside(trainer: Any) -> dict[str, nn.Module]:
-    """The modules in attributes that your class or steps have given to `trainer`: metrics, losses with weights, a teacher."""
-    names = vars(trainer).keys() - trainer.own_names
-    return {name: value for name, value in vars(trainer).items() if name in names and is_kind(value, nn.Module)}
+    """The modules among `attributes_beside`: metrics, losses with weights, a teacher."""
+    return {name: value for name, value in attributes_beside(trainer).items() if is_kind(value, nn.Module)}
 
 
 class EvaluationModes:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from .callback import PassCallback, updates_of
 from .logged import current_results, known_names
-from .pass_module import is_sanity_check
+from .pass_module import attributes_beside, is_sanity_check
 from .recorder import DataWait, PassPlace, Recorder
 from .step_module import StepModule, in_validation_of_run
 from .train_state import Counts
@@ -69,9 +69,8 @@ class RecorderCallback(PassCallback):
         self._untrained = None
         if pl_module.whole_epoch:
             owner = pl_module.owner
-            own = {name: value for name, value in vars(owner).items() if name not in owner.own_names}
-            note = partial(self.recorder.note, once=True)
-            self._untrained = Untrained(note, pl_trainer.optimizers, owner.model, own, self._updates.completed)
+            note, beside = partial(self.recorder.note, once=True), attributes_beside(owner)
+            self._untrained = Untrained(note, pl_trainer.optimizers, owner.model, beside, self._updates.completed)
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: Any) -> None:
         if self._untrained is not None:

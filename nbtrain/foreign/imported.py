@@ -19,7 +19,6 @@ from safetensors.torch import save_file
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..addons.scheduler import other_schedule
 from ..checkpoint.atomic import written
 from ..checkpoint.files import write_checkpoint
 from ..checkpoint.snapshot import snapshot
@@ -36,6 +35,7 @@ from ..source.provenance import described
 from ..history.run_files import write_file
 from ..history.run_folder import RunFolder, history_events, open_run_folder
 from ..optim.joint_optimizer import named_parts
+from ..optim.resolved_schedule import other_schedule
 from ..rng import random_state
 from ..state.parts import VERSION
 from ..formatting import visible

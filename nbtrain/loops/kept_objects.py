@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..engine.control import uninterrupted
 from ..engine.addon import AddOnBase
+from ..engine.pass_module import attributes_beside
 from ..engine.protocol import TrainerProtocol
 from .step_snapshot import Contents, restore_attributes
 from ..objects.search import MOST_NUMBERS, Search, kind_of, known_kind, module_attributes
@@ -38,10 +39,9 @@ def _is_shared_state(name: str, value: Any) -> bool:
 
 def _own_attributes(trainer: TrainerProtocol) -> dict[str, Any]:
     """What a user's class and steps added to a trainer, including collections in the class body."""
-    own: dict[str, Any] = vars(trainer)
     kinds = (kind for kind in reversed(type(trainer).__mro__) if known_kind(kind).is_user)
     shared = {name: value for kind in kinds for name, value in vars(kind).items() if _is_shared_state(name, value)}
-    return {**shared, **{n: v for n, v in own.items() if n not in own["own_names"]}}
+    return shared | attributes_beside(trainer)
 
 
 def own_addons(trainer: TrainerProtocol) -> dict[str, AddOnBase]:

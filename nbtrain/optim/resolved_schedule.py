@@ -25,7 +25,16 @@ from ..private.torch_parts import parts_of_schedule
 from ..rng import keep_random
 
 # %% auto #0
-__all__ = ["FunctionSchedule", "CountedScheduler", "scale_rates", "group_options", "Schedule", "resolve_schedule", "class_of_factory"]
+__all__ = [
+    "FunctionSchedule",
+    "CountedScheduler",
+    "scale_rates",
+    "group_options",
+    "Schedule",
+    "resolve_schedule",
+    "class_of_factory",
+    "other_schedule",
+]
 
 
 # %% ../../nbs/optim/resolved_schedule.ipynb #bc49e080
@@ -225,3 +234,11 @@ def _made(scheduler: Any, optimizer: Optimizer) -> Any:
             remedy="Make it from the optimizer that the factory gets.",
         )
     return scheduler
+
+
+def other_schedule(saved: Mapping[str, Any], kind: str | None, scheduler: Any) -> str:
+    """What a `saved` schedule of class `kind` was, if `scheduler` is another one; else "". That of an imported one is unknown."""
+    if kind is not None:
+        return "" if kind == type(scheduler).__qualname__ else f"a {kind}"
+    given, had = ({name for name in state if not name.startswith("_")} for state in (scheduler.state_dict(), saved))
+    return f"one with {', '.join(sorted(had))}" if (had ^ given) - {"verbose"} else ""  # which older versions of torch had

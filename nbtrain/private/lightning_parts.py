@@ -10,22 +10,19 @@ import signal
 from collections.abc import Callable
 from copy import deepcopy
 from functools import cache, partial
-from traceback import walk_tb
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin
-from lightning.pytorch.loops import fetchers
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
-from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import CombinedLoader
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
-from ..errors import ConfigError, ran_out
+from ..errors import ConfigError
 from .names import find, names_of
 
 # %% auto #0
@@ -45,7 +42,6 @@ __all__ = [
     "is_validation_due",
     "data_fetcher",
     "call_before_fetch",
-    "name_exhausted",
     "skip_next_validation",
     "validate_between",
     "leave_idle",
@@ -215,47 +211,6 @@ def _before_fetch(loop: Any, call: Callable[[], None]) -> None:
     """A function of the module: Lightning's trainer keeps it, and must stay picklable."""
     call()
     type(loop)._on_before_fetch(loop)  # the label for a profiler
-
-
-def name_exhausted(pl_trainer: L.Trainer) -> None:
-    """Let a StopIteration of your code be an error in Lightning's loops, which take each one for the end of their loader.
-
-    One guard is around a batch, and one around an epoch, in place of one around each hook.
-    """
-    fit_loop: Any = pl_trainer.fit_loop
-    for loop, *names in (
-        (fit_loop, "run", "on_advance_start", "on_advance_end"),
-        (fit_loop.epoch_loop, "advance", "on_advance_end"),
-        (fit_loop.epoch_loop.val_loop, "run", "_evaluation_step"),
-        (pl_trainer.validate_loop, "run", "_evaluation_step"),
-        (pl_trainer.test_loop, "run", "_evaluation_step"),
-        (pl_trainer.predict_loop, "run", "_predict_step"),
-    ):
-        for name in names:
-            if hasattr(type(loop), name):
-                vars(loop)[name] = partial(_guarded, loop, name)
-
-
-def _guarded(loop: Any, name: str, *args: Any) -> Any:
-    """A function of the module, as `_before_fetch`."""
-    try:
-        return getattr(type(loop), name)(loop, *args)
-    except StopIteration as error:
-        if hook := _hook_in(error):
-            raise ran_out(hook) from error
-        raise
-
-
-def _hook_in(error: BaseException) -> str:
-    """The hook that has raised `error`; "" if a loader did, also in a step that reads its batches itself, or a loop of Lightning's."""
-    hook = ""
-    for frame, _ in walk_tb(error.__traceback__):
-        module = frame.f_globals.get("__name__")
-        if module == fetchers.__name__:
-            hook = ""
-        elif module == call.__name__:
-            hook = frame.f_locals.get("hook_name", "")
-    return hook
 
 
 def skip_next_validation(pl_trainer: L.Trainer) -> None:

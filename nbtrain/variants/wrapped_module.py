@@ -15,7 +15,8 @@ from lightning.pytorch.core.hooks import DataHooks, ModelHooks
 from torch import Tensor, nn
 
 from ..private.torch_parts import CHILDREN, children_of
-from ..private.lightning_parts import hyperparameters_of, name_exhausted
+from ..private.lightning_parts import hyperparameters_of
+from ..private.loop_guard import name_exhausted
 from ..data.batch import detached
 from ..engine.addon import Phase
 from ..engine.logged import current_results
