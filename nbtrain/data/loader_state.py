@@ -190,7 +190,7 @@ class LoaderState:
         if workers:
             # Start the persistent workers of these loaders, without changing the global random state.
             for path in place.get("workers", ()):
-                loader = parts.loaders.get(OF_RANK + path) or parts.loaders.get(path)
+                loader = parts.loaders.get(OF_RANK + path, parts.loaders.get(path))
                 if loader is not None and loader.persistent_workers and iterator_of(loader) is None:
                     with keep_random(devices=False):
                         iter(loader)

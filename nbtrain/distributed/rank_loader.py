@@ -134,22 +134,19 @@ class RankLoader(LoaderWrapper):
         self._is_counted = False  # whether a whole pass has shown how much of the dataset it reads
         self._seed: int | None = None  # of a pass that begins, until each rank draws for itself
         is_own = gives_own_share(loader, number, n_ranks, data, group)
-        is_of_torch = is_own and any(
-            isinstance(part, DistributedSampler) for part in parts_of_loader(loader)
-        )  # it divides what is equal, too
+        is_of_torch = any(isinstance(part, DistributedSampler) for part in parts_of_loader(loader))  # it divides what is equal, too
         self._is_own = is_own  # whether this is a share; None if its first batches will show it
-        self._is_known = data != "auto" or bool(is_of_torch)  # whether that needs no comparison
+        self._is_known = data != "auto" or (is_own is True and is_of_torch)  # whether that needs no comparison
         self._is_compared = data == "auto"  # whether what is dealt is compared to the end; "deal" is a word on it
-        self._reads: Any = None  # a DataLoader of this rank's batches, or like that of a stream
+        self._reads: Any = loader  # or a DataLoader of this rank's batches, or like that of a stream
         inside: Any = innermost(loader)
         is_stream = isinstance(inside, DataLoader) and isinstance(inside.dataset, IterableDataset)
-        # What is drawn between two batches must be the same in all ranks, whatever their steps draw
-        self._is_even = isinstance(inside, _DRAWN_AT_ONCE) or (
-            isinstance(inside, DataLoader) and not is_stream
-        )  # ends where its length says
+        is_at_once = isinstance(inside, _DRAWN_AT_ONCE)
+        self._is_even = is_at_once or (isinstance(inside, DataLoader) and not is_stream)  # ends where its length says
         batches = loader.batch_sampler if type(loader) is DataLoader and not is_stream else None
         self._is_sampled = batches is not None
-        self._draws_between = not self._is_sampled and not isinstance(inside, _DRAWN_AT_ONCE)  # or the order is drawn with the first batch
+        # What is drawn between two batches must be the same in all ranks, whatever their steps draw
+        self._draws_between = not self._is_sampled and not is_at_once  # or the order is drawn with the first batch
         self._is_apart = self._draws_between and not getattr(inside, "num_workers", 0)
         if batches is not None:
             place = (0, 1) if self._is_own else (number, n_ranks)
@@ -187,7 +184,7 @@ class RankLoader(LoaderWrapper):
     @property
     def kept(self) -> dict[str, Any]:
         """As in one process, and what this rank reads; whose share it is depends on the processes."""
-        return {"": self.loader} if self._reads is None else {"": self.loader, OF_RANK: self._reads}
+        return {"": self.loader, OF_RANK: self._reads}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         made = memo[id(self)] = copy(self)
@@ -218,19 +215,19 @@ class RankLoader(LoaderWrapper):
         yield from map(self._hand_out, batches)  # a loop would hold a batch until the next one is read
 
     def _open(self) -> Iterator[Any]:
-        batches = iter(self._reads if self._reads is not None else self.loader)
+        batches = iter(self._reads)
         return _Apart(batches) if self._is_apart and not (self._is_own and self._is_known) else batches
 
     def _with_first_seen(self) -> Iterator[Any]:
         """The batches, of which the first ones show whose they are. A share is read again, with random numbers of this rank's."""
-        state = LoaderState(self.loader)
-        place, random = state.take(changed=False, with_own=False), random_state(devices=False)
+        state, random = LoaderState(self.loader if self._is_apart else ()), random_state(devices=False)
+        place = state.take(changed=False, with_own=False)
         batches = self._open()
         first = list(islice(batches, 2 if self._is_own else self.n_ranks))
         self._look(digest(first), is_constant=len(first) > 1 and digest(first[0]) == digest(first[-1]))
         if not (self._is_own and self._draws_between):
             return chain(first, batches)
-        if self._reads is not None:  # its workers drew what those of the other ranks did
+        if self._reads is not self.loader:  # its workers drew what those of the other ranks did
             self._reads = self._by_rank(None)
         elif isinstance(batches, _Apart):
             set_random_state(random)
@@ -256,10 +253,7 @@ class RankLoader(LoaderWrapper):
         is_own = are_own(first, "The first batches", self.n_ranks, self.group)
         if is_own != was_own and was_own is not None and not (was_own and is_constant) and self._is_several():
             what = "the same batches of data that look divided" if was_own else "other batches of data that look the same"
-            raise ConfigError(
-                f"The processes read {what}.",
-                remedy=SAY_WHOSE,
-            )
+            raise ConfigError(f"The processes read {what}.", remedy=SAY_WHOSE)
         self._is_own, self._is_known = is_own if was_own is None else was_own, True
         if is_own and was_own is None:
             self.said.append(_OWN)
