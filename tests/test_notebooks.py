@@ -214,7 +214,7 @@ def test_readme_knows_the_version() -> None:
     assert (ROOT / "docs" / "images" / "notebook.png").stat().st_size > 5_000
 
 
-def test_picture_in_motion_is_small_lasts_ten_seconds_and_has_a_still_one() -> None:
+def test_picture_in_motion_is_small_lasts_five_seconds_and_has_a_still_one() -> None:
     for theme in ("light", "dark"):
         path = ROOT / "docs" / "images" / f"run-{theme}.webp"
         assert path.stat().st_size < 500_000
@@ -225,7 +225,7 @@ def test_picture_in_motion_is_small_lasts_ten_seconds_and_has_a_still_one() -> N
                 moving.seek(i)
                 moving.load()
                 durations.append(moving.info["duration"])
-            assert 6_000 <= sum(durations) <= 10_500 and moving.info["loop"] == 0
+            assert 4_000 <= sum(durations) <= 5_500 and moving.info["loop"] == 0
 
 
 def test_cells_that_draw_have_their_picture() -> None:
