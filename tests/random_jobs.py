@@ -543,6 +543,8 @@ def by_hand(settings: dict[str, Any], usual: _Usual | None = None) -> dict[str, 
         for _ in train(work.model, work.optimizer, work.loss_of, loader, range(done, done + n), **options):
             epochs.append(work.averages())
         done += n
+    if settings["schedule"] == "update" and usual is None:
+        schedule["each_update"].put()  # what was set after the last update is set again, too
     return work.outcome(epochs)
 
 

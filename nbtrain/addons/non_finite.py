@@ -33,19 +33,14 @@ __all__ = ["first_nonfinite", "NonFiniteAddon"]
 
 
 # %% ../../nbs/addons/non_finite.ipynb #4a16dd1a
-def _first(event: Event) -> int | None:
-    """The index of the first training loss in `event` that is not finite."""
-    is_training = event.kind == "steps" and event.progress.phase == "train"
-    losses = event.data["values"].get("train_loss", []) if is_training else []
-    return next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
-
-
 def first_nonfinite(event: Event) -> str:
     """Describe the first training loss in `event` that is not finite; return "" if all are finite."""
-    index = _first(event)
+    if event.kind != "steps" or event.progress.phase != "train":
+        return ""
+    losses = event.data["values"].get("train_loss", [])
+    index = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
     if index is None:
         return ""
-    losses = event.data["values"]["train_loss"]
     progress, batch, step = event.progress, event.progress.batch - (len(losses) - 1 - index), steps_of(event)[index]
     return f"The training loss is {losses[index]} at epoch {progress.epoch + 1}, batch {batch}, step {step}."
 
@@ -65,7 +60,8 @@ class _Watch:
         if found := first_nonfinite(event):
             place, _, step = found.rstrip(".").partition(" at ")[2].rpartition(", step ")
             look = f"{self.replays}.replay(step={step}).debug() names what is the first that is not finite. " if self.replays else ""
-            if _first(event) in event.data.get("without_rows", ()):
+            finite = [math.isfinite(loss) for loss in event.data["values"]["train_loss"]]
+            if finite.index(False) in event.data.get("without_rows", ()):
                 look = NO_ROWS
             error = StepError(
                 found,

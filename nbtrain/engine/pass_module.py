@@ -110,7 +110,8 @@ def attributes_beside(trainer: Any) -> dict[str, Any]:
 
 def modules_beside(trainer: Any) -> dict[str, nn.Module]:
     """The modules among `attributes_beside`: metrics, losses with weights, a teacher."""
-    return {name: value for name, value in attributes_beside(trainer).items() if is_kind(value, nn.Module)}
+    names = vars(trainer).keys() - trainer.own_names
+    return {name: value for name, value in vars(trainer).items() if name in names and is_kind(value, nn.Module)}
 
 
 class EvaluationModes:

@@ -196,7 +196,7 @@ def fit_run(
 ) -> ForeignRun:
     """The one of `runs` that `trainer` can continue, with its weights by the names of the model, and without what does not fit.
 
-    `without`: what the trainer keeps as it is, which is said.
+    `without`: what the trainer keeps as it is, which is reported as lost.
 
     Raises ConfigError if there is none, and CheckpointError for weights, or with `strict` an optimizer, that don't fit.
     """
