@@ -26,11 +26,11 @@ from ..private.compiled_names import bare
 Weights = dict[str, Tensor]
 
 # %% auto #0
-__all__ = ["Weights", "cpu_weights", "copy_weights", "kept_weights", "BestWeights"]
+__all__ = ["Weights", "whole", "weights_of", "copy_weights", "kept_weights", "BestWeights"]
 
 
 # %% ../../nbs/base/best_weights.ipynb #c2077b6a
-def _whole(tensor: Tensor) -> Tensor:
+def whole(tensor: Tensor) -> Tensor:
     """A sharded tensor, gathered by all ranks; any other one as it is."""
     if not isinstance(tensor, DTensor):
         return tensor
@@ -38,21 +38,9 @@ def _whole(tensor: Tensor) -> Tensor:
         return tensor.full_tensor()
 
 
-def _weights_of(model: nn.Module) -> Weights:
+def weights_of(model: nn.Module) -> Weights:
     """The tensors of the model's state, by the names of the uncompiled model."""
     return {name: value for name, value in bare(model.state_dict()).items() if isinstance(value, Tensor)}
-
-
-def cpu_weights(model: nn.Module) -> Weights:
-    """The model's weights on the CPU, to be written before they change: not copied where they are there, but for those of two names."""
-    found: Weights = {}
-    seen = set[int]()
-    for name, value in _weights_of(model).items():
-        tensor = _whole(value).detach().to("cpu").contiguous()
-        place = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone() if place in seen else tensor
-        seen.add(place)
-    return found
 
 
 def copy_weights(model: nn.Module, into: Weights | None = None, instead: Mapping[str, Tensor] | None = None) -> Weights:
@@ -60,11 +48,11 @@ def copy_weights(model: nn.Module, into: Weights | None = None, instead: Mapping
 
     Tensors in `instead` replace the model's of the same name. All ranks of a sharded model must call this.
     """
-    state = _weights_of(model) | {name: value for name, value in (instead or {}).items() if isinstance(value, Tensor)}
+    state = weights_of(model) | {name: value for name, value in (instead or {}).items() if isinstance(value, Tensor)}
     if into is None or any(name not in into or into[name].shape != value.shape for name, value in state.items()):
-        return {name: _whole(value).detach().to("cpu", copy=True).contiguous() for name, value in state.items()}
+        return {name: whole(value).detach().to("cpu", copy=True).contiguous() for name, value in state.items()}
     for name, value in state.items():
-        into[name].copy_(value if type(value) is Tensor else _whole(value))
+        into[name].copy_(value if type(value) is Tensor else whole(value))
     return into
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from ..base.best_weights import Weights, cpu_weights
-from .weights import read_weights, write_safetensors
+from ..base.best_weights import Weights
+from .weights import cpu_weights, read_weights, write_safetensors
 from ..engine.protocol import TrainerProtocol
 from ..errors import CheckpointError, first_line
 

@@ -28,10 +28,20 @@ from .weight_files import Weights, find_weights
 from ..compat.weight_names import fit_names
 from ..compat.weight_renames import Shape, hits, is_left_out, propose_rename
 from ..errors import CheckpointError, first_line, listed
-from ..base.best_weights import copy_weights, cpu_weights
+from ..base.best_weights import copy_weights, weights_of, whole
 
 # %% auto #0
-__all__ = ["url_of", "local_file", "write_safetensors", "save_weights", "read_weights", "Loaded", "load_weights", "check_weights"]
+__all__ = [
+    "url_of",
+    "local_file",
+    "cpu_weights",
+    "write_safetensors",
+    "save_weights",
+    "read_weights",
+    "Loaded",
+    "load_weights",
+    "check_weights",
+]
 
 
 # %% ../../nbs/checkpoint/weights.ipynb #8d1f60ab
@@ -73,6 +83,18 @@ def local_file(path: str | Path) -> Iterator[Path]:
 
 
 # %% ../../nbs/checkpoint/weights.ipynb #eda513b0
+def cpu_weights(model: nn.Module) -> Weights:
+    """The model's weights on the CPU, to be written before they change: not copied where they are there, but for those of two names."""
+    found: Weights = {}
+    seen = set[int]()
+    for name, value in weights_of(model).items():
+        tensor = whole(value).detach().to("cpu").contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return found
+
+
 def write_safetensors(weights: Weights, path: Path) -> None:
     """Write weights to a safetensors file, which is then either complete or unchanged. Raises CheckpointError."""
     with written(path) as temp:

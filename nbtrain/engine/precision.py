@@ -5,19 +5,17 @@
 # %% ../../nbs/engine/precision.ipynb #21be771e
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
-from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor, nn
+from torch import nn
 
-from ..errors import ConfigError, first_line, nearest
+from ..errors import ConfigError, nearest
 
 # %% auto #0
-__all__ = ["CONTEXTS", "resolve_precision", "precision_args", "CastPrecision", "precision_plugin", "convert_model"]
+__all__ = ["CONTEXTS", "resolve_precision", "precision_args", "precision_plugin", "convert_model"]
 
 # %% ../../nbs/engine/precision.ipynb #7e2614e6
 _NAMES = {  # what can be given, and what Lightning calls it
@@ -71,6 +69,8 @@ def resolve_precision(precision: Any, device: torch.device) -> str | Precision |
     if precision is None or isinstance(precision, Precision):
         return precision
     if isinstance(precision, Mapping):
+        from nbtrain.engine.cast_precision import CastPrecision
+
         return CastPrecision(precision)
     if precision == "auto":
         return _best(device)
@@ -98,63 +98,6 @@ def precision_args(precision: str | Precision | None, device: torch.device) -> d
     return {"plugins": [precision]} if isinstance(precision, Precision) else {"precision": precision}
 
 
-# %% ../../nbs/engine/precision.ipynb #61b53d63
-_DTYPES = {
-    **dict.fromkeys(("fp32", "float32"), torch.float32),
-    **dict.fromkeys(("fp16", "float16"), torch.float16),
-    **dict.fromkeys(("bf16", "bfloat16"), torch.bfloat16),
-    **dict.fromkeys(("fp64", "float64"), torch.float64),
-    "none": None,
-}
-_PARTS = ("param", "buffer", "input")
-
-
-class CastPrecision(Precision):
-    """Casts floating-point parameters, buffers and inputs to the given dtypes. The parameters stay the same objects."""
-
-    def __init__(self, dtypes: Mapping[str, Any]) -> None:
-        super().__init__()
-        for part in dtypes:
-            if part not in _PARTS:
-                raise ConfigError(f"precision: there is no {part!r}.", remedy=nearest(str(part), _PARTS))
-        self.dtypes = {part: _dtype(part, dtypes.get(part)) for part in _PARTS}
-
-    def convert_module(self, module: nn.Module) -> nn.Module:
-        for parameter in module.parameters():
-            parameter.data = self._cast(parameter.data, self.dtypes["param"])
-        for buffer in module.buffers():
-            buffer.data = self._cast(buffer.data, self.dtypes["buffer"])
-        return module
-
-    @contextmanager
-    def forward_context(self) -> Generator[None, None, None]:
-        try:
-            yield
-        except RuntimeError as error:
-            if "dtype" not in str(error) or self.dtypes["param"] == self.dtypes["input"]:
-                raise
-            cast = " and ".join(part for part, dtype in self.dtypes.items() if dtype is not None)
-            raise ConfigError(
-                f"precision casts {cast} alone, and the step needs one dtype: {first_line(error)}.",
-                remedy="Give param and input the same dtype, or the name of mixed precision: bf16-mixed.",
-            ) from error
-
-    def convert_input(self, data: Any) -> Any:
-        dtype = self.dtypes["input"]
-        return data if dtype is None else apply_to_collection(data, Tensor, self._cast, dtype)
-
-    def _cast(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-        return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
-
-
-def _dtype(part: str, given: Any) -> torch.dtype | None:
-    if given is None or isinstance(given, torch.dtype):
-        return given
-    if given not in _DTYPES:
-        raise ConfigError(f"precision: {part}={given!r} is not a dtype.", remedy=nearest(str(given), _DTYPES))
-    return _DTYPES[given]
-
-
 # %% ../../nbs/engine/precision.ipynb #29980d8c
 def precision_plugin(precision: str | Precision | None, device: torch.device) -> Precision | None:
     """The Lightning plugin for a precision that `resolve_precision` returned; None for those of Transformer Engine."""
@@ -171,6 +114,8 @@ def precision_plugin(precision: str | Precision | None, device: torch.device) ->
 
 def convert_model(model: nn.Module, precision: str | Precision | None) -> None:
     """Convert `model` to the dtypes of a run in this precision. The parameters stay the same objects."""
+    from nbtrain.engine.cast_precision import CastPrecision
+
     plugin = precision_plugin(precision, torch.device("cpu"))
     if isinstance(plugin, (CastPrecision, HalfPrecision, DoublePrecision)):
         plugin.convert_module(model)

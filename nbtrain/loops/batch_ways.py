@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..data.batch import is_out_of_memory, out_of_memory
 from ..engine.callback import PassCallback
-from ..engine.precision import CONTEXTS, CastPrecision
+from ..engine.precision import CONTEXTS
 from ..engine.step_module import StepModule
 from ..errors import ran_out
 from ..objects.user_code import user_frame
@@ -172,7 +172,7 @@ def is_plain(pl_trainer: L.Trainer) -> bool:
     """Whether strategy, precision and Lightning's clipping add nothing to `loss.backward(); optimizer.step()`: then these are called."""
     strategy, precision = pl_trainer.strategy, pl_trainer.precision_plugin
     has_plain_strategy = _is_as_made(strategy, (SingleDeviceStrategy, DDPStrategy, OneStreamDDP)) and not compresses_gradients(strategy)
-    has_plain_precision = _is_as_made(precision, (Precision, MixedPrecision, HalfPrecision, CastPrecision))
+    has_plain_precision = _is_as_made(precision, (Precision, MixedPrecision, HalfPrecision))
     has_plain_precision = has_plain_precision and getattr(precision, "scaler", None) is None
     return has_plain_strategy and has_plain_precision and not pl_trainer.gradient_clip_val
 
