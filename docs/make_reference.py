@@ -89,8 +89,8 @@ TASKS = {  # the members of Trainer by what one wants, each on a page
     "elsewhere": (
         "Lightning, processes and parts",
         (
-            "as_lightning_module", "lightning_args", "callbacks", "short_way", "launcher", "world", "is_main_process", "open_run_dir",
-            "optimizers", "all_optimizers",
+            "as_lightning_module", "lightning_args", "callbacks", "short_way", "launcher", "world", "world_size", "global_rank",
+            "is_main_process", "open_run_dir", "optimizers", "all_optimizers",
         ),
     ),
 }  # fmt: skip

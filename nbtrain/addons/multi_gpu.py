@@ -28,7 +28,6 @@ from ..distributed.own_shares import Data
 from ..distributed.memory_estimate import device_memory, plan_devices
 from ..distributed.parallelism import Parallelize, resolve_parallelism
 from ..distributed.rank import InWorker, InWorld, RankCallback, WorkerEnvironment
-from ..run.live_edits import say_late
 from ..state.replica import drive_copy, forward_event, restore_trainer, run_copy, take_state
 from ..state.states import StatefulTrainer
 from ..distributed.worker import Rank, Terminated, dumps
@@ -36,7 +35,7 @@ from ..distributed.worker_pool import Launch, Launched, Pool
 from ..distributed.world import find_world
 from .accumulation import AccumulationAddon
 from ..engine.addon import AddOnBase, StateService
-from ..engine.control import cause_of_end
+from ..engine.control import cause_of_end, say_late
 from ..engine.protocol import TrainerProtocol
 from ..errors import ConfigError, NbtrainError, WorkerError, first_line
 from ..events import Event, Status

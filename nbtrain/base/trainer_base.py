@@ -618,6 +618,8 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
         Example:
             >>> trainer.launcher is None, trainer.world.size, trainer.is_main_process
             (True, 1, True)
+            >>> trainer.global_rank, trainer.world_size
+            (0, 1)
         """
         return launcher_of(self)
 

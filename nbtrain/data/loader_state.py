@@ -254,7 +254,7 @@ def _matched(generators: Mapping[str, Any], states: Any) -> Iterator[tuple[Any, 
 
 
 def _path_in(found: Mapping[str, Any], path: str) -> str:
-    """The path in the objects that are here; a rank of an older nbtrain has saved it with that of its own loader before it."""
+    """The path in the objects that are here; a rank of an older nbtrain has saved it behind `.loader`."""
     return path if path in found else path.removeprefix(".loader")
 
 

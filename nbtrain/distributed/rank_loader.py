@@ -32,7 +32,7 @@ from ..errors import ConfigError
 from ..rng import derive_seed, random_state, seed_process, set_random_state
 
 # %% auto #0
-__all__ = ["deal", "check_lengths", "DealtSampler", "SeedByRank", "RankLoader", "n_read", "SampledLoader", "sampled_share", "RankMeter"]
+__all__ = ["deal", "check_lengths", "DealtSampler", "SeedByRank", "n_read", "RankLoader", "SampledLoader", "sampled_share", "RankMeter"]
 
 
 # %% ../../nbs/distributed/rank_loader.ipynb #db20ca5b
@@ -102,6 +102,88 @@ class SeedByRank:
             self.then(worker)
 
 
+# %% ../../nbs/distributed/rank_loader.ipynb #168ee04f
+_POLL_S = 0.05
+
+
+def _summed(batches: Iterator[Any], read: Any) -> Iterator[Any]:
+    """Yield the batches, of which a few values go into the checksum `read`."""
+    for batch in batches:
+        read.update(repr(digest(batch)).encode())
+        yield batch
+
+
+def _synchronized(loader: Any, group: Any) -> int:
+    """Set the random state of rank 0 in all ranks. Returns a seed derived from it."""
+    found = gather((random_state(devices=False), sized_len(loader)), group)
+    check_lengths([n for _, n in found])
+    state = found[0][0]
+    set_random_state(state)
+    return int.from_bytes(blake2b(state["torch"].numpy().tobytes(), digest_size=7).digest(), "big")
+
+
+def _is_several(group: Any) -> bool:
+    return dist.is_initialized() and dist.get_world_size(group) > 1
+
+
+def _of_own(own: tuple[int | None, str], n_ranks: int, group: Any) -> str:
+    """What separate data are, in words. `own`: how many samples, or batches, this process reads."""
+    counts = gather(own, group)
+    counts = counts[:: max(1, len(counts) // n_ranks)]
+    lengths, kinds = [n for n, _ in counts if n is not None], {kind for _, kind in counts}
+    if len(lengths) < n_ranks or len(kinds) > 1:
+        return _OWN
+    found = " and ".join(map(str, lengths)) if len(lengths) < 4 else f"{min(lengths)} to {max(lengths)}"
+    return f"{n_ranks} processes have separate data, {found} {kinds.pop()}: they are read as they are."
+
+
+def _of_all(reads: Any, n_ranks: int, group: Any, what: str) -> list[str]:
+    """How much the first whole pass, called `what`, has read of the dataset, if not all."""
+    found, n_all = gather(reads.batch_sampler.n_read, group), sized_len(reads.dataset)
+    n_of_all = sum(found) * n_ranks // len(found)  # processes that are one reader have the same
+    return [f"The first {what} has read {n_of_all} of {n_all} samples."] if n_all is not None and n_of_all < n_all else []
+
+
+_OWN = "Each process has other data: they are read as they are."
+
+
+def n_read(loader: Any) -> tuple[int | None, str]:
+    """How many samples this process reads of `loader`, or batches, as the word says; None if it has no length."""
+    by = loader if getattr(loader, "batch_sampler", None) is None else loader.batch_sampler
+    found = sized_len(getattr(by, "sampler", None))
+    return (sized_len(loader), "batches") if found is None else (found, "samples")
+
+
+def _sum(n: int, group: Any) -> int:
+    found = torch.tensor(n)
+    dist.all_reduce(found, dist.ReduceOp.SUM, group)
+    return int(found)
+
+
+def _draw_as_open(loader: Any) -> None:
+    """Draw what torch's DataLoader draws when it is opened."""
+    if isinstance(loader, DataLoader) and loader.generator is None:
+        torch.empty((), dtype=torch.int64).random_()
+
+
+class _Apart:
+    """Reads `batches` with a separate random state, with which the next pass begins: the steps between them have another."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self.batches, self.random = batches, random_state(devices=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        of_steps = random_state(devices=False)
+        set_random_state(self.random)
+        batch = next(self.batches)
+        self.random = random_state(devices=False)
+        set_random_state(of_steps)
+        return batch
+
+
 # %% ../../nbs/distributed/rank_loader.ipynb #f4789e9e
 _END = object()
 _DRAWN_AT_ONCE = (BatchList, TensorLoader)  # loaders that draw nothing between two batches
@@ -154,32 +236,13 @@ class RankLoader(LoaderWrapper):
         elif type(loader) is DataLoader and loader.num_workers:
             self._reads = self._by_rank(None) if self._is_own and self._is_known else with_batch_sampler(loader, None)
         if self._is_own:
-            self._say_own()
+            self.said.append(_of_own(n_read(loader), n_ranks, group))
 
     def _by_rank(self, batches: DealtSampler | None) -> Any:
         """A DataLoader like this one, whose workers draw other random numbers than those of the other ranks."""
         reads = with_batch_sampler(self.loader, batches)  # pyright: ignore[reportArgumentType]
         reads.worker_init_fn = SeedByRank(self.number, reads.worker_init_fn)
         return reads
-
-    def _say_own(self) -> None:
-        counts = gather(n_read(self.loader), self.group)
-        counts = counts[:: max(1, len(counts) // self.n_ranks)]
-        lengths, kinds = [n for n, _ in counts if n is not None], {kind for _, kind in counts}
-        if len(lengths) < self.n_ranks or len(kinds) > 1:
-            self.said.append(_OWN)
-            return
-        found = " and ".join(map(str, lengths)) if len(lengths) < 4 else f"{min(lengths)} to {max(lengths)}"
-        self.said.append(f"{self.n_ranks} processes have separate data, {found} {kinds.pop()}: they are read as they are.")
-
-    def _say_read(self) -> None:
-        """Say how much the first whole pass has read of the dataset, if not all."""
-        self._is_counted = True
-        found = gather((self._reads.batch_sampler.n_read, sized_len(self._reads.dataset)), self.group)
-        n_read = sum(n for n, _ in found) * self.n_ranks // len(found)  # ranks that are one reader have the same
-        n_all = found[0][1]
-        if n_all is not None and n_read < n_all:
-            self.said.append(f"The first {self._what} has read {n_read} of {n_all} samples.")
 
     @property
     def kept(self) -> dict[str, Any]:
@@ -203,7 +266,7 @@ class RankLoader(LoaderWrapper):
     def __iter__(self) -> Iterator[Any]:
         self.shares.clear()
         self._n_handed, self._n_whole = 0, sized_len(self)
-        self._seed = self._synchronize()
+        self._seed = _synchronized(self.loader, self.group)
         is_late = not self._is_known and not self._is_sampled
         if self._is_own and not is_late and self._draws_between:
             self._part()
@@ -245,21 +308,15 @@ class RankLoader(LoaderWrapper):
         return self._open()
 
     def _look(self, first: Any, *, is_constant: bool = False) -> None:
-        """Compare what the ranks read first, described, in the first epoch: the same is dealt, other batches are shares.
-
-        `is_constant`: the batches of a share are all alike, and don't show whether they are another's.
-        """
+        """Compare what the ranks read first: the same is dealt, other batches are shares. `is_constant`: all alike, which shows nothing."""
         was_own = self._is_own
         is_own = are_own(first, "The first batches", self.n_ranks, self.group)
-        if is_own != was_own and was_own is not None and not (was_own and is_constant) and self._is_several():
+        if is_own != was_own and was_own is not None and not (was_own and is_constant) and _is_several(self.group):
             what = "the same batches of data that look divided" if was_own else "other batches of data that look the same"
             raise ConfigError(f"The processes read {what}.", remedy=SAY_WHOSE)
         self._is_own, self._is_known = is_own if was_own is None else was_own, True
         if is_own and was_own is None:
             self.said.append(_OWN)
-
-    def _is_several(self) -> bool:
-        return dist.is_initialized() and dist.get_world_size(self.group) > 1
 
     def _begin(self, first: list[Any]) -> None:
         """The order of a pass is drawn, and nothing is read yet. One rank alone may also draw it to check it."""
@@ -285,7 +342,8 @@ class RankLoader(LoaderWrapper):
         self._part()  # the order was drawn with the first batch
         self._n_handed += 1
         if self._n_handed == self._n_whole and self._is_sampled and not self._is_counted:
-            self._say_read()
+            self._is_counted = True
+            self.said += _of_all(self._reads, self.n_ranks, self.group, self._what)
         return batch
 
     def _deal(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -294,7 +352,7 @@ class RankLoader(LoaderWrapper):
         for batch, share in deal(_summed(batches, read) if compares else batches, batch_size, self.number, self.n_ranks):
             self.shares.append(share)
             yield batch
-        if compares and self._is_several():
+        if compares and _is_several(self.group):
             self._compare(read.hexdigest())
 
     def _compare(self, read: str) -> None:
@@ -324,65 +382,6 @@ class RankLoader(LoaderWrapper):
             if not self._is_sampled:
                 self.shares.append(1.0)
             yield batch
-
-    def _synchronize(self) -> int:
-        """Set the random state of rank 0 in all ranks. Returns a seed derived from it."""
-        found = gather((random_state(devices=False), sized_len(self.loader)), self.group)
-        check_lengths([n for _, n in found])
-        state = found[0][0]
-        set_random_state(state)
-        return int.from_bytes(blake2b(state["torch"].numpy().tobytes(), digest_size=7).digest(), "big")
-
-
-# %% ../../nbs/distributed/rank_loader.ipynb #168ee04f
-_POLL_S = 0.05
-
-
-def _summed(batches: Iterator[Any], read: Any) -> Iterator[Any]:
-    """Yield the batches, of which a few values go into the checksum `read`."""
-    for batch in batches:
-        read.update(repr(digest(batch)).encode())
-        yield batch
-
-
-_OWN = "Each process has other data: they are read as they are."
-
-
-def n_read(loader: Any) -> tuple[int | None, str]:
-    """How many samples this process reads of `loader`, or batches, as the word says; None if it has no length."""
-    by = loader if getattr(loader, "batch_sampler", None) is None else loader.batch_sampler
-    found = sized_len(getattr(by, "sampler", None))
-    return (sized_len(loader), "batches") if found is None else (found, "samples")
-
-
-def _sum(n: int, group: Any) -> int:
-    found = torch.tensor(n)
-    dist.all_reduce(found, dist.ReduceOp.SUM, group)
-    return int(found)
-
-
-def _draw_as_open(loader: Any) -> None:
-    """Draw what torch's DataLoader draws when it is opened."""
-    if isinstance(loader, DataLoader) and loader.generator is None:
-        torch.empty((), dtype=torch.int64).random_()
-
-
-class _Apart:
-    """Reads `batches` with a separate random state, with which the next pass begins: the steps between them have another."""
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self.batches, self.random = batches, random_state(devices=False)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        of_steps = random_state(devices=False)
-        set_random_state(self.random)
-        batch = next(self.batches)
-        self.random = random_state(devices=False)
-        set_random_state(of_steps)
-        return batch
 
 
 # %% ../../nbs/distributed/rank_loader.ipynb #samplshr

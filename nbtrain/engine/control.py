@@ -37,6 +37,7 @@ __all__ = [
     "Renews",
     "Control",
     "cause_of_end",
+    "say_late",
     "refuse_while_on",
 ]
 
@@ -494,6 +495,11 @@ def cause_of_end(signum: int | None) -> str:
     if signum == AT_EXIT:
         return "the interpreter ended at "
     return "" if signum in (None, signal.SIGINT) else f"{signal.Signals(signum).name} at "
+
+
+def say_late(changes: str) -> None:
+    """Say that `changes` came after the last batch of a run."""
+    print(f"The run has no batch left: {changes} holds for the next one.")
 
 
 def refuse_while_on(control: Control, place: str = "") -> None:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from ..engine.addon import ScheduleService, ViewService
 from ..engine.callback import notify
-from ..engine.control import Boundary
+from ..engine.control import Boundary, say_late
 from ..loops.own_loops import loops_of, refuse_in_your_trainer
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
@@ -33,7 +33,7 @@ from .handle import RunHandle
 from ..formatting import format_value
 
 # %% auto #0
-__all__ = ["check_options", "set_options", "say_late", "validate_now", "handle_of", "pause", "resume"]
+__all__ = ["check_options", "set_options", "validate_now", "handle_of", "pause", "resume"]
 
 
 # %% ../../nbs/run/live_edits.ipynb #e815dabc
@@ -115,11 +115,6 @@ def set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
     changes, is_last = trainer.control.do(lambda at: _set_options(trainer, options, at))
     if is_on and is_last:
         say_late(changes)
-
-
-def say_late(changes: str) -> None:
-    """Say that `changes` came after the last batch of a run."""
-    print(f"The run has no batch left: {changes} holds for the next one.")
 
 
 def _has_no_batch(trainer: TrainerProtocol, at: Boundary | None) -> bool:
