@@ -84,6 +84,7 @@ class LoaderWrapper:
     """Base class for a loader around another `loader`. It passes on the length and the samplers; a subclass defines `__iter__`."""
 
     continues = False  # whether a pass continues where the previous one was cut
+    hands_on = False  # whether its batches are those of `loader`, as they are
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader

@@ -62,6 +62,8 @@ class Prefetcher(LoaderWrapper):
     An error in the loader is raised at the batch where it would be raised without prefetching.
     """
 
+    hands_on = True
+
     def __init__(self, loader: Iterable[Any], copies: Copies) -> None:
         super().__init__(loader)
         self.copies = copies
