@@ -90,6 +90,9 @@ def apply_overrides(problems: Problems, overrides: Sequence[Override]) -> None:
     document = problems.document
     for override in overrides:
         if override.deletes:
+            if override.value is None and override.at not in document.places:
+                remedy = nearest(override.at, filter(None, document.places))
+                problems.add(f"{override.text}: there is no {override.at} to remove.", remedy, at=override.text)
             document.delete(override.at)
             if override.value is None:
                 continue
