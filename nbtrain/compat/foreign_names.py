@@ -570,7 +570,7 @@ def remedy_in_history(name: Any, columns: Collection[str]) -> str:
         return "Read history.epochs, a list with a dict for each; history.last is the newest one."
     meant = "train_loss" if name in ("history", "losses") else name
     for key in (meant, f"train_{meant}"):
-        if key in {"train_loss", *columns}:
+        if key in {"train_loss", *columns} - {"epoch"}:  # for which `epochs` is near
             return f"Read history.epochs, a list with a dict for each: [row[{key!r}] for row in history.epochs]."
     return ""
 

@@ -33,6 +33,8 @@ _PARTS = ("param", "buffer", "input")
 class CastPrecision(Precision):
     """Casts floating-point parameters, buffers and inputs to the given dtypes. The parameters stay the same objects."""
 
+    only_casts = True  # it adds nothing to a step
+
     def __init__(self, dtypes: Mapping[str, Any]) -> None:
         super().__init__()
         for part in dtypes:

@@ -173,6 +173,8 @@ def is_plain(pl_trainer: L.Trainer) -> bool:
     strategy, precision = pl_trainer.strategy, pl_trainer.precision_plugin
     has_plain_strategy = _is_as_made(strategy, (SingleDeviceStrategy, DDPStrategy, OneStreamDDP)) and not compresses_gradients(strategy)
     has_plain_precision = _is_as_made(precision, (Precision, MixedPrecision, HalfPrecision))
+    if not has_plain_precision and getattr(precision, "only_casts", False):  # of CastPrecision, which few import
+        has_plain_precision = _is_as_made(precision, (type(precision),))
     has_plain_precision = has_plain_precision and getattr(precision, "scaler", None) is None
     return has_plain_strategy and has_plain_precision and not pl_trainer.gradient_clip_val
 

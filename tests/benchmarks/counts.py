@@ -37,7 +37,7 @@ BOUNDS = {  # over the plain loop
     "a batch of an evaluation": 42,
     "an epoch of one batch": 625,
     "an epoch of one batch, with a validation": 1_215,
-    "predict(x)": 900,
+    "predict(x)": 1_000,
     "run_batch(batch)": 11_750,
     "evaluate([batch])": 12_550,
     "run(1, [batch])": 22_800,

@@ -83,7 +83,7 @@ def test_a_plan_refuses_what_a_run_refuses_and_says_that_bf16_is_mixed() -> None
     for policy in ("banana", "fsdp"):
         with pytest.raises(ConfigError, match=f"pas_policy is '{policy}', which is unknown here"):
             TrainerArgs.from_cli([*FAST, f"--pas_policy={policy}"]).plan()
-    assert "precision: bf16 is mixed precision; with nnScaler it is bf16-true" in TrainerArgs.from_cli([*FAST, "--precision=bf16"]).plan()
+    assert "precision: bf16 is mixed precision; bf16-true is for weights too" in TrainerArgs.from_cli([*FAST, "--precision=bf16"]).plan()
 
 
 def test_two_runs_differ_by_the_option_that_differs() -> None:

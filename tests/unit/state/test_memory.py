@@ -218,7 +218,7 @@ def test_where_memory_is_tight_the_start_the_best_and_the_last_three_epochs_are_
             return super().train_step(batch) | {"score": torch.tensor(float(self.counts.epoch == 2))}
 
     trainer = keeping(Changing, monitor="train_score", monitor_mode="max")
-    trainer.states.memory.budget = 100_000  # less than two states
+    trainer.states.memory.budget = 120_000  # less than two states
     trainer.run(12, make_loader())
     assert [(state.epoch, state.batch) for state in trainer.states.memory.states] == [(epoch, None) for epoch in (0, 3, 10, 11, 12)]
 

@@ -245,7 +245,7 @@ def test_every_command_takes_a_run_folder_or_the_folder_of_several(tmp_path: Pat
         make(tmp_path / "new").import_run(runs)
     assert main(["resume", str(runs)]) == 2
     said = capsys.readouterr()
-    assert said.out == "run-002 has no checkpoint; this is run-001\n" and "run-001' has no configuration" in said.err
+    assert said.out == "run-002 has no checkpoint; this is run-001\n" and "run-001' has no config.yaml" in said.err
     (tmp_path / "empty").mkdir()
     for resume in (lambda: make(tmp_path / "new").load_state(tmp_path / "empty"), lambda: find_run(tmp_path / "empty")):
         with pytest.raises(NbtrainError, match=r"(holds neither a run nor a checkpoint|No run was recorded).*\n *Give a run folder"):
