@@ -105,7 +105,7 @@ def modules_in(*roots: nn.Module) -> list[nn.Module]:
 def attributes_beside(trainer: Any) -> dict[str, Any]:
     """The attributes that your class, your steps or a cell have given to `trainer`."""
     own: dict[str, Any] = vars(trainer)
-    return {name: own[name] for name in own if name not in own.get("own_names", own)}
+    return {name: own[name] for name in own if name not in own["own_names"]}
 
 
 def modules_beside(trainer: Any) -> dict[str, nn.Module]:
