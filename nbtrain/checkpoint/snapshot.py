@@ -143,8 +143,8 @@ def snapshot(
     `into`: an older snapshot, no longer needed, whose memory is used again for tensors that fit. `copied`: another snapshot; its values
     that are in `state` are not copied again. `waits=False`: copies from a GPU may be unfinished until `Snapshot.ready` is called,
     unless training is delayed by them. `rests`: nothing changes until it is written, so tensors on the CPU are not copied. A value that
-    can't be stored is left out with its key in the nearest dict. Raises
-    CheckpointError for a tensor of the model or the optimizer that can't be stored.
+    can't be stored is left out with its key in the nearest dict. Raises CheckpointError for a tensor of the model or the optimizer that
+    can't be stored.
     """
     copier, done = _Copier(into.buffers if into is not None else {}, rests=rests), dict[str, Any]()
     if copied is not None:

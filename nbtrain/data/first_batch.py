@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from .batch import change_tensors
-from .loader import BatchList, LazyLoader, LoaderWrapper
+from .loader import BatchList, LoaderWrapper
 from .loader_state import find_parts
-from .resumable_loader import ResumableLoader, ValidLoader, borrowed
+from .resumable_loader import borrowed
 from .seeded_loader import SeededLoader
 from .task_loader import Task, TaskLoader
 from .tensor_loader import TensorLoader
@@ -57,7 +57,7 @@ def _read(loader: Any) -> list[Any]:
     kind = type(loader)
     if kind is BatchList:
         return _read(loader.batches)
-    if kind in (LazyLoader, ResumableLoader, ValidLoader) or (isinstance(loader, LoaderWrapper) and loader.hands_on):
+    if issubclass(kind, LoaderWrapper) and kind.hands_on:
         return _read(loader.loader)
     if kind in (list, tuple):
         return [change_tensors(loader[0], Tensor.clone)] if loader and not isinstance(loader[0], DataLoader) else []

@@ -116,6 +116,8 @@ class LoaderWrapper:
 class LazyLoader(LoaderWrapper):
     """A loader of which `iter` opens nothing: the pass begins with its first batch."""
 
+    hands_on = True
+
     def __iter__(self) -> Iterator[Any]:
         yield from self.reads
 

@@ -162,6 +162,8 @@ class ResumableLoader(LoaderWrapper):
     It has no `state_dict`, because Lightning would save that in its own part of a checkpoint.
     """
 
+    hands_on = True
+
     def __init__(self, loader: Iterable[Any]) -> None:
         super().__init__(loader)
         self.state = LoaderState(loader)
@@ -337,6 +339,8 @@ class ValidLoader(LoaderWrapper):
 
     `is_read`: whether it was read in this run. `is_cut`: whether validations stop before its end.
     """
+
+    hands_on = True
 
     def __init__(self, loader: Iterable[Any]) -> None:
         super().__init__(loader)

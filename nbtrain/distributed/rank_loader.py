@@ -388,6 +388,8 @@ class RankLoader(LoaderWrapper):
 class SampledLoader(LazyLoader):
     """The share of rank `number` of a DataLoader by torch's DistributedSampler, as Lightning gives it to a LightningModule."""
 
+    hands_on = False  # it gives a share
+
     def __init__(self, loader: DataLoader[Any], number: int, n_ranks: int, *, shuffle: bool) -> None:
         super().__init__(loader)
         self.share = share_of(loader, number, n_ranks, shuffle=shuffle)

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, EnumMeta
 from functools import cache, partial
+from inspect import Signature
 from itertools import chain
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -98,7 +99,7 @@ def set_generator_state(generator: Any, state: Any) -> None:
 
 # %% ../../nbs/objects/search.ipynb #objects08
 MOST_NUMBERS = 2**22  # of all arrays of a search
-CONSTANT = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, partial, torch.device, io.IOBase, weakref.ref)
+CONSTANT = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, Signature, partial, torch.device, io.IOBase, weakref.ref)
 _LEAVES = (Tensor, np.ndarray, torch.optim.Optimizer, io.IOBase, ModuleType, str, bytes, PurePath, weakref.ref, BuiltinFunctionType)
 _LEAVES += (torch.distributed.ProcessGroup,) if torch.distributed.is_available() else ()
 _PLAIN = (int, float, bool, str, type(None), np.integer, np.floating, np.bool_)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from inspect import Signature
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..private.torch_parts import buffers_of
+from ..engine.logged import ModuleLog
 from ..engine.protocol import TrainerProtocol
 from ..objects.search import CONSTANT, is_generator, kind_of
 from ..objects.user_code import is_kind
@@ -35,8 +37,8 @@ def _known(trainer: TrainerProtocol) -> set[int]:
 
 
 def _members(trainer: TrainerProtocol) -> Iterator[tuple[Place, str, Any, Any]]:
-    """The attributes, and the functions in those of your modules, which no state has."""
-    yield from places(trainer)
+    """The attributes, but for what a run lends, and the functions in those of your modules, which no state has."""
+    yield from (found for found in places(trainer) if not is_kind(found[3], ModuleLog))
     for path, module in trainer.model.named_modules():
         if kind_of(module).is_own:
             for name, value in vars(module).items():
@@ -55,7 +57,7 @@ def _constant(value: Any) -> Any:
 
 
 def _is_same(before: Any, now: Any) -> bool:
-    return before is now or (is_kind(now, torch.device) and before == now)
+    return before is now or (is_kind(now, (torch.device, Signature)) and before == now)
 
 
 def _reference(value: Any) -> Callable[[], Any]:
@@ -136,8 +138,6 @@ class AttributeState:
     def _see(self, place: Place, title: str, left: Left) -> None:
         """Name what is left out of a state and was not there when the run began."""
         for name, kind, value in left:
-            if type(value).__module__.partition(".")[0] in ("nbtrain", "inspect"):  # made again by a run, and by torchmetrics
-                continue
             before = self._left.get(place, {}).get(name)
             if before is not None and _is_same(before(), _constant(value)):
                 continue

@@ -1,7 +1,7 @@
-"""How much memory a run takes at its peak: a network of 38 M weights with Adam, each kind of run in a process of its own.
+"""How much memory a run takes at its peak: a network of 38 M weights with Adam, each kind of run in a separate process.
 
-A plain loop holds the weights, their gradients and two moments. What was there before the training, torch and Lightning imported, is not
-counted. The peak is that which Linux keeps for a process (VmHWM), so this runs on Linux only.
+A plain loop holds the weights, their gradients and two buffers of the optimizer. What was there before the training, torch and Lightning
+imported, is not counted. The peak is that which Linux keeps for a process (VmHWM), so this runs on Linux only.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def train_ours(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list
 
 def peak_mb(kind: str) -> float:
     """What a training takes at its peak, in this process."""
-    import lightning  # noqa: F401  # pyright: ignore[reportUnusedImport]  # what it takes itself is no part of a training
+    import lightning  # noqa: F401  # pyright: ignore[reportUnusedImport]  # before what is measured
 
     import nbtrain  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
