@@ -104,8 +104,8 @@ def modules_in(*roots: nn.Module) -> list[nn.Module]:
 
 def attributes_beside(trainer: Any) -> dict[str, Any]:
     """The attributes that your class, your steps or a cell have given to `trainer`."""
-    own: dict[str, Any] = vars(trainer)
-    return {name: own[name] for name in own if name not in own["own_names"]}
+    known = trainer.own_names
+    return {name: value for name, value in vars(trainer).items() if name not in known}
 
 
 def modules_beside(trainer: Any) -> dict[str, nn.Module]:
