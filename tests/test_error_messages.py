@@ -7,6 +7,8 @@ import re
 import resource
 import signal
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from multiprocessing.context import ForkContext, ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -121,12 +123,28 @@ def share_a_weight() -> None:
 
 
 def open_many_files() -> None:
+    """Ends at the second of two workers: the loader's iterator is half made, and clean-up can't shut it down."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 5, hard))
+    opened: list[int] = []
+
+    class Worker(ForkProcess):
+        def start(self) -> None:
+            super().start()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+            with suppress(OSError):
+                while True:
+                    opened.append(os.open(os.devnull, os.O_RDONLY))
+            os.close(opened.pop())  # one is left
+
+    class Context(ForkContext):
+        Process = Worker  # type: ignore[assignment]
+
     try:
-        load(lambda i: torch.ones(3), num_workers=8)
+        load(lambda i: torch.ones(3), num_workers=2, multiprocessing_context=Context())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for file in opened:
+            os.close(file)
 
 
 def fill_a_disk(trainer: Trainer, batch: Any) -> None:

@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from importlib.metadata import entry_points
 from traceback import walk_tb
 from typing import Any
@@ -189,10 +189,11 @@ def _interruptible() -> Iterator[None]:
 def _end_workers(error: BaseException) -> None:
     """End the workers of the loader in which an error was raised: as garbage in a cycle each would hold up the process for 5 s.
 
-    Persistent workers are the loader's, and stay.
+    Persistent workers are the loader's, and stay. An iterator that the error left half made may raise, too: `error` is to be seen.
     """
     for frame, _ in walk_tb(error.__traceback__):
-        end_workers(frame.f_locals.get("self"))
+        with suppress(Exception):
+            end_workers(frame.f_locals.get("self"))
 
 
 @contextmanager
