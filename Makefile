@@ -15,7 +15,7 @@ help: ## this list; more targets, for single questions, are in the Makefile with
 demo: .venv/installed ## train a first model, in a minute; TORCH_INDEX=https://download.pytorch.org/whl/cpu takes the smaller PyTorch
 	$(BIN)/nbtrain demo $(DEMO_ARGS)
 
-test: .venv/installed-dev ## all tests, as in CI: 12 minutes on two cores
+test: .venv/installed-dev ## all tests, as in CI: a quarter of an hour on two cores
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
 # What a change most often breaks, in two minutes: without kernels and browsers, the exact comparisons of states and loops, and loggers
