@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from traceback import walk_tb
 from types import FrameType
@@ -147,7 +147,7 @@ class Execution:
                 self._guard(module, pl_trainer, guarded)
             vars(pl_trainer)["show"] = cast(Any, trainer).show  # for callbacks of the user, which know this one
             use_loops(pl_trainer, trainer, trainer.control)
-            guarded.enter_context(self._explained(pl_trainer))
+            guarded.enter_context(explain_errors(pl_trainer.fit_loop.epoch_loop if trainer.mode == "train" else pl_trainer.test_loop))
             try:
                 with signals_stop(trainer.control), first_error():
                     keep_handler(pl_trainer)
@@ -163,12 +163,6 @@ class Execution:
         if trainer.mode == "train" and trainer.train_state.counts.epoch < self.goal:
             return "stopped", why_stopped(pl_trainer)
         return "completed", ""
-
-    def _explained(self, pl_trainer: L.Trainer) -> AbstractContextManager[None]:
-        """A context in which errors of a LightningModule are explained; nbtrain's own loops do it themselves."""
-        if not self.trainer.configures_optimizers:
-            return nullcontext()
-        return explain_errors(pl_trainer.fit_loop.epoch_loop if self.trainer.mode == "train" else pl_trainer.test_loop)
 
     def _guard(self, module: StepModule, pl_trainer: L.Trainer, guarded: ExitStack) -> None:
         """Let errors of the user's code pause the run, until `guarded` ends."""

@@ -12,7 +12,7 @@ import torch
 from samples import make_trainer
 from torch import nn
 
-from nbtrain import StepError, Trainer
+from nbtrain import AddOnBase, StepError, Trainer
 from nbtrain.addons.hooks import HooksAddon
 from nbtrain.errors import RunStopped
 
@@ -80,6 +80,9 @@ class Calls(L.Callback):
     def __init__(self, due: Raises) -> None:
         self.due = due
 
+    def setup(self, *args: Any, **options: Any) -> None:
+        self.due.at("setup")
+
     def on_train_batch_start(self, *args: Any) -> None:
         self.due.at("callback")
 
@@ -87,8 +90,20 @@ class Calls(L.Callback):
         self.due.at("callback in a validation")
 
 
+class Contributes(AddOnBase):
+    """Raises where it contributes to a run."""
+
+    def lightning_loggers(self, trainer: Any) -> Any:
+        trainer.due.at("loggers of an addon")
+        return []
+
+    def callbacks(self, trainer: Any) -> Any:
+        trainer.due.at("callbacks of an addon")
+        return []
+
+
 class Steps(Trainer):
-    due: Raises
+    due = Raises("", ValueError())
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         self.due.at("train_step")
@@ -108,14 +123,17 @@ def make(due: Raises) -> Any:
     model.due = due
     optimizer = Descent(model.parameters(), lr=0.01)
     optimizer.due = due
+    hooks = {"after_optimizer_step": lambda trainer: due.at("hook")}
     trainer = make_trainer(
-        Steps.add_on(HooksAddon), model=model, optimizer=optimizer, hooks={"after_optimizer_step": lambda trainer: due.at("hook")},
+        Steps.add_on(HooksAddon, Contributes), model=model, optimizer=optimizer, hooks=hooks,
         lightning={"callbacks": [Calls(due)], "num_sanity_val_steps": 0},
     )  # fmt: skip
     trainer.due = due
     return trainer
 
 
+SIGNS = ("Exception", "StopIteration", "SystemExit", "GeneratorExit")
+BEFORE = ("loggers of an addon", "callbacks of an addon", "setup")  # a loop
 PLACES = ("train_step", "test_step", "forward", "metric_on_epoch_end", "hook", "callback", "callback in a validation", "closure", "loader")
 
 
@@ -136,7 +154,7 @@ def check(name: str, due: Raises, call: Any) -> None:
 def test_an_exception_of_your_code_is_the_error_of_the_run_in_each_place(name: str) -> None:
     due = Raises("", getattr(builtins, name)(*_ARGUMENTS.get(name, ("x",))))
     trainer, loader = make(due), Loader(due)
-    for place in PLACES:
+    for place in (*BEFORE, *PLACES) if name in SIGNS else PLACES:
         due.place, due.is_due, step = place, True, trainer.current_step
         if place == "loader" and name == "StopIteration":  # ends a `for` loop
             trainer.run(1, loader, BATCHES[:1])
@@ -147,7 +165,7 @@ def test_an_exception_of_your_code_is_the_error_of_the_run_in_each_place(name: s
     assert trainer.run(1, loader, BATCHES[:1]).status == "completed"
 
 
-@pytest.mark.parametrize("name", ["Exception", "StopIteration", "SystemExit", "GeneratorExit"])
+@pytest.mark.parametrize("name", SIGNS)
 def test_an_exception_in_an_evaluation_or_a_prediction_is_raised(name: str) -> None:
     for call in ("evaluate", "predict", "inference", "validate"):
         due = Raises("test_step", getattr(builtins, name)("x"))
@@ -199,7 +217,7 @@ class Lit(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-@pytest.mark.parametrize("name", ["Exception", "StopIteration", "SystemExit", "GeneratorExit"])
+@pytest.mark.parametrize("name", SIGNS)
 def test_an_exception_of_a_lightning_module_or_a_callback_beside_it_is_the_error_of_the_run(name: str) -> None:
     for base, places in ((Lit, OF_MODULE), (L.Callback, OF_CALLBACK)):
         for place in places if name == "StopIteration" else places[:2]:
