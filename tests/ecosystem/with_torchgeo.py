@@ -1,6 +1,7 @@
 """TorchGeo's SemanticSegmentationTask, a LightningModule with its own loss, metrics and schedule"""
 
-# dependencies = ["torchgeo"]
+# It imports requests, which it does not ask for
+# dependencies = ["torchgeo", "requests"]
 
 import torch
 from torch.utils.data import DataLoader, Dataset
