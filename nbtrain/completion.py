@@ -33,10 +33,10 @@ class Listed:
         remedy = self._remedy_of(name)
         return f"{title} has no {name}.\n  {remedy}" if remedy else f"{title!r} object has no attribute {name!r}"
 
-    def _remedy_of(self, name: str) -> str:
-        """What to use instead of the attribute `name`; empty if that is not known."""
+    def _remedy_of(self, name: Any) -> str:
+        """What to use instead of the attribute or item `name`; empty if that is not known."""
         known = [other for other in object.__dir__(self) if not other.startswith("_") and other not in self._internal]
-        close = nearest(name, known)
+        close = nearest(str(name), known)
         return close if close.startswith("Did you mean") else ""
 
     if not TYPE_CHECKING:  # with it, a type checker would know every name
@@ -49,6 +49,9 @@ class Listed:
                 if name.startswith("_") or any(name in vars(kind) for kind in type(self).__mro__):
                     raise
             raise UnknownAttribute(partial(self._about_missing, name))
+
+        def __getitem__(self, name: Any) -> Any:
+            raise TypeError(f"{type(self).__name__} has no [{name!r}].\n  {self._remedy_of(name)}".rstrip())
 
 
 # %% ../nbs/completion.ipynb #a3747260

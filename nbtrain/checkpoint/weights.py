@@ -190,25 +190,6 @@ class _Unfit:
         if others:
             raise _other_model(model, others, where=where, weights=weights, state=state)
 
-    def check_is_meant(self, model: nn.Module, weights: Mapping[str, Any], state: Mapping[str, Any], share: float, where: str) -> None:
-        """Raise CheckpointError if the weights without those left out, a small `share` of the parameters, are those of another model."""
-        n, left = len(weights.keys() & state.keys()), [*self.shapes, *self.unknown]
-        if n == 0 or propose_rename(*_unmatched(weights, state)):
-            self.check(model, weights, state, where)
-        if n == 0 or not left:  # a file of a head alone is one that fits
-            return
-        parts = list(dict.fromkeys(name[: name.find(".") + 1] or name for name in left))
-        if all(name.startswith(tuple(parts)) for name in weights.keys() & state.keys()):  # what fits is in the same layers
-            parts = left
-        leave_out = ", ".join(f'"{part}": None' for part in parts[:4]) + (", ..." if len(parts) > 4 else "")
-        differences = [*self._misfits, *(f"{name} is unknown" for name in self.unknown)]
-        raise CheckpointError(
-            f"{n} of the {len(state)} tensors of a {type(model).__name__} would be loaded, {_percent(share)} of its parameters: "
-            f"{_named(differences)}.",
-            where=where,
-            remedy=f"Give the file of such a model. If this one is meant, say what of it is left out: rename={{{leave_out}}}.",
-        )
-
 
 def _sizes(shape: tuple[int, ...] | None) -> str:
     return ", ".join(map(str, shape)) if shape else "a number"
@@ -296,7 +277,8 @@ class Loaded:
     @property
     def words(self) -> str:
         """What is not whole; empty if all was loaded, and nothing was left."""
-        parts = [f"{self.n} of {self.n_all} tensors loaded ({_percent(self.share)} of the parameters)"]
+        only = "only " if self.share < 0.1 else ""  # which may be the file of another model
+        parts = [f"{only}{self.n} of {self.n_all} tensors loaded ({_percent(self.share)} of the parameters)"]
         if self.kept:
             parts.append(f"as before: {_named(self.kept)}")
         if self.unused:
@@ -312,9 +294,6 @@ def _percent(share: float) -> str:
     return "under 1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
 
 
-_LEAST = 0.1  # of the parameters: less is in a file of another model
-
-
 def load_weights(
     model: nn.Module,
     weights: Mapping[str, Any],
@@ -324,9 +303,8 @@ def load_weights(
 ) -> Loaded:
     """Load `weights` into the model. Raises a CheckpointError that lists what does not fit; with `strict=False`, it loads what fits.
 
-    If none of them fits, that is always an error, and so are less than a tenth of the parameters if others are left: unless `rename`
-    leaves some out. `where`: from where they are, for its message. `rename`: names in `weights`, or their beginnings, and what they are
-    in the model; None leaves them out. Prefixes of wrappers, such as `module.`, are removed or added.
+    If none of them fits, that is always an error. `where`: from where they are, for its message. `rename`: names in `weights`, or their
+    beginnings, and what they are in the model; None leaves them out. Prefixes of wrappers, such as `module.`, are removed or added.
 
     As in torch, a module with a custom loading function or hook decides what fits. A buffer gets the saved shape, unless another tensor
     of its module does not fit: then it is not loaded. Extra states that are not tensors may be missing, because a weights file can't
@@ -337,12 +315,10 @@ def load_weights(
     fit = fit_names(weights, state, rename)
     given = _with_tied(model, fit.weights)
     unfit = _Unfit.of(model, given, state)
-    if strict:
+    fits = {name: value for name, value in given.items() if name not in unfit.left_out}
+    if strict or (ours and not fits.keys() & ours.keys()):
         unfit.check(model, given, state, where)
-    given = {name: value for name, value in given.items() if name not in unfit.left_out}
-    share = _share(model, given)
-    if share < _LEAST and None not in (rename or {}).values():
-        unfit.check_is_meant(model, given, state, share, where)
+    given, share = fits, _share(model, fits)
     before = copy_weights(model) if unfit.is_asked else None
     _fit_buffers(model, given)
     found = OrderedDict(given)

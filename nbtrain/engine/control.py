@@ -335,9 +335,16 @@ class Control:
         """Request that the run pauses at the end of its batch. Raises ConfigError in one rank of several, and for an evaluation."""
         if not self.can_pause:
             raise ConfigError("An evaluation can't be paused.", remedy="stop() ends it, and changes nothing else.")
-        if self.together is not None:
-            raise ConfigError("One process of several can't pause the run.", remedy="stop() ends it in all of them.")
+        self.refuse_in_rank()
         self.run_state.request("pausing", self.elsewhere)
+
+    def refuse_in_rank(self) -> None:
+        """Raise ConfigError for a pause in one rank of several."""
+        if self.together is not None:
+            raise ConfigError(
+                "One process of several can't pause the run.",
+                remedy='stop() ends it in all of them; run(..., resume="auto") continues it. pause() in a cell pauses all of them.',
+            )
 
     def proceed(self, verdict: Verdict = "retry") -> None:
         """Let a paused run continue. `verdict`: what to do with the failed batch, if an error has paused it."""

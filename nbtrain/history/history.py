@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ..annotations import checked, written_in
 from ..best import BestRestarts, GrowingBest, best_row, is_same_validation, ranked, with_best
@@ -492,10 +492,7 @@ class History(Listed):
     def _remedy_of(self, name: Any) -> str:
         from nbtrain.compat.foreign_names import remedy_in_history
 
-        return remedy_in_history(name, self.epochs[-1] if self.epochs else ()) or super()._remedy_of(str(name))
-
-    def __getitem__(self, name: Any) -> NoReturn:
-        raise TypeError(f"History has no [{name!r}].\n  {self._remedy_of(name)}".rstrip())
+        return remedy_in_history(name, self.epochs[-1] if self.epochs else ()) or super()._remedy_of(name)
 
     @property
     def _shown(self) -> list[Mapping[str, Any]]:
@@ -589,6 +586,11 @@ class RunResult(Listed):
     run_dir: Path | None = None
     n_epochs: int | None = None
     elapsed_s: float | None = None
+
+    def _remedy_of(self, name: Any) -> str:
+        if name in [*self.metrics]:
+            return f"Read result.metrics[{name!r}], the one of the last epoch; result.history.epochs has all."
+        return super()._remedy_of(name)
 
     def __repr__(self) -> str:
         parts = [f"{self.status} ({self.reason})" if self.reason else self.status]

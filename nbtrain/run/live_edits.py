@@ -246,10 +246,7 @@ def handle_of(trainer: TrainerBase, request: str) -> RunHandle:
 
 def pause(trainer: TrainerBase) -> None:
     """Pause the run, and wait until it is paused, except in its own thread. If it is over before, say so."""
-    if trainer.control.together is not None:
-        is_script = trainer.world.environment is not None
-        how = 'run(..., resume="auto") continues it' if is_script else "pause() in a cell pauses all of them"
-        raise ConfigError("One process of several can't pause the run.", remedy=f"stop() ends it in all of them; {how}.")
+    trainer.control.refuse_in_rank()
     handle = handle_of(trainer, "pause()")
     trainer.control.pause()
     if threading.current_thread() is trainer.control.thread:

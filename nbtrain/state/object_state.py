@@ -230,7 +230,8 @@ class Unpacker:
 
     def unpack_module(self, module: nn.Module, packed: Mapping[str, Any]) -> None:
         """Restore what `pack_module` returned."""
-        load_weights(module, packed["state_dict"], strict=False)
+        if load_weights(module, packed["state_dict"], strict=False).kept:
+            self.missing.append("module")
         self.unpack_attributes(module, packed["attributes"])
 
     def unpack_attributes(self, module: nn.Module, packed: Mapping[str, Mapping[str, Any]]) -> None:

@@ -81,8 +81,7 @@ def apply_weights(
         before: The number of a change of the code, from 1: load the best weights before it.
 
     Raises:
-        CheckpointError: there are no weights, or they don't fit the model; with `strict=False`, if none fits, or less than a tenth of
-            the model's parameters
+        CheckpointError: there are no weights, or they don't fit the model; with `strict=False`, if none fits
         ConfigError: arguments contradict each other
 
     Changes:

@@ -62,10 +62,10 @@ def test_an_error_of_one_rank_ends_the_run_under_torchrun(moment: str) -> None:
 
 
 def test_a_pause_that_one_rank_requests_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"in all of them; pause\(\) in a cell pauses all of them\.(?s:.*)raised in rank 1"):
+    with pytest.raises(ConfigError, match=r"in all of them; run\(.*pause\(\) in a cell pauses all of them\.(?s:.*)raised in rank 1"):
         run("on_train_epoch_end", "pause", ["cpu", "cpu"])
     output = under_torchrun("pause", "on_train_epoch_end")
-    assert 'stop() ends it in all of them; run(..., resume="auto") continues it.' in output
+    assert 'stop() ends it in all of them; run(..., resume="auto") continues it. pause() in a cell' in output
 
 
 SLOW = "Process 1 is slow: the others have waited for it for 4 s, at epoch 1, batch 4."

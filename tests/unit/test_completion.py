@@ -69,6 +69,9 @@ def test_unknown_attribute_of_a_history_and_of_a_result_names_the_nearest_one() 
         result.history.epoch  # type: ignore[attr-defined] # noqa: B018
     with pytest.raises(AttributeError, match="RunResult has no bset.\n  Did you mean 'best'"):
         result.bset  # type: ignore[attr-defined] # noqa: B018
+    for read in (lambda: result.train_loss, lambda: result["train_loss"]):  # type: ignore[attr-defined, index]
+        with pytest.raises((AttributeError, TypeError), match=r"Read result.metrics\['train_loss'\], the one of the last epoch"):
+            read()
 
 
 def test_error_in_a_property_of_yours_is_its_own() -> None:
