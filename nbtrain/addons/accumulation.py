@@ -49,7 +49,9 @@ class _Sum:
     """The gradients and outputs of the parts of one batch of `n` samples."""
 
     def __init__(self, parameters: Sequence[Tensor], n: int, *, sums: bool) -> None:
-        self.parameters, self.n, self.sums = parameters, n, sums
+        self.parameters = parameters
+        self.n = n
+        self.sums = sums
         self.gradients: list[Tensor | None] = [None] * len(parameters)
         self.outputs: list[dict[str, Any]] = []
         self.sizes: list[int] = []
@@ -94,7 +96,8 @@ def _plus(old: Tensor | None, new: Tensor | None) -> Tensor | None:
 # %% ../../nbs/addons/accumulation.ipynb #2a53f4d4
 class _Parts(L.Callback):
     def __init__(self, addon: MicroBatchAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
 
     def run(self, step: TrainStep, batch: Any) -> Mapping[str, Any] | None:
         """Return the output of `step` for `batch`, computed in parts that are made smaller until they fit."""
@@ -325,7 +328,8 @@ class _Windows(PassCallback):
     """Sets the length of a window, in batches."""
 
     def __init__(self, addon: AccumulationAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         wanted = self.addon._window(self.trainer, pl_trainer)

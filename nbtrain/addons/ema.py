@@ -36,7 +36,8 @@ class Average:
     """The moving average of a model's parameters. Integers and buffers, such as the statistics of batch norm, are not averaged."""
 
     def __init__(self, decay: float, *, warmup: bool) -> None:
-        self.decay, self.warmup = decay, warmup
+        self.decay = decay
+        self.warmup = warmup
         self.n = 0  # updates
         self.values: list[Tensor] = []  # in the order of `averaged`
 
@@ -69,7 +70,8 @@ def set_values(model: nn.Module, values: list[Tensor]) -> None:
 # %% ../../nbs/addons/ema.ipynb #c30c736f
 class _Averaging(L.Callback):
     def __init__(self, addon: EMAAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
         self._update = 0
         self._lent = False
 

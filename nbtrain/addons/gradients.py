@@ -58,7 +58,8 @@ def _clip_values(parameters: list[Tensor], bound: float) -> None:
 # %% ../../nbs/addons/gradients.ipynb #0081db2a
 class _Clip(L.Callback):
     def __init__(self, bound: float | Mapping[str, float], algorithm: Literal["norm", "value"]) -> None:
-        self.bound, self.algorithm = bound, algorithm
+        self.bound = bound
+        self.algorithm = algorithm
         self._before: Notifier | None = None
         self._after: Notifier | None = None
         self._order: dict[Tensor, int] = {}  # of the model's parameters
@@ -164,7 +165,8 @@ def _blocks(model: nn.Module, depth: int) -> dict[str, nn.Module]:
 
 class _Stats(L.Callback):
     def __init__(self, addon: GradientStatsAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
         self._blocks: dict[str, nn.Module] = {}
         self._handles: list[RemovableHandle] = []
         self._found: dict[str, Tensor] = {}
@@ -208,7 +210,8 @@ class _Stats(L.Callback):
         self._eager.close()
         for handle in self._handles:
             handle.remove()
-        self._handles, self._found = [], {}
+        self._handles = []
+        self._found = {}
 
     teardown = on_exception = _remove
 
@@ -250,7 +253,8 @@ class GradientStatsAddon(AddOnBase):
 # %% ../../nbs/addons/gradients.ipynb #ratio001
 class _Ratios(L.Callback):
     def __init__(self, addon: UpdateRatioAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
         self._before: dict[str, list[tuple[nn.Parameter, Tensor]]] = {}  # the trained parameters of a layer, each with a copy
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
@@ -308,7 +312,8 @@ class _Uphill(L.Callback):
     """Knows which layers have running statistics."""
 
     def __init__(self, addon: SAMAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
         self.layers: list[Any] | None = None  # with running statistics; None until the first batch
 
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -383,7 +388,8 @@ class SAMAddon(AddOnBase):
         return [_Uphill(self, trainer)]
 
     def wrap_step(self, trainer: TrainerProtocol, step: TrainStep) -> TrainStep:
-        (way,), module = active_callbacks(trainer, _Uphill), trainer.module
+        (way,) = active_callbacks(trainer, _Uphill)
+        module = trainer.module
         assert module is not None
 
         def sharp(batch: Any) -> Mapping[str, Any] | None:

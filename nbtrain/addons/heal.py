@@ -32,7 +32,8 @@ class _Watch(L.Callback):
     """Copies weights before a batch, and looks at the gradients before an update."""
 
     def __init__(self, addon: HealAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         self.addon._copy_weights(self.trainer)

@@ -321,7 +321,8 @@ _Group = int | str | None  # samples measured together: those of a loader, of a 
 
 class _Measure(PassKeeper):
     def __init__(self, trainer: TrainerProtocol, addon: MetricsAddon) -> None:
-        self.trainer, self.addon = trainer, addon
+        self.trainer = trainer
+        self.addon = addon
         self._passes: dict[str, dict[_Group, Gathered]] = {"train": {}, "valid": {}, "test": {}}
         self._noted: set[str] = set()
         self._rank: RankCallback | None = None

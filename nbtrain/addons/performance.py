@@ -56,7 +56,8 @@ __all__ = [
 # %% ../../nbs/addons/performance.ipynb #1d198e14
 class _Environment(L.Callback):
     def __init__(self, addon: EnvironmentAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
         self._before: tuple[bool, bool, bool] | None = None
 
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -339,7 +340,9 @@ class GraphedTraining:
     """
 
     def __init__(self, graphs: Graphs, pl_trainer: L.Trainer, module: StepModule, n_warm_up: int) -> None:
-        self.graphs, self.module, self.n_warm_up = graphs, module, n_warm_up
+        self.graphs = graphs
+        self.module = module
+        self.n_warm_up = n_warm_up
         self.optimizer = pl_trainer.optimizers[0]
         self.precision = pl_trainer.precision_plugin
         allow_steps_before_capture(self.optimizer)  # the warm-up is meant
@@ -368,7 +371,8 @@ class GraphedTraining:
                 return None
             self._capture(batch)
         if self.step is not None and self._constants != _constants(self.optimizer):
-            self.step, self.broken = None, "an option of the optimizer has changed (a rate that changes must be a tensor on the device)"
+            self.step = None
+            self.broken = "an option of the optimizer has changed (a rate that changes must be a tensor on the device)"
         if self.step is None or form != self.step.form:
             usual()
             return None
@@ -411,7 +415,8 @@ class GraphedTraining:
 # %% ../../nbs/addons/performance.ipynb #976889c8
 class _Graphed(PassCallback):
     def __init__(self, trainer: TrainerProtocol, addon: CudaGraphAddon) -> None:
-        self.trainer, self.addon = trainer, addon
+        self.trainer = trainer
+        self.addon = addon
         self.steps: GraphedTraining | None = None
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:

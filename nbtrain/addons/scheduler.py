@@ -56,7 +56,8 @@ def _n_updates(trainer: TrainerProtocol, pl_trainer: L.Trainer, epochs: range, f
                 length = callback.get_accumulate_grad_batches(epoch)
             if length is None:
                 return None
-            left, update = left - length, update + 1
+            left -= length
+            update += 1
     return update - first
 
 
@@ -124,7 +125,10 @@ class _Step(PassCallback):
     _schedule: Schedule
 
     def __init__(self, trainer: TrainerProtocol, addon: SchedulerAddon, scheduler: Scheduler, on_batch: bool) -> None:
-        self.trainer, self.addon, self.scheduler, self.on_batch = trainer, addon, scheduler, on_batch
+        self.trainer = trainer
+        self.addon = addon
+        self.scheduler = scheduler
+        self.on_batch = on_batch
         self._schedule = None  # pyright: ignore[reportAttributeAccessIssue]  # before a run, and from then on its schedule
         self._update = 0
         self._is_replaced = False
@@ -253,7 +257,8 @@ class _Step(PassCallback):
             self.trainer.recorder.note(text)
 
     def _note_length_in_batches(self, plan: Plan, at: int, goal: int) -> None:
-        planned, n_batches = _planned(self.scheduler), plan.batches_per_epoch or 0
+        planned = _planned(self.scheduler)
+        n_batches = plan.batches_per_epoch or 0
         begun = goal - self._begin["total"]
         if goal < planned <= begun + n_batches * plan.n_epochs and (planned - begun) % n_batches == 0:
             self.trainer.recorder.note(

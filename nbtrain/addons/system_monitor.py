@@ -62,7 +62,8 @@ TokenCount = Callable[[Any], int]
 
 class _Monitor(PassCallback):
     def __init__(self, addon: SystemMonitorAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
         self.clock = addon.clock
         self.window, self.epoch = BatchSums(), BatchSums()  # the batches since the last measurement, and those of the epoch
         self._began_s = 0.0  # the newest batch

@@ -244,7 +244,8 @@ class Parallelism:
         if self.tensor_size > 1:
             parallelize_module(model, mesh["tensor_parallel"], tensor_styles(model, self.tensor_plan))
         if self.shard_size > 1:
-            names, sizes = ("copies", "shards"), (self.n_devices // self.shard_size, self.shard_size)
+            names = ("copies", "shards")
+            sizes = (self.n_devices // self.shard_size, self.shard_size)
             is_whole = self.shard_size == self.n_readers
             shards = mesh["data_parallel"] if is_whole else init_device_mesh(mesh.device_type, sizes, mesh_dim_names=names)
             for block in find_blocks(model):
@@ -362,7 +363,8 @@ def _from_strategy(strategy: Any, n_devices: int, device_type: str, options: Map
         )
     takes = ("tensor_plan", "parallelize") if isinstance(made, ModelParallelStrategy) else ()
     _check_options(type(made).__name__, options, takes)
-    plan, parallelize = options["tensor_plan"], options["parallelize"]
+    plan = options["tensor_plan"]
+    parallelize = options["parallelize"]
     for name, kind in (("fsdp", FSDPStrategy), ("deepspeed", DeepSpeedStrategy)):
         if isinstance(made, kind):
             _check_devices(name, device_type)

@@ -93,7 +93,8 @@ class SeedByRank:
     """The `worker_init_fn` of a rank: its workers draw other random numbers than those of the other ranks. Then `then` is called."""
 
     def __init__(self, number: int, then: Callable[[int], Any] | None) -> None:
-        self.number, self.then = number, then
+        self.number = number
+        self.then = then
 
     def __call__(self, worker: int) -> None:
         if self.number:
@@ -130,7 +131,8 @@ def _of_own(own: tuple[int | None, str], n_ranks: int, group: Any) -> str:
     """What separate data are, in words. `own`: how many samples, or batches, this process reads."""
     counts = gather(own, group)
     counts = counts[:: max(1, len(counts) // n_ranks)]
-    lengths, kinds = [n for n, _ in counts if n is not None], {kind for _, kind in counts}
+    lengths = [n for n, _ in counts if n is not None]
+    kinds = {kind for _, kind in counts}
     if len(lengths) < n_ranks or len(kinds) > 1:
         return _OWN
     found = " and ".join(map(str, lengths)) if len(lengths) < 4 else f"{min(lengths)} to {max(lengths)}"
@@ -139,7 +141,8 @@ def _of_own(own: tuple[int | None, str], n_ranks: int, group: Any) -> str:
 
 def _of_all(reads: Any, n_ranks: int, group: Any, what: str) -> list[str]:
     """How much the first whole pass, called `what`, has read of the dataset, if not all."""
-    found, n_all = gather(reads.batch_sampler.n_read, group), sized_len(reads.dataset)
+    found = gather(reads.batch_sampler.n_read, group)
+    n_all = sized_len(reads.dataset)
     n_of_all = sum(found) * n_ranks // len(found)  # processes that are one reader have the same
     return [f"The first {what} has read {n_of_all} of {n_all} samples."] if n_all is not None and n_of_all < n_all else []
 
@@ -283,7 +286,8 @@ class RankLoader(LoaderWrapper):
 
     def _with_first_seen(self) -> Iterator[Any]:
         """The batches, of which the first ones show whose they are. A share is read again, with random numbers of this rank's."""
-        state, random = LoaderState(self.loader if self._is_apart else ()), random_state(devices=False)
+        state = LoaderState(self.loader if self._is_apart else ())
+        random = random_state(devices=False)
         place = state.take(changed=False, with_own=False)
         batches = self._open()
         first = list(islice(batches, 2 if self._is_own else self.n_ranks))
@@ -314,7 +318,8 @@ class RankLoader(LoaderWrapper):
         if is_own != was_own and was_own is not None and not (was_own and is_constant) and _is_several(self.group):
             what = "the same batches of data that look divided" if was_own else "other batches of data that look the same"
             raise ConfigError(f"The processes read {what}.", remedy=SAY_WHOSE)
-        self._is_own, self._is_known = is_own if was_own is None else was_own, True
+        self._is_own = is_own if was_own is None else was_own
+        self._is_known = True
         if is_own and was_own is None:
             self.said.append(_OWN)
 
@@ -329,7 +334,8 @@ class RankLoader(LoaderWrapper):
 
     def _part(self) -> None:
         """Continue with a random state that is different in each rank."""
-        seed, self._seed = self._seed, None
+        seed = self._seed
+        self._seed = None
         if seed is None:
             return
         rank_seed = derive_seed(seed, self.number)

@@ -34,7 +34,10 @@ class Capture:
     """
 
     def __init__(self, trainer: StatefulTrainer, pl_trainer: L.Trainer, finished: int | None, *, in_shards: bool = False) -> None:
-        self.trainer, self.pl_trainer, self.finished, self.in_shards = trainer, pl_trainer, finished, in_shards
+        self.trainer = trainer
+        self.pl_trainer = pl_trainer
+        self.finished = finished
+        self.in_shards = in_shards
         self.copied: Snapshot | None = None  # the copy for memory
 
     @cached_property
@@ -45,7 +48,8 @@ class Capture:
     @cached_property
     def of_lightning(self) -> dict[str, Any]:
         """Lightning's part. If the model is sharded, all ranks must read it."""
-        module, strategy = self.pl_trainer.lightning_module, self.pl_trainer.strategy
+        module = self.pl_trainer.lightning_module
+        strategy = self.pl_trainer.strategy
         vars(module)["saves_state"] = True  # then a wrapped LightningModule's weights have the wrapper's names
         try:
             with strategy.in_parts() if self.in_shards and isinstance(strategy, SplitStrategy) else nullcontext():
@@ -70,7 +74,8 @@ class Capture:
 
 def n_finished(pl_trainer: L.Trainer) -> int | None:
     """The number of finished batches of the open epoch; None if it has not begun and has drawn no random numbers yet."""
-    finished, fetcher = pl_trainer.fit_loop.epoch_loop.batch_progress.current.ready, data_fetcher(pl_trainer)
+    finished = pl_trainer.fit_loop.epoch_loop.batch_progress.current.ready
+    fetcher = data_fetcher(pl_trainer)
     return finished if finished or fetcher is None or fetcher.fetched else None
 
 

@@ -148,13 +148,15 @@ def drive_copy(
 # %% ../../nbs/state/replica.ipynb #f0c20e07
 def run_copy(trainer: StatefulTrainer, drive: Callable[..., tuple[Status, str]], loaders: tuple[Any, Any]) -> tuple[Status, str]:
     """Call `drive` with a replica of `trainer` in this rank of torchrun or SLURM, and load its state into `trainer`."""
-    before, states = replace(trainer.train_state.counts), list[bytes]()
+    before = replace(trainer.train_state.counts)
+    states = list[bytes]()
     copy, *own = OwnCopies((trainer, *loaders)).make()
     rank = _begin_in_world(copy, trainer)
     try:
         return drive_copy(rank, drive, own, lambda: states.append(dumps(take_state(copy, own))))
     finally:
-        trainer.control.signum, trainer.control.together = copy.control.signum, None
+        trainer.control.signum = copy.control.signum
+        trainer.control.together = None
         restore_trainer(trainer, loaders, states[-1] if states else None, before)
 
 
