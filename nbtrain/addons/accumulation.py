@@ -59,8 +59,7 @@ class _Sum:
     def add(self, output: Mapping[str, Any], size: int, pl_trainer: L.Trainer) -> None:
         """Add the gradients of a part, and release its graph."""
         loss = output["loss"].reshape(()) * (1.0 if self.sums else size / self.n)
-        found = gradients_of(loss, self.parameters, pl_trainer)
-        self.gradients = list(map(_plus, self.gradients, found))
+        self.gradients = list(map(_plus, self.gradients, gradients_of(loss, self.parameters, pl_trainer)))
         self.outputs.append(detached(output))
         self.sizes.append(size)
 
@@ -530,8 +529,7 @@ class AccumulationAddon(AddOnBase):
             check_positive(SimpleNamespace(accumulate=n_batches), "accumulate")
         check_positive(self, "global_batch_size", "micro_batch_size", "total_batch_size", "tokens_per_batch")
         for name in ("grad_reduction", "loss_reduction"):
-            value = getattr(self, name)
-            if value == "per-token-mean" and self.aggregate_outputs_fn is None:
+            if getattr(self, name) == "per-token-mean" and self.aggregate_outputs_fn is None:
                 raise ConfigError(
                     f"{name}='per-token-mean' needs the number of tokens.", remedy="Give aggregate_outputs_fn, which counts them."
                 )

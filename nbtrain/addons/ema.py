@@ -56,8 +56,7 @@ class Average:
     def by_name(self, model: nn.Module) -> dict[str, Tensor]:
         """The average by the names of the `state_dict` of the uncompiled model, in its dtypes."""
         own = {id(p): value for p, value in zip(averaged(model), self.values)}
-        state = model.state_dict(keep_vars=True)
-        return {bare_name(name): own[id(p)].to(p.dtype) for name, p in state.items() if id(p) in own}
+        return {bare_name(name): own[id(p)].to(p.dtype) for name, p in model.state_dict(keep_vars=True).items() if id(p) in own}
 
 
 def set_values(model: nn.Module, values: list[Tensor]) -> None:

@@ -202,8 +202,7 @@ class StateManagerAddon(KeptStatesAddon):
             path = disk.save_outside()
         else:
             keeper = next(c for c in at.pl_trainer.callbacks if isinstance(c, StateKeeper))  # pyright: ignore[reportAttributeAccessIssue]
-            assert keeper.disk is not None
-            disk = keeper.disk
+            disk: Any = keeper.disk
             path = keeper.save_between(at.pl_trainer)
         disk.writer.wait()
         for error in disk.writer.take_errors():
@@ -304,8 +303,7 @@ class StateManagerAddon(KeptStatesAddon):
         keys = [callback.state_key for callback in as_list(trainer.lightning.get("callbacks"))]
         world = world_of(trainer)
         folder, checkpoint = world.agree(partial(write_run, run, self._saves_to, keys))
-        assert checkpoint is not None
-        self.restore(trainer, checkpoint, continues=True, without=without)
+        self.restore(trainer, checkpoint, continues=True, without=without)  # pyright: ignore[reportArgumentType]
         if world.is_first:
             print(report(run, folder))
         return folder

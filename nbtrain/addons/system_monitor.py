@@ -75,8 +75,7 @@ class _Monitor(PassCallback):
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._every_n: int = pl_trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
-        loop = pl_trainer.fit_loop.epoch_loop
-        self._progress = loop.batch_progress
+        self._progress = pl_trainer.fit_loop.epoch_loop.batch_progress
         self._updates = updates_of(pl_trainer)
         self._update = self._updates.completed
         self._device = pl_trainer.strategy.root_device

@@ -76,8 +76,7 @@ def _repeated(module: nn.Module) -> Iterator[nn.Module]:
 
 def _owns_weights(block: nn.Module, uses: Mapping[int, int]) -> bool:
     """Whether no other module uses the parameters of `block`."""
-    inside = Counter(id(p) for _, p in block.named_parameters(remove_duplicate=False))
-    return all(uses[p] == n for p, n in inside.items())
+    return all(uses[p] == n for p, n in Counter(id(p) for _, p in block.named_parameters(remove_duplicate=False)).items())
 
 
 def _large(module: nn.Module) -> tuple[list[nn.Module], int]:
@@ -162,8 +161,7 @@ class SplitStrategy(ModelParallelStrategy):
             self._gathers = True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        assert self.lightning_module is not None
-        return self._whole(self.lightning_module.state_dict())
+        return self._whole(self.lightning_module.state_dict())  # pyright: ignore[reportOptionalMemberAccess]
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return self._whole(optimizer.state_dict())

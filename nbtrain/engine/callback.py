@@ -188,8 +188,7 @@ Notifier = Callable[..., None]
 
 def callbacks_of(pl_trainer: L.Trainer, kind: type[CallbackType]) -> list[CallbackType]:
     """The callbacks of the class `kind` in a Lightning trainer, in order."""
-    callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-    return [callback for callback in callbacks if isinstance(callback, kind)]
+    return [callback for callback in pl_trainer.callbacks if isinstance(callback, kind)]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def as_list(given: Any) -> list[Any]:

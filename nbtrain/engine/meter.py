@@ -64,7 +64,7 @@ def _to_floats(columns: Mapping[Any, Sequence[Scalar]]) -> dict[Any, list[float]
     """Every column as floats, with one copy for all tensors of a device and a dtype."""
     floats: dict[Any, Any] = {**columns}
     others = {name: column for name, column in columns.items() if not {float}.issuperset(map(type, column))}
-    tensors = defaultdict[tuple[torch.device, torch.dtype], list[Tensor]](list)
+    tensors: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     for column in others.values():
         for value in column:
             if isinstance(value, Tensor):
@@ -137,7 +137,9 @@ class Meter:
         self.has_steps = True  # an older nbtrain has saved the first batches of a pass without
         self._keys: frozenset[str] | None = None
         self._rows: list[Row] = []
-        self._log, self._sums, self._weights = EpochLog(), dict[str, float](), dict[str, float]()
+        self._log = EpochLog()
+        self._sums: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
         # Of the batches that were read and not taken: the values by name, NaN where a batch has none, and the numbers of samples
         self._values: dict[str, list[float]] = {}
         self._samples: list[float] = []

@@ -110,8 +110,7 @@ def attributes_beside(trainer: Any) -> dict[str, Any]:
 
 def modules_beside(trainer: Any) -> dict[str, nn.Module]:
     """The modules among `attributes_beside`: metrics, losses with weights, a teacher."""
-    names = vars(trainer).keys() - trainer.own_names
-    return {name: value for name, value in vars(trainer).items() if name in names and is_kind(value, nn.Module)}
+    return {name: value for name, value in attributes_beside(trainer).items() if is_kind(value, nn.Module)}
 
 
 class EvaluationModes:
@@ -182,6 +181,11 @@ class PassModule(L.LightningModule):
         self._doubts: dict[Mode, str] = {}  # about the number of samples in the first batch that was counted in a mode
         self._losses: list[Tensor] = []  # of the newest batch, if it has several steps
         self._borrowed: list[Callable[[], Any]] = []  # restore what an evaluation changes: modes, the RNG state
+
+    @property
+    def _epoch_number(self) -> int:
+        """The number of the epoch that is not finished, from 1."""
+        return self.owner.train_state.counts.epoch + 1
 
     # -- what a step returns
     def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
@@ -323,8 +327,7 @@ class PassModule(L.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         pl_trainer: Any = trainer_of(self)
-        fit_loop = pl_trainer.fit_loop
-        if fit_loop.epoch_loop.batch_progress.is_last_batch:
+        if pl_trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self.end_train_pass()
         if pl_trainer.accumulate_grad_batches > 1 and is_validation_due(pl_trainer):
             self.isolate_validation()  # inside a window on_validation_model_zero_grad is not called
@@ -357,9 +360,8 @@ class PassModule(L.LightningModule):
         modes = EvaluationModes(self, *others)
         self._borrowed.append(modes.restore)
         if pl_trainer.model is not self or not modes.evaluate():
-            roots: list[Any] = [pl_trainer.model, *others]
-            for root in roots:
-                root.eval()
+            for root in (pl_trainer.model, *others):
+                root.eval()  # pyright: ignore[reportOptionalMemberAccess]
 
     on_validation_model_eval = on_test_model_eval = on_predict_model_eval = begin_evaluation
 
@@ -412,7 +414,7 @@ class PassModule(L.LightningModule):
             return
         metrics = self._close_pass(phase, mode)
         if notify(self.trainer, "on_before_log_metrics", metrics, phase):
-            metrics = numbers(metrics, "on_before_log_metrics left", f"epoch {self.owner.train_state.counts.epoch + 1}")
+            metrics = numbers(metrics, "on_before_log_metrics left", f"epoch {self._epoch_number}")
         self.epoch_metrics.update(metrics)
         self.metric_names.update(metrics)
         log_means(self, metrics, logger=bool(self.trainer.loggers))
@@ -445,7 +447,7 @@ class PassModule(L.LightningModule):
 
     def _note_left_out(self, phase: Phase, meter: Meter) -> None:
         """Count the batches of a pass that were left out, and note the first such pass. Raises StepError if there are no others."""
-        n, epoch = meter.n_left_out, self.owner.train_state.counts.epoch + 1
+        n, epoch = meter.n_left_out, self._epoch_number
         self.owner.train_state.counts.left_out += n
         what = {"train": "training", "valid": "validation", "test": "test"}[phase]
         if not meter.n_batches:
@@ -469,7 +471,7 @@ class PassModule(L.LightningModule):
 
     def _check_empty(self, phase: Phase) -> None:
         """Note a training pass without a batch: an epoch of no batches is an epoch. Raises StepError if data are missing."""
-        place = f"{_PREFIX[phase]} pass of epoch {self.owner.train_state.counts.epoch + 1}"
+        place = f"{_PREFIX[phase]} pass of epoch {self._epoch_number}"
         batches = self.trainer.fit_loop.epoch_loop.batch_progress if phase == "train" else None
         is_read = batches is not None and batches.current.ready > 0  # and on_train_batch_start has skipped it
         loader = innermost(self.trainer.train_dataloader) if phase == "train" else None

@@ -261,8 +261,7 @@ class StepModule(PassModule):
     test_step = validation_step
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        assert self.predict is not None
-        return self.predict(batch)
+        return self.predict(batch)  # pyright: ignore[reportOptionalCall]
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Lightning's `log`, faster for a number that was logged before in this epoch; with several loaders, under the loader's name.
@@ -307,8 +306,8 @@ class StepModule(PassModule):
     def _place(self, name: str, batch_idx: int) -> str:
         """The place of a step as text."""
         if self._sanity_check:
-            return f"{self.owner.title}.{name}, on a batch of valid_loader before epoch {self.owner.train_state.counts.epoch + 1}"
-        return f"{self.owner.title}.{name}, epoch {self.owner.train_state.counts.epoch + 1}, batch {batch_idx + 1}"
+            return f"{self.owner.title}.{name}, on a batch of valid_loader before epoch {self._epoch_number}"
+        return f"{self.owner.title}.{name}, epoch {self._epoch_number}, batch {batch_idx + 1}"
 
 
 # %% ../../nbs/engine/step_module.ipynb #61ac0048

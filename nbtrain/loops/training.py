@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 import torch
@@ -336,7 +336,8 @@ class TrainingWays(Ways):
     def __init__(self, loop: OwnEpochLoop) -> None:
         super().__init__(loop, "training_step")
         self.listeners, self.clip_val = loop.listeners, self.pl_trainer.gradient_clip_val
-        self.optimizer = optimizer = cast(Any, next(iter(self.strategy.optimizers), None))
+        optimizer: Any = next(iter(self.strategy.optimizers), None)
+        self.optimizer = optimizer
         progress: Any = loop.automatic_optimization.optim_progress.optimizer
         self.zero_counts = progress.zero_grad.total, progress.zero_grad.current  # Lightning's
         self.step_counts = progress.step.total, progress.step.current

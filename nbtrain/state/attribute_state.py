@@ -95,8 +95,8 @@ class AttributeState:
         Returns a description of those that can't be saved, the first time, or "".
         """
         known = _known(trainer)
-        unsaved = dict[str, None]()
-        before = dict[Place, Any]()
+        unsaved: dict[str, None] = {}
+        before: dict[Place, Any] = {}
         self._left = {}
         self.lost = {}
         for place, title, holder, value in _members(trainer):

@@ -207,7 +207,7 @@ class Disk:
         pl_trainer = capture.pl_trainer
         states = self.trainer.states
         own = self._own(capture.moment())
-        found = dict[str, Any](stopped={})
+        found: dict[str, Any] = {"stopped": {}}
         is_noted = not isinstance(self.options, EndOnly)
         if is_noted and (capture.finished is None) not in self._checked:  # once within an epoch, and once after one
             self._checked.add(capture.finished is None)
@@ -264,7 +264,8 @@ class Disk:
             keep_weights(state, kept_weights(self.trainer), here.best_weights if earlier else None)
         else:
             state |= {name: value for name, value in copied.state.items() if name != "nbtrain"}
-        self._expired = expired = list[Path]()
+        expired: list[Path] = []
+        self._expired = expired
         top = [found.path for found in self.triggers.best_rows if found.path is not None]
         top += [path.with_name(name) for name in self._of_session]
         self.triggers.saved()
@@ -413,7 +414,7 @@ def nearest_saved(trainer: StatefulTrainer, processed: int, step: int | None = N
         return None
     state = read_state(trainer, found[at])
     own = state["nbtrain"]
-    counts = state["nbtrain"]["counts"]
+    counts = own["counts"]
     is_newest = own["run"] == trainer.train_state.run + trainer.origin.continues
     if not is_newest and at not in (*exact, processed):
         return None

@@ -82,7 +82,7 @@ def size_of(value: Any) -> int:
     """The approximate size of plain data in bytes: exact for tensors, estimated for everything else."""
     total = 0
     queue = [value]
-    seen = set[int]()
+    seen: set[int] = set()
     while queue:
         item = queue.pop()
         if isinstance(item, dict):

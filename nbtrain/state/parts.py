@@ -147,9 +147,8 @@ def keep_weights(state: dict[str, Any], kept: Weights | None, best: Weights | No
 def _load_model(at: Moment, _: None) -> None:
     trainer = at.trainer
     state = at.state or {}
-    weights = training_weights(trainer, state)
     convert_model(trainer.model, trainer.precision)  # else 64-bit weights would be rounded here
-    load_weights(trainer.model, weights)
+    load_weights(trainer.model, training_weights(trainer, state))
     if _TRAINING in state and trainer.mode == "train":
         for addon in trainer.active_addons:
             addon.load_weights(trainer, weights_of(state, _VALIDATED if _VALIDATED in state else "state_dict"))
@@ -157,31 +156,28 @@ def _load_model(at: Moment, _: None) -> None:
 
 def _load_optimizer(at: Moment, _: None) -> None:
     trainer = at.trainer
-    weights = training_weights(at.trainer, at.state or {})
+    weights = training_weights(trainer, at.state or {})
     if trainer.optimizer is None or at.state is None:
         return
-    parameters = trainer.model.named_parameters()
-    other = {id(p) for name, p in parameters if name in weights and weights[name].dtype != p.dtype}
+    other = {id(p) for name, p in trainer.model.named_parameters() if name in weights and weights[name].dtype != p.dtype}
     try:
         load_optimizer(trainer.optimizer, at.state["optimizer_states"][0], cast=other)
     except (ValueError, KeyError) as error:
         name = Path(at.name).name
-        kind = type(trainer.optimizer).__name__
         raise CheckpointError(
-            f"{name} was saved with another optimizer than {kind} on these parameters: {error}.",
+            f"{name} was saved with another optimizer than {type(trainer.optimizer).__name__} on these parameters: {error}.",
             where=str(at.name),
             remedy="Make the optimizer as it was.",
         ) from error
 
 
 def _load_callbacks(at: Moment, _: None) -> None:
-    assert at.pl_trainer is not None and at.state is not None
-    callbacks: list[L.Callback] = at.pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-    known = {callback.state_key for callback in callbacks}
-    state = {**at.state}
+    pl_trainer: Any = at.pl_trainer
+    known = {callback.state_key for callback in pl_trainer.callbacks}
+    state = {**(at.state or {})}
     if "callbacks" in state:  # without those of our private callbacks that an earlier version had, of which Lightning would warn
         state["callbacks"] = {key: value for key, value in state["callbacks"].items() if key in known or key[0] != "_"}
-    load_callbacks(at.pl_trainer, state)
+    load_callbacks(pl_trainer, state)
 
 
 def _load_precision(at: Moment, _: None) -> None:

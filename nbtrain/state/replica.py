@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -98,7 +98,7 @@ def _stateful(trainer: TrainerProtocol) -> dict[str, Any]:
 def _added(trainer: TrainerProtocol) -> dict[type[AddOnBase], AddOnBase]:
     """The addons that `add_on` was given, without the one that launches."""
     found: dict[Any, Any] = {type(addon): addon for addon in trainer.active_addons}
-    composed = cast("type[Any]", type(trainer))
+    composed: Any = type(trainer)
     return {kind: found[kind] for kind in composed.addons if not issubclass(kind, Launcher)}
 
 
@@ -149,7 +149,7 @@ def drive_copy(
 def run_copy(trainer: StatefulTrainer, drive: Callable[..., tuple[Status, str]], loaders: tuple[Any, Any]) -> tuple[Status, str]:
     """Call `drive` with a replica of `trainer` in this rank of torchrun or SLURM, and load its state into `trainer`."""
     before = replace(trainer.train_state.counts)
-    states = list[bytes]()
+    states: list[bytes] = []
     copy, *own = OwnCopies((trainer, *loaders)).make()
     rank = _begin_in_world(copy, trainer)
     try:

@@ -101,7 +101,7 @@ def _of_loader(loader: Any) -> dict[str, Any]:
 def _of_data_loader(loader: Any) -> dict[str, Any]:
     """Describe a DataLoader, or an object with the same attributes."""
     sampler = getattr(loader, "batch_sampler", None)
-    found = dict[str, Any]()
+    found: dict[str, Any] = {}
     for name in ("batch_size", "drop_last"):
         value = getattr(loader, name, None)
         if value is None:
