@@ -165,8 +165,7 @@ class EMAAddon(AddOnBase):
 
     def _take_back(self, model: nn.Module) -> None:
         """Restore the trained weights of the model."""
-        assert self._own is not None
-        set_values(model, self._own)
+        set_values(model, self._own)  # pyright: ignore[reportArgumentType]
         self._own = None
 
     def apply_average(self, trainer: TrainerProtocol) -> None:

@@ -67,7 +67,8 @@ class _Clip(L.Callback):
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         check_by_name(pl_trainer.optimizers[0], gradient_clip=self.bound)
-        self._before, self._after = notifier(pl_trainer, "on_before_clip"), notifier(pl_trainer, "on_after_clip")
+        self._before = notifier(pl_trainer, "on_before_clip")
+        self._after = notifier(pl_trainer, "on_after_clip")
         self._order = {parameter: i for i, parameter in enumerate(pl_module.parameters())}
         places = [self._order.get(p, len(self._order)) for p in parameters_in(pl_trainer.optimizers[0])]
         self._is_sorted = places == sorted(places)

@@ -397,7 +397,7 @@ class _Measure(PassKeeper):
         self._passes[phase] = {}
         found: dict[str, float] = {}
         missing: list[str] = []
-        for group in dict.fromkeys(group for own in gather(list(gathered), self._readers) for group in own):
+        for group in dict.fromkeys(chain.from_iterable(gather(list(gathered), self._readers))):
             here = gathered.get(group) or self._gathered(group, self.trainer.device)  # a rank may have no batch of a task
             end = self._end(group)
             for name, values in here.compute().items():

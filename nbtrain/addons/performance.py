@@ -396,7 +396,8 @@ class GraphedTraining:
                 f"train_step can't be captured as a CUDA graph: {first_line(error)}",
                 remedy="Remove what waits for the device (.item(), .cpu(), a condition on a tensor), or leave CudaGraphAddon out.",
             ) from error
-        self._constants, self._places = _constants(self.optimizer), _places(self.module, self.optimizer)
+        self._constants = _constants(self.optimizer)
+        self._places = _places(self.module, self.optimizer)
 
     def _eager(self, batch: Any) -> dict[str, Any]:
         """The step to capture: that of the loop, without its hooks and counts."""

@@ -329,7 +329,8 @@ class _Step(PassCallback):
         self.addon.factor = state_dict["factor"]
 
     def _load_place(self, state_dict: dict[str, Any]) -> None:
-        self._saved, self._begin = state_dict.get("scheduler"), state_dict.get("begin", {})
+        self._saved = state_dict.get("scheduler")
+        self._begin = state_dict.get("begin", {})
         self._saved_class = state_dict.get("class")
 
     def on_load_checkpoint(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

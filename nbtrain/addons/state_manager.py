@@ -114,7 +114,8 @@ class StateManagerAddon(KeptStatesAddon):
     def __post_init__(self) -> None:
         self._check_options()
         self.store = CheckpointStore(self.keep_last_n, self.save_best, self.save_last, self.symlink_best_and_last, self.keep_best_n)
-        self.made_in, self.base = Path.cwd(), FrozenBase() if self.save_weights == "trainable" else None
+        self.made_in = Path.cwd()
+        self.base = FrozenBase() if self.save_weights == "trainable" else None
 
     def _check_options(self) -> None:
         """Raise ConfigError for an invalid option. Without an interval, every epoch is saved."""

@@ -82,7 +82,8 @@ class _Monitor(PassCallback):
         module = torch.get_device_module(self._device)
         if self.addon.throughput and hasattr(module, "reset_peak_memory_stats"):
             module.reset_peak_memory_stats(self._device)
-        self.window, self.epoch = BatchSums(), BatchSums()
+        self.window = BatchSums()
+        self.epoch = BatchSums()
         self._waiting_since_s = self.clock()
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
@@ -113,10 +114,10 @@ class _Monitor(PassCallback):
         seconds = sums.wait_s + sums.step_s
         return {"wait_share": sums.wait_s / max(seconds, 1e-9)} | sums.rates(seconds)
 
-    def _measure(self, module: L.LightningModule) -> None:
-        assert isinstance(module, StepModule) and self.trainer.optimizer is not None
+    def _measure(self, module: Any) -> None:
+        optimizer: Any = self.trainer.optimizer
         values: dict[str, float | Tensor] = dict(self._rates(self.window))
-        groups = self.trainer.optimizer.param_groups
+        groups = optimizer.param_groups
         if len(groups) > 1:  # each row has the rate of the first group anyway
             values |= {f"lr_{i}": float(group["lr"]) for i, group in enumerate(groups, start=1) if "lr" in group}
         # Clipping records the norm, before it clips

@@ -86,7 +86,9 @@ class RankCallback(L.Callback):
     """
 
     def __init__(self, trainer: TrainerProtocol, number: int, n_ranks: int, parallelism: Parallelism, timeout_s: float) -> None:
-        self.trainer, self.parallelism, self.timeout = trainer, parallelism, timedelta(seconds=timeout_s)
+        self.trainer = trainer
+        self.parallelism = parallelism
+        self.timeout = timedelta(seconds=timeout_s)
         n_sharing = parallelism.tensor_size
         self.group: Any = dist.new_group(backend="gloo", timeout=self.timeout)
         self.watch = Watch(number, n_ranks, timeout_s, lambda text: trainer.recorder.note(f"{text[:-1]}, at {trainer.recorder.place}."))

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
+from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from typing import Any
 
 import torch
@@ -58,18 +59,19 @@ def check_lengths(lengths: list[int | None]) -> None:
     )
 
 
+@dataclass(eq=False)
 class DealtSampler(Sampler[list[int]]):
     """A batch sampler for one rank. Appends the share of each batch to `shares`. `look` is called with the first round.
 
     `n_read`: how many samples of this pass are this rank's so far.
     """
 
+    batches: Any
+    number: int
+    n_ranks: int
+    shares: list[float]
+    look: Callable[[list[Any]], None] = lambda first: None
     n_read = 0
-
-    def __init__(
-        self, batches: Any, number: int, n_ranks: int, shares: list[float], look: Callable[[list[Any]], None] = lambda first: None
-    ) -> None:
-        self.batches, self.number, self.n_ranks, self.shares, self.look = batches, number, n_ranks, shares, look
 
     @property
     def sampler(self) -> Any:
@@ -80,7 +82,8 @@ class DealtSampler(Sampler[list[int]]):
         return -(-len(self.batches) // self.n_ranks)
 
     def __iter__(self) -> Iterator[list[int]]:
-        self.n_read, batches = 0, iter(self.batches)
+        self.n_read = 0
+        batches = iter(self.batches)
         first = list(islice(batches, self.n_ranks))
         self.look(first)
         for indices, share in deal(chain(first, batches), len, self.number, self.n_ranks):
@@ -173,7 +176,8 @@ class _Apart:
     """Reads `batches` with a separate random state, with which the next pass begins: the steps between them have another."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
-        self.batches, self.random = batches, random_state(devices=False)
+        self.batches = batches
+        self.random = random_state(devices=False)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -268,7 +272,8 @@ class RankLoader(LoaderWrapper):
 
     def __iter__(self) -> Iterator[Any]:
         self.shares.clear()
-        self._n_handed, self._n_whole = 0, sized_len(self)
+        self._n_handed = 0
+        self._n_whole = sized_len(self)
         self._seed = _synchronized(self.loader, self.group)
         is_late = not self._is_known and not self._is_sampled
         if self._is_own and not is_late and self._draws_between:
@@ -462,21 +467,21 @@ class RankMeter(Meter):
         self.flush()
         own = self.n_batches, self.n_left_out, self._sums, self._weights, dict(self._log)
         n_batches, n_left_out, sums, weights, logs = zip(*gather(own, self.group))
-        self.n_batches, self.n_left_out = sum(n_batches), sum(n_left_out)
-        self._sums, self._weights = _added(sums), _added(weights)
+        self.n_batches = sum(n_batches)
+        self.n_left_out = sum(n_left_out)
+        self._sums = _added(sums)
+        self._weights = _added(weights)
         self._log = EpochLog({name: _interleaved([log.get(name, []) for log in logs]) for name in _names(logs)})
 
 
 def _names(tables: Iterable[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for table in tables for name in table))
+    return list(dict.fromkeys(chain.from_iterable(tables)))
 
 
-def _added(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    tables = list(tables)
+def _added(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(table.get(name, 0.0) for table in tables) for name in _names(tables)}
 
 
 def _interleaved(columns: list[list[Any]]) -> list[Any]:
     """The first item of each column, then the second of each, and so on."""
-    longest = max(map(len, columns))
-    return [column[i] for i in range(longest) for column in columns if i < len(column)]
+    return [item for items in zip_longest(*columns, fillvalue=_END) for item in items if item is not _END]

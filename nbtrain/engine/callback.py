@@ -201,7 +201,8 @@ def as_list(given: Any) -> list[Any]:
 def updates_of(pl_trainer: L.Trainer) -> Any:
     """Lightning's counter of the updates, of which `trainer.global_step` is the number: another one if they are made by hand."""
     loop = pl_trainer.fit_loop.epoch_loop
-    by_hand, automatic = loop.manual_optimization.optim_step_progress, loop.automatic_optimization.optim_progress.optimizer.step
+    by_hand = loop.manual_optimization.optim_step_progress
+    automatic = loop.automatic_optimization.optim_progress.optimizer.step
     return automatic.total if pl_trainer.lightning_module.automatic_optimization else by_hand.total
 
 

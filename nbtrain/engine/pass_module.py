@@ -93,7 +93,8 @@ def is_sanity_check(pl_trainer: L.Trainer) -> bool:
 # %% ../../nbs/engine/pass_module.ipynb #trmode04
 def modules_in(*roots: nn.Module) -> list[nn.Module]:
     """The modules of all `roots`, each once; `root.modules()` takes three times as long."""
-    found, known = [*roots], {*roots}
+    found = [*roots]
+    known = {*roots}
     for part in found:  # which grows meanwhile
         for child in children_of(part).values():
             if child is not None and child not in known:
@@ -194,7 +195,8 @@ class PassModule(L.LightningModule):
         if N_SAMPLES in output:
             values, n = split_count(output, f"{self.owner.title}, mode {mode!r}")
         else:
-            values, n = output, count_samples(self.owner, batch)
+            values = output
+            n = count_samples(self.owner, batch)
             if mode not in self._doubts:
                 self._doubts[mode] = doubt_of_count(self.owner, batch, n)
             if self._doubts[mode] and meter.n_batches:  # the mean of a single batch is its own, whatever it counts
@@ -232,7 +234,8 @@ class PassModule(L.LightningModule):
         scalars.pop("loss", None)
         self.add_output("train", {name: value for name, value in output.items() if name not in scalars}, batch)
         self._amend_output(scalars)
-        measured, vars(self)["_measured"] = self._measured or {}, None
+        measured = self._measured or {}
+        vars(self)["_measured"] = None
         for name, value in measured.items():
             self.record(name, value)
 
@@ -266,7 +269,8 @@ class PassModule(L.LightningModule):
         Raises StepError where that is not possible: in a further call for a batch that has counted, and for a sharded model.
         """
         vars(self)["leaves_out"] = True
-        turn, meter = self.owner._turn, self.owner.train_state.meters[mode]
+        turn = self.owner._turn
+        meter = self.owner.train_state.meters[mode]
         if mode == "test":
             if not self._sanity_check:
                 meter.leave_out()
@@ -285,7 +289,8 @@ class PassModule(L.LightningModule):
         return self._left_out_by_one_rank(mode) if self.trainer.world_size > 1 else None
 
     def _left_out_by_one_rank(self, mode: Mode) -> LeftOut | None:
-        strategy, why = self.trainer.strategy, "the others wait for its part of the model"
+        strategy = self.trainer.strategy
+        why = "the others wait for its part of the model"
         if isinstance(strategy, DDPStrategy):
             if mode != "train" or not self.automatic_optimization:
                 return None
@@ -300,7 +305,8 @@ class PassModule(L.LightningModule):
 
     def is_repeated(self) -> bool:
         """Note a call of the step. Returns whether this batch was counted already: LBFGS calls it several times, the first is the row."""
-        turn, before = self.owner._turn, self._recorded
+        turn = self.owner._turn
+        before = self._recorded
         here = self._batches.ready, "" if turn is None else turn.name
         self.__dict__["_recorded"] = here  # through nn.Module it costs 1 µs
         return here == before
@@ -356,7 +362,8 @@ class PassModule(L.LightningModule):
 
     def begin_evaluation(self) -> None:
         """Put the model and the modules that are attributes of the trainer into evaluation mode, until `restore_training`."""
-        pl_trainer, others = self.trainer, modules_beside(self.owner).values()
+        pl_trainer = self.trainer
+        others = modules_beside(self.owner).values()
         modes = EvaluationModes(self, *others)
         self._borrowed.append(modes.restore)
         if pl_trainer.model is not self or not modes.evaluate():
@@ -447,7 +454,8 @@ class PassModule(L.LightningModule):
 
     def _note_left_out(self, phase: Phase, meter: Meter) -> None:
         """Count the batches of a pass that were left out, and note the first such pass. Raises StepError if there are no others."""
-        n, epoch = meter.n_left_out, self._epoch_number
+        n = meter.n_left_out
+        epoch = self._epoch_number
         self.owner.train_state.counts.left_out += n
         what = {"train": "training", "valid": "validation", "test": "test"}[phase]
         if not meter.n_batches:

@@ -61,7 +61,8 @@ class StepModule(PassModule):
 
     def __init__(self, trainer: TrainerBase, *, whole_epoch: bool = True, with_addons: bool = True) -> None:
         super().__init__(trainer, trainer.active_addons if with_addons else [], whole_epoch=whole_epoch)
-        self.model, self.with_addons = trainer.model, with_addons
+        self.model = trainer.model
+        self.with_addons = with_addons
         self.wrapped_by: list[AddOnBase] = []  # the addons that wrap the step
         self._sinks: list[EventSink] = []
         self._known_metrics = KnownMetrics()
@@ -88,9 +89,11 @@ class StepModule(PassModule):
         def unwrapped(batch: Any) -> Mapping[str, Any] | None:
             return self._run("train_step", batch, self.trainer.fit_loop.epoch_loop.batch_idx)
 
-        step, self.wrapped_by = unwrapped, []
+        step = unwrapped
+        self.wrapped_by = []
         for addon in self._addons:
-            inner, step = step, addon.wrap_step(self.owner, step)
+            inner = step
+            step = addon.wrap_step(self.owner, step)
             self.wrapped_by += [addon] if step is not inner else []
         self._wrapped_step = step if self.wrapped_by else None
 
@@ -100,7 +103,8 @@ class StepModule(PassModule):
     def close(self) -> None:
         """Release what the addons contributed, and restore the state before a validation if an error ended it."""
         self.owner.recorder.remove(*self._sinks)
-        self._sinks, self._wrapped_step = [], None
+        self._sinks = []
+        self._wrapped_step = None
         if self.watch is not None:
             self.watch.close()
             self.watch = None
@@ -269,7 +273,8 @@ class StepModule(PassModule):
         A mean is weighted by samples, like the means of a step's output.
         """
         if self.loader_name is not None and self.names_loaders and options.get("add_dataloader_idx", True):
-            name, options = f"{name}/{self.loader_name}", {**options, "add_dataloader_idx": False}
+            name = f"{name}/{self.loader_name}"
+            options = {**options, "add_dataloader_idx": False}
         pl_trainer = trainer_of(self)
         results = current_results(pl_trainer) if pl_trainer is not None else None
         if results is not None and results.batch_size is None and results.batch is not None:

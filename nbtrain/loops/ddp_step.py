@@ -48,7 +48,8 @@ class DDPStep:
         self.has_global_hook: Callable[[], Any] = _has_any_global_hook
         self.wrapper = strategy.model
         self.module = strategy.lightning_module
-        self.step, self.redirected = getattr(self.module, name), getattr(strategy, name)
+        self.step = getattr(self.module, name)
+        self.redirected = getattr(strategy, name)
         precision = strategy.precision_plugin
         self.context = None if type(precision) is Precision else getattr(precision, CONTEXTS[name])
 

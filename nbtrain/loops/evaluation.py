@@ -149,7 +149,8 @@ class OwnEvaluationLoop(EvaluationLoop):
 
     def reset(self) -> None:
         """What Lightning's does; each loader is read to its end, or to a limit that the user gave."""
-        pl_trainer, module = self.trainer, self.module
+        pl_trainer = self.trainer
+        module = self.module
         combined: Any = self._combined_loader
         self._has_run = False
         self.batch_progress.reset_on_run()
@@ -172,7 +173,8 @@ class OwnEvaluationLoop(EvaluationLoop):
         fetcher = live(fetcher)
         if isinstance(fetcher, LiveFetcher):
             fetcher.limit = limits[0] if len(limits) == 1 else fetcher.limit
-        fetcher._start_profiler, fetcher._stop_profiler = self._on_before_fetch, self._on_after_fetch
+        fetcher._start_profiler = self._on_before_fetch
+        fetcher._stop_profiler = self._on_after_fetch
         self.fetcher = self._data_fetcher = fetcher
 
     # -- a pass
@@ -184,7 +186,8 @@ class OwnEvaluationLoop(EvaluationLoop):
     def end_pass(self, logged: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """What follows the last batch: the metrics, which all hooks see. Returns what was logged for each set."""
         pl_trainer, connector, results, module = self.trainer, self.trainer._logger_connector, self._results, self.module
-        stage, names = self.stage, vars(module)
+        stage = self.stage
+        names = vars(module)
         results.dataloader_idx = None
         names["_current_fx_name"] = f"on_{stage}_epoch_end"
         module.end_evaluation_pass()

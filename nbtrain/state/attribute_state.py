@@ -162,7 +162,8 @@ class AttributeState:
         for owner, path, title, holder, values in self._saved(trainer, state):
             for name, packed in values.items():
                 self._changed.add(Place(owner, path, name))
-                unpacker.missing, fresh = [], getattr(holder, name, None)
+                unpacker.missing = []
+                fresh = getattr(holder, name, None)
                 value = unpacker.unpack(packed, fresh)
                 missing += [f"{title}.{name}"] if unpacker.missing else []
                 if value is not fresh:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -27,18 +28,19 @@ __all__ = ["Capture", "n_finished", "own_part", "from_outside"]
 
 
 # %% ../../nbs/state/capture.ipynb #9e7b42c4
+@dataclass(eq=False)
 class Capture:
     """The state of a run after `finished` batches of the open epoch; None between two epochs.
 
     `in_shards`: each rank takes its shard of a sharded model.
     """
 
-    def __init__(self, trainer: StatefulTrainer, pl_trainer: L.Trainer, finished: int | None, *, in_shards: bool = False) -> None:
-        self.trainer = trainer
-        self.pl_trainer = pl_trainer
-        self.finished = finished
-        self.in_shards = in_shards
-        self.copied: Snapshot | None = None  # the copy for memory
+    trainer: StatefulTrainer
+    pl_trainer: L.Trainer
+    finished: int | None
+    _: KW_ONLY
+    in_shards: bool = False
+    copied: Snapshot | None = None  # the copy for memory
 
     @cached_property
     def random(self) -> Mapping[str, Any]:

@@ -103,7 +103,8 @@ class EndOnly:
     validate_on_save = stop_on_save_error = save_on_error = save_best = False
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self.store = folder, CheckpointStore(keep_last_n=1, save_best=False)
+        self._folder = folder
+        self.store = CheckpointStore(keep_last_n=1, save_best=False)
 
     @property
     def _saves_to(self) -> Path:
@@ -122,7 +123,9 @@ class Disk:
     """The place on disk for the states of a run of `trainer`, in each rank."""
 
     def __init__(self, options: SaveOptions, trainer: StatefulTrainer) -> None:
-        self.options, self.trainer, self.triggers = options, trainer, Triggers(options)
+        self.options = options
+        self.trainer = trainer
+        self.triggers = Triggers(options)
         self.writer = Writer()
         self.in_shards = False  # each rank writes a shard
         self.stopped: dict[str, Any] = {}  # settings of the callbacks that requested the end before this run was resumed

@@ -99,7 +99,7 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
         if (state := self.trainer.states.restored) is not None:
             own = state["nbtrain"]
             self.trainer.states.restored = _begun(state, continues=self.trainer.origin.continues)
-            vars(self)["on_train_batch_start"] = self._resume_epoch
+            vars(self)["on_train_batch_start"] = self.on_no_rest
             self._put("setup", pl_trainer)
             if (alone := of_rank(own)) is not own and alone.get("attributes") is not None:
                 at = Moment(self.trainer, pl_trainer, state=state)  # a rank other than 0, whose attributes are already restored
@@ -127,10 +127,7 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._put("epoch", pl_trainer)
 
-    def _resume_epoch(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        self.on_no_rest(pl_trainer, pl_module)
-
-    def on_no_rest(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_no_rest(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, *first_batch: Any) -> None:
         self._put("batch", pl_trainer)
         self.trainer.states.restored = None
 
@@ -139,9 +136,9 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
         return Capture(self.trainer, pl_trainer, finished, in_shards=self.disk is not None and self.disk.in_shards)
 
     def _after_batch(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        assert self.disk is not None
-        triggers = self.disk.triggers
-        validates = self.disk.options.validate_on_save
+        disk: Any = self.disk
+        triggers = disk.triggers
+        validates = disk.options.validate_on_save
         may_end = pl_trainer.should_stop or pl_trainer.max_steps >= 0
         if not (may_end or triggers.counts_updates or self._owed is not None or (validates and is_last_batch(pl_trainer))):
             return

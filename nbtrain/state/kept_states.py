@@ -191,7 +191,8 @@ class KeptStates:
     def copy(self) -> KeptStates:
         """Copy the list of states, for a branch of the trainer."""
         made = copy(self)
-        made.states, made.run_starts = list(self.states), list(self.run_starts)
+        made.states = list(self.states)
+        made.run_starts = list(self.run_starts)
         return made
 
     def find(self, processed: int) -> KeptState | None:

@@ -109,7 +109,8 @@ class Memory:
     """The place in memory for the states of a run of `trainer`."""
 
     def __init__(self, trainer: StatefulTrainer) -> None:
-        self.trainer, self.times = trainer, CopyTimes(time.perf_counter)
+        self.trainer = trainer
+        self.times = CopyTimes(time.perf_counter)
         self._pl_trainer: Any = None
         self._is_noted = False
 

@@ -139,7 +139,8 @@ def keep_weights(state: dict[str, Any], kept: Weights | None, best: Weights | No
     own = state["state_dict"]
     for weights in (kept, best):
         if weights is not None:
-            state[_TRAINING], state["state_dict"] = own, own | {f"model.{name}": value for name, value in weights.items()}
+            state[_TRAINING] = own
+            state["state_dict"] = own | {f"model.{name}": value for name, value in weights.items()}
     if kept is not None and best is not None:
         state[_VALIDATED] = own | {f"model.{name}": value for name, value in kept.items()}
 
@@ -181,9 +182,9 @@ def _load_callbacks(at: Moment, _: None) -> None:
 
 
 def _load_precision(at: Moment, _: None) -> None:
-    assert at.pl_trainer is not None and at.state is not None
-    plugin: Any = at.pl_trainer.precision_plugin
-    plugin.load_state_dict(at.state.get(type(plugin).__qualname__, {}))
+    pl_trainer: Any = at.pl_trainer
+    plugin = pl_trainer.precision_plugin
+    plugin.load_state_dict((at.state or {}).get(type(plugin).__qualname__, {}))
 
 
 def _load_loop(at: Moment, _: None) -> None:
@@ -195,7 +196,8 @@ def _load_loop(at: Moment, _: None) -> None:
     finished = at.state["nbtrain"]["finished"]
     fit_loop = at.pl_trainer.fit_loop
     if isinstance(loop, OwnEpochLoop) and isinstance(fit_loop, OwnFitLoop):
-        loop.start_at, fit_loop.resumes_epoch = finished or 0, bool(finished) or _has_begun(at.state)
+        loop.start_at = finished or 0
+        fit_loop.resumes_epoch = bool(finished) or _has_begun(at.state)
     elif finished or _has_begun(at.state):
         for loops in callbacks_of(at.pl_trainer, StockLoops):
             loops.start_at = finished or 0

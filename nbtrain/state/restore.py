@@ -245,7 +245,8 @@ def _put_back(at: Moment) -> None:
     states.restored = state
     states.restored_from = at.name
     states.is_rewound = at.whole
-    states.rest, states.places = without_weights(state), places_in(state["nbtrain"])
+    states.rest = without_weights(state)
+    states.places = places_in(state["nbtrain"])
 
 
 def restore(
@@ -293,7 +294,8 @@ def restore_end(trainer: StatefulTrainer) -> None:
     if "end" in states.restored:  # it ended within an epoch
         ended = states.restored = {**states.restored, **states.restored["end"]}
         del ended["end"]
-        states.rest, states.places = without_weights(ended), places_in(ended["nbtrain"])
+        states.rest = without_weights(ended)
+        states.places = places_in(ended["nbtrain"])
         put_parts("now", Moment(trainer, state=ended, without=("model", "optimizers", "run", "first_epoch")))
         trainer.train_state.history.epochs[-1].path = Path(states.restored_from)
         _restore_best(trainer, ended, states.restored_from)
