@@ -49,7 +49,9 @@ class _Sum:
     """The gradients and outputs of the parts of one batch of `n` samples."""
 
     def __init__(self, parameters: Sequence[Tensor], n: int, *, sums: bool) -> None:
-        self.parameters, self.n, self.sums = parameters, n, sums
+        self.parameters = parameters
+        self.n = n
+        self.sums = sums
         self.gradients: list[Tensor | None] = [None] * len(parameters)
         self.outputs: list[dict[str, Any]] = []
         self.sizes: list[int] = []
@@ -57,8 +59,7 @@ class _Sum:
     def add(self, output: Mapping[str, Any], size: int, pl_trainer: L.Trainer) -> None:
         """Add the gradients of a part, and release its graph."""
         loss = output["loss"].reshape(()) * (1.0 if self.sums else size / self.n)
-        found = gradients_of(loss, self.parameters, pl_trainer)
-        self.gradients = list(map(_plus, self.gradients, found))
+        self.gradients = list(map(_plus, self.gradients, gradients_of(loss, self.parameters, pl_trainer)))
         self.outputs.append(detached(output))
         self.sizes.append(size)
 
@@ -94,7 +95,8 @@ def _plus(old: Tensor | None, new: Tensor | None) -> Tensor | None:
 # %% ../../nbs/addons/accumulation.ipynb #2a53f4d4
 class _Parts(L.Callback):
     def __init__(self, addon: MicroBatchAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
 
     def run(self, step: TrainStep, batch: Any) -> Mapping[str, Any] | None:
         """Return the output of `step` for `batch`, computed in parts that are made smaller until they fit."""
@@ -112,14 +114,14 @@ class _Parts(L.Callback):
     def _attempt(self, step: TrainStep, batch: Any, n: int) -> Mapping[str, Any] | None:
         """The output for `batch`; None if it ran out of memory and the parts can be smaller."""
         size = min(self.addon.n_at_once or n, n)
-        assert self.trainer.optimizer is not None and self.trainer.module is not None
-        parameters = [p for p in parameters_in(self.trainer.optimizer) if p.requires_grad]
+        trainer: Any = self.trainer
+        parameters = [p for p in parameters_in(trainer.optimizer) if p.requires_grad]
         total = _Sum(parameters, n, sums=self.addon.micro_reduction == "sum")
         try:
             for i, part in enumerate(split(batch, size)):
                 output = step(part)
                 if output is not None:
-                    total.add(output, min(size, n - i * size), self.trainer.module.trainer)
+                    total.add(output, min(size, n - i * size), trainer.module.trainer)
         except RuntimeError as error:
             if size > 1 and is_out_of_memory(error):
                 return None
@@ -325,7 +327,8 @@ class _Windows(PassCallback):
     """Sets the length of a window, in batches."""
 
     def __init__(self, addon: AccumulationAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         wanted = self.addon._window(self.trainer, pl_trainer)
@@ -438,9 +441,8 @@ class _Accumulate(_Windows):
         return found.loss_sum / (n_samples if self.addon.aggregate_outputs_fn is None else found.num_batches)
 
     def _notify_of(self, found: AggregatedOutputs, n_samples: int) -> None:
-        assert self._notify is not None
         is_known = found.loss_sum is not None and found.num_batches is not None
-        self._notify(found, self._reduced(found, n_samples) if is_known else None)
+        self._notify(found, self._reduced(found, n_samples) if is_known else None)  # pyright: ignore[reportOptionalCall]
 
     def _notify_of_validation(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *args: Any) -> None:
         if pl_trainer.sanity_checking:
@@ -526,8 +528,7 @@ class AccumulationAddon(AddOnBase):
             check_positive(SimpleNamespace(accumulate=n_batches), "accumulate")
         check_positive(self, "global_batch_size", "micro_batch_size", "total_batch_size", "tokens_per_batch")
         for name in ("grad_reduction", "loss_reduction"):
-            value = getattr(self, name)
-            if value == "per-token-mean" and self.aggregate_outputs_fn is None:
+            if getattr(self, name) == "per-token-mean" and self.aggregate_outputs_fn is None:
                 raise ConfigError(
                     f"{name}='per-token-mean' needs the number of tokens.", remedy="Give aggregate_outputs_fn, which counts them."
                 )

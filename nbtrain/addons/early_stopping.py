@@ -27,7 +27,8 @@ __all__ = ["EarlyStoppingAddon"]
 # %% ../../nbs/addons/early_stopping.ipynb #4a30eadb
 class _EarlyStop(Stopper):
     def __init__(self, addon: EarlyStoppingAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
         self.n_waited = 0
 
     @property

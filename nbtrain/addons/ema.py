@@ -36,7 +36,8 @@ class Average:
     """The moving average of a model's parameters. Integers and buffers, such as the statistics of batch norm, are not averaged."""
 
     def __init__(self, decay: float, *, warmup: bool) -> None:
-        self.decay, self.warmup = decay, warmup
+        self.decay = decay
+        self.warmup = warmup
         self.n = 0  # updates
         self.values: list[Tensor] = []  # in the order of `averaged`
 
@@ -55,8 +56,7 @@ class Average:
     def by_name(self, model: nn.Module) -> dict[str, Tensor]:
         """The average by the names of the `state_dict` of the uncompiled model, in its dtypes."""
         own = {id(p): value for p, value in zip(averaged(model), self.values)}
-        state = model.state_dict(keep_vars=True)
-        return {bare_name(name): own[id(p)].to(p.dtype) for name, p in state.items() if id(p) in own}
+        return {bare_name(name): own[id(p)].to(p.dtype) for name, p in model.state_dict(keep_vars=True).items() if id(p) in own}
 
 
 def set_values(model: nn.Module, values: list[Tensor]) -> None:
@@ -69,7 +69,8 @@ def set_values(model: nn.Module, values: list[Tensor]) -> None:
 # %% ../../nbs/addons/ema.ipynb #c30c736f
 class _Averaging(L.Callback):
     def __init__(self, addon: EMAAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
         self._update = 0
         self._lent = False
 
@@ -164,8 +165,7 @@ class EMAAddon(AddOnBase):
 
     def _take_back(self, model: nn.Module) -> None:
         """Restore the trained weights of the model."""
-        assert self._own is not None
-        set_values(model, self._own)
+        set_values(model, self._own)  # pyright: ignore[reportArgumentType]
         self._own = None
 
     def apply_average(self, trainer: TrainerProtocol) -> None:

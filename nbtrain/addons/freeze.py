@@ -27,7 +27,8 @@ __all__ = ["FreezeAddon"]
 class _Freeze(Freezer):
     def __init__(self, addon: FreezeAddon, trainer: TrainerProtocol) -> None:
         super().__init__()
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
 
     def on_fit_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         check_patterns(self.trainer.model, self.addon.epochs)
@@ -58,7 +59,8 @@ class _Freeze(Freezer):
             return
         model = self.trainer.model
         for parameter in self._trained(patterns):
-            parameter.requires_grad, parameter.grad = False, None
+            parameter.requires_grad = False
+            parameter.grad = None
             self.frozen.append(parameter)
         if not any(p.requires_grad for p in model.parameters()):
             raise ConfigError(
@@ -75,7 +77,8 @@ class _Freeze(Freezer):
             parameter.requires_grad = True
         for part in self.stopped:
             part.train()
-        self.frozen, self.stopped = [], []
+        self.frozen = []
+        self.stopped = []
 
     teardown = on_exception = _thaw
 

@@ -27,7 +27,7 @@ from ..engine.callback import Notifier, active_callbacks, notifier
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
-from ..optim.joint_optimizer import JointOptimizer, check_by_name
+from ..optim.joint_optimizer import check_by_name
 from ..annotations import PositiveInt, check_positive
 
 # %% auto #0
@@ -58,7 +58,8 @@ def _clip_values(parameters: list[Tensor], bound: float) -> None:
 # %% ../../nbs/addons/gradients.ipynb #0081db2a
 class _Clip(L.Callback):
     def __init__(self, bound: float | Mapping[str, float], algorithm: Literal["norm", "value"]) -> None:
-        self.bound, self.algorithm = bound, algorithm
+        self.bound = bound
+        self.algorithm = algorithm
         self._before: Notifier | None = None
         self._after: Notifier | None = None
         self._order: dict[Tensor, int] = {}  # of the model's parameters
@@ -66,15 +67,15 @@ class _Clip(L.Callback):
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         check_by_name(pl_trainer.optimizers[0], gradient_clip=self.bound)
-        self._before, self._after = notifier(pl_trainer, "on_before_clip"), notifier(pl_trainer, "on_after_clip")
+        self._before = notifier(pl_trainer, "on_before_clip")
+        self._after = notifier(pl_trainer, "on_after_clip")
         self._order = {parameter: i for i, parameter in enumerate(pl_module.parameters())}
         places = [self._order.get(p, len(self._order)) for p in parameters_in(pl_trainer.optimizers[0])]
         self._is_sorted = places == sorted(places)
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         if isinstance(self.bound, Mapping):
-            joint = pl_trainer.optimizers[0]
-            assert isinstance(joint, JointOptimizer)
+            joint: Any = pl_trainer.optimizers[0]
             parts = [(part, self.bound.get(name, 0.0)) for name, part in joint.optimizers.items() if optimizer in (joint, part)]
         else:
             parts = [(optimizer, self.bound)]
@@ -164,7 +165,8 @@ def _blocks(model: nn.Module, depth: int) -> dict[str, nn.Module]:
 
 class _Stats(L.Callback):
     def __init__(self, addon: GradientStatsAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
         self._blocks: dict[str, nn.Module] = {}
         self._handles: list[RemovableHandle] = []
         self._found: dict[str, Tensor] = {}
@@ -198,7 +200,7 @@ class _Stats(L.Callback):
         for name, part in self._blocks.items():
             parameters = [p for p in part.parameters() if p.grad is not None]
             if parameters:
-                self._found[f"grad_norm.{name}"] = total_norm(p.grad for p in parameters if p.grad is not None)
+                self._found[f"grad_norm.{name}"] = total_norm(p.grad for p in parameters)  # pyright: ignore[reportArgumentType]
                 self._found[f"weight_norm.{name}"] = total_norm(p.detach() for p in parameters)
         for name, value in self._found.items():
             pl_module.record(name, value)
@@ -208,7 +210,8 @@ class _Stats(L.Callback):
         self._eager.close()
         for handle in self._handles:
             handle.remove()
-        self._handles, self._found = [], {}
+        self._handles = []
+        self._found = {}
 
     teardown = on_exception = _remove
 
@@ -250,7 +253,8 @@ class GradientStatsAddon(AddOnBase):
 # %% ../../nbs/addons/gradients.ipynb #ratio001
 class _Ratios(L.Callback):
     def __init__(self, addon: UpdateRatioAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
         self._before: dict[str, list[tuple[nn.Parameter, Tensor]]] = {}  # the trained parameters of a layer, each with a copy
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
@@ -308,7 +312,8 @@ class _Uphill(L.Callback):
     """Knows which layers have running statistics."""
 
     def __init__(self, addon: SAMAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
         self.layers: list[Any] | None = None  # with running statistics; None until the first batch
 
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -383,8 +388,8 @@ class SAMAddon(AddOnBase):
         return [_Uphill(self, trainer)]
 
     def wrap_step(self, trainer: TrainerProtocol, step: TrainStep) -> TrainStep:
-        (way,), module = active_callbacks(trainer, _Uphill), trainer.module
-        assert module is not None
+        (way,) = active_callbacks(trainer, _Uphill)
+        module: Any = trainer.module
 
         def sharp(batch: Any) -> Mapping[str, Any] | None:
             output = step(batch)

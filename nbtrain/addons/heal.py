@@ -32,7 +32,8 @@ class _Watch(L.Callback):
     """Copies weights before a batch, and looks at the gradients before an update."""
 
     def __init__(self, addon: HealAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         self.addon._copy_weights(self.trainer)
@@ -76,15 +77,15 @@ class HealAddon(AddOnBase):
         remedy = "Leave it out for the default."
         check_positive(self, "heal_steps", "heal_factor", "heal_window", "max_heals", kind="number", remedy=remedy)
         self.n_heals = 0
-        self.losses, self.norms = deque[float](maxlen=self.heal_window), deque[float](maxlen=self.heal_window)
+        self.losses: deque[float] = deque(maxlen=self.heal_window)
+        self.norms: deque[float] = deque(maxlen=self.heal_window)
         self.copies: deque[dict[str, Any]] = deque(maxlen=2)
 
     def callbacks(self, trainer: TrainerProtocol) -> list[L.Callback]:
         return [_Watch(self, trainer)]
 
     def wrap_step(self, trainer: TrainerProtocol, step: TrainStep) -> TrainStep:
-        assert trainer.module is not None
-        pl_trainer = trainer.module.trainer
+        pl_trainer = trainer.module.trainer  # pyright: ignore[reportOptionalMemberAccess]
 
         def watched(batch: Any) -> Mapping[str, Any] | None:
             output = step(batch)
@@ -114,8 +115,7 @@ class HealAddon(AddOnBase):
     def _heal(self, trainer: TrainerProtocol, what: str) -> None:
         """Restore the older copy; drop the gradients, so that this update changes nothing. Raises StepError after `max_heals` times."""
         step = trainer.train_state.counts.step
-        optimizer = trainer.optimizer
-        assert optimizer is not None
+        optimizer: Any = trainer.optimizer
         if self.n_heals == self.max_heals:
             raise StepError(
                 f"In step {step + 1} {what}, and the run was healed {self.n_heals} times before.",

@@ -24,7 +24,6 @@ from ..engine.hooks import HOOKS, check_names
 from ..loops.training import is_window_closed
 from ..engine.meter import is_scalar
 from ..engine.protocol import TrainerProtocol
-from ..engine.step_module import StepModule
 from ..errors import ConfigError, add_note, first_line, nearest
 
 # %% auto #0
@@ -103,7 +102,8 @@ class _UpdateBatches:
     """The batches since the last update."""
 
     def __init__(self, trainer: TrainerProtocol, keeps: bool) -> None:
-        self.trainer, self.keeps = trainer, keeps
+        self.trainer = trainer
+        self.keeps = keeps
         self.batches: list[Any] = []
         self.outputs: list[Any] = []
         self.begins = self.ends = False  # the current batch is the first of the window; the finished batch is its last
@@ -132,7 +132,8 @@ class _UpdateBatches:
                 self.keep(outputs)
 
     def clear(self) -> None:
-        self.batches, self.outputs = [], []
+        self.batches = []
+        self.outputs = []
 
     def means(self) -> dict[str, Any]:
         """The mean of each scalar over the batches, as `train_<name>`; a tensor stays on its device."""
@@ -176,8 +177,8 @@ class _At:
 
     @property
     def val_metrics(self) -> dict[str, float]:
-        assert isinstance(self.module, StepModule)
-        return {name: value for name, value in self.module.epoch_metrics.items() if name.startswith("val_")}
+        module: Any = self.module
+        return {name: value for name, value in module.epoch_metrics.items() if name.startswith("val_")}
 
     @property
     def is_first(self) -> bool:
@@ -212,7 +213,8 @@ class _Dispatch(Callback):
     """Calls hooks from the methods of a callback."""
 
     def __init__(self, trainer: TrainerProtocol, hooks: Mapping[str, list[_Bound]]) -> None:
-        self.trainer, self.hooks = trainer, hooks
+        self.trainer = trainer
+        self.hooks = hooks
         wants = [bound.n_arguments for name in names_at("on_train_batch_end.last") for bound in hooks.get(name, ())]
         self.window = _UpdateBatches(trainer, keeps=max(wants, default=0) > 1)
         for method in dict.fromkeys(point.method for point in HOOKS if point.name not in _ENDS):
@@ -254,7 +256,8 @@ class _Ends(L.Callback):
     idle_in_predictions = True
 
     def __init__(self, trainer: TrainerProtocol, hooks: Mapping[str, list[_Bound]]) -> None:
-        self.trainer, self.hooks = trainer, hooks
+        self.trainer = trainer
+        self.hooks = hooks
         self._ends: list[Callable[[], None]] = []  # calls that are left for the end of the training
         self._finals: list[Callable[[], None]] = []  # and for the end of the run
         self._late: Exception | None = None  # raised at the end of a stopped run
@@ -268,7 +271,8 @@ class _Ends(L.Callback):
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._ends = self._bound("on_train_end", pl_trainer)
-        notify, watch = notifier(pl_trainer, "on_after_optimizer_step"), getattr(pl_module, "watch", None)
+        notify = notifier(pl_trainer, "on_after_optimizer_step")
+        watch = getattr(pl_module, "watch", None)
         if notify is not None and watch is not None:  # each step that is made by hand
             watch.after.append(notify)
         elif notify is not None:
@@ -281,7 +285,8 @@ class _Ends(L.Callback):
         self._remove()
         self._call(self._ends)
         self._call(self._finals)
-        late, self._late = self._late, None
+        late = self._late
+        self._late = None
         if late is not None:
             raise late
 

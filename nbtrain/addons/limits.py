@@ -48,7 +48,8 @@ class ValidateSteps(L.Callback):
     """
 
     def __init__(self, n_steps: int, n_epochs: int | None = None) -> None:
-        self.n_steps, self.n_epochs = n_steps, n_epochs
+        self.n_steps = n_steps
+        self.n_epochs = n_epochs
         self._n_updates = 0  # before this batch
 
     def on_fit_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -321,7 +321,8 @@ _Group = int | str | None  # samples measured together: those of a loader, of a 
 
 class _Measure(PassKeeper):
     def __init__(self, trainer: TrainerProtocol, addon: MetricsAddon) -> None:
-        self.trainer, self.addon = trainer, addon
+        self.trainer = trainer
+        self.addon = addon
         self._passes: dict[str, dict[_Group, Gathered]] = {"train": {}, "valid": {}, "test": {}}
         self._noted: set[str] = set()
         self._rank: RankCallback | None = None
@@ -396,7 +397,7 @@ class _Measure(PassKeeper):
         self._passes[phase] = {}
         found: dict[str, float] = {}
         missing: list[str] = []
-        for group in dict.fromkeys(group for own in gather(list(gathered), self._readers) for group in own):
+        for group in dict.fromkeys(chain.from_iterable(gather(list(gathered), self._readers))):
             here = gathered.get(group) or self._gathered(group, self.trainer.device)  # a rank may have no batch of a task
             end = self._end(group)
             for name, values in here.compute().items():

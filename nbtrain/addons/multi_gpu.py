@@ -443,7 +443,8 @@ class _Listener:
         if isinstance(message, Event):
             forward_event(self.trainer, message)
         elif isinstance(message, _Returned):
-            self.state, self.n_obeyed = message.state, message.n_obeyed
+            self.state = message.state
+            self.n_obeyed = message.n_obeyed
         elif isinstance(message, Terminated):
             self.terminated = rank
             self.trainer.control.stop()

@@ -41,7 +41,9 @@ def first_nonfinite(event: Event) -> str:
     index = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
     if index is None:
         return ""
-    progress, batch, step = event.progress, event.progress.batch - (len(losses) - 1 - index), steps_of(event)[index]
+    progress = event.progress
+    batch = progress.batch - (len(losses) - 1 - index)
+    step = steps_of(event)[index]
     return f"The training loss is {losses[index]} at epoch {progress.epoch + 1}, batch {batch}, step {step}."
 
 
@@ -85,7 +87,7 @@ class _Stop(Stopper):
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         # One process stops at once; several flush at different times, but must stop at the same batch
         if self._found if pl_trainer.world_size == 1 else (batch_idx + 1) % _EVERY == 0:
-            self.stop_if(pl_trainer, bool(self._found), self._found.rstrip("."))
+            self.on_train_epoch_end(pl_trainer, pl_module)
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.stop_if(pl_trainer, bool(self._found), self._found.rstrip("."))
@@ -170,7 +172,8 @@ class _Skip(L.Callback):
             self._check()
 
     def _read(self) -> None:
-        unread, self.addon._unread = self.addon._unread, []
+        unread = self.addon._unread
+        self.addon._unread = []
         for value in torch.stack(unread).tolist() if unread else []:
             self._tally(is_bad=value > 0)
 
@@ -189,7 +192,8 @@ class _Skip(L.Callback):
 
     def _count(self, module: StepModule, is_bad: float | Tensor) -> None:
         """Record whether the update is skipped. The means are those of batches whose update is not."""
-        turn, meter = module.owner._turn, module.owner.train_state.meters["train"]
+        turn = module.owner._turn
+        meter = module.owner.train_state.meters["train"]
         if turn is None or turn.is_first:
             self._skipped = []
         self._skipped.append(("skipped" if turn is None else f"skipped_{turn.name}", is_bad))
@@ -205,8 +209,10 @@ class _Skip(L.Callback):
         return {"n_skipped": self.addon.n_skipped, "n_in_a_row": self.addon._in_a_row}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.addon._unread, self.addon._most = [], 0
-        self.addon.n_skipped, self.addon._in_a_row = state_dict["n_skipped"], state_dict["n_in_a_row"]
+        self.addon._unread = []
+        self.addon._most = 0
+        self.addon.n_skipped = state_dict["n_skipped"]
+        self.addon._in_a_row = state_dict["n_in_a_row"]
 
 
 # %% ../../nbs/addons/non_finite.ipynb #40f8ca29

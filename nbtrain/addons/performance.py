@@ -56,7 +56,8 @@ __all__ = [
 # %% ../../nbs/addons/performance.ipynb #1d198e14
 class _Environment(L.Callback):
     def __init__(self, addon: EnvironmentAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
         self._before: tuple[bool, bool, bool] | None = None
 
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -143,8 +144,8 @@ class _Compile(L.Callback):
         self.keywords = keywords
 
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        assert isinstance(pl_module, StepModule)
-        compile_in_place(pl_module.model, self.keywords)
+        module: Any = pl_module
+        compile_in_place(module.model, self.keywords)
 
 
 class CompileAddon(AddOnBase):
@@ -327,9 +328,7 @@ def _places(module: L.LightningModule, optimizer: Optimizer) -> list[Any]:
 
 # %% ../../nbs/addons/performance.ipynb #e29101c1
 def _own_loop(pl_trainer: L.Trainer) -> OwnEpochLoop:
-    loop = pl_trainer.fit_loop.epoch_loop
-    assert isinstance(loop, OwnEpochLoop)
-    return loop
+    return pl_trainer.fit_loop.epoch_loop  # pyright: ignore[reportReturnType]
 
 
 class GraphedTraining:
@@ -339,7 +338,9 @@ class GraphedTraining:
     """
 
     def __init__(self, graphs: Graphs, pl_trainer: L.Trainer, module: StepModule, n_warm_up: int) -> None:
-        self.graphs, self.module, self.n_warm_up = graphs, module, n_warm_up
+        self.graphs = graphs
+        self.module = module
+        self.n_warm_up = n_warm_up
         self.optimizer = pl_trainer.optimizers[0]
         self.precision = pl_trainer.precision_plugin
         allow_steps_before_capture(self.optimizer)  # the warm-up is meant
@@ -368,7 +369,8 @@ class GraphedTraining:
                 return None
             self._capture(batch)
         if self.step is not None and self._constants != _constants(self.optimizer):
-            self.step, self.broken = None, "an option of the optimizer has changed (a rate that changes must be a tensor on the device)"
+            self.step = None
+            self.broken = "an option of the optimizer has changed (a rate that changes must be a tensor on the device)"
         if self.step is None or form != self.step.form:
             usual()
             return None
@@ -394,7 +396,8 @@ class GraphedTraining:
                 f"train_step can't be captured as a CUDA graph: {first_line(error)}",
                 remedy="Remove what waits for the device (.item(), .cpu(), a condition on a tensor), or leave CudaGraphAddon out.",
             ) from error
-        self._constants, self._places = _constants(self.optimizer), _places(self.module, self.optimizer)
+        self._constants = _constants(self.optimizer)
+        self._places = _places(self.module, self.optimizer)
 
     def _eager(self, batch: Any) -> dict[str, Any]:
         """The step to capture: that of the loop, without its hooks and counts."""
@@ -411,7 +414,8 @@ class GraphedTraining:
 # %% ../../nbs/addons/performance.ipynb #976889c8
 class _Graphed(PassCallback):
     def __init__(self, trainer: TrainerProtocol, addon: CudaGraphAddon) -> None:
-        self.trainer, self.addon = trainer, addon
+        self.trainer = trainer
+        self.addon = addon
         self.steps: GraphedTraining | None = None
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -421,8 +425,7 @@ class _Graphed(PassCallback):
             self._say(reason)
             return
         if self.steps is None:
-            assert graphs is not None and isinstance(pl_module, StepModule)
-            self.steps = GraphedTraining(graphs, pl_trainer, pl_module, self.addon.graph_warmup)
+            self.steps = GraphedTraining(graphs, pl_trainer, pl_module, self.addon.graph_warmup)  # pyright: ignore[reportArgumentType]
         self.steps.begin_epoch()
         _own_loop(pl_trainer).whole_step = self.steps
 

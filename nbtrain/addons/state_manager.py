@@ -114,7 +114,8 @@ class StateManagerAddon(KeptStatesAddon):
     def __post_init__(self) -> None:
         self._check_options()
         self.store = CheckpointStore(self.keep_last_n, self.save_best, self.save_last, self.symlink_best_and_last, self.keep_best_n)
-        self.made_in, self.base = Path.cwd(), FrozenBase() if self.save_weights == "trainable" else None
+        self.made_in = Path.cwd()
+        self.base = FrozenBase() if self.save_weights == "trainable" else None
 
     def _check_options(self) -> None:
         """Raise ConfigError for an invalid option. Without an interval, every epoch is saved."""
@@ -202,8 +203,7 @@ class StateManagerAddon(KeptStatesAddon):
             path = disk.save_outside()
         else:
             keeper = next(c for c in at.pl_trainer.callbacks if isinstance(c, StateKeeper))  # pyright: ignore[reportAttributeAccessIssue]
-            assert keeper.disk is not None
-            disk = keeper.disk
+            disk: Any = keeper.disk
             path = keeper.save_between(at.pl_trainer)
         disk.writer.wait()
         for error in disk.writer.take_errors():
@@ -304,8 +304,7 @@ class StateManagerAddon(KeptStatesAddon):
         keys = [callback.state_key for callback in as_list(trainer.lightning.get("callbacks"))]
         world = world_of(trainer)
         folder, checkpoint = world.agree(partial(write_run, run, self._saves_to, keys))
-        assert checkpoint is not None
-        self.restore(trainer, checkpoint, continues=True, without=without)
+        self.restore(trainer, checkpoint, continues=True, without=without)  # pyright: ignore[reportArgumentType]
         if world.is_first:
             print(report(run, folder))
         return folder

@@ -62,7 +62,8 @@ TokenCount = Callable[[Any], int]
 
 class _Monitor(PassCallback):
     def __init__(self, addon: SystemMonitorAddon, trainer: TrainerProtocol) -> None:
-        self.addon, self.trainer = addon, trainer
+        self.addon = addon
+        self.trainer = trainer
         self.clock = addon.clock
         self.window, self.epoch = BatchSums(), BatchSums()  # the batches since the last measurement, and those of the epoch
         self._began_s = 0.0  # the newest batch
@@ -74,15 +75,15 @@ class _Monitor(PassCallback):
 
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._every_n: int = pl_trainer.log_every_n_steps or 1  # pyright: ignore[reportAttributeAccessIssue]
-        loop = pl_trainer.fit_loop.epoch_loop
-        self._progress = loop.batch_progress
+        self._progress = pl_trainer.fit_loop.epoch_loop.batch_progress
         self._updates = updates_of(pl_trainer)
         self._update = self._updates.completed
         self._device = pl_trainer.strategy.root_device
         module = torch.get_device_module(self._device)
         if self.addon.throughput and hasattr(module, "reset_peak_memory_stats"):
             module.reset_peak_memory_stats(self._device)
-        self.window, self.epoch = BatchSums(), BatchSums()
+        self.window = BatchSums()
+        self.epoch = BatchSums()
         self._waiting_since_s = self.clock()
 
     def on_train_batch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
@@ -113,10 +114,10 @@ class _Monitor(PassCallback):
         seconds = sums.wait_s + sums.step_s
         return {"wait_share": sums.wait_s / max(seconds, 1e-9)} | sums.rates(seconds)
 
-    def _measure(self, module: L.LightningModule) -> None:
-        assert isinstance(module, StepModule) and self.trainer.optimizer is not None
+    def _measure(self, module: Any) -> None:
+        optimizer: Any = self.trainer.optimizer
         values: dict[str, float | Tensor] = dict(self._rates(self.window))
-        groups = self.trainer.optimizer.param_groups
+        groups = optimizer.param_groups
         if len(groups) > 1:  # each row has the rate of the first group anyway
             values |= {f"lr_{i}": float(group["lr"]) for i, group in enumerate(groups, start=1) if "lr" in group}
         # Clipping records the norm, before it clips

@@ -90,16 +90,20 @@ def check_lightning_names(arguments: Iterable[str]) -> None:
         )
 
 
+def _has_callback(arguments: Mapping[str, Any], kind: type[L.Callback]) -> bool:
+    return any(isinstance(callback, kind) for callback in as_list(arguments.get("callbacks")))
+
+
 def check_lightning(arguments: Mapping[str, Any], *, wraps_module: bool = False) -> dict[str, Any]:
     """Check `lightning={...}` and return a copy of it.
 
     Raises OptionError for an invalid name, and ConfigError for a value of the wrong type or a callback that can't work here.
     """
     check_lightning_names(arguments)
-    if any(isinstance(callback, OnExceptionCheckpoint) for callback in as_list(arguments.get("callbacks"))):
+    if _has_callback(arguments, OnExceptionCheckpoint):
         what = "With OnExceptionCheckpoint, Lightning resumes from its checkpoint in each run, without nbtrain's knowledge."
         raise ConfigError(what, remedy="Leave it out: StateManagerAddon saves the state after an error too.")
-    if not wraps_module and any(isinstance(callback, LearningRateFinder) for callback in as_list(arguments.get("callbacks"))):
+    if not wraps_module and _has_callback(arguments, LearningRateFinder):
         what = "LearningRateFinder sets the rate of a LightningModule, and the optimizer here is the trainer's."
         raise ConfigError(
             what, remedy="Call trainer.lr_find(loader).suggestion; or train a LightningModule: Trainer.from_lightning(module)."
@@ -113,13 +117,12 @@ def check_lightning(arguments: Mapping[str, Any], *, wraps_module: bool = False)
 
 def asks_for_bar(arguments: Mapping[str, Any]) -> bool:
     """Whether `lightning={...}` has one of Lightning's progress bars, such as RichProgressBar, which then shows the runs."""
-    return any(isinstance(callback, ProgressBar) for callback in as_list(arguments.get("callbacks")))
+    return _has_callback(arguments, ProgressBar)
 
 
 def accumulates(arguments: Mapping[str, Any]) -> bool:
     """Whether `lightning={...}` accumulates gradients over several batches."""
-    changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in as_list(arguments.get("callbacks")))
-    return changes or arguments.get("accumulate_grad_batches", 1) != 1
+    return _has_callback(arguments, GradientAccumulationScheduler) or arguments.get("accumulate_grad_batches", 1) != 1
 
 
 # %% ../../nbs/base/arguments.ipynb #argtran1
@@ -143,7 +146,8 @@ def translate_arguments(given: dict[str, Any], **own: tuple[Any, Any]) -> tuple[
 
     `own`: by name, a value and the default. Raises OptionError if an argument is given under both names.
     """
-    found, notes = {name: value for name, (value, _) in own.items()}, list[str]()
+    found = {name: value for name, (value, _) in own.items()}
+    notes: list[str] = []
     for name in TRANSLATED.keys() & given.keys():
         ours, convert = TRANSLATED[name]
         if found[ours] != own[ours][1]:

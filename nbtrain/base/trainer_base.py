@@ -593,8 +593,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             root, fork = self.made_in / self.save_path, self.origin.fork
             make = partial(open_run_folder, root) if fork is None else partial(open_branch_folder, root, fork)
             self.origin.open(self.world.agree(make))
-        assert self.run_dir is not None
-        return self.run_dir
+        return self.run_dir  # pyright: ignore[reportReturnType]
 
     def _use_newest(self, *loaders: Any, steps: type[Any] | None = None) -> None:
         """Use the newest definitions of your code, or the class `steps`."""

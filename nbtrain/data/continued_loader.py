@@ -46,10 +46,12 @@ class ContinuedLoader(LoaderWrapper):
         return vars(self) | {"_live": None, "_loaded": self.state_dict() if self._begin is not None else self._loaded}
 
     def __iter__(self) -> Iterator[Any]:
-        state, self._loaded = self._loaded, None
+        state = self._loaded
+        self._loaded = None
         if state is not None:
             self._live = self._reopen(state)
-        continues, n_before = self._live is not None, self.n_read
+        continues = self._live is not None
+        n_before = self.n_read
         yield from self._rest()
         if continues and self.n_read == n_before:  # the stream had ended with the epoch before
             yield from self._rest()
@@ -64,7 +66,8 @@ class ContinuedLoader(LoaderWrapper):
 
     def _open(self) -> Iterator[Any]:
         set_epoch(self.loader, self.n_passes)
-        state, self.n_read = LoaderState(self.loader), 0
+        state = LoaderState(self.loader)
+        self.n_read = 0
         self._begin = None if state.has_own else {"place": state.take(changed=False), "random": random_state()}
         return iter(self.loader)
 
@@ -73,7 +76,9 @@ class ContinuedLoader(LoaderWrapper):
         if not saved["n_read"]:
             return None
         set_epoch(self.loader, self.n_passes)
-        state, self.n_read, self._begin = LoaderState(self.loader), saved["n_read"], saved["begin"]
+        state = LoaderState(self.loader)
+        self.n_read = saved["n_read"]
+        self._begin = saved["begin"]
         with keep_random():
             if self._begin is None:
                 state.put(saved["place"])
@@ -90,7 +95,10 @@ class ContinuedLoader(LoaderWrapper):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next pass continue at the place of `state`."""
-        self._loaded, self._live, self.n_read, self.n_passes = state, None, state["n_read"], state["n_passes"]
+        self._loaded = state
+        self._live = None
+        self.n_read = state["n_read"]
+        self.n_passes = state["n_passes"]
 
 
 # %% ../../nbs/data/continued_loader.ipynb #a7190776

@@ -159,7 +159,8 @@ class LoaderState:
         In data, and beside the loader's own state, only the few that may be counters.
         """
         few = ("",) if self.is_stated or isinstance(self.loader, (list, tuple)) else parts.indexed
-        budget, found = [MOST_NUMBERS], dict[str, Any]()
+        budget = [MOST_NUMBERS]
+        found: dict[str, Any] = {}
         for path, holder in parts.holders.items():
             limits = _FEW if path.startswith(few) else (MOST_ITEMS, MOST_NUMBERS)
             is_whole = type(holder) in (list, deque, set) and len(holder) <= limits[0] and all_plain(holder)
@@ -232,11 +233,10 @@ class LoaderState:
         It is loaded as the pass began, because it may say no more than how many samples of a sampler's order were read. The caller
         restores the random state.
         """
-        assert self.keeper is not None
         workers = () if self.is_within_pass else place.get("workers", ())
         self.put({**begin["place"], "own": None, "values": self.beside(begin["place"].get("values", {})), "workers": workers})
         set_random_state(begin["random"])
-        self.keeper.load_state_dict(place["own"])
+        self.keeper.load_state_dict(place["own"])  # pyright: ignore[reportOptionalMemberAccess]
         batches = iter(self.loader)
         self.put({**place, "own": None, "values": self.beside(place.get("values", {}))}, workers=False)
         return batches

@@ -84,11 +84,11 @@ class TaskLoader:
         self, loaders: Mapping[str, Iterable[Any]], weights: Mapping[str, float] | None = None, n_batches: int | None = None
     ) -> None:
         self.loaders = dict(loaders)
-        lengths = {name: sized_len(loader) for name, loader in self.loaders.items()}
-        unknown = [name for name, n in lengths.items() if n is None]
+        unknown = [name for name, loader in self.loaders.items() if sized_len(loader) is None]
         if unknown and (weights is None or n_batches is None):
             raise ConfigError(f"The loader of {unknown[0]!r} has no length.", remedy="Give weights and n_batches.")
-        self._weights, self._n_batches = None if weights is None else dict(weights), n_batches
+        self._weights = None if weights is None else dict(weights)
+        self._n_batches = n_batches
         if not self.loaders or self.weights.keys() != self.loaders.keys():
             raise ConfigError(
                 f"weights are of {sorted(self.weights)}, but loaders of {sorted(self.loaders)}.", remedy="Give a weight for each loader."

@@ -76,8 +76,7 @@ def _repeated(module: nn.Module) -> Iterator[nn.Module]:
 
 def _owns_weights(block: nn.Module, uses: Mapping[int, int]) -> bool:
     """Whether no other module uses the parameters of `block`."""
-    inside = Counter(id(p) for _, p in block.named_parameters(remove_duplicate=False))
-    return all(uses[p] == n for p, n in inside.items())
+    return all(uses[p] == n for p, n in Counter(id(p) for _, p in block.named_parameters(remove_duplicate=False)).items())
 
 
 def _large(module: nn.Module) -> tuple[list[nn.Module], int]:
@@ -162,8 +161,7 @@ class SplitStrategy(ModelParallelStrategy):
             self._gathers = True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        assert self.lightning_module is not None
-        return self._whole(self.lightning_module.state_dict())
+        return self._whole(self.lightning_module.state_dict())  # pyright: ignore[reportOptionalMemberAccess]
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return self._whole(optimizer.state_dict())
@@ -244,7 +242,8 @@ class Parallelism:
         if self.tensor_size > 1:
             parallelize_module(model, mesh["tensor_parallel"], tensor_styles(model, self.tensor_plan))
         if self.shard_size > 1:
-            names, sizes = ("copies", "shards"), (self.n_devices // self.shard_size, self.shard_size)
+            names = ("copies", "shards")
+            sizes = (self.n_devices // self.shard_size, self.shard_size)
             is_whole = self.shard_size == self.n_readers
             shards = mesh["data_parallel"] if is_whole else init_device_mesh(mesh.device_type, sizes, mesh_dim_names=names)
             for block in find_blocks(model):
@@ -362,7 +361,8 @@ def _from_strategy(strategy: Any, n_devices: int, device_type: str, options: Map
         )
     takes = ("tensor_plan", "parallelize") if isinstance(made, ModelParallelStrategy) else ()
     _check_options(type(made).__name__, options, takes)
-    plan, parallelize = options["tensor_plan"], options["parallelize"]
+    plan = options["tensor_plan"]
+    parallelize = options["parallelize"]
     for name, kind in (("fsdp", FSDPStrategy), ("deepspeed", DeepSpeedStrategy)):
         if isinstance(made, kind):
             _check_devices(name, device_type)

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
+from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from typing import Any
 
 import torch
@@ -58,18 +59,19 @@ def check_lengths(lengths: list[int | None]) -> None:
     )
 
 
+@dataclass(eq=False)
 class DealtSampler(Sampler[list[int]]):
     """A batch sampler for one rank. Appends the share of each batch to `shares`. `look` is called with the first round.
 
     `n_read`: how many samples of this pass are this rank's so far.
     """
 
+    batches: Any
+    number: int
+    n_ranks: int
+    shares: list[float]
+    look: Callable[[list[Any]], None] = lambda first: None
     n_read = 0
-
-    def __init__(
-        self, batches: Any, number: int, n_ranks: int, shares: list[float], look: Callable[[list[Any]], None] = lambda first: None
-    ) -> None:
-        self.batches, self.number, self.n_ranks, self.shares, self.look = batches, number, n_ranks, shares, look
 
     @property
     def sampler(self) -> Any:
@@ -80,7 +82,8 @@ class DealtSampler(Sampler[list[int]]):
         return -(-len(self.batches) // self.n_ranks)
 
     def __iter__(self) -> Iterator[list[int]]:
-        self.n_read, batches = 0, iter(self.batches)
+        self.n_read = 0
+        batches = iter(self.batches)
         first = list(islice(batches, self.n_ranks))
         self.look(first)
         for indices, share in deal(chain(first, batches), len, self.number, self.n_ranks):
@@ -93,7 +96,8 @@ class SeedByRank:
     """The `worker_init_fn` of a rank: its workers draw other random numbers than those of the other ranks. Then `then` is called."""
 
     def __init__(self, number: int, then: Callable[[int], Any] | None) -> None:
-        self.number, self.then = number, then
+        self.number = number
+        self.then = then
 
     def __call__(self, worker: int) -> None:
         if self.number:
@@ -130,7 +134,8 @@ def _of_own(own: tuple[int | None, str], n_ranks: int, group: Any) -> str:
     """What separate data are, in words. `own`: how many samples, or batches, this process reads."""
     counts = gather(own, group)
     counts = counts[:: max(1, len(counts) // n_ranks)]
-    lengths, kinds = [n for n, _ in counts if n is not None], {kind for _, kind in counts}
+    lengths = [n for n, _ in counts if n is not None]
+    kinds = {kind for _, kind in counts}
     if len(lengths) < n_ranks or len(kinds) > 1:
         return _OWN
     found = " and ".join(map(str, lengths)) if len(lengths) < 4 else f"{min(lengths)} to {max(lengths)}"
@@ -139,7 +144,8 @@ def _of_own(own: tuple[int | None, str], n_ranks: int, group: Any) -> str:
 
 def _of_all(reads: Any, n_ranks: int, group: Any, what: str) -> list[str]:
     """How much the first whole pass, called `what`, has read of the dataset, if not all."""
-    found, n_all = gather(reads.batch_sampler.n_read, group), sized_len(reads.dataset)
+    found = gather(reads.batch_sampler.n_read, group)
+    n_all = sized_len(reads.dataset)
     n_of_all = sum(found) * n_ranks // len(found)  # processes that are one reader have the same
     return [f"The first {what} has read {n_of_all} of {n_all} samples."] if n_all is not None and n_of_all < n_all else []
 
@@ -170,7 +176,8 @@ class _Apart:
     """Reads `batches` with a separate random state, with which the next pass begins: the steps between them have another."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
-        self.batches, self.random = batches, random_state(devices=False)
+        self.batches = batches
+        self.random = random_state(devices=False)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -265,7 +272,8 @@ class RankLoader(LoaderWrapper):
 
     def __iter__(self) -> Iterator[Any]:
         self.shares.clear()
-        self._n_handed, self._n_whole = 0, sized_len(self)
+        self._n_handed = 0
+        self._n_whole = sized_len(self)
         self._seed = _synchronized(self.loader, self.group)
         is_late = not self._is_known and not self._is_sampled
         if self._is_own and not is_late and self._draws_between:
@@ -283,7 +291,8 @@ class RankLoader(LoaderWrapper):
 
     def _with_first_seen(self) -> Iterator[Any]:
         """The batches, of which the first ones show whose they are. A share is read again, with random numbers of this rank's."""
-        state, random = LoaderState(self.loader if self._is_apart else ()), random_state(devices=False)
+        state = LoaderState(self.loader if self._is_apart else ())
+        random = random_state(devices=False)
         place = state.take(changed=False, with_own=False)
         batches = self._open()
         first = list(islice(batches, 2 if self._is_own else self.n_ranks))
@@ -314,7 +323,8 @@ class RankLoader(LoaderWrapper):
         if is_own != was_own and was_own is not None and not (was_own and is_constant) and _is_several(self.group):
             what = "the same batches of data that look divided" if was_own else "other batches of data that look the same"
             raise ConfigError(f"The processes read {what}.", remedy=SAY_WHOSE)
-        self._is_own, self._is_known = is_own if was_own is None else was_own, True
+        self._is_own = is_own if was_own is None else was_own
+        self._is_known = True
         if is_own and was_own is None:
             self.said.append(_OWN)
 
@@ -329,7 +339,8 @@ class RankLoader(LoaderWrapper):
 
     def _part(self) -> None:
         """Continue with a random state that is different in each rank."""
-        seed, self._seed = self._seed, None
+        seed = self._seed
+        self._seed = None
         if seed is None:
             return
         rank_seed = derive_seed(seed, self.number)
@@ -456,21 +467,21 @@ class RankMeter(Meter):
         self.flush()
         own = self.n_batches, self.n_left_out, self._sums, self._weights, dict(self._log)
         n_batches, n_left_out, sums, weights, logs = zip(*gather(own, self.group))
-        self.n_batches, self.n_left_out = sum(n_batches), sum(n_left_out)
-        self._sums, self._weights = _added(sums), _added(weights)
+        self.n_batches = sum(n_batches)
+        self.n_left_out = sum(n_left_out)
+        self._sums = _added(sums)
+        self._weights = _added(weights)
         self._log = EpochLog({name: _interleaved([log.get(name, []) for log in logs]) for name in _names(logs)})
 
 
 def _names(tables: Iterable[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for table in tables for name in table))
+    return list(dict.fromkeys(chain.from_iterable(tables)))
 
 
-def _added(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    tables = list(tables)
+def _added(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(table.get(name, 0.0) for table in tables) for name in _names(tables)}
 
 
 def _interleaved(columns: list[list[Any]]) -> list[Any]:
     """The first item of each column, then the second of each, and so on."""
-    longest = max(map(len, columns))
-    return [column[i] for i in range(longest) for column in columns if i < len(column)]
+    return [item for items in zip_longest(*columns, fillvalue=_END) for item in items if item is not _END]

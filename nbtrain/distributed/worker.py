@@ -231,13 +231,15 @@ class LateReduce:
     """
 
     def __init__(self, op: Any, clock: Callable[[], float] = time.monotonic, timeout: timedelta | None = None) -> None:
-        self._op, self._clock = op, clock
+        self._op = op
+        self._clock = clock
         self._alone = dist.get_world_size() == 1
         self._group = None if self._alone else dist.new_group(backend="gloo", timeout=timeout)
         self._pending: Any = None  # the reduction that was started
         self._reduced = torch.zeros(2)  # over all ranks, when `_pending` is done: the number, and the calls until the next reduction
         self._n_calls, self._started_s = 0, clock()  # since the newest reduction; its time
-        self._every, self._is_soon = 1, False
+        self._every = 1
+        self._is_soon = False
 
     def __call__(self, number: int) -> int:
         """Returns the result of the last call; 0 if that did not reduce. A single process gets its number at once."""

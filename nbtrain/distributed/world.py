@@ -121,7 +121,9 @@ class Watch:
     """
 
     def __init__(self, number: int, size: int, timeout_s: float, say: Callable[[str], None]) -> None:
-        self.number, self.size, self.say = number, size, say
+        self.number = number
+        self.size = size
+        self.say = say
         self.n_reached = 0
         self._slow_s = min(_SLOW_S, timeout_s / 2)
         find_store = default_store()
@@ -143,11 +145,14 @@ class Watch:
         self.n_reached += (4 if part == 0 else 0) + part - self.n_reached % 4
 
     def _look(self, store: PrefixStore, is_over: threading.Event) -> None:
-        written, since_s, is_said = -1, 0.0, False
+        written = -1
+        since_s = 0.0
+        is_said = False
         with suppress(RuntimeError):  # the store is gone, with the rank that had it
             while not is_over.wait(_LOOK_S):
                 if self.n_reached != written:
-                    written, since_s = self.n_reached, time.monotonic()
+                    written = self.n_reached
+                    since_s = time.monotonic()
                     store.set(str(self.number), str(written))
                 elif not is_said and time.monotonic() - since_s > self._slow_s and (slow := self.behind()):
                     is_said = True

@@ -535,7 +535,8 @@ def _change_loaders(*addons: type[AddOnBase]) -> bool:
 
 def _leads(start: type[AddOnBase], declaration: Literal["after", "before"], end: type[AddOnBase]) -> bool:
     """Whether `start` declares `end`, or declares an addon that does."""
-    waiting, seen = list(getattr(start, declaration)), set[type[Any] | str]()
+    waiting = list(getattr(start, declaration))
+    seen: set[type[Any] | str] = set()
     while waiting:
         declared = waiting.pop()
         if _is_a(end, declared):

@@ -188,8 +188,7 @@ Notifier = Callable[..., None]
 
 def callbacks_of(pl_trainer: L.Trainer, kind: type[CallbackType]) -> list[CallbackType]:
     """The callbacks of the class `kind` in a Lightning trainer, in order."""
-    callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-    return [callback for callback in callbacks if isinstance(callback, kind)]
+    return [callback for callback in pl_trainer.callbacks if isinstance(callback, kind)]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def as_list(given: Any) -> list[Any]:
@@ -202,7 +201,8 @@ def as_list(given: Any) -> list[Any]:
 def updates_of(pl_trainer: L.Trainer) -> Any:
     """Lightning's counter of the updates, of which `trainer.global_step` is the number: another one if they are made by hand."""
     loop = pl_trainer.fit_loop.epoch_loop
-    by_hand, automatic = loop.manual_optimization.optim_step_progress, loop.automatic_optimization.optim_progress.optimizer.step
+    by_hand = loop.manual_optimization.optim_step_progress
+    automatic = loop.automatic_optimization.optim_progress.optimizer.step
     return automatic.total if pl_trainer.lightning_module.automatic_optimization else by_hand.total
 
 

@@ -77,7 +77,8 @@ class RunState:
 
     def end(self) -> None:
         with self.changed:
-            self.name, self._listener = "idle", _ignore
+            self.name = "idle"
+            self._listener = _ignore
             self.changed.notify_all()
 
     def request(self, state: State, send: Callable[[Any], None] | None = None, *, late: bool = False) -> None:
@@ -210,7 +211,8 @@ class Requests:
 
     def __init__(self, run_state: RunState) -> None:
         self.at: Boundary | None = None
-        self._run_state, self._changed = run_state, run_state.changed
+        self._run_state = run_state
+        self._changed = run_state.changed
         self._waiting: list[Request] = []
 
     def submit(self, request: Request, *, inside: bool) -> Future[Any]:
@@ -370,7 +372,8 @@ class Control:
         """From now on, stop all ranks at the same batch by calling `together`, at once if this rank should have stopped alone."""
         self.together = together  # first: a signal may come at any time
         if self.run_state.withdraw_stop():
-            signum, self.signum = self.signum, None
+            signum = self.signum
+            self.signum = None
             self.stop(signum)
 
     @property
@@ -418,7 +421,8 @@ class Control:
 
     def attend(self, at: Boundary) -> None:
         """Execute the requests at this boundary. Returns when the run may continue; raises Leave if it must end."""
-        run_state, requests = self.run_state, self._requests
+        run_state = self.run_state
+        requests = self._requests
         if requests.at is not None:  # a request, such as a validation, runs these batches
             return
         requests.at = at
@@ -439,7 +443,8 @@ class Control:
 
     def _wait(self, pl_trainer: L.Trainer, *, failed: bool = False) -> None:
         """Wait here, paused, and execute incoming requests, until the state changes."""
-        run_state, random = self.run_state, random_state()
+        run_state = self.run_state
+        random = random_state()
         modes = [(layer, layer.training) for layer in pl_trainer.lightning_module.modules()]
         notify(pl_trainer, "on_paused")
         run_state.pause(failed=failed)
@@ -466,7 +471,8 @@ class Control:
         finally:
             self.failure = self._requests.at = None
         if self._verdict == "raise" or self.run_state.name == "stopping":
-            self.stopped_after, self.lost = failure.error, failure.lost
+            self.stopped_after = failure.error
+            self.lost = failure.lost
         if self._verdict == "raise":
             raise failure.error
         if self.stopped_after is not None:

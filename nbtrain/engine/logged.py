@@ -287,5 +287,4 @@ def known_metrics(pl_trainer: L.Trainer) -> dict[str, dict[str, Any]]:
 def load_known_metrics(pl_trainer: L.Trainer, known: Mapping[str, Mapping[str, Any]]) -> None:
     """Restore what `known_metrics` returned."""
     for name in _KNOWN:
-        values = move_data_to_device(dict(known[name]), pl_trainer.strategy.root_device)
-        _metrics(pl_trainer, name).update(values)
+        _metrics(pl_trainer, name).update(move_data_to_device(dict(known[name]), pl_trainer.strategy.root_device))

@@ -64,7 +64,7 @@ def _to_floats(columns: Mapping[Any, Sequence[Scalar]]) -> dict[Any, list[float]
     """Every column as floats, with one copy for all tensors of a device and a dtype."""
     floats: dict[Any, Any] = {**columns}
     others = {name: column for name, column in columns.items() if not {float}.issuperset(map(type, column))}
-    tensors = defaultdict[tuple[torch.device, torch.dtype], list[Tensor]](list)
+    tensors: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     for column in others.values():
         for value in column:
             if isinstance(value, Tensor):
@@ -129,7 +129,8 @@ class Meter:
 
     def reset(self, *, keep_tensors: bool = False) -> None:
         """Begin a new pass. `keep_tensors`: also keep tensors that are not scalars, for `metric_on_epoch_end`."""
-        self.keep_tensors, self.n_batches = keep_tensors, 0
+        self.keep_tensors = keep_tensors
+        self.n_batches = 0
         self.n_left_out = 0  # batches beside these
         self.kept_bytes = 0  # of tensors in the log
         self.undefined = ""  # a scalar that was not finite for a batch without samples, which has no part in its mean
@@ -137,7 +138,9 @@ class Meter:
         self.has_steps = True  # an older nbtrain has saved the first batches of a pass without
         self._keys: frozenset[str] | None = None
         self._rows: list[Row] = []
-        self._log, self._sums, self._weights = EpochLog(), dict[str, float](), dict[str, float]()
+        self._log = EpochLog()
+        self._sums: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
         # Of the batches that were read and not taken: the values by name, NaN where a batch has none, and the numbers of samples
         self._values: dict[str, list[float]] = {}
         self._samples: list[float] = []
@@ -205,7 +208,8 @@ class Meter:
         for row in reversed(self._rows):
             if row.is_settled:
                 break
-            row.is_settled, row.is_out = True, is_out
+            row.is_settled = True
+            row.is_out = is_out
 
     def expect_other_names(self) -> None:
         """Allow other names for the scalars of the next batch, because the step has changed."""
@@ -229,7 +233,8 @@ class Meter:
 
     def flush(self) -> None:
         """Convert pending values to floats."""
-        rows, self._rows = self._rows, []
+        rows = self._rows
+        self._rows = []
         settled = [row for row in rows if row.is_settled]
         unsettled = rows[len(settled) :]
         if settled:
@@ -265,14 +270,16 @@ class Meter:
 
     def _count(self, name: str, values: list[float], samples: list[float]) -> None:
         self._log.setdefault(name, []).extend(values)
-        total, weight = self._sums.get(name, 0.0), self._weights.get(name, 0.0)
+        total = self._sums.get(name, 0.0)
+        weight = self._weights.get(name, 0.0)
         for value, n in zip(values, samples):  # one by one: sums of blocks would depend on when the values are read
             if n:
                 total += value * n
                 weight += n
             elif not math.isfinite(value):
                 self.undefined = name
-        self._sums[name], self._weights[name] = total, weight
+        self._sums[name] = total
+        self._weights[name] = weight
 
     def take(self, *, placed: bool = False) -> tuple[dict[str, list[float]], list[float]]:
         """The values since the last `take`, by name (NaN where a batch had none), and the number of samples of each batch.
@@ -280,12 +287,16 @@ class Meter:
         `placed`: without those of a batch that is not over, and has no step yet.
         """
         self.flush()
-        values, samples = self._values, self._samples
-        self._values, self._samples = {}, []
+        values = self._values
+        samples = self._samples
+        self._values = {}
+        self._samples = []
         n = len(samples) - 1
         if placed and n == len(self.steps) and self.has_steps:
-            self._values, self._samples = {name: column[n:] for name, column in values.items()}, samples[n:]
-            values, samples = {name: column[:n] for name, column in values.items()}, samples[:n]
+            self._values = {name: column[n:] for name, column in values.items()}
+            self._samples = samples[n:]
+            values = {name: column[:n] for name, column in values.items()}
+            samples = samples[:n]
         return values, samples
 
     def place(self, step: int) -> None:
@@ -294,7 +305,8 @@ class Meter:
 
     def take_steps(self, n: int) -> list[int]:
         """The steps of the `n` newest batches, those since the last call. Of rows that an older nbtrain has saved they are not known."""
-        steps, self.steps = self.steps[-n:], []
+        steps = self.steps[-n:]
+        self.steps = []
         return [max(0, steps[0] - back) for back in range(n - len(steps), 0, -1)] + steps if steps else []
 
     def state_dict(self) -> dict[str, Any]:

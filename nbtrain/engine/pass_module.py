@@ -93,7 +93,8 @@ def is_sanity_check(pl_trainer: L.Trainer) -> bool:
 # %% ../../nbs/engine/pass_module.ipynb #trmode04
 def modules_in(*roots: nn.Module) -> list[nn.Module]:
     """The modules of all `roots`, each once; `root.modules()` takes three times as long."""
-    found, known = [*roots], {*roots}
+    found = [*roots]
+    known = {*roots}
     for part in found:  # which grows meanwhile
         for child in children_of(part).values():
             if child is not None and child not in known:
@@ -110,8 +111,7 @@ def attributes_beside(trainer: Any) -> dict[str, Any]:
 
 def modules_beside(trainer: Any) -> dict[str, nn.Module]:
     """The modules among `attributes_beside`: metrics, losses with weights, a teacher."""
-    names = vars(trainer).keys() - trainer.own_names
-    return {name: value for name, value in vars(trainer).items() if name in names and is_kind(value, nn.Module)}
+    return {name: value for name, value in attributes_beside(trainer).items() if is_kind(value, nn.Module)}
 
 
 class EvaluationModes:
@@ -183,6 +183,11 @@ class PassModule(L.LightningModule):
         self._losses: list[Tensor] = []  # of the newest batch, if it has several steps
         self._borrowed: list[Callable[[], Any]] = []  # restore what an evaluation changes: modes, the RNG state
 
+    @property
+    def _epoch_number(self) -> int:
+        """The number of the epoch that is not finished, from 1."""
+        return self.owner.train_state.counts.epoch + 1
+
     # -- what a step returns
     def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
         """Add a step's output for `batch` to the current pass of `mode`, weighted by samples; for a task also under its name."""
@@ -190,7 +195,8 @@ class PassModule(L.LightningModule):
         if N_SAMPLES in output:
             values, n = split_count(output, f"{self.owner.title}, mode {mode!r}")
         else:
-            values, n = output, count_samples(self.owner, batch)
+            values = output
+            n = count_samples(self.owner, batch)
             if mode not in self._doubts:
                 self._doubts[mode] = doubt_of_count(self.owner, batch, n)
             if self._doubts[mode] and meter.n_batches:  # the mean of a single batch is its own, whatever it counts
@@ -228,7 +234,8 @@ class PassModule(L.LightningModule):
         scalars.pop("loss", None)
         self.add_output("train", {name: value for name, value in output.items() if name not in scalars}, batch)
         self._amend_output(scalars)
-        measured, vars(self)["_measured"] = self._measured or {}, None
+        measured = self._measured or {}
+        vars(self)["_measured"] = None
         for name, value in measured.items():
             self.record(name, value)
 
@@ -262,7 +269,8 @@ class PassModule(L.LightningModule):
         Raises StepError where that is not possible: in a further call for a batch that has counted, and for a sharded model.
         """
         vars(self)["leaves_out"] = True
-        turn, meter = self.owner._turn, self.owner.train_state.meters[mode]
+        turn = self.owner._turn
+        meter = self.owner.train_state.meters[mode]
         if mode == "test":
             if not self._sanity_check:
                 meter.leave_out()
@@ -281,7 +289,8 @@ class PassModule(L.LightningModule):
         return self._left_out_by_one_rank(mode) if self.trainer.world_size > 1 else None
 
     def _left_out_by_one_rank(self, mode: Mode) -> LeftOut | None:
-        strategy, why = self.trainer.strategy, "the others wait for its part of the model"
+        strategy = self.trainer.strategy
+        why = "the others wait for its part of the model"
         if isinstance(strategy, DDPStrategy):
             if mode != "train" or not self.automatic_optimization:
                 return None
@@ -296,7 +305,8 @@ class PassModule(L.LightningModule):
 
     def is_repeated(self) -> bool:
         """Note a call of the step. Returns whether this batch was counted already: LBFGS calls it several times, the first is the row."""
-        turn, before = self.owner._turn, self._recorded
+        turn = self.owner._turn
+        before = self._recorded
         here = self._batches.ready, "" if turn is None else turn.name
         self.__dict__["_recorded"] = here  # through nn.Module it costs 1 µs
         return here == before
@@ -323,8 +333,7 @@ class PassModule(L.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         pl_trainer: Any = trainer_of(self)
-        fit_loop = pl_trainer.fit_loop
-        if fit_loop.epoch_loop.batch_progress.is_last_batch:
+        if pl_trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self.end_train_pass()
         if pl_trainer.accumulate_grad_batches > 1 and is_validation_due(pl_trainer):
             self.isolate_validation()  # inside a window on_validation_model_zero_grad is not called
@@ -353,13 +362,13 @@ class PassModule(L.LightningModule):
 
     def begin_evaluation(self) -> None:
         """Put the model and the modules that are attributes of the trainer into evaluation mode, until `restore_training`."""
-        pl_trainer, others = self.trainer, modules_beside(self.owner).values()
+        pl_trainer = self.trainer
+        others = modules_beside(self.owner).values()
         modes = EvaluationModes(self, *others)
         self._borrowed.append(modes.restore)
         if pl_trainer.model is not self or not modes.evaluate():
-            roots: list[Any] = [pl_trainer.model, *others]
-            for root in roots:
-                root.eval()
+            for root in (pl_trainer.model, *others):
+                root.eval()  # pyright: ignore[reportOptionalMemberAccess]
 
     on_validation_model_eval = on_test_model_eval = on_predict_model_eval = begin_evaluation
 
@@ -412,7 +421,7 @@ class PassModule(L.LightningModule):
             return
         metrics = self._close_pass(phase, mode)
         if notify(self.trainer, "on_before_log_metrics", metrics, phase):
-            metrics = numbers(metrics, "on_before_log_metrics left", f"epoch {self.owner.train_state.counts.epoch + 1}")
+            metrics = numbers(metrics, "on_before_log_metrics left", f"epoch {self._epoch_number}")
         self.epoch_metrics.update(metrics)
         self.metric_names.update(metrics)
         log_means(self, metrics, logger=bool(self.trainer.loggers))
@@ -445,7 +454,8 @@ class PassModule(L.LightningModule):
 
     def _note_left_out(self, phase: Phase, meter: Meter) -> None:
         """Count the batches of a pass that were left out, and note the first such pass. Raises StepError if there are no others."""
-        n, epoch = meter.n_left_out, self.owner.train_state.counts.epoch + 1
+        n = meter.n_left_out
+        epoch = self._epoch_number
         self.owner.train_state.counts.left_out += n
         what = {"train": "training", "valid": "validation", "test": "test"}[phase]
         if not meter.n_batches:
@@ -469,7 +479,7 @@ class PassModule(L.LightningModule):
 
     def _check_empty(self, phase: Phase) -> None:
         """Note a training pass without a batch: an epoch of no batches is an epoch. Raises StepError if data are missing."""
-        place = f"{_PREFIX[phase]} pass of epoch {self.owner.train_state.counts.epoch + 1}"
+        place = f"{_PREFIX[phase]} pass of epoch {self._epoch_number}"
         batches = self.trainer.fit_loop.epoch_loop.batch_progress if phase == "train" else None
         is_read = batches is not None and batches.current.ready > 0  # and on_train_batch_start has skipped it
         loader = innermost(self.trainer.train_dataloader) if phase == "train" else None

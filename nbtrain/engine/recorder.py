@@ -44,7 +44,8 @@ class RunTimer:
     def proceed(self, now_s: float) -> None:
         """End the pause: shift all beginnings by its length."""
         if self.paused_s is not None:
-            pause_s, self.paused_s = now_s - self.paused_s, None
+            pause_s = now_s - self.paused_s
+            self.paused_s = None
             self.start_s += pause_s
             self.epoch_s += pause_s
 
@@ -65,7 +66,8 @@ class DataWait:
         """`data_s` for a `steps` event of `phase`; nothing where it is unknown."""
         if phase != "train" or self.waited_s is None:
             return {}
-        waited_s, self.waited_s = self.waited_s, None
+        waited_s = self.waited_s
+        self.waited_s = None
         return {"data_s": waited_s}
 
 
@@ -89,7 +91,8 @@ def _steps(phase: Phase, meters: Mapping[Mode, Meter], step: int) -> dict[str, A
     """The data of a `steps` event after the update `step`; empty if there was no batch."""
     meter = meters[_MODE[phase]]
     values, samples = meter.take(placed=phase == "train")
-    n, prefix = len(samples), "val" if phase == "valid" else phase
+    n = len(samples)
+    prefix = "val" if phase == "valid" else phase
     if not n:
         return {}
     named = {f"{prefix}_{name}": column for name, column in values.items()}
@@ -246,7 +249,8 @@ class Recorder:
     def flush(self) -> None:
         """Emit the steps since the last flush."""
         self.due_s = self.clock() + self.every_s
-        at, state = self.pass_place, self.trainer.train_state
+        at = self.pass_place
+        state = self.trainer.train_state
         if at.phase == "idle":
             return
         steps = _steps(at.phase, state.meters, state.counts.step)

@@ -61,7 +61,8 @@ class StepModule(PassModule):
 
     def __init__(self, trainer: TrainerBase, *, whole_epoch: bool = True, with_addons: bool = True) -> None:
         super().__init__(trainer, trainer.active_addons if with_addons else [], whole_epoch=whole_epoch)
-        self.model, self.with_addons = trainer.model, with_addons
+        self.model = trainer.model
+        self.with_addons = with_addons
         self.wrapped_by: list[AddOnBase] = []  # the addons that wrap the step
         self._sinks: list[EventSink] = []
         self._known_metrics = KnownMetrics()
@@ -88,9 +89,11 @@ class StepModule(PassModule):
         def unwrapped(batch: Any) -> Mapping[str, Any] | None:
             return self._run("train_step", batch, self.trainer.fit_loop.epoch_loop.batch_idx)
 
-        step, self.wrapped_by = unwrapped, []
+        step = unwrapped
+        self.wrapped_by = []
         for addon in self._addons:
-            inner, step = step, addon.wrap_step(self.owner, step)
+            inner = step
+            step = addon.wrap_step(self.owner, step)
             self.wrapped_by += [addon] if step is not inner else []
         self._wrapped_step = step if self.wrapped_by else None
 
@@ -100,7 +103,8 @@ class StepModule(PassModule):
     def close(self) -> None:
         """Release what the addons contributed, and restore the state before a validation if an error ended it."""
         self.owner.recorder.remove(*self._sinks)
-        self._sinks, self._wrapped_step = [], None
+        self._sinks = []
+        self._wrapped_step = None
         if self.watch is not None:
             self.watch.close()
             self.watch = None
@@ -261,8 +265,7 @@ class StepModule(PassModule):
     test_step = validation_step
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        assert self.predict is not None
-        return self.predict(batch)
+        return self.predict(batch)  # pyright: ignore[reportOptionalCall]
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Lightning's `log`, faster for a number that was logged before in this epoch; with several loaders, under the loader's name.
@@ -270,7 +273,8 @@ class StepModule(PassModule):
         A mean is weighted by samples, like the means of a step's output.
         """
         if self.loader_name is not None and self.names_loaders and options.get("add_dataloader_idx", True):
-            name, options = f"{name}/{self.loader_name}", {**options, "add_dataloader_idx": False}
+            name = f"{name}/{self.loader_name}"
+            options = {**options, "add_dataloader_idx": False}
         pl_trainer = trainer_of(self)
         results = current_results(pl_trainer) if pl_trainer is not None else None
         if results is not None and results.batch_size is None and results.batch is not None:
@@ -307,8 +311,8 @@ class StepModule(PassModule):
     def _place(self, name: str, batch_idx: int) -> str:
         """The place of a step as text."""
         if self._sanity_check:
-            return f"{self.owner.title}.{name}, on a batch of valid_loader before epoch {self.owner.train_state.counts.epoch + 1}"
-        return f"{self.owner.title}.{name}, epoch {self.owner.train_state.counts.epoch + 1}, batch {batch_idx + 1}"
+            return f"{self.owner.title}.{name}, on a batch of valid_loader before epoch {self._epoch_number}"
+        return f"{self.owner.title}.{name}, epoch {self._epoch_number}, batch {batch_idx + 1}"
 
 
 # %% ../../nbs/engine/step_module.ipynb #61ac0048

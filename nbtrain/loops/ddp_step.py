@@ -46,8 +46,10 @@ class DDPStep:
         from torch.nn.modules.module import _has_any_global_hook  # another version of torch may lack it
 
         self.has_global_hook: Callable[[], Any] = _has_any_global_hook
-        self.wrapper, self.module = strategy.model, strategy.lightning_module
-        self.step, self.redirected = getattr(self.module, name), getattr(strategy, name)
+        self.wrapper = strategy.model
+        self.module = strategy.lightning_module
+        self.step = getattr(self.module, name)
+        self.redirected = getattr(strategy, name)
         precision = strategy.precision_plugin
         self.context = None if type(precision) is Precision else getattr(precision, CONTEXTS[name])
 
@@ -62,7 +64,8 @@ class DDPStep:
     def run(self, *args: Any) -> Any:
         """What `DistributedDataParallel.forward` does."""
         inputs, options = self.wrapper._pre_forward(*args)
-        before, DistributedDataParallel._active_ddp_module = DistributedDataParallel._active_ddp_module, self.wrapper
+        before = DistributedDataParallel._active_ddp_module
+        DistributedDataParallel._active_ddp_module = self.wrapper
         try:  # a model that is compiled in the step reads the active module
             output = self.step(*inputs, **options)
         finally:
@@ -85,7 +88,9 @@ def find_ddp_step(strategy: Any, name: str) -> Callable[..., Any]:
 
     Otherwise it is the strategy's own.
     """
-    usual, model, module = getattr(strategy, name), strategy.model, strategy.lightning_module
+    usual = getattr(strategy, name)
+    model = strategy.model
+    module = strategy.lightning_module
     redirection = getattr(strategy, "_forward_redirection", None)
     if type(model) is not DistributedDataParallel or type(redirection) is not DDPForwardRedirection or not _forwards_as_known():
         return usual

@@ -101,7 +101,8 @@ class GuardedFetcher:
     """A fetcher whose errors pause the run. After a repair the loader is read again, from its beginning up to the batch that has failed."""
 
     def __init__(self, fetcher: Any, guard: ErrorGuard) -> None:
-        self.fetcher, self.guard = fetcher, guard
+        self.fetcher = fetcher
+        self.guard = guard
         self.is_over = False
         self._random = RandomSnapshot(guard.trainer.device)
 
@@ -171,7 +172,10 @@ class ErrorGuard:
     """
 
     def __init__(self, module: StepModule, *, refuses_nonfinite: bool, may_pause: Callable[[], bool] = lambda: True) -> None:
-        self.module, self.trainer, self.refuses_nonfinite, self.may_pause = module, module.owner, refuses_nonfinite, may_pause
+        self.module = module
+        self.trainer = module.owner
+        self.refuses_nonfinite = refuses_nonfinite
+        self.may_pause = may_pause
         self._final: Exception | None = None  # the error that ends the run
 
     def begin_pass(self) -> None:
@@ -227,7 +231,9 @@ class ErrorGuard:
 
     def wait(self, error: Exception, what: str, batch: Any = None, lost: str = "") -> bool:
         """Wait for the fix. Returns False if the failed call is skipped; raises `error` if the run ends with it."""
-        trainer, pl_trainer, variables = self.trainer, self.module.trainer, dict[str, Any]()
+        trainer = self.trainer
+        pl_trainer = self.module.trainer
+        variables: dict[str, Any] = {}
         if is_out_of_memory(error):
             clear_frames(error)  # they hold what fills the memory
         elif (found := user_frame(error)) is not None:

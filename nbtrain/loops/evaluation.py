@@ -47,7 +47,8 @@ def evaluate(loop: OwnEvaluationLoop) -> list[dict[str, Any]]:
     guard: Any = module.guard
     total, current, hooks = progress.total, progress.current, listeners.hooks
     batches = open_pass(loop.fetcher, guard, labelled=has_profiler(pl_trainer))
-    logged, newest_set = list[dict[str, Any]](), 0
+    logged: list[dict[str, Any]] = []
+    newest_set = 0
     while True:
         try:
             batch, index, set_index = next(batches)
@@ -113,8 +114,7 @@ class OwnEvaluationLoop(EvaluationLoop):
         self.stage = "test" if self._stage is RunningStage.TESTING else "validation"
 
     def run(self) -> list[dict[str, Any]]:
-        module = self.trainer.lightning_module
-        assert isinstance(module, StepModule)
+        module: Any = self.trainer.lightning_module
         self.module = module
         if self._combined_loader is not None:
             self._expect(self._combined_loader)
@@ -144,14 +144,14 @@ class OwnEvaluationLoop(EvaluationLoop):
 
     def _expect(self, combined: CombinedLoader) -> None:
         """Read the lengths of the loaders, which serve bars and plans."""
-        lengths = [sized_len(loader) for loader in combined.flattened]
-        found = zip(lengths, self._limits(combined))
+        found = zip(map(sized_len, combined.flattened), self._limits(combined))
         self._max_batches = [most if n is None else min(n, most) for n, most in found]  # pyright: ignore[reportAttributeAccessIssue]
 
     def reset(self) -> None:
         """What Lightning's does; each loader is read to its end, or to a limit that the user gave."""
-        pl_trainer, combined, module = self.trainer, self._combined_loader, self.module
-        assert combined is not None
+        pl_trainer = self.trainer
+        module = self.module
+        combined: Any = self._combined_loader
         self._has_run = False
         self.batch_progress.reset_on_run()
         epochs: Any = pl_trainer.fit_loop.epoch_progress.current
@@ -173,7 +173,8 @@ class OwnEvaluationLoop(EvaluationLoop):
         fetcher = live(fetcher)
         if isinstance(fetcher, LiveFetcher):
             fetcher.limit = limits[0] if len(limits) == 1 else fetcher.limit
-        fetcher._start_profiler, fetcher._stop_profiler = self._on_before_fetch, self._on_after_fetch
+        fetcher._start_profiler = self._on_before_fetch
+        fetcher._stop_profiler = self._on_after_fetch
         self.fetcher = self._data_fetcher = fetcher
 
     # -- a pass
@@ -185,7 +186,8 @@ class OwnEvaluationLoop(EvaluationLoop):
     def end_pass(self, logged: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """What follows the last batch: the metrics, which all hooks see. Returns what was logged for each set."""
         pl_trainer, connector, results, module = self.trainer, self.trainer._logger_connector, self._results, self.module
-        stage, names = self.stage, vars(module)
+        stage = self.stage
+        names = vars(module)
         results.dataloader_idx = None
         names["_current_fx_name"] = f"on_{stage}_epoch_end"
         module.end_evaluation_pass()

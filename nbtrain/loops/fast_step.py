@@ -44,7 +44,8 @@ __all__ = [
 is_profiling: Callable[[], bool] = getattr(torch.autograd, "_profiler_enabled", lambda: True)
 
 
-_trial, _verdict = threading.RLock(), list[str]()
+_trial = threading.RLock()
+_verdict: list[str] = []
 
 
 def unknown_torch() -> str:
@@ -69,7 +70,8 @@ def _does_the_same() -> bool:
 
 def _trained(kind: Callable[..., Optimizer], *, fast: bool) -> list[Any]:
     """What three steps of a toy with a schedule leave, and the hooks that they have called: of its tensor, and of its optimizer."""
-    weight, called = nn.Parameter(torch.tensor([0.3, -0.2, 0.7], device="cpu")), list[Any]()
+    weight = nn.Parameter(torch.tensor([0.3, -0.2, 0.7], device="cpu"))
+    called: list[Any] = []
     optimizer: Any = kind([weight], lr=0.1)
     schedule = ExponentialLR(optimizer, 0.5)
     weight.register_hook(lambda gradient: called.append(gradient.tolist()))

@@ -35,8 +35,7 @@ def only_iterator(combined: CombinedLoader) -> Iterator[Any] | None:
     """The iterator of the one loader in `combined`; None if there are several, or one in a list."""
     if len(combined.flattened) != 1 or combined.iterables is not combined.flattened[0]:
         return None
-    assert combined._iterator is not None
-    return combined._iterator.iterators[0]
+    return combined._iterator.iterators[0]  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def ends_at_length(loader: Any) -> bool:

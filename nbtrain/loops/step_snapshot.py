@@ -236,7 +236,7 @@ class Contents(Walk):
         return found
 
     def _keep_attributes(self, item: Any) -> dict[str, Any]:
-        found = dict[str, Any]()
+        found: dict[str, Any] = {}
         for store, without in _stores(item):
             kept = {name: value for name, value in store.items() if name not in without}
             self.restore_by(restore_attributes, store, kept, without)
@@ -324,7 +324,8 @@ class StepSnapshot(Snapshot):
 
     def __init__(self, trainer: TrainerProtocol, callbacks: Iterable[L.Callback] = ()) -> None:
         roots: list[tuple[str, Any, Set[str]]] = [("trainer", vars(trainer), vars(trainer)["own_names"])]
-        modules, beside = set[nn.Module](), {f"trainer.{name}": module for name, module in modules_beside(trainer).items()}
+        modules: set[nn.Module] = set()
+        beside = {f"trainer.{name}": module for name, module in modules_beside(trainer).items()}
         for at, root in {"model": trainer.model, **beside}.items():
             for path, module in root.named_modules(modules, at):
                 roots += [(path, *store) for store in _stores(module) if store[0]]

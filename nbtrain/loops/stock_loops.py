@@ -29,7 +29,8 @@ __all__ = ["StockLoops"]
 def _as_in_checkpoint(pl_trainer: L.Trainer, *, is_over: bool) -> Iterator[None]:
     """A context in which Lightning's counters of epochs are those of a checkpoint, of an epoch that `is_over` or of one that is open."""
     fit_loop: Any = pl_trainer.fit_loop
-    before, fit_loop.epoch_progress = fit_loop.epoch_progress, deepcopy(fit_loop.epoch_progress)
+    before = fit_loop.epoch_progress
+    fit_loop.epoch_progress = deepcopy(fit_loop.epoch_progress)
     for counts in (fit_loop.epoch_progress.current, fit_loop.epoch_progress.total):
         counts.ready = counts.started
         if is_over:
@@ -99,7 +100,8 @@ class StockLoops(Checkpoint):
     def notify_boundary(self) -> None:
         """A batch is over: validate if a callback has requested that, and let callbacks take a state."""
         pl_trainer = self.pl_trainer
-        before, after = self.validate_next, self.validate_last
+        before = self.validate_next
+        after = self.validate_last
         notifies = self.boundary_due or pl_trainer.should_stop
         self.boundary_due = self.validate_next = self.validate_last = False
         if before:
@@ -148,7 +150,8 @@ class StockLoops(Checkpoint):
         """In place of the hook of Lightning's loop at an epoch's start, once: count the finished batches, which the loader does not give
         again."""
         loop: Any = self.pl_trainer.fit_loop.epoch_loop
-        self.n_skipped, self.start_at = self.start_at or 0, None
+        self.n_skipped = self.start_at or 0
+        self.start_at = None
         set_counts(loop.batch_progress.current, self.n_skipped)
         del loop.on_run_start
         loop.on_run_start(fetcher)
@@ -156,7 +159,9 @@ class StockLoops(Checkpoint):
     def end_rest(self, pl_trainer: L.Trainer, pl_module: Any) -> None:
         """An epoch ends. If it was resumed after its last batch, it had no batch left."""
         self.is_epoch_over = True
-        n_skipped, self.n_skipped, progress = self.n_skipped, 0, pl_trainer.fit_loop.epoch_loop.batch_progress
+        n_skipped = self.n_skipped
+        self.n_skipped = 0
+        progress = pl_trainer.fit_loop.epoch_loop.batch_progress
         if 0 < n_skipped == progress.current.ready:
             progress.is_last_batch = True
             for callback in callbacks_of(pl_trainer, BoundaryCallback):

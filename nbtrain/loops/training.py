@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 import torch
@@ -288,7 +288,8 @@ def end_unannounced(loop: OwnEpochLoop, ways: TrainingWays) -> None:
     if 0 < loop.window_start == current.ready:  # it was resumed after its last batch
         loop.begin_rest()
     has_gradients = window.n_accumulated > 0 and not loop.skips_backward
-    loop.batch_progress.is_last_batch, window.has_stepped = True, False
+    loop.batch_progress.is_last_batch = True
+    window.has_stepped = False
     if has_gradients:  # a window ends with its epoch
         update_weights(loop, ways, lambda: ways.before_step(window), None)  # the gradients are there
     loop.step_schedules(is_last=True)
@@ -335,8 +336,10 @@ class TrainingWays(Ways):
 
     def __init__(self, loop: OwnEpochLoop) -> None:
         super().__init__(loop, "training_step")
-        self.listeners, self.clip_val = loop.listeners, self.pl_trainer.gradient_clip_val
-        self.optimizer = optimizer = cast(Any, next(iter(self.strategy.optimizers), None))
+        self.listeners = loop.listeners
+        self.clip_val = self.pl_trainer.gradient_clip_val
+        optimizer: Any = next(iter(self.strategy.optimizers), None)
+        self.optimizer = optimizer
         progress: Any = loop.automatic_optimization.optim_progress.optimizer
         self.zero_counts = progress.zero_grad.total, progress.zero_grad.current  # Lightning's
         self.step_counts = progress.step.total, progress.step.current
@@ -391,7 +394,8 @@ class TrainingWays(Ways):
 
 def is_window_closed(pl_trainer: L.Trainer, n_batches: int) -> bool:
     """Are all windows of accumulated gradients closed after the first `n_batches` of the epoch?"""
-    loop, start = pl_trainer.fit_loop.epoch_loop, 0
+    loop = pl_trainer.fit_loop.epoch_loop
+    start = 0
     if isinstance(loop, OwnEpochLoop):
         if loop.is_manual:
             return True
@@ -437,16 +441,19 @@ class OwnEpochLoop(TrainingEpochLoop):
     def reset(self) -> None:
         self.on_iteration_done()  # Lightning takes counters that were set before the run, for `max_steps`, for a restart, which this is not
         super().reset()
-        self.window, self.window_start = Window(), self.start_at
+        self.window = Window()
+        self.window_start = self.start_at
         if self.start_at:
             set_counts(self.batch_progress.current, self.start_at)
             self.start_at = 0
 
     def on_run_start(self, data_fetcher: DataFetcher) -> None:
         super().on_run_start(data_fetcher)
-        pl_trainer, fit_loop = self.trainer, self.trainer.fit_loop
+        pl_trainer = self.trainer
+        fit_loop = self.trainer.fit_loop
         self.strategy, self.window.updates = pl_trainer.strategy, updates_of(pl_trainer)  # Lightning looks them up, in 1 µs
-        self.n_updates_before, self.validates = self.window.updates.completed, pl_trainer.enable_validation
+        self.n_updates_before = self.window.updates.completed
+        self.validates = pl_trainer.enable_validation
         self.skips_backward = fit_loop._skip_backward  # SWA's pass for batch norm
         self.is_manual = not pl_trainer.lightning_module.automatic_optimization
         if self.control.requested:
@@ -519,7 +526,8 @@ class OwnEpochLoop(TrainingEpochLoop):
             return True
         if self.validate_epochs is not None and batches.is_last_batch and epoch % self.validate_epochs == 0:
             return True
-        every_n_epochs, every = pl_trainer.check_val_every_n_epoch, pl_trainer.val_check_batch
+        every_n_epochs = pl_trainer.check_val_every_n_epoch
+        every = pl_trainer.val_check_batch
         if every_n_epochs is not None and epoch % every_n_epochs:
             return False
         if every is None:

@@ -295,7 +295,8 @@ class Search(Walk):
 
     def __init__(self, roots: Iterable[tuple[str, Any]], known: Iterable[int] = (), *, libraries: bool = False) -> None:
         super().__init__((*_GLOBAL, *known))
-        self.libraries, self._classes = libraries, set[type]()
+        self.libraries = libraries
+        self._classes: set[type] = set()
         for path, item in roots:
             self.add(item, path)
 

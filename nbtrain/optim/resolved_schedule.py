@@ -45,7 +45,9 @@ class FunctionSchedule:
     """
 
     def __init__(self, optimizer: Optimizer, function: Callable[[int], float], update: int = 0) -> None:
-        self.optimizer, self.function, self.update = optimizer, function, update
+        self.optimizer = optimizer
+        self.function = function
+        self.update = update
         self._set()
 
     def step(self) -> None:
@@ -74,7 +76,8 @@ class CountedScheduler:
     """A wrapper around a scheduler such as timm's, which must be given the number of finished epochs and updates."""
 
     def __init__(self, inner: Any) -> None:
-        self.inner, self.optimizer = inner, inner.optimizer
+        self.inner = inner
+        self.optimizer = inner.optimizer
         self.n_epochs = self.n_updates = 0
 
     def step(self) -> None:
@@ -92,7 +95,8 @@ class CountedScheduler:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.inner.load_state_dict(state_dict["inner"])
-        self.n_epochs, self.n_updates = state_dict["n_epochs"], state_dict["n_updates"]
+        self.n_epochs = state_dict["n_epochs"]
+        self.n_updates = state_dict["n_updates"]
 
 
 # %% ../../nbs/optim/resolved_schedule.ipynb #resolv03

@@ -56,7 +56,8 @@ def _needed_by_step(scheduler: Any) -> str:
 
 def _call_of_class(scheduler: Any) -> str:
     """The call that makes a schedule of a class of torch's, or of a partial of one; an empty string for anything else."""
-    kind, options = scheduler, list[str]()
+    kind = scheduler
+    options: list[str] = []
     if isinstance(scheduler, functools.partial):
         kind, options = scheduler.func, [*map(repr, scheduler.args), *(f"{name}={value!r}" for name, value in scheduler.keywords.items())]
     if not isinstance(kind, type) or kind.__module__ != "torch.optim.lr_scheduler":

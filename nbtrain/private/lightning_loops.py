@@ -16,7 +16,8 @@ from .names import find, missing
 __all__ = ["NEEDED", "MISSING", "DataFetcher", "ResultMetric", "block_parallel_sync_behavior"]
 
 # %% ../../nbs/private/lightning_loops.ipynb #ad72be93
-_CALLS, _LOOPS = "lightning.pytorch.trainer", "lightning.pytorch.loops"
+_CALLS = "lightning.pytorch.trainer"
+_LOOPS = "lightning.pytorch.loops"
 _LOGGED = f"{_CALLS}.connectors.logger_connector"
 
 # What nbtrain's loops rest on: the names, by the path of the class that has them

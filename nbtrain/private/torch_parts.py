@@ -68,7 +68,8 @@ class _Held(MutableMapping[str, Any]):
     """The parts of one kind that a module has, by torch's public functions. It stands in for their dict where that is unknown."""
 
     def __init__(self, kind: str, module: nn.Module) -> None:
-        self._module, self._kind = module, kind
+        self._module = module
+        self._kind = kind
 
     def _parts(self) -> dict[str, Any]:
         options = {} if self._kind == "children" else {"recurse": False}

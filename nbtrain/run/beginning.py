@@ -232,8 +232,8 @@ class SanityCheck(L.Callback):
         is_of_module = trainer.configures_optimizers and valid_loader is None  # it may make its own loader
         self.is_needed = is_asked and (is_of_module or _validates(trainer, n_epoch, valid_loader))
         self._batches: list[Any] = []  # one for each loader
-        self._names = set[str]()
-        self._logged = set[str]()
+        self._names: set[str] = set()
+        self._logged: set[str] = set()
         self._is_known = not trainer.configures_optimizers
         self._kept = ExitStack()
 

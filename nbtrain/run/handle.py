@@ -44,7 +44,8 @@ class RunThread:
         self._presses: list[Thread] = []
         self._is_pressed = self._came_late = False  # to pause; when there was no further batch
         self._missed: State = "idle"  # the state at the end of the run: another request than ■ may have found no further batch
-        grad, device = torch.is_grad_enabled(), torch.get_default_device()
+        grad = torch.is_grad_enabled()
+        device = torch.get_default_device()
         context = contextvars.copy_context()
         self.thread = self._thread = Thread(target=context.run, args=(self._train, grad, device), name="nbtrain run", daemon=True)
 
@@ -89,11 +90,13 @@ class RunThread:
             press.join()
         if self.error is not None:
             raise self.error
-        assert self.result is not None
-        by_hand, is_late, self.is_ended_by_hand, self._came_late = self.is_ended_by_hand, self._came_late, False, False
+        by_hand = self.is_ended_by_hand
+        is_late = self._came_late
+        self.is_ended_by_hand = False
+        self._came_late = False
         if by_hand or is_late:
-            raise ended_by_hand(self.result, place, kept, is_late=is_late)
-        return self.result
+            raise ended_by_hand(self.result, place, kept, is_late=is_late)  # pyright: ignore[reportArgumentType]
+        return self.result  # pyright: ignore[reportReturnType]
 
     def interrupt(self) -> None:
         """Handle ■ in another thread, because a signal handler may have interrupted anything, and a pause updates the view."""
@@ -128,8 +131,7 @@ class RunThread:
     def _train(self, grad: bool, device: torch.device) -> None:
         try:
             with torch.set_grad_enabled(grad), torch.device(device) if device.type != "cpu" else nullcontext():
-                assert self._work is not None
-                self.result = self._work()
+                self.result = self._work()  # pyright: ignore[reportOptionalCall]
         except BaseException as error:
             self.error = error
         finally:
@@ -177,8 +179,12 @@ class RunHandle(Listed):
         name: Callable[[], str] = lambda: "trainer",
         result: RunResult | None = None,  # of a run that had ended before
     ) -> None:
-        self._control, self._place, self._refresh, self._name = control, place, refresh, name
-        self._thread, self.is_waited_for = RunThread(control), False
+        self._control = control
+        self._place = place
+        self._refresh = refresh
+        self._name = name
+        self._thread = RunThread(control)
+        self.is_waited_for = False
         self._thread.result = result
 
     @property

@@ -91,8 +91,8 @@ def _set_words(loader: Any) -> str:
     """What a validation set is, in words: `TensorDataset of 64`."""
     data = getattr(innermost(loader), "dataset", None)
     n = sized_len(data) if data is not None else n_batches(loader)
-    data = innermost(loader) if data is None else data
-    return f"{type(data).__name__} of {n}" if n is not None else type(data).__name__
+    name = type(innermost(loader) if data is None else data).__name__
+    return f"{name} of {n}" if n is not None else name
 
 
 # %% ../../nbs/run/record.ipynb #f9220a69

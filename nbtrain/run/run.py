@@ -123,8 +123,7 @@ class Run:
             result = self.start()
         except RunStopped:
             raise self.operation.stopped(f" at {self.trainer.recorder.place}") from None
-        assert isinstance(result, RunResult)
-        return result
+        return result  # pyright: ignore[reportReturnType]
 
     @explain_exhausted()
     def _get_ready(self, background: bool) -> None:
@@ -215,8 +214,7 @@ class Run:
         self.arguments["callbacks"] = [*self.arguments["callbacks"], *self.code.followers(trainer)]  # that list is the user's
         if not trainer.origin.continues:
             state.first_epoch = state.counts.epoch
-        about = header(trainer, self.arguments, self.loader, self.valid_loader)
-        trainer.recorder.start(self._shown_goal, about, joins=joins)
+        trainer.recorder.start(self._shown_goal, header(trainer, self.arguments, self.loader, self.valid_loader), joins=joins)
 
     def _say_what_runs(self, *, joins: bool) -> None:
         """Note what is found before the first batch, and keep what the run was made of."""

@@ -94,8 +94,11 @@ class AttributeState:
 
         Returns a description of those that can't be saved, the first time, or "".
         """
-        known, unsaved, before = _known(trainer), dict[str, None](), dict[Place, Any]()
-        self._left, self.lost = {}, {}
+        known = _known(trainer)
+        unsaved: dict[str, None] = {}
+        before: dict[Place, Any] = {}
+        self._left = {}
+        self.lost = {}
         for place, title, holder, value in _members(trainer):
             left: Left = []
             try:
@@ -112,10 +115,12 @@ class AttributeState:
 
     def state_dict(self, trainer: TrainerProtocol) -> dict[str, Any]:
         """The changed attributes, the non-persistent buffers, the random generators, and the states of addons that have one."""
-        known, before = _known(trainer), self._before or {}
+        known = _known(trainer)
+        before = self._before or {}
         found: dict[str, dict[str, Any]] = {"model": {}, "trainer": {}}
         for place, title, holder, value in _members(trainer):
-            is_buffer, left = _is_buffer(place, holder), Left()
+            is_buffer = _is_buffer(place, holder)
+            left = Left()
             compares = not (self._whole or is_buffer) and place in before and place not in self._changed
             try:
                 if compares and before[place] == fingerprint(value, known, left):
@@ -149,14 +154,16 @@ class AttributeState:
 
     def load_state_dict(self, trainer: TrainerProtocol, state: Mapping[str, Any]) -> str:
         """Restore what `state_dict` returned. Returns a description of what could not be restored, or ""."""
-        unpacker, missing = Unpacker(trainer.device), []
+        unpacker = Unpacker(trainer.device)
+        missing = []
         unpacker.unpack_attributes(trainer.model, state["model"])
         self._changed |= {Place("model", path, name) for path, values in state["model"].items() for name in values}
         missing += [f"a {kind} of the model" for kind in unpacker.missing]
         for owner, path, title, holder, values in self._saved(trainer, state):
             for name, packed in values.items():
                 self._changed.add(Place(owner, path, name))
-                unpacker.missing, fresh = [], getattr(holder, name, None)
+                unpacker.missing = []
+                fresh = getattr(holder, name, None)
                 value = unpacker.unpack(packed, fresh)
                 missing += [f"{title}.{name}"] if unpacker.missing else []
                 if value is not fresh:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -27,15 +28,19 @@ __all__ = ["Capture", "n_finished", "own_part", "from_outside"]
 
 
 # %% ../../nbs/state/capture.ipynb #9e7b42c4
+@dataclass(eq=False)
 class Capture:
     """The state of a run after `finished` batches of the open epoch; None between two epochs.
 
     `in_shards`: each rank takes its shard of a sharded model.
     """
 
-    def __init__(self, trainer: StatefulTrainer, pl_trainer: L.Trainer, finished: int | None, *, in_shards: bool = False) -> None:
-        self.trainer, self.pl_trainer, self.finished, self.in_shards = trainer, pl_trainer, finished, in_shards
-        self.copied: Snapshot | None = None  # the copy for memory
+    trainer: StatefulTrainer
+    pl_trainer: L.Trainer
+    finished: int | None
+    _: KW_ONLY
+    in_shards: bool = False
+    copied: Snapshot | None = None  # the copy for memory
 
     @cached_property
     def random(self) -> Mapping[str, Any]:
@@ -45,7 +50,8 @@ class Capture:
     @cached_property
     def of_lightning(self) -> dict[str, Any]:
         """Lightning's part. If the model is sharded, all ranks must read it."""
-        module, strategy = self.pl_trainer.lightning_module, self.pl_trainer.strategy
+        module = self.pl_trainer.lightning_module
+        strategy = self.pl_trainer.strategy
         vars(module)["saves_state"] = True  # then a wrapped LightningModule's weights have the wrapper's names
         try:
             with strategy.in_parts() if self.in_shards and isinstance(strategy, SplitStrategy) else nullcontext():
@@ -70,7 +76,8 @@ class Capture:
 
 def n_finished(pl_trainer: L.Trainer) -> int | None:
     """The number of finished batches of the open epoch; None if it has not begun and has drawn no random numbers yet."""
-    finished, fetcher = pl_trainer.fit_loop.epoch_loop.batch_progress.current.ready, data_fetcher(pl_trainer)
+    finished = pl_trainer.fit_loop.epoch_loop.batch_progress.current.ready
+    fetcher = data_fetcher(pl_trainer)
     return finished if finished or fetcher is None or fetcher.fetched else None
 
 

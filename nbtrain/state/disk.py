@@ -58,7 +58,8 @@ def _has_requested(callback: L.Callback) -> bool:
 
 def has_stopped(trainer: TrainerProtocol, saved: Mapping[str, Any]) -> bool:
     """Whether early stopping requested the end of the `saved` run, and would request it with the current settings."""
-    states, stopped = saved.get("callbacks", {}), saved.get("stopped", {})
+    states = saved.get("callbacks", {})
+    stopped = saved.get("stopped", {})
     for callback in as_list(trainer.lightning.get("callbacks")):
         if not isinstance(callback, (EarlyStopping, Stopper)):
             continue
@@ -102,7 +103,8 @@ class EndOnly:
     validate_on_save = stop_on_save_error = save_on_error = save_best = False
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self.store = folder, CheckpointStore(keep_last_n=1, save_best=False)
+        self._folder = folder
+        self.store = CheckpointStore(keep_last_n=1, save_best=False)
 
     @property
     def _saves_to(self) -> Path:
@@ -121,7 +123,9 @@ class Disk:
     """The place on disk for the states of a run of `trainer`, in each rank."""
 
     def __init__(self, options: SaveOptions, trainer: StatefulTrainer) -> None:
-        self.options, self.trainer, self.triggers = options, trainer, Triggers(options)
+        self.options = options
+        self.trainer = trainer
+        self.triggers = Triggers(options)
         self.writer = Writer()
         self.in_shards = False  # each rank writes a shard
         self.stopped: dict[str, Any] = {}  # settings of the callbacks that requested the end before this run was resumed
@@ -132,7 +136,8 @@ class Disk:
 
     def open(self, pl_trainer: L.Trainer) -> None:
         """A run begins: remove what killed processes left behind, and mark the checkpoints after the current state as superseded."""
-        trainer, here = self.trainer, self.trainer.train_state
+        trainer = self.trainer
+        here = self.trainer.train_state
         self.in_shards = self.options.save_type != "merged" and isinstance(pl_trainer.strategy, SplitStrategy)
         if self.in_shards:
             self.writer = Writer(ShardWriter(meet_ranks(), self.options.save_type == "deduped"))
@@ -155,7 +160,8 @@ class Disk:
         epoch, step = self._place
         suffix = ".ckpt" if self.options.save_format == "ckpt" and not self.in_shards else ""
         name = f"epoch={epoch}-step={step}"
-        second, run_dir = f"{name}_2{suffix}", self.trainer.run_dir
+        second = f"{name}_2{suffix}"
+        run_dir = self.trainer.run_dir
         has_second = run_dir is not None and (run_dir / FOLDER / second).exists()  # which stays the newest of this place
         return second if has_second or name + suffix in self._of_session else name + suffix
 
@@ -201,8 +207,10 @@ class Disk:
 
     def _collect(self, capture: Capture) -> dict[str, Any]:
         """The whole state; in a rank that does not write, its share."""
-        pl_trainer, states = capture.pl_trainer, self.trainer.states
-        own, found = self._own(capture.moment()), dict[str, Any](stopped={})
+        pl_trainer = capture.pl_trainer
+        states = self.trainer.states
+        own = self._own(capture.moment())
+        found: dict[str, Any] = {"stopped": {}}
         is_noted = not isinstance(self.options, EndOnly)
         if is_noted and (capture.finished is None) not in self._checked:  # once within an epoch, and once after one
             self._checked.add(capture.finished is None)
@@ -220,7 +228,8 @@ class Disk:
 
     def end(self, pl_trainer: L.Trainer) -> None:
         """End a training, and keep at which epoch early stopping has ended the run of so many epochs: a later line may train on."""
-        state, goal = self.trainer.train_state, self.trainer.recorder.goal
+        state = self.trainer.train_state
+        goal = self.trainer.recorder.goal
         callbacks: list[L.Callback] = pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
         state.ends.pop(goal, None)
         if state.session is None and state.counts.epoch < goal and any(map(_has_requested, callbacks)):
@@ -229,7 +238,8 @@ class Disk:
 
     def _own(self, at: Moment) -> dict[str, Any]:
         """nbtrain's part, with the setup of the run."""
-        own, states = own_part(at), self.trainer.states
+        own = own_part(at)
+        states = self.trainer.states
         states.note_unsaved(self.trainer, *states.attributes.lost)
         own["setup"] = setup_of(self.trainer, states.given_loader(self.trainer)) if self.trainer.mode == "train" else {}
         if own["finished"] is None and states.open_loader is not None:
@@ -257,7 +267,8 @@ class Disk:
             keep_weights(state, kept_weights(self.trainer), here.best_weights if earlier else None)
         else:
             state |= {name: value for name, value in copied.state.items() if name != "nbtrain"}
-        self._expired = expired = list[Path]()
+        expired: list[Path] = []
+        self._expired = expired
         top = [found.path for found in self.triggers.best_rows if found.path is not None]
         top += [path.with_name(name) for name in self._of_session]
         self.triggers.saved()
@@ -274,8 +285,11 @@ class Disk:
 
         Returns the path of the best checkpoint, or None.
         """
-        history, weights, base = self.trainer.train_state.history, self.trainer.train_state.best_weights, self.options.base
-        own["history"], own["best"] = save_history(history, path), None
+        history = self.trainer.train_state.history
+        weights = self.trainer.train_state.best_weights
+        base = self.options.base
+        own["history"] = save_history(history, path)
+        own["best"] = None
         best = history.best.path if self.options.save_best and history.best is not None else None
         if best is not None and best.parent == path.parent:
             own["best"] = best.name
@@ -318,7 +332,8 @@ class Disk:
 
     def adopt(self, pl_trainer: L.Trainer) -> None:
         """Write the checkpoint of an epoch that ended early, with the end of the run: its last row was added after the last batch."""
-        history, path = self.trainer.train_state.history, self._path
+        history = self.trainer.train_state.history
+        path = self._path
         self._saved = self._place
         if path is None:
             self.writer.release()
@@ -380,7 +395,8 @@ def saved_states(run_dir: Path | None) -> dict[int, Path]:
     """Return the checkpoints in a run folder, by the number of processed batches at which each was saved."""
     if run_dir is None or not (folder := run_dir / FOLDER).is_dir():
         return {}
-    superseded, found = read_superseded(folder), {}
+    superseded = read_superseded(folder)
+    found = {}
     for name in ordered_names(folder):
         with suppress(CheckpointError):  # damaged
             counts = read_counts(folder / name) if name not in superseded else None
@@ -400,7 +416,8 @@ def nearest_saved(trainer: StatefulTrainer, processed: int, step: int | None = N
     if at is None:
         return None
     state = read_state(trainer, found[at])
-    own, counts = state["nbtrain"], state["nbtrain"]["counts"]
+    own = state["nbtrain"]
+    counts = own["counts"]
     is_newest = own["run"] == trainer.train_state.run + trainer.origin.continues
     if not is_newest and at not in (*exact, processed):
         return None

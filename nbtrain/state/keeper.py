@@ -44,10 +44,12 @@ def _ends(pl_trainer: L.Trainer) -> bool:
 
 def _is_at_batch(trainer: StatefulTrainer, pl_trainer: L.Trainer) -> bool:
     """Whether the trainer is in the state after a finished batch, outside of an accumulation window. False with several ranks."""
-    loop, counts = pl_trainer.fit_loop.epoch_loop, trainer.train_state.counts
+    loop = pl_trainer.fit_loop.epoch_loop
+    counts = trainer.train_state.counts
     if pl_trainer.world_size > 1 or pl_trainer.sanity_checking or not is_whole_epoch(pl_trainer.lightning_module):
         return False
-    batches, updates = loop.batch_progress.current, updates_of(pl_trainer).completed
+    batches = loop.batch_progress.current
+    updates = updates_of(pl_trainer).completed
     finished: int = batches.processed  # pyright: ignore[reportAttributeAccessIssue]  # an error behind the update, such as one of a hook, leaves it there
     if batches.ready > finished:
         is_updating = isinstance(loop, OwnEpochLoop) and loop.window.is_updating
@@ -75,7 +77,9 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
     idle_in_predictions = True
 
     def __init__(self, trainer: StatefulTrainer, memory: Memory | None, disk: Disk | None) -> None:
-        self.trainer, self.memory, self.disk = trainer, memory, disk
+        self.trainer = trainer
+        self.memory = memory
+        self.disk = disk
         self._step_seen = -1  # the newest update that was examined
         self._due = False  # a save is due when this batch is over; if it is the last one, when the epoch is
         self._cut = False  # the run ends in the middle of this epoch, and is saved
@@ -95,7 +99,7 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
         if (state := self.trainer.states.restored) is not None:
             own = state["nbtrain"]
             self.trainer.states.restored = _begun(state, continues=self.trainer.origin.continues)
-            vars(self)["on_train_batch_start"] = self._resume_epoch
+            vars(self)["on_train_batch_start"] = self.on_no_rest
             self._put("setup", pl_trainer)
             if (alone := of_rank(own)) is not own and alone.get("attributes") is not None:
                 at = Moment(self.trainer, pl_trainer, state=state)  # a rank other than 0, whose attributes are already restored
@@ -107,7 +111,8 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
             put_parts(stage, Moment(self.trainer, pl_trainer, state=state))
 
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        states, restored = self.trainer.states, self.trainer.states.restored or {}
+        states = self.trainer.states
+        restored = self.trainer.states.restored or {}
         self._step_seen = pl_trainer.global_step
         if self.disk is not None and self.trainer.origin.continues and has_stopped(self.trainer, restored):
             self.disk.stopped, pl_trainer.should_stop = dict(restored.get("stopped", {})), True  # before min_epochs were reached
@@ -122,10 +127,7 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
     def on_train_epoch_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._put("epoch", pl_trainer)
 
-    def _resume_epoch(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        self.on_no_rest(pl_trainer, pl_module)
-
-    def on_no_rest(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_no_rest(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, *first_batch: Any) -> None:
         self._put("batch", pl_trainer)
         self.trainer.states.restored = None
 
@@ -134,12 +136,14 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
         return Capture(self.trainer, pl_trainer, finished, in_shards=self.disk is not None and self.disk.in_shards)
 
     def _after_batch(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        assert self.disk is not None
-        triggers, validates = self.disk.triggers, self.disk.options.validate_on_save
+        disk: Any = self.disk
+        triggers = disk.triggers
+        validates = disk.options.validate_on_save
         may_end = pl_trainer.should_stop or pl_trainer.max_steps >= 0
         if not (may_end or triggers.counts_updates or self._owed is not None or (validates and is_last_batch(pl_trainer))):
             return
-        step, is_last = pl_trainer.global_step, is_last_batch(pl_trainer)
+        step = pl_trainer.global_step
+        is_last = is_last_batch(pl_trainer)
         if step == self._step_seen or not is_whole_epoch(pl_module):
             return
         self._step_seen = step
@@ -149,7 +153,8 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
         if (loops := loops_of(pl_trainer)) is not None:
             is_cut = ends and not (is_due or is_last)  # the state of a run that continues here has no validation
             is_saved = self._due or (is_last and triggers.after_epochs(self.trainer.train_state.counts.epoch + 1))
-            loops.validate_next, loops.validate_last = validates and is_saved and not is_cut, validates and is_cut
+            loops.validate_next = validates and is_saved and not is_cut
+            loops.validate_last = validates and is_cut
             if ends and isinstance(loops, StockLoops):
                 loops.put_off_validation(pl_trainer)
         self._take_soon(pl_trainer)
@@ -160,7 +165,8 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
         if self.disk is None or not in_validation_of_run(pl_trainer, pl_module):
             return
         history = self.trainer.train_state.history
-        validation, is_open = history.validations[-1], is_window_open(pl_trainer)
+        validation = history.validations[-1]
+        is_open = is_window_open(pl_trainer)
         if history._compares_validations and self.disk.triggers.is_best(history, validation):
             self._owed = validation if is_open else None
             self._due |= not is_open and not is_last_batch(pl_trainer)
@@ -176,12 +182,15 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
             self.on_batch_over(pl_trainer, pl_trainer.lightning_module)
 
     def on_batch_over(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        validation, self._validation = self._validation, None
+        validation = self._validation
+        self._validation = None
         if self.disk is None or not is_whole_epoch(pl_module) or is_last_batch(pl_trainer) or is_window_open(pl_trainer):
             return
         row = self._owed if self._owed is not None else validation
         while self._due or (_ends(pl_trainer) and not self._cut):  # what a save notifies may stop the run
-            self._cut, self._due, self._owed = _ends(pl_trainer), False, None
+            self._cut = _ends(pl_trainer)
+            self._due = False
+            self._owed = None
             self.disk.save(self._capture(pl_trainer, n_finished(pl_trainer)), row, hold=self._cut)
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -191,15 +200,19 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
     def on_epoch_over(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not is_whole_epoch(pl_module):
             return
-        capture, memory = self._capture(pl_trainer, None), self.memory
+        capture = self._capture(pl_trainer, None)
+        memory = self.memory
         if memory is not None and memory.is_open and memory.needs_epoch():
             memory.take(capture, needed=not memory.times.is_due)
         if self.disk is None:
             return
-        history, triggers, owed = self.trainer.train_state.history, self.disk.triggers, self._owed
+        history = self.trainer.train_state.history
+        triggers = self.disk.triggers
+        owed = self._owed
         is_best = triggers.is_best(history, history.epochs[-1] if history.epochs else None)
         is_due = self._due or is_best or triggers.after_epochs(self.trainer.train_state.counts.epoch)
-        self._due, self._owed = False, None
+        self._due = False
+        self._owed = None
         if self._cut:
             self.disk.adopt(pl_trainer)
         elif is_due and not self._lost_window(pl_trainer):

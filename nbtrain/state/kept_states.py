@@ -80,7 +80,9 @@ _FIELD = 60  # of a dict, with its key
 
 def size_of(value: Any) -> int:
     """The approximate size of plain data in bytes: exact for tensors, estimated for everything else."""
-    total, queue, seen = 0, [value], set[int]()
+    total = 0
+    queue = [value]
+    seen: set[int] = set()
     while queue:
         item = queue.pop()
         if isinstance(item, dict):
@@ -161,7 +163,8 @@ class KeptStates:
 
         `is_short`: the memory of the machine is.
         """
-        states, newest = self.states, len(self.states) - 1
+        states = self.states
+        newest = len(self.states) - 1
         ends = [i for i, state in enumerate(states) if state.batch is None]
         levels = [{0, newest, *ends[-_N_LAST:], *(i for i, state in enumerate(states) if state.processed == best)}]
         if is_short or self.n_bytes > self.most:
@@ -188,7 +191,8 @@ class KeptStates:
     def copy(self) -> KeptStates:
         """Copy the list of states, for a branch of the trainer."""
         made = copy(self)
-        made.states, made.run_starts = list(self.states), list(self.run_starts)
+        made.states = list(self.states)
+        made.run_starts = list(self.run_starts)
         return made
 
     def find(self, processed: int) -> KeptState | None:

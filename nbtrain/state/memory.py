@@ -83,7 +83,9 @@ def n_state_bytes(trainer: TrainerProtocol) -> int:
 
 def _shared_best(trainer: StatefulTrainer) -> Weights | None:
     """A copy of the best weights, shared with the previous state if they are the same."""
-    best, row, memory = trainer.train_state.best_weights, trainer.train_state.history.best, trainer.states.memory
+    best = trainer.train_state.best_weights
+    row = trainer.train_state.history.best
+    memory = trainer.states.memory
     if best is None:
         return None
     processed = row["processed"] if row is not None else -1
@@ -94,7 +96,8 @@ def _shared_best(trainer: StatefulTrainer) -> Weights | None:
 
 def keep(capture: Capture, *, is_start: bool = False) -> KeptState:
     """Copy a state of a run."""
-    taken, trainer = capture.copy(), capture.trainer
+    taken = capture.copy()
+    trainer = capture.trainer
     counts = trainer.train_state.counts
     return KeptState(
         trainer.train_state.run, counts.epoch, counts.step, counts.processed, taken.state["nbtrain"]["finished"], trainer.recorder.goal,
@@ -106,7 +109,8 @@ class Memory:
     """The place in memory for the states of a run of `trainer`."""
 
     def __init__(self, trainer: StatefulTrainer) -> None:
-        self.trainer, self.times = trainer, CopyTimes(time.perf_counter)
+        self.trainer = trainer
+        self.times = CopyTimes(time.perf_counter)
         self._pl_trainer: Any = None
         self._is_noted = False
 
@@ -127,7 +131,9 @@ class Memory:
 
     def needs_epoch(self) -> bool:
         """Whether the end of the epoch is taken: it is time, or this is one of the last epochs of the run, or the best so far."""
-        times, counts, best = self.times, self.trainer.train_state.counts, self.trainer.train_state.history.best
+        times = self.times
+        counts = self.trainer.train_state.counts
+        best = self.trainer.train_state.history.best
         if times.is_due:
             return True
         if counts.epoch > self.trainer.recorder.goal - _N_LAST or self._pl_trainer.should_stop:
@@ -139,8 +145,11 @@ class Memory:
 
         `needed`: it is kept though no regular state is due.
         """
-        memory, best = self.trainer.states.memory, self.trainer.train_state.history.best
-        begun_s, n_bytes, n_before = self.times.clock(), n_state_bytes(self.trainer), len(memory)
+        memory = self.trainer.states.memory
+        best = self.trainer.train_state.history.best
+        begun_s = self.times.clock()
+        n_bytes = n_state_bytes(self.trainer)
+        n_before = len(memory)
         if n_bytes > memory.most:  # it would be dropped at once
             free = f"half of the free memory is {memory.most / 1e9:.1f} GB"
             self._note(f"No states are kept in memory: one takes {n_bytes / 1e9:.1f} GB, and {free}.")

@@ -139,51 +139,52 @@ def keep_weights(state: dict[str, Any], kept: Weights | None, best: Weights | No
     own = state["state_dict"]
     for weights in (kept, best):
         if weights is not None:
-            state[_TRAINING], state["state_dict"] = own, own | {f"model.{name}": value for name, value in weights.items()}
+            state[_TRAINING] = own
+            state["state_dict"] = own | {f"model.{name}": value for name, value in weights.items()}
     if kept is not None and best is not None:
         state[_VALIDATED] = own | {f"model.{name}": value for name, value in kept.items()}
 
 
 def _load_model(at: Moment, _: None) -> None:
-    trainer, state = at.trainer, at.state or {}
-    weights = training_weights(trainer, state)
+    trainer = at.trainer
+    state = at.state or {}
     convert_model(trainer.model, trainer.precision)  # else 64-bit weights would be rounded here
-    load_weights(trainer.model, weights)
+    load_weights(trainer.model, training_weights(trainer, state))
     if _TRAINING in state and trainer.mode == "train":
         for addon in trainer.active_addons:
             addon.load_weights(trainer, weights_of(state, _VALIDATED if _VALIDATED in state else "state_dict"))
 
 
 def _load_optimizer(at: Moment, _: None) -> None:
-    trainer, weights = at.trainer, training_weights(at.trainer, at.state or {})
+    trainer = at.trainer
+    weights = training_weights(trainer, at.state or {})
     if trainer.optimizer is None or at.state is None:
         return
-    parameters = trainer.model.named_parameters()
-    other = {id(p) for name, p in parameters if name in weights and weights[name].dtype != p.dtype}
+    other = {id(p) for name, p in trainer.model.named_parameters() if name in weights and weights[name].dtype != p.dtype}
     try:
         load_optimizer(trainer.optimizer, at.state["optimizer_states"][0], cast=other)
     except (ValueError, KeyError) as error:
-        name, kind = Path(at.name).name, type(trainer.optimizer).__name__
+        name = Path(at.name).name
         raise CheckpointError(
-            f"{name} was saved with another optimizer than {kind} on these parameters: {error}.",
+            f"{name} was saved with another optimizer than {type(trainer.optimizer).__name__} on these parameters: {error}.",
             where=str(at.name),
             remedy="Make the optimizer as it was.",
         ) from error
 
 
 def _load_callbacks(at: Moment, _: None) -> None:
-    assert at.pl_trainer is not None and at.state is not None
-    callbacks: list[L.Callback] = at.pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-    known, state = {callback.state_key for callback in callbacks}, {**at.state}
+    pl_trainer: Any = at.pl_trainer
+    known = {callback.state_key for callback in pl_trainer.callbacks}
+    state = {**(at.state or {})}
     if "callbacks" in state:  # without those of our private callbacks that an earlier version had, of which Lightning would warn
         state["callbacks"] = {key: value for key, value in state["callbacks"].items() if key in known or key[0] != "_"}
-    load_callbacks(at.pl_trainer, state)
+    load_callbacks(pl_trainer, state)
 
 
 def _load_precision(at: Moment, _: None) -> None:
-    assert at.pl_trainer is not None and at.state is not None
-    plugin: Any = at.pl_trainer.precision_plugin
-    plugin.load_state_dict(at.state.get(type(plugin).__qualname__, {}))
+    pl_trainer: Any = at.pl_trainer
+    plugin = pl_trainer.precision_plugin
+    plugin.load_state_dict((at.state or {}).get(type(plugin).__qualname__, {}))
 
 
 def _load_loop(at: Moment, _: None) -> None:
@@ -192,9 +193,11 @@ def _load_loop(at: Moment, _: None) -> None:
     loop = at.pl_trainer.fit_loop.epoch_loop
     total = at.state.get("loops", {}).get("fit_loop", {}).get("epoch_loop.batch_progress", {}).get("total", {})
     set_counts(loop.batch_progress.total, total.get("ready", 0))
-    finished, fit_loop = at.state["nbtrain"]["finished"], at.pl_trainer.fit_loop
+    finished = at.state["nbtrain"]["finished"]
+    fit_loop = at.pl_trainer.fit_loop
     if isinstance(loop, OwnEpochLoop) and isinstance(fit_loop, OwnFitLoop):
-        loop.start_at, fit_loop.resumes_epoch = finished or 0, bool(finished) or _has_begun(at.state)
+        loop.start_at = finished or 0
+        fit_loop.resumes_epoch = bool(finished) or _has_begun(at.state)
     elif finished or _has_begun(at.state):
         for loops in callbacks_of(at.pl_trainer, StockLoops):
             loops.start_at = finished or 0
@@ -406,10 +409,12 @@ def take_named(at: Moment, names: Container[str]) -> dict[str, Any]:
 
 def take_parts(at: Moment) -> dict[str, Any]:
     """Take nbtrain's part of a state. In mid-epoch all ranks must call it; the result has the parts of each rank."""
-    trainer, is_open = at.trainer, at.finished is not None
+    trainer = at.trainer
+    is_open = at.finished is not None
     parts = parts_of(trainer)
     of_rank_names = [name for name, part in parts.items() if part.of_rank]
-    found, of_ranks = take_named(at, parts.keys() - {*of_rank_names}), take_named(at, of_rank_names)
+    found = take_named(at, parts.keys() - {*of_rank_names})
+    of_ranks = take_named(at, of_rank_names)
     values = gather(of_ranks) if is_open else []
     return {
         **found,

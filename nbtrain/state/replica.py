@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -98,7 +98,7 @@ def _stateful(trainer: TrainerProtocol) -> dict[str, Any]:
 def _added(trainer: TrainerProtocol) -> dict[type[AddOnBase], AddOnBase]:
     """The addons that `add_on` was given, without the one that launches."""
     found: dict[Any, Any] = {type(addon): addon for addon in trainer.active_addons}
-    composed = cast("type[Any]", type(trainer))
+    composed: Any = type(trainer)
     return {kind: found[kind] for kind in composed.addons if not issubclass(kind, Launcher)}
 
 
@@ -148,13 +148,15 @@ def drive_copy(
 # %% ../../nbs/state/replica.ipynb #f0c20e07
 def run_copy(trainer: StatefulTrainer, drive: Callable[..., tuple[Status, str]], loaders: tuple[Any, Any]) -> tuple[Status, str]:
     """Call `drive` with a replica of `trainer` in this rank of torchrun or SLURM, and load its state into `trainer`."""
-    before, states = replace(trainer.train_state.counts), list[bytes]()
+    before = replace(trainer.train_state.counts)
+    states: list[bytes] = []
     copy, *own = OwnCopies((trainer, *loaders)).make()
     rank = _begin_in_world(copy, trainer)
     try:
         return drive_copy(rank, drive, own, lambda: states.append(dumps(take_state(copy, own))))
     finally:
-        trainer.control.signum, trainer.control.together = copy.control.signum, None
+        trainer.control.signum = copy.control.signum
+        trainer.control.together = None
         restore_trainer(trainer, loaders, states[-1] if states else None, before)
 
 

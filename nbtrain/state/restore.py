@@ -187,7 +187,8 @@ def fit_setup(
 
 def _reads_same_data(saved: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
     """Whether the loader differs in the size of its batches at most, or one of both is unknown."""
-    before, now = saved.get("loader"), given.get("loader")
+    before = saved.get("loader")
+    now = given.get("loader")
     if before is None or now is None:
         return True
     return {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)} <= {"batches", "batch_size"}
@@ -213,8 +214,8 @@ def check_optimizer(trainer: TrainerProtocol, state: Mapping[str, Any], path: Pa
     groups = state["optimizer_states"][0].get("param_groups") if trainer.optimizer is not None else None
     if groups is None or state["nbtrain"].get("groups"):  # an optimizer made of several, or the groups are restored, too
         return
-    assert trainer.optimizer is not None
-    saved, given = ([len(group["params"]) for group in part] for part in (groups, trainer.optimizer.param_groups))
+    optimizer: Any = trainer.optimizer
+    saved, given = ([len(group["params"]) for group in part] for part in (groups, optimizer.param_groups))
     if saved != given:
         saved, given = (", ".join(map(str, sizes)) for sizes in (saved, given))
         raise CheckpointError(
@@ -236,12 +237,16 @@ def places_in(own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _put_back(at: Moment) -> None:
-    trainer, state = at.trainer, dict(at.state or {})
+    trainer = at.trainer
+    state = dict(at.state or {})
     put_parts("now", at)
     trainer.train_state.run -= 1  # the next run is the one that was saved
     states = trainer.states
-    states.restored, states.restored_from, states.is_rewound = state, at.name, at.whole
-    states.rest, states.places = without_weights(state), places_in(state["nbtrain"])
+    states.restored = state
+    states.restored_from = at.name
+    states.is_rewound = at.whole
+    states.rest = without_weights(state)
+    states.places = places_in(state["nbtrain"])
 
 
 def restore(
@@ -289,7 +294,8 @@ def restore_end(trainer: StatefulTrainer) -> None:
     if "end" in states.restored:  # it ended within an epoch
         ended = states.restored = {**states.restored, **states.restored["end"]}
         del ended["end"]
-        states.rest, states.places = without_weights(ended), places_in(ended["nbtrain"])
+        states.rest = without_weights(ended)
+        states.places = places_in(ended["nbtrain"])
         put_parts("now", Moment(trainer, state=ended, without=("model", "optimizers", "run", "first_epoch")))
         trainer.train_state.history.epochs[-1].path = Path(states.restored_from)
         _restore_best(trainer, ended, states.restored_from)
@@ -308,7 +314,8 @@ def restore_kept(trainer: StatefulTrainer, kept: KeptState) -> list[str]:
     if "training_state_dict" not in state:
         for addon in trainer.active_addons:
             addon.reset_weights(trainer)  # of a state from before the first update, when there were none
-    here, at = trainer.train_state, Moment(trainer, state=state, name=kept.name, whole=True)
+    here = trainer.train_state
+    at = Moment(trainer, state=state, name=kept.name, whole=True)
     _put_back(at)
     drop_new(trainer, kept.places)
     best = kept.best_weights
@@ -341,7 +348,8 @@ def best_weights_of(
 
     Calls `note` if the file can't be read. `is_named=False`: the history names no best epoch, so no file is read.
     """
-    weights, best = state["nbtrain"].get("best_weights"), state["nbtrain"]["best"]
+    weights = state["nbtrain"].get("best_weights")
+    best = state["nbtrain"]["best"]
     file = Path(checkpoint).with_name(Path(best).name) if best is not None and is_named else None
     if file is not None:
         try:
@@ -355,7 +363,8 @@ def best_weights_of(
 
 
 def _restore_best(trainer: TrainerProtocol, state: Mapping[str, Any], checkpoint: str | Path) -> None:
-    row, note = trainer.train_state.history.best, trainer.recorder.note
+    row = trainer.train_state.history.best
+    note = trainer.recorder.note
     trainer.train_state.best_weights, file = best_weights_of(trainer.model, state, checkpoint, note, is_named=row is not None)
     if row is not None and file is not None:
         row.path = file

@@ -52,7 +52,8 @@ def epochs_left(trainer: TrainerBase, n_epoch: int, resume: str | Path, loader: 
     refuse_while_on(trainer.control, trainer.recorder.place)
     if trainer.mode == "test":
         raise ConfigError("In mode 'test' there is no run to resume.", remedy="Load the state with load_state(path).")
-    manager, states = trainer._required_service(StateService), trainer.states
+    manager = trainer._required_service(StateService)
+    states = trainer.states
     check_left_out(trainer, without)
     is_newest = resume in ("auto", "last")
     if without and is_newest and (states.is_rewound or (trainer.origin.is_over and _is_changed(trainer))):
@@ -86,7 +87,8 @@ def fit_reached(
 
     Raises ConfigError if it has just these epochs, and was trained with other settings.
     """
-    own, path = state["nbtrain"], Path(checkpoint)
+    own = state["nbtrain"]
+    path = Path(checkpoint)
     name = path.parent.parent.name if path.parent.name == FOLDER else path.name
     epoch = own["counts"]["epoch"]
     if epoch < n_epoch and not _is_passed(n_epoch, epoch, own.get("ends", {})):
@@ -121,7 +123,8 @@ def _without(found: Mapping[str, str], saved: Mapping[str, Any], given: Mapping[
 
 def continue_from(trainer: TrainerBase, path: str | Path, n_epoch: int) -> int:
     """Continue the run that was restored from `path` until it has `n_epoch` epochs, or be at its end. Returns the epochs that are left."""
-    state, saved = trainer.train_state, trainer.states.restored or {}
+    state = trainer.train_state
+    saved = trainer.states.restored or {}
     left = _left(trainer, n_epoch, saved)
     is_after_session = state.session is not None and trainer.open_session is None
     if is_after_session:
@@ -198,7 +201,8 @@ def _is_passed(n_epoch: int, epoch: int, ends: Mapping[int, int]) -> bool:
 
 def _in_words(trainer: TrainerBase, n_epoch: int, left: int) -> str:
     """What was there of the `n_epoch` epochs of a run, and what is left."""
-    here, ended = trainer.train_state.counts.epoch, trainer.train_state.ends.get(n_epoch)
+    here = trainer.train_state.counts.epoch
+    ended = trainer.train_state.ends.get(n_epoch)
     there = f"{here} epoch{' was' if here == 1 else 's were'} there"
     if left:
         return f"{here} of {n_epoch} epochs {'was' if here == 1 else 'were'} there; {left} more"
@@ -223,7 +227,8 @@ def _why_ended(trainer: TrainerBase) -> str:
 
 def _has_waited(trainer: TrainerBase, saved: Mapping[str, Any]) -> bool:
     """Whether early stopping ended the `saved` run."""
-    counts, given = trainer.train_state.counts, trainer.lightning
+    counts = trainer.train_state.counts
+    given = trainer.lightning
     if counts.epoch < (given.get("min_epochs") or 0) or counts.step < (given.get("min_steps") or 0):
         return False
     return has_stopped(trainer, saved)
@@ -315,7 +320,8 @@ def keep_given(
 
 def _begin_schedule(state: dict[str, Any]) -> None:
     """Let the schedule begin again."""
-    again, schedules = {"factor": 1.0, "begin": {"again": True}}, schedules_in(state)
+    again = {"factor": 1.0, "begin": {"again": True}}
+    schedules = schedules_in(state)
     state["callbacks"] = {key: again if any(value is one for one in schedules) else value for key, value in state["callbacks"].items()}
     state["lr_schedulers"] = []
 
@@ -342,7 +348,8 @@ def _early_stops(trainer: StatefulTrainer) -> list[EarlyStopping]:
 
 def _begin_patience(trainer: StatefulTrainer, state: dict[str, Any]) -> None:
     """Let early stopping count from here on, with the patience that is given here."""
-    state["stopped"], state["nbtrain"]["ends"] = {}, {}
+    state["stopped"] = {}
+    state["nbtrain"]["ends"] = {}
     states = state["callbacks"] = dict(state["callbacks"])
     for key, value in states.items():
         for counter, beside in (("wait_count", "stopped_epoch"), ("n_waited", "best_value")):
@@ -359,7 +366,8 @@ def _ratio(saved: Any, given: Any) -> float:
         raise ConfigError(
             "without=('lr',): this checkpoint doesn't say which rate was given.", remedy="Set it after the resume: set(lr=...)."
         )
-    before, now = as_list(saved), as_list(given)
+    before = as_list(saved)
+    now = as_list(given)
     n = max(len(before), len(now))
     ratios = {rate_of_next(lr) / rate_of_next(was) for was, lr in zip(before * (n // len(before)), now * (n // len(now)))}
     if max(ratios) - min(ratios) > 1e-9 * max(ratios):
@@ -409,7 +417,8 @@ def go_back(trainer: TrainerBase, before: Counts, loader: Any, valid_loader: Any
 
     `between_epochs`: only to the end of an epoch, from where another number of processes can continue.
     """
-    state, goal = trainer.train_state, trainer.recorder.goal
+    state = trainer.train_state
+    goal = trainer.recorder.goal
     found = _newest(trainer, ends_epoch if between_epochs else bool)
     path = found[0] if found is not None and found[1] > before.processed else None
     if path is None:

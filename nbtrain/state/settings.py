@@ -82,9 +82,11 @@ def _plain(value: Any) -> Any:
 def _of_loader(loader: Any) -> dict[str, Any]:
     loader = as_loader(innermost(loader))
     if is_several(loader):
-        parts, kind = parts_of(loader), mode_of(loader)
+        parts = parts_of(loader)
+        kind = mode_of(loader)
     else:
-        parts, kind = getattr(loader, "loaders", None), _name(loader)
+        parts = getattr(loader, "loaders", None)
+        kind = _name(loader)
     if isinstance(parts, Mapping):
         found: dict[str, Any] = {"class": kind, "batches": len(parts)}
         for key, part in parts.items():
@@ -98,7 +100,8 @@ def _of_loader(loader: Any) -> dict[str, Any]:
 
 def _of_data_loader(loader: Any) -> dict[str, Any]:
     """Describe a DataLoader, or an object with the same attributes."""
-    sampler, found = getattr(loader, "batch_sampler", None), dict[str, Any]()
+    sampler = getattr(loader, "batch_sampler", None)
+    found: dict[str, Any] = {}
     for name in ("batch_size", "drop_last"):
         value = getattr(loader, name, None)
         if value is None:
@@ -179,7 +182,8 @@ def differences(saved: Mapping[str, Mapping[str, Any]], given: Setup) -> dict[st
     """Describe the differences by part. Parts that are missing in one of the two are not compared."""
     found = {}
     for part in sorted(saved.keys() & given.keys()):
-        before, now = saved[part], given[part]
+        before = saved[part]
+        now = given[part]
         names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         if names[1:] or "parameters" not in before.keys() & now.keys():  # names of parameters add nothing here, or are unknown
             names = [name for name in names if name != "parameters"]
@@ -218,7 +222,8 @@ def check_setup(own: Mapping[str, Any], given: Setup, path: Path, *, strict: boo
     mid-epoch it may not. Another number of workers is never refused.
     `own`: nbtrain's part of the state.
     """
-    restored, is_open = restored_parts(own, given), own["finished"] is not None
+    restored = restored_parts(own, given)
+    is_open = own["finished"] is not None
     found = {part: text for part, text in differences(own.get("setup", {}), given).items() if part not in restored}
     refused = {part: text for part, text in found.items() if (is_open and part != WORKERS) or part == "optimizer"}
     if not refused or not strict:

@@ -53,11 +53,13 @@ class States:
         self.open_loader: ResumableLoader | None = None
         self.open_valid: ValidLoader | None = None
         self.loaders: tuple[Any, Any] = None, None
-        self.attributes, self.all_attributes = AttributeState(), AttributeState(whole=True)
+        self.attributes = AttributeState()
+        self.all_attributes = AttributeState(whole=True)
         self.setup: Setup | None = None  # of the run, for states in memory
         self.given: Setup | None = None  # what the trainer was given before callbacks changed it
         self.reasons: dict[str, None] = {}
-        self.rest, self.places = dict[str, Any](), dict[str, Any]()
+        self.rest: dict[str, Any] = {}
+        self.places: dict[str, Any] = {}
         self._noted: set[str] = set()  # the notes of this run, each added once
         self.notes: list[str] = []  # of the newest restore, if training continues from it
 

@@ -30,7 +30,8 @@ class Triggers:
     """Whether a checkpoint is due, by the options of StateManagerAddon. `clock` returns seconds."""
 
     def __init__(self, options: SaveTimes, clock: Callable[[], float] = time.monotonic) -> None:
-        self.options, self._clock = options, clock
+        self.options = options
+        self._clock = clock
         self._saved_s = clock()
         self.best_rows: list[Row] = []  # with `keep_best_n`: the best so far
 
@@ -41,7 +42,8 @@ class Triggers:
 
     def open(self, history: History) -> None:
         """A run begins."""
-        self._saved_s, n = self._clock(), self.options.keep_best_n
+        self._saved_s = self._clock()
+        n = self.options.keep_best_n
         known = {row["processed"]: row for row in (*history.validations, *history.epochs) if row.path is not None}
         self.best_rows = history._ranked(known.values(), n) if n else []
 
@@ -51,7 +53,8 @@ class Triggers:
 
     def after_update(self, update: int, agree: Callable[[bool], bool] = bool) -> bool:
         """`agree`: whether it is so in one of the ranks, whose clocks differ."""
-        every, minutes = self.options.every_n_steps, self.options.every_n_minutes
+        every = self.options.every_n_steps
+        minutes = self.options.every_n_minutes
         is_late = minutes is not None and agree(self._clock() - self._saved_s >= 60 * minutes)
         return is_late or (every is not None and update % every == 0)
 
