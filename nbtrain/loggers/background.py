@@ -62,7 +62,8 @@ class RetryQueue:
     """
 
     def __init__(self, retry_s: float, on_first_error: Callable[[Exception], None]) -> None:
-        self.retry_s, self.on_first_error = retry_s, on_first_error
+        self.retry_s = retry_s
+        self.on_first_error = on_first_error
         self.error: Exception | None = None
         self.n_lost = self.n_passed = 0
         self.is_closed = False
@@ -182,7 +183,9 @@ class _Sender:
     """The thread of a logger in one run: it connects, delivers calls and closes."""
 
     def __init__(self, label: str, connect: Connect, retry_s: float, on_connected: Callable[[], None]) -> None:
-        self.label, self.connect, self.on_connected = label, connect, on_connected
+        self.label = label
+        self.connect = connect
+        self.on_connected = on_connected
         self.random_state: Any = None  # of Python, before connecting: neptune's client draws names from it
         self.logger: Any = None  # a Logger, once it is connected
         self.notes: deque[str] = deque()

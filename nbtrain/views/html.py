@@ -371,9 +371,11 @@ def record_html(
     `name`: that of the run among others.
     """
     live = live if board.is_on or has_slider else None  # what stays is the same in every execution
-    live_class, parts = "", []
+    live_class = ""
+    parts = []
     if live is not None:
-        live_class, parts = f' class="{live.name}"', [live.rules_html]
+        live_class = f' class="{live.name}"'
+        parts = [live.rules_html]
     parts.append(f'<div style="{_ONE_LINE}"><strong>{escape(title_line(board, name))}</strong></div>')
     if board.is_on:
         parts += _live_parts(board, live, gap)

@@ -300,7 +300,9 @@ class Board:
         continues = bool(self.header) and p.run == self.progress.run
         self.before_s = max(0.0, self.total_s - p.elapsed_s)
         self.begun_s = self.begun_s or event.time_s
-        self.header, self.status, self.reason = dict(event.data), "running", ""
+        self.header = dict(event.data)
+        self.status = "running"
+        self.reason = ""
         self.speed = Speed(p.elapsed_s)
         self.tables.clear()
         self.place = RunPlace(self.place.first_epoch if continues else p.epoch)
@@ -888,7 +890,8 @@ def title_line(board: Board, name: str = "") -> str:
     `name`: that of the run among others. By default it is that of its folder; without one, when it started: `started 14:05`.
     """
     started = time.strftime("started %H:%M", time.localtime(board.begun_s)) if board.begun_s else ""
-    line, lr = header_line(board.header, name or board.name or started), None if board.is_on else fixed_lr(board)
+    line = header_line(board.header, name or board.name or started)
+    lr = None if board.is_on else fixed_lr(board)
     return line if lr is None else f"{line} · lr {format_value(lr)}"
 
 
