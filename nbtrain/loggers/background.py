@@ -96,7 +96,7 @@ class RetryQueue:
                     return
                 self._wait(wait_s)
                 wait_s = min(2 * wait_s, _MAX_WAIT_S)
-                n_attempts = n_attempts + 1
+                n_attempts += 1
 
     def _next(self) -> Callable[[], Any] | None:
         with self._changed:

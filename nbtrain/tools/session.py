@@ -79,7 +79,10 @@ class RoundMemory:
 
     def begin(self) -> None:
         """A new round begins here."""
-        self.ended, self._at_runs, self.kept, self.random = [], [], self.copy(), random_state()
+        self.kept = self.copy()
+        self.random = random_state()
+        self.ended = []
+        self._at_runs = []
 
     def go_back(self, kept: Any, random: dict[str, Any]) -> None:
         """Restore the start of the round."""
@@ -94,7 +97,9 @@ class RoundMemory:
 
     def call(self, n_epoch: int) -> int:
         """A run is called. Returns its index. If it has begun before the cell was run again, your state is as it was then."""
-        index, self._n_called, self.n_epochs = self._n_called, self._n_called + 1, self.n_epochs + n_epoch
+        index = self._n_called
+        self._n_called += 1
+        self.n_epochs += n_epoch
         if index < len(self._at_runs):
             self.put(self._at_runs[index])
         else:
@@ -168,7 +173,7 @@ class SavedSession:
     def resume(self, resume: str | Path, n_rounds: int | None) -> str:
         """Restore the session that `resume` names. Returns where it is: "new", in a "round", or "finished", which has `n_rounds`."""
         trainer = self.trainer
-        state = self.trainer.train_state
+        state = trainer.train_state
         manager = saved_states(trainer)
         if trainer.origin.is_over and not state.rounds:  # after a run of this trainer, in which there was no session
             return "new"
@@ -315,7 +320,7 @@ class Session(Listed):
     # -- begin
     def __enter__(self) -> Session:
         trainer = self.trainer
-        left = self.trainer.open_session
+        left = trainer.open_session
         assert left is None or isinstance(left, Session)
         if left is not None and not left.is_left:
             raise ConfigError("A session of this trainer is open.", remedy="Open one session around the outermost loop.")
@@ -340,7 +345,7 @@ class Session(Listed):
 
     def _open(self) -> None:
         trainer = self.trainer
-        state = self.trainer.train_state
+        state = trainer.train_state
         found = "new" if self.resume is None else self._saved.resume(self.resume, self.n_rounds)
         kept = state.session["kept"] if state.session is not None else None
         if self.resume is None:
@@ -362,7 +367,7 @@ class Session(Listed):
     def _adopt(self, left: Session) -> None:
         """Continue the round in which a session of this process was left."""
         trainer = self.trainer
-        result = self.trainer.result
+        result = trainer.result
         self._memory = left._memory
         self.sinks, self.view, self._loader, self._top, self._has_begun = left.sinks, left.view, left._loader, left._top, True
         is_open = len(self._memory.ended) < self._place["n_runs"] and trainer.control.state == "idle"
@@ -428,7 +433,7 @@ class Session(Listed):
 
     def _start(self, index: int, n_epoch: int, loader: Any, valid_loader: Any) -> RunResult | RunHandle:
         trainer = self.trainer
-        state = self.trainer.train_state
+        state = trainer.train_state
         left = self._saved.left(index, n_epoch, None if is_data_source(loader) else loader)
         before = self._loader
         self._loader = loader
@@ -484,7 +489,7 @@ class Session(Listed):
         was_open = place["number"] > 0
         if was_open and not place["done"]:
             place.update(done=True, kept=self._memory.copy(), n_runs=0, start=None, ends=[])
-            trainer.train_state.rounds = trainer.train_state.rounds | {self.n_rounds: place["round"]}
+            trainer.train_state.rounds |= {self.n_rounds: place["round"]}
             trainer.origin.find_end()
             self._saved.save()
         self._close(status, reason)
