@@ -489,7 +489,7 @@ class Session(Listed):
         was_open = place["number"] > 0
         if was_open and not place["done"]:
             place.update(done=True, kept=self._memory.copy(), n_runs=0, start=None, ends=[])
-            trainer.train_state.rounds |= {self.n_rounds: place["round"]}
+            trainer.train_state.rounds = trainer.train_state.rounds | {self.n_rounds: place["round"]}
             trainer.origin.find_end()
             self._saved.save()
         self._close(status, reason)
