@@ -242,12 +242,11 @@ class WrappedModule(StepModule):
 
     def _keep_logged(self) -> None:
         """Keep what was logged for the epoch in the pass that ends; in several processes that of rank 0."""
-        strategy = self.trainer.strategy
         results = current_results(self.trainer)
         assert results is not None
         found = results.metrics(on_step=False)["callback"]
         twice = {f"{name}_epoch" for name in found}  # what was also logged by step has two names
-        self._keep(strategy.broadcast({name: float(value) for name, value in found.items() if name not in twice}))
+        self._keep(self.trainer.strategy.broadcast({name: float(value) for name, value in found.items() if name not in twice}))
         for metric in results.result_metrics if self.trainer.world_size > 1 else ():
             meta = metric.meta
             is_apart = metric.is_tensor and meta.on_epoch and not meta.sync.should and not meta.sync.rank_zero_only
