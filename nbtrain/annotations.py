@@ -62,12 +62,11 @@ def _fits_kind(value: Any, hint: Any) -> bool:
         return True
     if hint in (None, NoneType):
         return value is None
-    if hint in (bool, int, float):
-        # Whether `value` is a bool, an int or a float by these rules.
-        if hint is bool or isinstance(value, bool):
-            return hint is bool and isinstance(value, bool)
-        if hint is int:
-            return isinstance(value, int) and abs(value) < _TOO_LARGE
+    if hint in (int, float) and isinstance(value, bool):
+        return False
+    if hint is int:
+        return isinstance(value, int) and abs(value) < _TOO_LARGE
+    if hint is float:
         return isinstance(value, Real) and value == value  # NaN can't be meant
     if hint is Callable:
         return callable(value)

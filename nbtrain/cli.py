@@ -65,7 +65,8 @@ def _follow(arguments: argparse.Namespace) -> None:
     from nbtrain.history.run_lock import SignOfLife
     from nbtrain.views.terminal import stream_view
 
-    run_dir, view = find_run(arguments.run), stream_view(sys.stdout)
+    run_dir = find_run(arguments.run)
+    view = stream_view(sys.stdout)
     view.board.name = run_dir.name
     follow(recorded_events(run_dir), view, gone=SignOfLife(run_dir).gone)
 
@@ -396,7 +397,8 @@ def _help(name: str) -> str:
     from nbtrain.compat.config_fields import describe_accepted
     from nbtrain.config.schema import describe_fields
 
-    command, usage = _CONFIGURED[name], _USAGE[name]
+    command = _CONFIGURED[name]
+    usage = _USAGE[name]
     examples = (command.__doc__ or "").partition(": ")[2].split(", ")
     options = [f"  {word:<20}  {meaning}" for word, meaning in _MEANINGS.items() if re.search(rf"{re.escape(word)}(?![\w,.])", usage)]
     parts = [

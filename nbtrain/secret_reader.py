@@ -175,7 +175,8 @@ class _Frame:
 
     def hides(self, text: str) -> bool:
         """Whether the string `text` is a secret where it stands."""
-        keys, is_positional = self.current(), self.keys is self.given or not self.call
+        keys = self.current()
+        is_positional = self.keys is self.given or not self.call
         if any(is_value(key, text) and (not self.compared or rank(key) == 2) for key in keys):
             return True
         if self.opener and not self.call and any(map(_HOLDS_SEVERAL.fullmatch, keys)):
@@ -200,7 +201,8 @@ class _Frame:
         elif not self.keys:
             self.names.append(self.name)
         if _COMPARES.fullmatch(self.call):
-            self.said, self.said_at = self.name, self.n_items
+            self.said = self.name
+            self.said_at = self.n_items
         self.n_items += 1
         self.name = self.annotated = self.compared = ""
 
@@ -212,7 +214,8 @@ class _Frame:
         targets = [name] if self.call else [*self.names, name]
         if len(self.keys) != 1 or len(targets) > 1 or self.call or rank(name) >= rank(self.keys[0]):  # else a = password = …
             self.keys = targets
-        self.names, self.n_items = [], self.n_items if self.call else 0
+        self.names = []
+        self.n_items = self.n_items if self.call else 0
 
 
 # %% ../nbs/secret_reader.ipynb #12cac0ef
@@ -220,7 +223,8 @@ class Reader:
     """Reads code, or text with quoted values in it, token by token. It needs no whole file: a hunk of a diff will do."""
 
     def __init__(self, text: str, depth: int = 0) -> None:
-        self.text, self.depth = text, depth
+        self.text = text
+        self.depth = depth
         self.frames = [_Frame()]
         self.function = self.subject = ""
         self.hidden: dict[int, tuple[int, str]] = {}  # the start of a part, with its end and what stands there instead
@@ -228,7 +232,8 @@ class Reader:
     def read(self) -> str:
         """The text without secrets in its strings and comments."""
         for match in _TOKENS.finditer(self.text):
-            kind, frame = match.lastgroup, self.frames[-1]
+            kind = match.lastgroup
+            frame = self.frames[-1]
             if kind == "name":
                 frame.name = match[0]
             elif kind == "mark":
@@ -252,7 +257,8 @@ class Reader:
                 frame.has_port = True
             elif kind == "start" or len(self.frames) == 1:
                 self.frames = [_Frame()]
-        text, end = [], 0
+        text = []
+        end = 0
         for start, (stop, new) in sorted(self.hidden.items()):
             text += [self.text[end:start], new]
             end = stop
@@ -283,15 +289,21 @@ class Reader:
         if word in source:
             frame.keys = [source[word]] if rank(source[word]) == 2 else []
         elif word == "for":
-            frame.in_for, frame.names, frame.keys = True, [], []
+            frame.in_for = True
+            frame.names = []
+            frame.keys = []
         elif word == "in" and frame.in_for:
-            frame.in_for, frame.keys, frame.names, frame.n_items = False, [*frame.names, frame.name], [], 0
+            frame.in_for = False
+            frame.keys = [*frame.names, frame.name]
+            frame.names = []
+            frame.n_items = 0
         elif word == "in":
             frame.compared = frame.name
         frame.name = ""
 
     def _open(self, text: str, frame: _Frame) -> None:
-        name, opener = text[:-1], text[-1]
+        name = text[:-1]
+        opener = text[-1]
         if name in (")", "]"):  # f(x)(y)
             self._close()
             frame = self.frames[-1]
@@ -299,7 +311,8 @@ class Reader:
             self._keyword(name, frame)
             name = ""
         self.frames.append(frame.inner(opener, name))
-        frame.name, frame.compared = name, ""
+        frame.name = name
+        frame.compared = ""
 
     def _close(self) -> None:
         if len(self.frames) == 1:
@@ -309,7 +322,8 @@ class Reader:
         if done.opener == "[" and done.call:  # config["password"] = …
             frame.name = done.name
         elif done.opener == "(" and not done.call and not frame.keys:  # (user, password) = …
-            frame.names, frame.name = [*frame.names, *done.names], done.name
+            frame.names = [*frame.names, *done.names]
+            frame.name = done.name
         if not done.call or _RUNS.fullmatch(done.call):
             self._command(done.strings)
 
@@ -322,7 +336,8 @@ class Reader:
 
     def _string(self, match: re.Match[str], frame: _Frame) -> None:
         n_quotes = len(re.match(r"\\?(?:\"{3}|'{3}|.)", match[0])[0])  # pyright: ignore[reportOptionalSubscript]
-        start, end = match.start() + n_quotes, match.end() - n_quotes
+        start = match.start() + n_quotes
+        end = match.end() - n_quotes
         text = self.text[start:end]
         if frame.annotated and self.text[max(0, match.start() - 8) : match.start()].rstrip(" rbfRBF").endswith(":"):
             frame.keys = [frame.annotated]
@@ -334,8 +349,10 @@ class Reader:
         else:
             self._replace(start, end, self._within(text))
         if _NAME.fullmatch(text) and is_secret(text):
-            frame.said, frame.said_at = text, frame.n_items
-        frame.name, frame.compared = text, ""
+            frame.said = text
+            frame.said_at = frame.n_items
+        frame.name = text
+        frame.compared = ""
         frame.strings.append((start, end))
 
 

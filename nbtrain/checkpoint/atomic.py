@@ -106,9 +106,11 @@ def written(path: Path) -> Iterator[Path]:
 
 def unwritten(path: Path, error: BaseException) -> CheckpointError:
     """The error of a file that could not be written because of `error`."""
-    reason, remedy = _reason(error), "Make room, or give another folder."
+    reason = _reason(error)
+    remedy = "Make room, or give another folder."
     if isinstance(error, FileNotFoundError) or not path.parent.exists():
-        reason, remedy = "its folder was removed", "Save again, which makes the folder."
+        reason = "its folder was removed"
+        remedy = "Save again, which makes the folder."
     found = CheckpointError(f"{path.name} could not be written: {reason}.", where=str(path), remedy=remedy)
     found.__cause__ = error
     return found
@@ -166,7 +168,8 @@ def point_to(link: str | Path, target: str | Path, *, copy: bool = False) -> Non
 
     `copy`: always copy. Raises CheckpointError if that fails.
     """
-    link, target = Path(link), Path(target)
+    link = Path(link)
+    target = Path(target)
     with written(link) as temp:
         if not copy:
             try:

@@ -24,7 +24,8 @@ class DeviceCopies:
     """
 
     def __init__(self, gpu: Any = torch.cuda) -> None:
-        self.gpu, self.delays_training = gpu, False
+        self.gpu = gpu
+        self.delays_training = False
         self._streams: dict[torch.device, Any] = {}  # of copies
         self._room: dict[torch.device, int] = {}  # bytes that clones may still take
         self._events: list[Any] = []  # after the last copy of each stream
@@ -33,13 +34,15 @@ class DeviceCopies:
         """Begin to copy `source` as it is now `into` page-locked memory."""
         device = source.device
         if device not in self._streams:
-            self._streams[device], self._room[device] = self.gpu.Stream(device), self.gpu.mem_get_info(device)[0] // _SHARE
+            self._streams[device] = self.gpu.Stream(device)
+            self._room[device] = self.gpu.mem_get_info(device)[0] // _SHARE
         if source.nbytes > self._room[device]:
             into.copy_(source, non_blocking=True)  # the training's stream keeps the order
             self.delays_training = True
             return
         self._room[device] -= source.nbytes
-        clone, stream = source.detach().clone(), self._streams[device]
+        clone = source.detach().clone()
+        stream = self._streams[device]
         stream.wait_stream(self.gpu.current_stream(device))
         with self.gpu.stream(stream):
             into.copy_(clone, non_blocking=True)

@@ -68,7 +68,8 @@ def write_folder(
     For a sharded checkpoint, whose shards have already been written: `parts` is the index of their tensors for `join_parts`, and
     `part_files` is what `seen_file` returned for their files.
     """
-    encoder, part_files = Encoder(), part_files or {}
+    encoder = Encoder()
+    part_files = part_files or {}
     content: State = {"version": _VERSION, "state": encoder.encode(taken.state), "views": encoder.encode(list(taken.views.items()))}
     if encoder.weights or not part_files:
         save_file(encoder.weights, folder / "model.safetensors", metadata={"format": "pt"} | encoder.tied)
@@ -235,7 +236,8 @@ def _sealed_content(folder: Path) -> Mapping[str, Any]:
         raise CheckpointError("state.json is cut off or damaged: its checksum does not match.")
     content = json.loads(text, object_pairs_hook=_without_duplicates)
     _check_version("state.json", content)
-    files, n_ranks = content["files"], content.get("ranks", 0)
+    files = content["files"]
+    n_ranks = content.get("ranks", 0)
     wanted = {part_file(rank, n_ranks) for rank in range(min(n_ranks, len(files)))} | set(_TENSOR_FILES[1 if n_ranks else 0 :])
     if not wanted <= files.keys() <= wanted | {*_TENSOR_FILES, "config.json"}:
         raise CheckpointError(f"state.json lists invalid files, or not all: {', '.join(map(repr, sorted(files)))}.")
@@ -466,13 +468,16 @@ class Writer:
         """
         self.wait()
         self._snapshot = snapshot(state, into=self._snapshot, copied=copied, rests=rests)
-        self._done, self._held = threading.Event(), (Path(path), save_format, config, then)
+        self._done = threading.Event()
+        self._held = (Path(path), save_format, config, then)
         if not hold:
             self.release()
 
     def release(self, more: Mapping[str, Any] | None = None) -> None:
         """Write the held snapshot, if there is one, with the values in `more`."""
-        held, taken, self._held = self._held, self._snapshot, None
+        held = self._held
+        taken = self._snapshot
+        self._held = None
         if held is None or taken is None:
             return
         if more:
@@ -496,7 +501,8 @@ class Writer:
 
     def take_errors(self) -> list[Exception]:
         """Return the exceptions of saves that failed since the last call, mostly CheckpointErrors. They are not raised elsewhere."""
-        errors, self._errors = self._errors, []
+        errors = self._errors
+        self._errors = []
         return errors
 
     def _write(

@@ -59,7 +59,8 @@ class FrozenBase:
 
     def resume(self, own: Mapping[str, Any]) -> None:
         """Restore from nbtrain's part of a state. A state with all weights has no base."""
-        self.checksums, self._seen = dict(own.get("base", {}).get("checksums", {})), {}
+        self.checksums = dict(own.get("base", {}).get("checksums", {}))
+        self._seen = {}
 
     def unchanged(self, model: nn.Module) -> dict[str, Checksum]:
         """The part of the base that is still frozen and unchanged."""

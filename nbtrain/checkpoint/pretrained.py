@@ -48,7 +48,8 @@ class PretrainedFile:
 
     def _taken(self, loaded: Loaded) -> str:
         """What was guessed: the key, and the prefixes in the names. In a checkpoint of nbtrain or Lightning nothing is."""
-        found, said = self.found, []
+        found = self.found
+        said = []
         if found.key and not (self.was_chosen or found.is_checkpoint):
             others = ""
             if len(found.others) == 1:

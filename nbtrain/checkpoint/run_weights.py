@@ -23,7 +23,9 @@ def write_weights(trainer: TrainerProtocol, folder: Path) -> None:
 
     Raises CheckpointError.
     """
-    state, last, best = trainer.train_state, folder / "last.safetensors", folder / "best.safetensors"
+    state = trainer.train_state
+    last = folder / "last.safetensors"
+    best = folder / "best.safetensors"
     history = state.history
     newest = history.epochs[-1]
     if newest.path == last:  # nothing was trained since
@@ -31,7 +33,8 @@ def write_weights(trainer: TrainerProtocol, folder: Path) -> None:
     for row in (*history.epochs, *history.validations):
         if row.path in (last, best):
             row.path = None  # the best and last files of an earlier part of the run are overwritten
-    in_checkpoints, was_written = newest.path is not None, best.exists()
+    in_checkpoints = newest.path is not None
+    was_written = best.exists()
     is_saved = history.best is not None and history.best.path is not None
     if in_checkpoints:
         with suppress(OSError):
@@ -59,13 +62,15 @@ def _file_of(trainer: TrainerProtocol, number: int) -> Path | None:
 def set_aside(trainer: TrainerProtocol) -> None:
     """If the search for the best has started again, keep the best weights so far beside; if that was withdrawn, take them back."""
     state = trainer.train_state
-    places, aside = state.history.restarts.places, state.best_before
+    places = state.history.restarts.places
+    aside = state.best_before
     for place in [place for place in aside if place not in places]:
         weights = aside.pop(place)
         state.best_weights = state.best_weights or (read_weights(weights) if isinstance(weights, Path) else weights)
     if state.best_weights is None or not places or state.history.best is not None:
         return
-    weights, state.best_weights = state.best_weights, None
+    weights = state.best_weights
+    state.best_weights = None
     aside[places[-1]] = weights
     file = _file_of(trainer, len(places))
     if file is not None and getattr(trainer, "is_main_process", True):
@@ -79,7 +84,8 @@ def set_aside(trainer: TrainerProtocol) -> None:
 def weights_before(trainer: TrainerProtocol, number: int) -> Weights:
     """The best weights before the code that computes the monitored value changed for the `number`th time. Raises CheckpointError."""
     set_aside(trainer)
-    state, file = trainer.train_state, _file_of(trainer, number)
+    state = trainer.train_state
+    file = _file_of(trainer, number)
     places = state.history.restarts.places
     found = state.best_before.get(places[number - 1]) if number <= len(places) else None
     if found is None and number <= len(places) and file is not None and file.exists():  # of an earlier process

@@ -42,7 +42,8 @@ class Ranks:
 
     def each(self, make: Callable[[], Value]) -> list[Value]:
         """Call `make` in each rank and return the results of all. All ranks must call it. If it fails in one, all of them raise."""
-        value, failed = None, None
+        value = None
+        failed = None
         try:
             value = make()
         except Exception as error:  # of any type: the other ranks wait
@@ -75,13 +76,15 @@ class ShardWriter:
         is_first = self.ranks.number == 0
         with ExitStack() as stack:
             begun = self.ranks.each(lambda: (_begin(stack, path) if is_first else None, describe_tensors(taken)))
-            held, folder = [described for _, described in begun], begun[0][0]
+            held = [described for _, described in begun]
+            folder = begun[0][0]
             assert folder is not None
             done = self.ranks.each(lambda: self._write_own(taken, folder, held))
             self.ranks.each(lambda: self._finish(stack, taken, folder, config, held, done) if is_first else None)
 
     def _write_own(self, taken: Snapshot, folder: Path, held: list[dict[Where, Held]]) -> tuple[dict[Where, str], dict[str, Any]]:
-        tensors, file = own_tensors(taken), folder / part_file(self.ranks.number, self.ranks.size)
+        tensors = own_tensors(taken)
+        file = folder / part_file(self.ranks.number, self.ranks.size)
         names = write_part({where: tensors[where] for where in choose_tensors(held, self.ranks.number, deduped=self.deduped)}, file)
         return names, seen_file(file)
 
@@ -121,8 +124,10 @@ def merge_checkpoint(files: str | Path | Iterable[str | Path], out: str | Path) 
         Traceback (most recent call last):
         CheckpointError: ...
     """
-    folder, out = _folder_of([files] if isinstance(files, (str, Path)) else list(files)), Path(out)
-    taken, config = read_snapshot(folder), folder / "config.json"
+    folder = _folder_of([files] if isinstance(files, (str, Path)) else list(files))
+    out = Path(out)
+    taken = read_snapshot(folder)
+    config = folder / "config.json"
     own = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else None
     return write_checkpoint(taken, out, "ckpt" if out.suffix else "safetensor", own)
 

@@ -146,7 +146,8 @@ def snapshot(
     can't be stored is left out with its key in the nearest dict. Raises CheckpointError for a tensor of the model or the optimizer that
     can't be stored.
     """
-    copier, done = _Copier(into.buffers if into is not None else {}, rests=rests), dict[str, Any]()
+    copier = _Copier(into.buffers if into is not None else {}, rests=rests)
+    done = dict[str, Any]()
     if copied is not None:
         old = copied.ready().state
         done = {key: value for key, value in state.items() if key in old and value is old[key]}
@@ -246,7 +247,8 @@ class _Copier:
 
     def _copy_view(self, value: Any, where: Where) -> Any:
         if isinstance(value, bytes):
-            self.views[where], value = "bytes", np.frombuffer(value, np.uint8)
+            self.views[where] = "bytes"
+            value = np.frombuffer(value, np.uint8)
         else:
             self.views[where] = "scalar" if isinstance(value, np.generic) else "array"
         try:
@@ -293,9 +295,12 @@ class Encoder:
         return {"$dict" if type(value) is dict else "$ordered": pairs}
 
     def _encode_tensor(self, tensor: Tensor, where: Where) -> Any:
-        file, tag = self.tensors, "$tensor"
+        file = self.tensors
+        tag = "$tensor"
         if where[0] == "state_dict" and len(where) == 2 and str(where[1]).startswith("model."):
-            where, file, tag = (where[1].removeprefix("model."),), self.weights, "$weight"
+            where = (where[1].removeprefix("model."),)
+            file = self.weights
+            tag = "$weight"
         order = sorted(range(tensor.ndim), key=lambda d: -tensor.stride(d))
         is_complex = tensor.dtype in _WITHOUT_FORMAT
         if (known := self._names.get((tag, id(tensor)))) is None:

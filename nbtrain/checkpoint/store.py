@@ -103,7 +103,8 @@ def go_back(folder: Path, epoch: int, update: int) -> None:
 
     Their names are listed in a file, so that none of them counts as the newest, and they are removed first.
     """
-    before, here = read_superseded(folder), (epoch, update)
+    before = read_superseded(folder)
+    here = (epoch, update)
     progress = {name: at for name in ordered_names(folder) if (at := progress_of(name))}
     now = {name for name, at in progress.items() if at > here or (name in before and at != here)}
     if before and not now:
@@ -218,7 +219,8 @@ def _without_link(save_path: str | Path, resume: str, note: Callable[[str], None
 def _note_other_best(link: Path, note: Callable[[str], None]) -> None:
     """Add a note if `best` does not point to the checkpoint of the best epoch in the history."""
     try:
-        counts, history = read_counts(link), read_history(link.parent.parent)
+        counts = read_counts(link)
+        history = read_history(link.parent.parent)
     except (CheckpointError, ConfigError):
         return  # reading the checkpoint will raise the error
     best = history.best

@@ -128,7 +128,8 @@ def _is_inside(at: Sequence[int], size: Sequence[int], shape: Sequence[int]) -> 
 
 
 def _overlap(a: tuple[Sequence[int], Sequence[int]], b: tuple[Sequence[int], Sequence[int]]) -> bool:
-    (starts, sizes), (other_starts, other_sizes) = a, b
+    starts, sizes = a
+    other_starts, other_sizes = b
     return all(p < q + m and q < p + n for p, n, q, m in zip(starts, sizes, other_starts, other_sizes))
 
 

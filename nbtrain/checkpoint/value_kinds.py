@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from enum import Enum, Flag
+from operator import attrgetter
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 from uuid import UUID
@@ -56,27 +57,24 @@ def _of_class(value: Any) -> tuple[str, Any] | None:
     return None
 
 
-def _clock(value: datetime | time) -> list[Any]:
-    return [value.hour, value.minute, value.second, value.microsecond, value.tzinfo, value.fold]
-
-
 def _pairs(value: dict[Any, Any]) -> list[Any]:
     return [[key, item] for key, item in value.items()]
 
 
-_PARTS: dict[type, Callable[[Any], list[Any]]] = {  # of the values of exactly this type, whose name is their kind
-    complex: lambda value: [value.real, value.imag],
-    range: lambda value: [value.start, value.stop, value.step],
-    slice: lambda value: [value.start, value.stop, value.step],
+_CLOCK = ("hour", "minute", "second", "microsecond", "tzinfo", "fold")
+_PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {  # of the values of exactly this type, whose name is their kind
+    complex: attrgetter("real", "imag"),
+    range: attrgetter("start", "stop", "step"),
+    slice: attrgetter("start", "stop", "step"),
     Decimal: lambda value: [str(value)],
-    Fraction: lambda value: [value.numerator, value.denominator],
+    Fraction: attrgetter("numerator", "denominator"),
     UUID: lambda value: [str(value)],
     bytearray: lambda value: [bytes(value)],
-    timedelta: lambda value: [value.days, value.seconds, value.microseconds],
-    timezone: lambda value: list(value.__getinitargs__()),
-    date: lambda value: [value.year, value.month, value.day],
-    datetime: lambda value: [value.year, value.month, value.day, *_clock(value)],
-    time: _clock,
+    timedelta: attrgetter("days", "seconds", "microseconds"),
+    timezone: timezone.__getinitargs__,  # pyright: ignore[reportAttributeAccessIssue]
+    date: attrgetter("year", "month", "day"),
+    datetime: attrgetter("year", "month", "day", *_CLOCK),
+    time: attrgetter(*_CLOCK),
     set: list,
     frozenset: list,
     deque: lambda value: [value.maxlen, list(value)],
@@ -90,7 +88,7 @@ def as_plain(value: Any) -> tuple[str, Any] | None:
     """The kind of `value` and the list of its parts; None if it can't be restored from them."""
     kind = type(value)
     if kind in _PARTS:
-        return kind.__name__, _PARTS[kind](value)
+        return kind.__name__, list(_PARTS[kind](value))
     if kind is defaultdict:
         name = None if value.default_factory is None else getattr(value.default_factory, "__name__", "")
         return ("defaultdict", [name, _pairs(value)]) if _FACTORIES.get(name) is value.default_factory else None

@@ -39,7 +39,8 @@ from ..history.run_folder import lacking, runs_in
 __all__ = ["Fitness", "StoredTensor", "DcpReader", "FoundWeights", "weights_in", "find_weights", "choose_weights"]
 
 # %% ../../nbs/checkpoint/weight_files.ipynb #17449f3e
-_POSIX, _WINDOWS = pathlib.PurePosixPath, pathlib.PureWindowsPath
+_POSIX = pathlib.PurePosixPath
+_WINDOWS = pathlib.PureWindowsPath
 _PLAIN: list[Any] = [argparse.Namespace, types.SimpleNamespace]  # attributes, and nothing else
 _PLAIN += [(kind, f"{module}.{name}") for module in ("pathlib", "pathlib._local") for kind, name in (
     (_POSIX, "PosixPath"), (_WINDOWS, "WindowsPath"), (_POSIX, "PurePosixPath"), (_WINDOWS, "PureWindowsPath"))]  # fmt: skip
@@ -145,7 +146,8 @@ class DcpReader(FileSystemReader):
         """`values`, by their names in the checkpoint, in the dicts in which they were saved."""
         found: dict[str, Any] = {}
         for name, value in values.items():
-            place, path = found, (self.index.planner_data or {}).get(name) or (name,)
+            place = found
+            path = (self.index.planner_data or {}).get(name) or (name,)
             for part in path[:-1]:
                 place = place.setdefault(part, {})
             place[path[-1]] = value
@@ -213,7 +215,8 @@ def _weight_map(index: Path) -> Mapping[str, str]:
 
 
 def _read_shards(index: Path) -> Weights:
-    places, weights = _weight_map(index), {}
+    places = _weight_map(index)
+    weights = {}
     for name in sorted(set(places.values())):
         if not (index.parent / name).is_file():
             raise CheckpointError(

@@ -167,7 +167,8 @@ class _Unfit:
         modules = {f"{path}." if path else "": part for path, part in model.named_modules(remove_duplicate=False)}
         free = tuple(path for path, part in modules.items() if loads_itself(part))
         grows = {path + name for path, part in modules.items() if not isinstance(part, BATCH_NORM) for name in buffers_of(part)}
-        ours, theirs = _shapes(state), _shapes(weights)
+        ours = _shapes(state)
+        theirs = _shapes(weights)
         others = [name for name in ours if name in theirs and name not in grows and theirs[name] != ours[name]]
         shapes = {name: f"{_sizes(theirs[name])} in the file; {_sizes(ours[name])} here" for name in others if not name.startswith(free)}
         left_out: dict[str, str] = {}
@@ -214,9 +215,11 @@ def _other_model(
     state: Mapping[str, Any] | None = None,
 ) -> CheckpointError:
     """The error for weights that don't fit. With `weights` and the model's `state`, it says what to do about their names."""
-    what, rename = f"The weights are not those of a {type(model).__name__}: {_named(differences)}", None
+    what = f"The weights are not those of a {type(model).__name__}: {_named(differences)}"
+    rename = None
     if weights is not None and state is not None:
-        ours, theirs = _shapes(state), _shapes(weights)
+        ours = _shapes(state)
+        theirs = _shapes(weights)
         n = len(ours.keys() & theirs.keys())
         what += f"; {n or 'none'} of its {len(ours)} weights {'is' if n < 2 else 'are'} there"
         unknown, missing = _unmatched(weights, state)
@@ -243,7 +246,8 @@ def _shapes(weights: Mapping[str, Any]) -> dict[str, Shape]:
 
 def _unmatched(weights: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """The shapes of the `weights` that are not in `state`, and of those in it that are not given."""
-    ours, theirs = _shapes(state), _shapes(weights)
+    ours = _shapes(state)
+    theirs = _shapes(weights)
     unknown = {name: shape for name, shape in theirs.items() if name not in ours}
     return unknown, {name: shape for name, shape in ours.items() if name not in theirs}
 
@@ -329,7 +333,8 @@ def load_weights(
         if before is not None:
             model.load_state_dict(before, strict=False)
         raise _other_model(model, [str(error).rstrip(".")], where=where) from error
-    kept, unused = [name for name in result.missing_keys if name in ours], result.unexpected_keys
+    kept = [name for name in result.missing_keys if name in ours]
+    unused = result.unexpected_keys
     if (strict and (kept or unused)) or (ours and weights and len(kept) == len(ours)):
         differences = [*(f"{n} is missing" for n in kept), *(f"{n} is unknown" for n in unused)]
         raise _other_model(model, differences, where=where, weights=given, state=state)

@@ -100,7 +100,9 @@ class CommandFile:
     """
 
     def __init__(self, run_dir: Path, note: Callable[[str], Any], start: int = 0) -> None:
-        self.run_dir, self.note, self.place = run_dir, note, start
+        self.run_dir = run_dir
+        self.note = note
+        self.place = start
         self._noted: set[str] = set()
 
     def new(self) -> list[tuple[str, dict[str, Any]]]:
@@ -120,7 +122,8 @@ class CommandFile:
         """The command of a line, with its options."""
         try:
             content = json.loads(line)
-            name, options = content["do"], content["options"]
+            name = content["do"]
+            options = content["options"]
             if not isinstance(options, dict) or (options and name != "set"):
                 raise ValueError
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -160,7 +163,9 @@ class CommandReader:
     """
 
     def __init__(self, trainer: TrainerBase, run_dir: Path, *, every_s: float = 1.0) -> None:
-        self.trainer, self.run_dir, self.every_s = trainer, run_dir, every_s
+        self.trainer = trainer
+        self.run_dir = run_dir
+        self.every_s = every_s
         self.commands: list[tuple[Any, ...]] = []
         self.signum: int | None = None
         self._file = CommandFile(run_dir, trainer.recorder.note, trainer.world.agree(self._read_place))

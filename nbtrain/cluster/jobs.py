@@ -495,7 +495,8 @@ class JobHandle:
             time.sleep(0.1 if self.info.cluster == "local" else 1.0)
         # Wait until the view has the end of the run, and send it from the current cell: see `NotebookView.refresh`.
         if self._shown is not None:
-            (view, thread), self._shown = self._shown, None
+            view, thread = self._shown
+            self._shown = None
             thread.join(_ASK_EVERY_S * 5)
             if isinstance(view, NotebookView):
                 view.refresh()
@@ -570,7 +571,8 @@ class JobHandle:
             "save": self.save_state,
             "validate": self.validate_now,
         }
-        events, controls = self._events(), Controls(actions)
+        events = self._events()
+        controls = Controls(actions)
         self._shown = _show(self.run_dir, events, controls, is_over=lambda has_ended: not self.is_on, gone=self._lost)
 
     def _lost(self) -> str:

@@ -170,7 +170,9 @@ class RayLaunch:
         self._job = job
         self._trainer = job.trainer
         self._backend = backend
-        self._n, self._each, self._max_restarts = n, each, max_restarts
+        self._n = n
+        self._each = each
+        self._max_restarts = max_restarts
         data = pack(job, parts=job.parts)
         self._before = replace(job.trainer.train_state.counts)
         self._at_first = OwnCopies(job) if max_restarts else None
@@ -369,7 +371,8 @@ class RayLaunch:
                 self._ray.kill(member, no_restart=False)
         job = self._job
         trainer = cast(Any, self._trainer)
-        before, n = self._n, _addon_of(trainer)._shrink_to(self._places_left(), trainer)
+        before = self._n
+        n = _addon_of(trainer)._shrink_to(self._places_left(), trainer)
         path = go_back(trainer, self._before, *job.loaders, between_epochs=n < before)
         lost = first_line(cause) if isinstance(cause, WorkerError) else f"Rank {cause.rank} has lost the others."
         fewer = ""
@@ -498,7 +501,8 @@ class RayAddon(RanksAddon):
                 self.use(devices[:n])
                 self._fit_parallelism(trainer)
                 return n
-        self.devices, self.parallelism = devices, parallelism
+        self.devices = devices
+        self.parallelism = parallelism
         return len(devices)
 
     def launch(self, trainer: Any, drive: Any, loader: Any, valid_loader: Any) -> tuple[Status, str]:

@@ -151,7 +151,8 @@ def check_node(found: dict[str, Any], folder: str, *, has_shards: bool = False) 
     problem = found["problem"]
     remedy = "one where the node may write, or none."
     if not problem and has_shards and not found["shares"]:
-        problem, remedy = "each rank writes its shard, and the node does not share the disk", "or save_type='merged'."
+        problem = "each rank writes its shard, and the node does not share the disk"
+        remedy = "or save_type='merged'."
     if problem:
         raise ConfigError(
             f"The node {node} can't use the run folder: {problem}.",

@@ -52,7 +52,9 @@ class FolderSender:
     """
 
     def __init__(self, run_dir: Path, send: Callable[[Change], Any], n_waiting: Callable[[], int]) -> None:
-        self.run_dir, self._send, self._n_waiting = run_dir, send, n_waiting
+        self.run_dir = run_dir
+        self._send = send
+        self._n_waiting = n_waiting
         self._sent: dict[str, Any] = {}
         self._is_done = threading.Event()
         self._thread = threading.Thread(target=self._work, name="nbtrain sent folder", daemon=True)

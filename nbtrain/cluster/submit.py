@@ -114,8 +114,9 @@ class JobInfo:
 def check_environment(info: JobInfo) -> None:
     """Raise ConfigError if this process differs from the notebook in a version, or lacks a folder that modules are imported from."""
     here = own_versions()
-    there = info.environment
-    differing = [f"{name} {here.get(name)} here, {value} in the notebook" for name, value in there.items() if here.get(name) != value]
+    differing = [
+        f"{name} {here.get(name)} here, {value} in the notebook" for name, value in info.environment.items() if here.get(name) != value
+    ]
     differing += [f"{folder} is not here" for folder in info.path if not Path(folder).exists()]
     if differing:
         remedy = f"Submit with the environment of the nodes, or give setup=[...] with the lines that load it; this is {sys.executable}."

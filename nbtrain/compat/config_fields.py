@@ -141,7 +141,8 @@ def ignored_fields(settings: Any) -> list[str]:
 
 
 # %% ../../nbs/compat/config_fields.ipynb #77db50cb
-_THEIRS, _OURS = "checkpoint.format", "checkpoint.save_format"
+_THEIRS = "checkpoint.format"
+_OURS = "checkpoint.save_format"
 _FORMATS = {"pt": "ckpt", "safetensors": "safetensor"}  # theirs: ours
 _DROPPED = (  # fields of newer versions within sections of nbtrain's, without effect here
     "checkpoint.serializer", "checkpoint.save_memory", "checkpoint.slow_fs", "checkpoint.resume_from.with_merged",
@@ -276,7 +277,8 @@ def _translate_format(problems: Problems) -> None:
 def describe_accepted() -> list[str]:
     """The lines of `--help` for nnScaler's fields."""
     ours = ", ".join(f"{other} for {value}" for value, other in _FORMATS.items())
-    lines, ignored = [f"  --checkpoint.format {'|'.join(_FORMATS)}", f"        --checkpoint.save_format: {ours}"], []
+    lines = [f"  --checkpoint.format {'|'.join(_FORMATS)}", f"        --checkpoint.save_format: {ours}"]
+    ignored = []
     for prefix, kind in (("compute_config.", NnScalerComputeFields), ("", NnScalerFields), ("debug.", NnScalerDebug)):
         for known in fields(kind):
             if known.metadata.get("ignored"):

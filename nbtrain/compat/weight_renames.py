@@ -89,7 +89,8 @@ def hits(rename: Mapping[str, str], unknown: Mapping[str, Shape], missing: Mappi
 def _by_parts(unknown: Mapping[str, Shape], missing: Mapping[str, Shape]) -> tuple[dict[str, str], bool]:
     """The entries that most pairs of names suggest, and whether some names are left."""
     rename: dict[str, str] = {}
-    left, free = dict(unknown), dict(missing)
+    left = dict(unknown)
+    free = dict(missing)
     while left and free and len(rename) < _MOST:
         gain = {entries: len(hits(dict(entries), left, free)) for entries, _ in _votes(left, free).most_common(2 * _MOST)}
         best = max((entries for entries in gain if not dict(entries).keys() & rename.keys()), key=lambda one: gain[one], default=())

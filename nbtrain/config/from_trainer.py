@@ -339,7 +339,7 @@ def _compute(read: Reader, trainer: TrainerBase, said: Mapping[str, Any]) -> dic
     if MultiGPUAddon not in type(trainer).addons:
         return {}
     addon = trainer[MultiGPUAddon]
-    n = trainer[MultiGPUAddon].n_processes
+    n = addon.n_processes
     strategy = addon.strategy
     found = {"runtime_ngpus": n}
     if strategy == "fsdp2":

@@ -88,7 +88,8 @@ def _attribute(holders: list[Any], attribute: str, name: str = "") -> Any:
 # %% ../../nbs/config/instantiate.ipynb #8e2363c5
 def importable_name(item: Any) -> str:
     """The full import name of `item`, a class or a function. Raises ConfigError if there is none."""
-    module, name = getattr(item, "__module__", None), getattr(item, "__qualname__", None)
+    module = getattr(item, "__module__", None)
+    name = getattr(item, "__qualname__", None)
     full = name if module == "builtins" else f"{module}.{name}"
     try:
         found = load_name(full) if module != "__main__" and name is not None else None

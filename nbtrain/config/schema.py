@@ -8,6 +8,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .document import Problems, below, literal
@@ -42,6 +43,7 @@ __all__ = [
 
 # %% ../../nbs/config/schema.ipynb #443d4910
 Name = str | Callable[..., Any]  # a full name such as torch.optim.Adam, or, in Python, the object itself
+_positive = partial(described, least=1)
 
 
 # %% ../../nbs/config/schema.ipynb #4ad22e1b
@@ -49,10 +51,10 @@ Name = str | Callable[..., Any]  # a full name such as torch.optim.Adam, or, in 
 class ComputeConfig:
     """The devices, and how they share the work."""
 
-    plan_ngpus: int = described("devices that share one copy of the model", 1, least=1)
-    runtime_ngpus: int = described("total number of devices; runtime_ngpus / plan_ngpus copies train on different batches", 1, least=1)
+    plan_ngpus: int = _positive("devices that share one copy of the model", 1)
+    runtime_ngpus: int = _positive("total number of devices; runtime_ngpus / plan_ngpus copies train on different batches", 1)
     use_zero: bool = described("shard parameters and optimizer over the copies (FSDP2)", False)
-    zero_ngroups: int = described("groups of devices that share a copy under use_zero", 1, least=1)
+    zero_ngroups: int = _positive("groups of devices that share a copy under use_zero", 1)
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,9 @@ class OneSchedulerConfig:
 
 
 @dataclass(frozen=True)
-class LRSchedulerConfig:
+class LRSchedulerConfig(OneSchedulerConfig):
     """The learning-rate schedule."""
 
-    type: Name | None = described("the scheduler's class; its first argument is the optimizer")
-    args: dict[str, Any] = described("its other arguments", {})
     each: list[OneSchedulerConfig] = described("of several optimizers: a schedule for each, in their order", [])
     interval: Literal["epoch", "step"] = described("step after each epoch, or after each update", "epoch")
 
@@ -157,9 +157,9 @@ class CheckpointConfig:
     save_last: bool = described("point `last` to the newest checkpoint", True)
     save_best: bool = described("point `best` to the checkpoint with the best monitored metric", True)
     symlink_best_and_last: bool = described("make `best` and `last` links; else copies", True)
-    every_n_train_steps: int | None = described("save every n updates", least=1)
-    every_n_epochs: int | None = described("save every n epochs (default: 1, without every_n_train_steps)", least=1)
-    keep_last_n_checkpoints: int | None = described("keep only the newest n, besides best and last", least=1)
+    every_n_train_steps: int | None = _positive("save every n updates")
+    every_n_epochs: int | None = _positive("save every n epochs (default: 1, without every_n_train_steps)")
+    keep_last_n_checkpoints: int | None = _positive("keep only the newest n, besides best and last")
     resume_from: str | None = described("last, best, auto or the path of a checkpoint; one of another system is imported")
     convert_fn: Name | None = described("a function of the content of the file in resume_from, which returns what is imported")
 
@@ -216,14 +216,14 @@ class Settings:
     precision: Precision | dict[Literal["param", "buffer", "input"], Dtype] | None = described(
         "fp16, bf16: mixed; 16-true, bf16-true: weights too; or a dtype (fp32, fp16, bf16, none) for each of param, buffer and input"
     )
-    micro_batch_size: int = described("samples per batch on one device", 1, least=1)
-    global_batch_size: int | None = described("samples per update (default: micro_batch_size × copies × grad_accumulation_steps)", least=1)
-    grad_accumulation_steps: int | None = described("micro batches per update (default: what global_batch_size requires, or 1)", least=1)
-    max_epochs: int | None = described("epochs to train", least=1)
-    max_train_steps: int | None = described("updates to train", least=1)
-    max_val_steps: int | None = described("maximum steps of a validation, each with as many batches as an update", least=1)
-    val_every_n_train_steps: int | None = described("validate every n updates, in addition to the epochs", least=1)
-    val_every_n_epochs: int | None = described("validate every n epochs; null: never", 1, least=1)
+    micro_batch_size: int = _positive("samples per batch on one device", 1)
+    global_batch_size: int | None = _positive("samples per update (default: micro_batch_size × copies × grad_accumulation_steps)")
+    grad_accumulation_steps: int | None = _positive("micro batches per update (default: what global_batch_size requires, or 1)")
+    max_epochs: int | None = _positive("epochs to train")
+    max_train_steps: int | None = _positive("updates to train")
+    max_val_steps: int | None = _positive("maximum steps of a validation, each with as many batches as an update")
+    val_every_n_train_steps: int | None = _positive("validate every n updates, in addition to the epochs")
+    val_every_n_epochs: int | None = _positive("validate every n epochs; null: never", 1)
     enable_progress_bar: bool = described("show a progress bar", True)
     seed: int | None = described("seed of all random number generators", least=0)
     init_env_fn: Name | None = described("a function called with the configuration before anything is made")

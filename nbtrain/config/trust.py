@@ -10,11 +10,13 @@ import sys
 from collections.abc import Iterable
 from enum import Enum
 from functools import partial
-from importlib import import_module
+from importlib import import_module, resources
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
+
+import yaml
 
 from ..errors import ConfigError
 from ..objects.user_code import is_user_file, is_user_module
@@ -23,39 +25,7 @@ from ..objects.user_code import is_user_file, is_user_module
 __all__ = ["is_own", "check_written", "check_found", "check_arguments"]
 
 # %% ../../nbs/config/trust.ipynb #6db09b9a
-# Modules whose classes and functions may be called
-_CALLED = (
-    "torch.nn", "torch.optim", "torch.utils.data", "torch.functional", "torch.random", "torch.linalg", "torch.special", "torch.fft",
-    "torch.distributions", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.amp",
-    "torchvision.models", "torchvision.ops", "torchvision.transforms", "torchmetrics.functional",
-    "torchaudio.functional", "torchaudio.models", "torchaudio.pipelines", "torchaudio.transforms",
-    "transformers.optimization", "peft.mapping", "peft.mapping_func", "datasets.load",
-    "nbtrain.data", "nbtrain.examples", "nbtrain.optim", "nbtrain.schedules", "math",
-)  # fmt: skip
-# Modules of which only classes may be called: their functions write files, load pickles or run commands
-_CLASSES = (
-    "torchvision.datasets", "torchaudio.datasets", "torchmetrics", "torch.distributed.algorithms",
-    "lightning.pytorch.accelerators", "lightning.pytorch.callbacks", "lightning.pytorch.core", "lightning.pytorch.demos",
-    "lightning.pytorch.loggers", "lightning.pytorch.plugins", "lightning.pytorch.profilers",
-    "lightning.pytorch.strategies", "lightning.pytorch.tuner", "lightning.pytorch.trainer.trainer", "lightning.fabric.accelerators",
-    "lightning.fabric.loggers", "lightning.fabric.plugins", "lightning.fabric.strategies",
-    "transformers.models", "transformers.data", "transformers.configuration_utils", "transformers.modeling_utils", "transformers.trainer",
-    "transformers.training_args", "transformers.trainer_callback", "transformers.tokenization", "transformers.generation",
-    "peft", "datasets.arrow_dataset", "nbtrain.addons", "nbtrain.engine", "nbtrain.compat", "nbtrain.trainer", "nbtrain.variants",
-    "nbtrain.code.addon", "nbtrain.library.live_view", "nbtrain.state.addon", "nbtrain.base", "nbtrain.tools", "nbtrain.loggers",
-)  # fmt: skip
-# Packages whose direct attributes may be named; where these are defined decides
-_PACKAGES = ("torch", "lightning", "lightning.pytorch", "transformers", "peft", "datasets", "nbtrain")
-_REFUSED = ("torch.from_file", "torch.utils.data.datapipes")
-_METHODS = ("from_pretrained", "from_config")
-_VALUES = (
-    "collections.OrderedDict", "datetime.timedelta", "decimal.Decimal", "fractions.Fraction", "functools.partial", "pathlib.Path",
-    "pathlib.PurePath", "textwrap.dedent", "types.SimpleNamespace",
-)  # fmt: skip
-_BUILTINS = (
-    abs, bool, bytes, complex, dict, float, frozenset, int, len, list, max, min, pow, print, range, round, set, slice, sorted, str,
-    sum, tuple, zip,
-)  # fmt: skip
+_TRUSTED: dict[str, list[str]] = yaml.safe_load((resources.files("nbtrain.config") / "trusted_names.yaml").read_text(encoding="utf-8"))
 _ARGUMENTS = {"trust_remote_code": False, "weights_only": True, "allow_pickle": False}  # other values let code from a file run
 
 
@@ -92,15 +62,15 @@ def _is_below(name: str, modules: Iterable[str]) -> bool:
 def _is_named(name: str, *, function: bool = False) -> bool:
     """May a configuration use what has this full name? The rules are stricter for a `function` than for a class."""
     parts = name.split(".")
-    if name in _VALUES or name in [f"builtins.{item.__name__}" for item in _BUILTINS]:
+    if name in _TRUSTED["values"] or name in _TRUSTED["builtins"]:
         return True
-    if _is_below(name, _REFUSED):
+    if _is_below(name, _TRUSTED["refused"]):
         return False
-    if parts[-1] in _METHODS:
+    if parts[-1] in _TRUSTED["methods"]:
         parts = parts[:-1]
         function = False
-    direct = ".".join(parts[:-1]) in (("torch",) if function else _PACKAGES)
-    return direct or _is_below(".".join(parts), _CALLED if function else (*_CALLED, *_CLASSES))
+    direct = ".".join(parts[:-1]) in (["torch"] if function else _TRUSTED["packages"])
+    return direct or _is_below(".".join(parts), _TRUSTED["called"] + ([] if function else _TRUSTED["classes"]))
 
 
 def check_written(name: str, full: str) -> None:
@@ -115,7 +85,7 @@ def check_written(name: str, full: str) -> None:
 
 def _lacks(module: str, name: str) -> bool:
     """Is this a typo in the name of a plain value?"""
-    return any(value.startswith(f"{module}.") for value in _VALUES) and not hasattr(import_module(module), name)
+    return any(value.startswith(f"{module}.") for value in _TRUSTED["values"]) and not hasattr(import_module(module), name)
 
 
 def _refused(name: str, as_: str = "") -> ConfigError:

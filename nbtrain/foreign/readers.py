@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import cached_property
+from importlib import resources
 from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import yaml
 from torch import Tensor
 
 from ..checkpoint.weight_files import DcpReader, Fitness, Weights, choose_weights, find_weights
@@ -46,7 +48,9 @@ class Files:
             raise ConfigError(f"There is no {str(path)!r}.", remedy="Give a checkpoint, or the folder of a run.")
         if convert is not None and path.is_dir():
             raise ConfigError(f"{path.name} is a folder, and a function converts the content of a file.", remedy="Give the file.")
-        self.path, self.trust, self.convert = path, trust, convert
+        self.path = path
+        self.trust = trust
+        self.convert = convert
         self.folder = path if path.is_dir() else path.parent
         self.names = sorted(file.name for file in path.iterdir()) if path.is_dir() else [path.name]
         self.lost: dict[str, str] = {}
@@ -96,8 +100,11 @@ class Files:
 
 # %% ../../nbs/foreign/readers.ipynb #02e8c177
 _EPOCH = ("epoch", "epochs", "current_epoch", "n_epoch", "epoch_num")
-_SCHEDULE, _SCALER, _SETTINGS = re.compile("sched"), re.compile("scaler|^amp$|^MixedPrecision$"), re.compile("config|args|hyper|hparams")
-_RANDOM, _HISTORY = re.compile("rng|random"), re.compile("history|^logs?$|^metrics$")
+_SCHEDULE = re.compile("sched")
+_SCALER = re.compile("scaler|^amp$|^MixedPrecision$")
+_SETTINGS = re.compile("config|args|hyper|hparams")
+_RANDOM = re.compile("rng|random")
+_HISTORY = re.compile("history|^logs?$|^metrics$")
 
 
 def _named(content: Mapping[str, Any], pattern: re.Pattern[str]) -> dict[str, Any]:
@@ -165,7 +172,8 @@ def _places(
     """The finished epochs and steps, and what was measured, of a system that says nothing more exact."""
     named = {**content, **_plain_values(content.get("train_status"))}
     counted = updates_in(optimizers)
-    step, epochs = count_in(named, STEPS), count_in(named, _EPOCH)
+    step = count_in(named, STEPS)
+    epochs = count_in(named, _EPOCH)
     n_steps = counted or (step[1] if step is not None else 0)
     if step is not None and n_steps != step[1]:
         notes["optimizer"] = f"{step[0]!r} is {step[1]}; it has counted {counted} updates, which is taken"
@@ -195,10 +203,10 @@ class System:
 
     name: str
     files: str
-    has: tuple[str, ...] = ()
-    keys: tuple[str, ...] | None = None
-    weights: tuple[str, ...] = ()
-    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    has: Sequence[str] = ()
+    keys: Sequence[str] | None = None
+    weights: Sequence[str] = ()
+    parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
     more: Callable[[Files, Mapping[str, Any]], dict[str, Any]] = lambda files, content: {}
@@ -272,10 +280,12 @@ def _hf_trainer(files: Files, content: Mapping[str, Any]) -> dict[str, Any]:
     """What is in `trainer_state.json`."""
     state = json.loads((files.folder / "trainer_state.json").read_text(encoding="utf-8"))
     log = state.get("log_history", [])
-    n_epochs, step = state.get("epoch") or 0.0, state.get("global_step", 0)
+    n_epochs = state.get("epoch") or 0.0
+    step = state.get("global_step", 0)
     if abs(n_epochs - round(n_epochs)) > 1e-6:
         files.lost["place"] = f"it was saved after epoch {n_epochs:.3g}; that epoch begins again"
-    best, metric = state.get("best_model_checkpoint"), state.get("best_metric")
+    best = state.get("best_model_checkpoint")
+    metric = state.get("best_metric")
     found = [own_name(name) for row in log for name, value in row.items() if value == metric and name.startswith("eval_")]
     return {
         "epoch": int(n_epochs + 1e-6), "step": step, "points": row_points(log, from_zero=False), "monitor": found[0] if found else "",
@@ -335,7 +345,8 @@ def _omnigenbench(files: Files, content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # %% ../../nbs/foreign/readers.ipynb #507afc04
-_NAMES, _VALUES = ("attribute_path", "name"), ("float_value", "int_value", "string_value", "bool_value", "value")
+_NAMES = ("attribute_path", "name")
+_VALUES = ("float_value", "int_value", "string_value", "bool_value", "value")
 _OF_NEPTUNE = ("sys/", "monitoring/", "source_code/")
 
 
@@ -372,36 +383,17 @@ def _series(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 # %% ../../nbs/foreign/readers.ipynb #3c775810
-_OF_HF = {
-    "optimizer": ("optimizer.pt", "optimizer.bin", "optimizer_0"), "schedule": ("scheduler.pt", "scheduler.bin"),
-    "random numbers": ("rng_state.pth", "random_states_0.pkl"), "loss scaler": ("scaler.pt",),
-}  # fmt: skip
-_HF_WEIGHTS = ("model.safetensors", "*.index.json", "pytorch_model.bin", "pytorch_model_fsdp*")
-_LIGHTNING_LOST = {"random numbers": "Lightning does not save them: dropout and shuffling draw others from here on"}
-SYSTEMS = (
-    System("Hugging Face Trainer", "`checkpoint-N/` with `trainer_state.json`", ("trainer_state.json",), weights=_HF_WEIGHTS, parts=_OF_HF,
-           more=_hf_trainer),
-    System("zae-engine", "`model.ckpt` or `model.safetensor`, `optimizer.zae`, `scheduler.zae`", ("*.zae",),
-           parts={"optimizer": ("optimizer.zae",), "schedule": ("scheduler.zae",)},
-           lost={"history": "zae-engine saves none", "random numbers": "zae-engine does not save them"},
-           notes={"weights": "those of its best epoch", "epoch and step": "zae-engine saves no epoch, give epoch="}),
-    System("accelerate", "the folder of `save_state`", ("random_states_*.pkl",), weights=_HF_WEIGHTS, parts=_OF_HF,
-           lost={"history": "accelerate saves none"}, more=_accelerate),
-    System("Lightning, FSDP", "a `.ckpt` that is a folder, with `meta.pt`", ("meta.pt",), lost=_LIGHTNING_LOST, more=_lightning),
-    System("Lightning", "`.ckpt`, and `metrics.csv` of a CSVLogger beside", keys=("pytorch-lightning_version",), lost=_LIGHTNING_LOST,
-           more=_lightning),
-    System("DeepSpeed", "the folder of `save_checkpoint`", keys=("global_steps", "dp_world_size"),
-           lost={"random numbers": "DeepSpeed does not save them"}),
-    System("OmniGenBench", "what `save_model` has written", ("metadata.json", "*_epoch_*_seed_*.[0-9][0-9][0-9][0-9]*"),
-           weights=("pytorch_model.bin", "*.safetensors"),  # the others lack the head
-           lost=dict.fromkeys(("optimizer", "schedule", "random numbers"), "OmniGenBench saves the weights alone"), more=_omnigenbench),
-    System("Neptune", "CSV or parquet", _TABLES, lost=dict.fromkeys({*PARTS} - {"best", "history"}, "Neptune's tables have metrics alone"),
-           more=lambda files, content: {"name": content["run"], "is_finished": True}, contents=_neptune),
-    System("nnScaler", "a merged checkpoint", keys=("model", "train_status")),
-    System("tlama-core", "`checkpoint_step_N.pt`, and `logs/` beside", ("checkpoint_*",), ("model", "optimizer", "epoch", "step"),
-           lost={"schedule": "it is a function of the step: give it as scheduler="}, more=_tlama),
-    System("a script", "what `torch.save({...})` wrote", keys=()),
-)  # fmt: skip
+_FUNCTIONS: dict[str, dict[str, Any]] = {  # fields of a System, by its name
+    "Hugging Face Trainer": {"more": _hf_trainer},
+    "accelerate": {"more": _accelerate},
+    "Lightning, FSDP": {"more": _lightning},
+    "Lightning": {"more": _lightning},
+    "OmniGenBench": {"more": _omnigenbench},
+    "Neptune": {"more": lambda files, content: {"name": content["run"], "is_finished": True}, "contents": _neptune},
+    "tlama-core": {"more": _tlama},
+}
+_TABLE = resources.files("nbtrain.foreign") / "systems.yaml"
+SYSTEMS = [System(**known, **_FUNCTIONS.get(known["name"], {})) for known in yaml.safe_load(_TABLE.read_text(encoding="utf-8"))]
 
 
 # %% ../../nbs/foreign/readers.ipynb #f41644f2

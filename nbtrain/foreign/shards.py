@@ -37,7 +37,8 @@ def numbered(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # %% ../../nbs/foreign/shards.ipynb #shards08
-_MODEL, _OPTIMIZER = "*mp_rank_00_model_states.pt", "*zero_pp_rank_*_mp_rank_00_optim_states.pt"
+_MODEL = "*mp_rank_00_model_states.pt"
+_OPTIMIZER = "*zero_pp_rank_*_mp_rank_00_optim_states.pt"
 _INNER = {"module", "optimizer", "frozen_param_fragments", "lr_scheduler", "ds_config"}
 Shapes = Mapping[str, Sequence[int]]
 

@@ -38,7 +38,8 @@ def choices(value: str | None) -> list[str | None]:
     if value is None:
         return [None]
     if span := re.fullmatch(r"(-?\d+)\.\.(-?\d+)", value):
-        first, last = int(span[1]), int(span[2])
+        first = int(span[1])
+        last = int(span[2])
         if last < first:
             raise ConfigError(f"{value} has no numbers: the first is higher than the last.", remedy=f"Give {last}..{first}.")
         _check_length(last - first + 1)

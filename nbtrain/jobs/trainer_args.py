@@ -295,7 +295,8 @@ class TrainerArgs(NnScalerFields, Settings):
         compute = plan_compute(self, self.compute_config.runtime_ngpus, problems := Problems(self.document))
         device_batches(self, compute, problems)
         problems.raise_any()
-        copies, micro = compute.n_copies, self.micro_batch_size
+        copies = compute.n_copies
+        micro = self.micro_batch_size
         n = accumulation(self, copies, Problems(), compute.n_sharing)
         limits = {"epochs": self.max_epochs, "updates": self.max_train_steps}
         optimizer = ", ".join(_word(part.type) for part in self.optimizer.each or [self.optimizer])

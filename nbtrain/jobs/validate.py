@@ -273,9 +273,8 @@ def check_settings(settings: Settings, problems: Problems) -> None:
 def notes(settings: Settings, document: Document) -> list[str]:
     """A line for each kind of setting that has no effect, or another one than in nnScaler."""
     lines = []
-    compute = settings.compute_config
     given = (settings.global_batch_size, settings.grad_accumulation_steps)
-    plan = plan_compute(settings, compute.runtime_ngpus, Problems(document))
+    plan = plan_compute(settings, settings.compute_config.runtime_ngpus, Problems(document))
     if (n := accumulation(settings, plan.n_copies, Problems(), plan.n_sharing)) > 1 and given == (None, None):
         size = n * settings.micro_batch_size
         lines.append(f"{plan.n_sharing} devices share a copy of the model, and each needs a sample: an update has {size} per copy")

@@ -72,7 +72,9 @@ class _WholeRun(L.Callback):
     """Sends hyper-parameters and source to a web logger, and at the end the best score, the curves and the best weights."""
 
     def __init__(self, trainer: TrainerProtocol, addon: WebLoggerAddon, delivery: Delivery) -> None:
-        self.trainer, self.addon, self.delivery = trainer, addon, delivery
+        self.trainer = trainer
+        self.addon = addon
+        self.delivery = delivery
         self._is_on = False
 
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

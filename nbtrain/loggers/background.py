@@ -62,7 +62,8 @@ class RetryQueue:
     """
 
     def __init__(self, retry_s: float, on_first_error: Callable[[Exception], None]) -> None:
-        self.retry_s, self.on_first_error = retry_s, on_first_error
+        self.retry_s = retry_s
+        self.on_first_error = on_first_error
         self.error: Exception | None = None
         self.n_lost = self.n_passed = 0
         self.is_closed = False
@@ -95,7 +96,7 @@ class RetryQueue:
                     return
                 self._wait(wait_s)
                 wait_s = min(2 * wait_s, _MAX_WAIT_S)
-                n_attempts = n_attempts + 1
+                n_attempts += 1
 
     def _next(self) -> Callable[[], Any] | None:
         with self._changed:
@@ -182,7 +183,9 @@ class _Sender:
     """The thread of a logger in one run: it connects, delivers calls and closes."""
 
     def __init__(self, label: str, connect: Connect, retry_s: float, on_connected: Callable[[], None]) -> None:
-        self.label, self.connect, self.on_connected = label, connect, on_connected
+        self.label = label
+        self.connect = connect
+        self.on_connected = on_connected
         self.random_state: Any = None  # of Python, before connecting: neptune's client draws names from it
         self.logger: Any = None  # a Logger, once it is connected
         self.notes: deque[str] = deque()

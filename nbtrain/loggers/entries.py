@@ -100,7 +100,9 @@ class Entries:
     """The entries of a run for the tracker `label`, within its `limits`. `note` shows what the tracker holds differently, once."""
 
     def __init__(self, label: str, limits: Limits, note: Callable[[str], None]) -> None:
-        self.label, self.limits, self.note = label, limits, note
+        self.label = label
+        self.limits = limits
+        self.note = note
         self._names: dict[tuple[bool, str], str] = {}  # by whether it is of a point, and the name of the metric
         self._given: set[str] = set()
         self._has_said = False  # that a value is held differently

@@ -44,7 +44,9 @@ class Tracker(Logger):
 
     def __init__(self, run: Any, name: str, version: str) -> None:
         super().__init__()
-        self.run, self._name, self._version = run, name, version
+        self.run = run
+        self._name = name
+        self._version = version
 
     @property
     def experiment(self) -> Any:
@@ -69,7 +71,8 @@ class TrainingLog(Tracker):
 
     def __init__(self, path: Path, step: int = 0, wall: Callable[[], float] = time.time) -> None:
         super().__init__(path, "csv", path.stem)
-        self.path, self.wall = path, wall
+        self.path = path
+        self.wall = wall
         self._step: int | None = None  # of the row that is not written yet
         self._values: dict[str, Any] = {}
         rows = _rows_until(path, step)

@@ -69,7 +69,8 @@ def _to_tensorboard(logger: Any, one: Logged) -> None:
         writer.add_text(one.name, value.text, one.step)
     else:
         c = value.content
-        total, squares = c["mean"] * c["n"], (c["std"] ** 2 + c["mean"] ** 2) * c["n"]
+        total = c["mean"] * c["n"]
+        squares = (c["std"] ** 2 + c["mean"] ** 2) * c["n"]
         writer.add_histogram_raw(one.name, c["low"], c["high"], c["n"], total, squares, list(value.edges[1:]), one.counts, one.step)
     writer.flush()
 

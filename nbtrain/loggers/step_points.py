@@ -137,7 +137,9 @@ class StepPoints(L.Callback):
     """
 
     def __init__(self, trainer: TrainerProtocol, loggers: Sequence[Logger], clock: Callable[[], float] = time.perf_counter) -> None:
-        self.trainer, self.loggers, self.clock = trainer, loggers, clock
+        self.trainer = trainer
+        self.loggers = loggers
+        self.clock = clock
         self._begin()
 
     def _begin(self) -> None:
@@ -150,7 +152,8 @@ class StepPoints(L.Callback):
 
     def _restart(self) -> None:
         """Measure the speed from now on."""
-        self._sums, self._since_s = BatchSums(), self.clock()
+        self._sums = BatchSums()
+        self._since_s = self.clock()
 
     # -- from Lightning
     def on_train_start(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -81,7 +81,8 @@ class _Service:
         with self._lock:
             self._n_starting += 1
             if name not in os.environ:
-                os.environ[name], self._is_silenced = "false", True
+                os.environ[name] = "false"
+                self._is_silenced = True
         try:
             yield
         finally:

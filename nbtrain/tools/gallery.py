@@ -133,7 +133,8 @@ def rgb(image: Tensor) -> Tensor:
     value = image.float().expand(3, *image.shape[-2:]).movedim(0, -1)
     if image.dtype is torch.uint8:
         return value / 255
-    low, high = float(value.min()), float(value.max())
+    low = float(value.min())
+    high = float(value.max())
     if low < 0 or high > 1:
         value = (value - low) / ((high - low) or 1)
     return value
@@ -349,7 +350,8 @@ def samples_of(
     samples = []
     for i, single in enumerate(singles):
         first = next(tensors(single), None)
-        value, loss = single if first is None else first[0], None if losses is None else losses[i]
+        value = single if first is None else first[0]
+        loss = None if losses is None else losses[i]
         samples.append(Sample(n_before + i, value, _row(output.get("output"), i), _row(label, i), loss, single, classes))
     return samples
 

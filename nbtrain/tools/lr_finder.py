@@ -156,7 +156,8 @@ class _Cycle:
     """`n_batches` batches of a loader, which starts again when it ends."""
 
     def __init__(self, loader: CombinedLoader, n_batches: int) -> None:
-        self.loader, self.n_batches = loader, n_batches
+        self.loader = loader
+        self.n_batches = n_batches
 
     def __len__(self) -> int:
         return self.n_batches
@@ -195,7 +196,10 @@ class _Growth(L.Callback):
     """
 
     def __init__(self, trainer: TrainerBase, module: StepModule, optimizer: Optimizer, rates: list[float]) -> None:
-        self.trainer, self.module, self.optimizer, self.rates = trainer, module, optimizer, rates
+        self.trainer = trainer
+        self.module = module
+        self.optimizer = optimizer
+        self.rates = rates
         self.losses: list[float] = []
         self.diverged = False
         base = initial_lrs(optimizer)

@@ -72,7 +72,8 @@ class PortCheck:
         n = f"{self.steps} step{'s' * (self.steps != 1)}"
         if self.equal:
             return f"PortCheck(equal, {f'within {self.tolerance:g}' if self.tolerance else 'bit for bit'}, {n})"
-        before, place = f"equal for {n}; " if self.steps else "", f" of {self.layer}" if self.layer else ""
+        before = f"equal for {n}; " if self.steps else ""
+        place = f" of {self.layer}" if self.layer else ""
         return f"PortCheck({before}step {self.step} differs in the {self.what}{place}: {self.reason})"
 
 
@@ -125,12 +126,15 @@ class StepPair:
 
     def differing(self, part: Literal["began", "gradients", "weights"], tolerance: float = 0.0) -> list[str]:
         """The names of the weights that differ in a part of the step."""
-        a, b = getattr(self.loop, part), getattr(self.own, part)
+        a = getattr(self.loop, part)
+        b = getattr(self.own, part)
         return [name for name in a if not are_close(a[name], b.get(name, []), max(tolerance, self.tolerance))]
 
     def first(self) -> Found | None:
         """What differs first, in the order in which a step computes; None if its gradients, weights and losses are equal."""
-        began, gradients, weights = self.differing("began"), self.differing("gradients"), self.differing("weights")
+        began = self.differing("began")
+        gradients = self.differing("gradients")
+        weights = self.differing("weights")
         loss = self._loss()
         if not (gradients or weights or loss):
             return None
@@ -149,7 +153,8 @@ class StepPair:
 
     def _loss(self) -> str:
         """The first loss that differs by more than the rounding of what was recorded; "" without one."""
-        mine, theirs = self.loop.losses, self.own.losses
+        mine = self.loop.losses
+        theirs = self.own.losses
         if len(mine) == len(theirs):  # else one is recorded for each batch, the other for each update
             for a, b in zip(mine, theirs):
                 if not isclose(a, b, rel_tol=max(1e-6, self.tolerance)) and str(a) != str(b):  # NaN equals NaN
@@ -158,7 +163,8 @@ class StepPair:
 
     def _forward(self) -> Found | None:
         """The first batch, or the first module with another output."""
-        a, b = self.loop, self.own
+        a = self.loop
+        b = self.own
         n_batches = [[call.name for call in step.calls].count(None) for step in (a, b)]
         if n_batches[0] != n_batches[1]:
             return "batch", "", _either("the number of batches in an update", *n_batches)
@@ -182,7 +188,8 @@ class StepPair:
 
     def _gradient(self, name: str) -> str:
         """Why gradients differ though the outputs and losses are equal; `name` is the first one."""
-        mine, theirs = self.loop.gradients, self.own.gradients
+        mine = self.loop.gradients
+        theirs = self.own.gradients
         if not self.differing("gradients", _ROUNDING):
             return _WHY["digits"]
         if not (mine[name] and theirs[name]):
@@ -193,7 +200,8 @@ class StepPair:
     def _update(self, names: list[str]) -> str:
         """Why the weights of these names differ though the gradients are equal."""
         for name in names:
-            mine, theirs = self.loop.options.get(name, {}), self.own.options.get(name, {})
+            mine = self.loop.options.get(name, {})
+            theirs = self.own.options.get(name, {})
             keys = sorted(key for key in mine | theirs if mine.get(key) != theirs.get(key))
             if keys:
                 keys = ["class"] if "class" in keys else keys

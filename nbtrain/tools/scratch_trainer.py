@@ -106,7 +106,10 @@ def scratch_trainer(trainer: TrainerBase) -> Iterator[TrainerBase]:
         made._use_scratch_addons()
         made.operations = trainer.operations  # it is in these
         made.origin.open(None)
-        made.save_path, made.log_bar, made.seed, made.on_error = None, False, None, "raise"
+        made.save_path = None
+        made.log_bar = False
+        made.seed = None
+        made.on_error = "raise"
         made.lightning.pop("logger", None)
         made.lightning["callbacks"] = [_Observer(c) if isinstance(c, _OBSERVERS) else c for c in as_list(made.lightning.get("callbacks"))]
         yield made

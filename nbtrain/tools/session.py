@@ -69,7 +69,8 @@ class RoundMemory:
     """
 
     def __init__(self, state: dict[str, Any], device: torch.device) -> None:
-        self.state, self.device = state, device
+        self.state = state
+        self.device = device
         self.kept: Any = None
         self.random: dict[str, Any] = {}
         self.ended: list[tuple[RunResult, dict[str, Any]]] = []
@@ -78,11 +79,15 @@ class RoundMemory:
 
     def begin(self) -> None:
         """A new round begins here."""
-        self.ended, self._at_runs, self.kept, self.random = [], [], self.copy(), random_state()
+        self.kept = self.copy()
+        self.random = random_state()
+        self.ended = []
+        self._at_runs = []
 
     def go_back(self, kept: Any, random: dict[str, Any]) -> None:
         """Restore the start of the round."""
-        self.kept, self.random = kept, random
+        self.kept = kept
+        self.random = random
         self.put(kept)
         set_random_state(random)
 
@@ -92,7 +97,9 @@ class RoundMemory:
 
     def call(self, n_epoch: int) -> int:
         """A run is called. Returns its index. If it has begun before the cell was run again, your state is as it was then."""
-        index, self._n_called, self.n_epochs = self._n_called, self._n_called + 1, self.n_epochs + n_epoch
+        index = self._n_called
+        self._n_called += 1
+        self.n_epochs += n_epoch
         if index < len(self._at_runs):
             self.put(self._at_runs[index])
         else:
@@ -157,14 +164,16 @@ class SavedSession:
 
     def save(self) -> None:
         """Save the start of a round, or the end of the session."""
-        place, self._newest = self.trainer.train_state.session, None
+        place = self.trainer.train_state.session
+        self._newest = None
         if self.manager is not None and place is not None:
             path = self.manager.save_state(self.trainer)
             place["start"] = path.name if path is not None else None
 
     def resume(self, resume: str | Path, n_rounds: int | None) -> str:
         """Restore the session that `resume` names. Returns where it is: "new", in a "round", or "finished", which has `n_rounds`."""
-        trainer, state = self.trainer, self.trainer.train_state
+        trainer = self.trainer
+        state = trainer.train_state
         manager = saved_states(trainer)
         if trainer.origin.is_over and not state.rounds:  # after a run of this trainer, in which there was no session
             return "new"
@@ -172,7 +181,8 @@ class SavedSession:
         if found is None:
             trainer.recorder.note(f"resume={resume!r}: nothing was saved in {str(trainer.save_path)!r} yet, so this is a new session.")
             return "new"
-        path, own = Path(found), read_state(trainer, found)["nbtrain"]
+        path = Path(found)
+        own = read_state(trainer, found)["nbtrain"]
         saved = own.get("session")
         rounds = own.get("rounds") or {}
         if saved is None and not rounds and own.get("phase", 1) == 1:  # of an older version: a line before the newest one
@@ -226,7 +236,8 @@ class SavedSession:
         """The epochs that are left of the run `index` of the round, after restoring what was saved of it."""
         if self._newest is None:
             return n_epoch
-        trainer, (path, saved) = self.trainer, self._newest
+        trainer = self.trainer
+        path, saved = self._newest
         end = saved["ends"][index] if index < len(saved["ends"]) else None
         if end is not None or index < saved["n_runs"] - 1:
             self._restore(_existing(path.parent, end, f"the end of run {index + 1} of round {saved['round'] + 1}"))
@@ -281,7 +292,8 @@ class Session(Listed):
         self.sinks: list[EventSink] = []
         self.view: Any = None
         self.is_left = False  # by ■ or an error: the next session of the trainer continues it
-        self._memory, self._saved = RoundMemory(state, trainer.device), SavedSession(trainer)
+        self._memory = RoundMemory(state, trainer.device)
+        self._saved = SavedSession(trainer)
         self._has_begun = False  # the next round, before this loop
         self._random_after: dict[str, Any] = {}  # at the end of the newest run
         self._loader: Any = None  # of the newest run
@@ -307,7 +319,8 @@ class Session(Listed):
 
     # -- begin
     def __enter__(self) -> Session:
-        trainer, left = self.trainer, self.trainer.open_session
+        trainer = self.trainer
+        left = trainer.open_session
         assert left is None or isinstance(left, Session)
         if left is not None and not left.is_left:
             raise ConfigError("A session of this trainer is open.", remedy="Open one session around the outermost loop.")
@@ -331,7 +344,8 @@ class Session(Listed):
         return self
 
     def _open(self) -> None:
-        trainer, state = self.trainer, self.trainer.train_state
+        trainer = self.trainer
+        state = trainer.train_state
         found = "new" if self.resume is None else self._saved.resume(self.resume, self.n_rounds)
         kept = state.session["kept"] if state.session is not None else None
         if self.resume is None:
@@ -352,7 +366,9 @@ class Session(Listed):
 
     def _adopt(self, left: Session) -> None:
         """Continue the round in which a session of this process was left."""
-        trainer, result, self._memory = self.trainer, self.trainer.result, left._memory
+        trainer = self.trainer
+        result = trainer.result
+        self._memory = left._memory
         self.sinks, self.view, self._loader, self._top, self._has_begun = left.sinks, left.view, left._loader, left._top, True
         is_open = len(self._memory.ended) < self._place["n_runs"] and trainer.control.state == "idle"
         if is_open and result is not None and result.status == "completed":
@@ -374,7 +390,8 @@ class Session(Listed):
                 self._saved.save()
             self._has_begun = False
             yield self.round if self._items is None else self._items[self.round]
-            n, planned = self._memory.n_epochs, self.epochs or 0
+            n = self._memory.n_epochs
+            planned = self.epochs or 0
             if n < planned:
                 what = f"{self._words} trained {n} of the {planned} epochs that session(epochs={planned}) plans"
                 self.trainer.recorder.note(f"{what}, also for a schedule.", once=True)
@@ -415,9 +432,11 @@ class Session(Listed):
         return result
 
     def _start(self, index: int, n_epoch: int, loader: Any, valid_loader: Any) -> RunResult | RunHandle:
-        trainer, state = self.trainer, self.trainer.train_state
+        trainer = self.trainer
+        state = trainer.train_state
         left = self._saved.left(index, n_epoch, None if is_data_source(loader) else loader)
-        before, self._loader = self._loader, loader
+        before = self._loader
+        self._loader = loader
         if left == 0:
             return RunOutcome(trainer).conclude("completed", "its epochs were there", is_new=False)
         place = self._place
@@ -440,13 +459,15 @@ class Session(Listed):
     def _add(self, result: RunResult, random: dict[str, Any]) -> None:
         """A run of this round has ended, with these random numbers."""
         self._memory.ended.append((result, random))
-        place, epochs = self._place, self.trainer.train_state.history.epochs
+        place = self._place
+        epochs = self.trainer.train_state.history.epochs
         path = epochs[-1].path if epochs and self._saved.manager is not None else None
         place["ends"] = [*place["ends"][: len(self._memory.ended) - 1], path.name if path is not None else None]
 
     # -- end
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        trainer, where = self.trainer, self._words
+        trainer = self.trainer
+        where = self._words
         self.is_left = error is not None
         if trainer.control.state == "paused":
             if isinstance(error, RunPaused):
@@ -463,7 +484,8 @@ class Session(Listed):
 
     def end(self, status: Status, reason: str = "") -> None:
         """End the session: another one of this trainer is a new one."""
-        trainer, place = self.trainer, self._place
+        trainer = self.trainer
+        place = self._place
         was_open = place["number"] > 0
         if was_open and not place["done"]:
             place.update(done=True, kept=self._memory.copy(), n_runs=0, start=None, ends=[])
@@ -479,14 +501,16 @@ class Session(Listed):
 
     def _close(self, status: Status, reason: str) -> None:
         """Record the end, and close the record."""
-        trainer, self._n_completed = self.trainer, self._place["round"]
+        trainer = self.trainer
+        self._n_completed = self._place["round"]
         if self.sinks:
             trainer.recorder.add(*(sink for sink in self.sinks if sink not in trainer.recorder.sinks))
             trainer.train_state.run = self._place["number"]
             trainer.recorder.end(status, reason)
             deliver(trainer.recorder.sinks)
             trainer.recorder.remove(*self.sinks)
-            self.sinks, self.view = [], None
+            self.sinks = []
+            self.view = None
         trainer.train_state.run = max(trainer.train_state.run, self._top)
 
 

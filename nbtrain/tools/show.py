@@ -48,7 +48,8 @@ def _epoch(trainer: TrainerBase) -> int:
 
 def _is_too_much(trainer: TrainerBase, epoch: int) -> bool:
     """Whether the limit of this epoch or evaluation, or that of all, is reached; a note says so once."""
-    shown, (of_epoch, in_all) = trainer.train_state.history.shown, trainer.show_limits
+    shown = trainer.train_state.history.shown
+    of_epoch, in_all = trainer.show_limits
     counts = trainer.train_state.counts
     at = trainer.recorder.pass_place
     begin = counts.processed - at.batch if at.phase == "test" else 0

@@ -116,7 +116,9 @@ class StepTrace:
     """
 
     def __init__(self, model: nn.Module, most: int, on_step: Callable[[], None]) -> None:
-        self.model, self.most, self.on_step = model, most, on_step
+        self.model = model
+        self.most = most
+        self.on_step = on_step
         self.steps: list[TracedStep] = []
         self.has_more = False
         self._open = TracedStep(random_state())
@@ -142,7 +144,8 @@ class StepTrace:
             return
         if torch.is_grad_enabled():
             if not now.calls:
-                now.random, now.began = random_state(), self._weights()
+                now.random = random_state()
+                now.began = self._weights()
             now.calls.append(Call(None, True, digests([args, options])))
         elif not now.calls:
             now.validates = True
@@ -165,7 +168,8 @@ class StepTrace:
         if len(self.steps) == self.most:
             self.has_more = True
             raise Leave
-        step, self._open = self._open, TracedStep(random_state())
+        step = self._open
+        self._open = TracedStep(random_state())
         for parameter, name in names.items():
             gradient = digests(parameter.grad) if name in held else []
             step.gradients[name] = [found for found in gradient if found.norm]

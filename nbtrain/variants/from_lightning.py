@@ -161,7 +161,8 @@ class LightningSteps(TrainerBase):
                 f"{type(module).__name__} optimizes by hand, so its loss of one sample can't be computed.",
                 remedy="Use replay(step=...) instead.",
             )
-        own, before = vars(module), dict(vars(module))
+        own = vars(module)
+        before = dict(vars(module))
         own |= {"_trainer": pl_trainer, **dict.fromkeys(("log", "log_dict"), lambda *args, **options: None)}
         try:
             return as_output(module.training_step(batch, 0))

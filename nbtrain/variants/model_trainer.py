@@ -154,7 +154,8 @@ class Loading:
 
 
 # %% ../../nbs/variants/model_trainer.ipynb #33c2dfcb
-_LEARNING_RATE, _WEIGHT_DECAY = 5e-5, 0.01
+_LEARNING_RATE = 5e-5
+_WEIGHT_DECAY = 0.01
 
 
 def choose_optimizer(
@@ -168,7 +169,8 @@ def choose_optimizer(
         )
     if optimizer is not None or (mode == "test" and not given):
         return optimizer
-    lr, decay = given.get("learning_rate", _LEARNING_RATE), given.get("weight_decay", _WEIGHT_DECAY)
+    lr = given.get("learning_rate", _LEARNING_RATE)
+    decay = given.get("weight_decay", _WEIGHT_DECAY)
     if not lr > 0 or not decay >= 0:
         raise ConfigError(
             f"learning_rate={lr!r} with weight_decay={decay!r} can't train.", remedy="Give a positive rate and a decay from 0."
@@ -354,7 +356,8 @@ class ModelTrainer(DatasetTrainer):
         made = choose_optimizer(model, mode, optimizer, learning_rate, weight_decay)
         super().__init__(model, device, mode, made, scheduler, **options)
         self.given |= given | {name: self.given[name] for name in ("device", "scheduler")}  # which addons may have given
-        self.loss_fn, self.perplexity = loss_fn, perplexity
+        self.loss_fn = loss_fn
+        self.perplexity = perplexity
         pin = self.device.type == "cuda" if pin_memory is None else pin_memory
         self.loading = Loading(batch_size, num_workers, pin, prefetch_factor, drop_last, collate_fn, self.seed or 0)
         self.train_loader = None if train_dataset is None else self.loading.loader(train_dataset, training=True)

@@ -44,7 +44,8 @@ class AlternatingOptimizer(JointOptimizer):
 
     def step(self, closure: Callable[[], Any]) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update with each optimizer in turn. Returns what the last call of the closure returned."""
-        loss, n_left_out = None, 0
+        loss = None
+        n_left_out = 0
         for name, optimizer in self.optimizers.items():
             with self.at_turn(name):
                 try:

@@ -242,12 +242,11 @@ class WrappedModule(StepModule):
 
     def _keep_logged(self) -> None:
         """Keep what was logged for the epoch in the pass that ends; in several processes that of rank 0."""
-        strategy = self.trainer.strategy
         results = current_results(self.trainer)
         assert results is not None
         found = results.metrics(on_step=False)["callback"]
         twice = {f"{name}_epoch" for name in found}  # what was also logged by step has two names
-        self._keep(strategy.broadcast({name: float(value) for name, value in found.items() if name not in twice}))
+        self._keep(self.trainer.strategy.broadcast({name: float(value) for name, value in found.items() if name not in twice}))
         for metric in results.result_metrics if self.trainer.world_size > 1 else ():
             meta = metric.meta
             is_apart = metric.is_tensor and meta.on_epoch and not meta.sync.should and not meta.sync.rank_zero_only
@@ -279,12 +278,18 @@ class WrappedModule(StepModule):
         return object.__new__, (WrappedModule,), self.__getstate__()  # what pickle does by itself looks at `__class__`
 
     training_step = _step("training_step", "train")
-    validation_step, test_step = _step("validation_step", "test"), _step("test_step", "test")
-    on_train_epoch_start, on_validation_start = _own_first("on_train_epoch_start"), _own_first("on_validation_start")
-    on_validation_model_eval, on_test_model_eval = _evaluates("on_validation_model_eval"), _evaluates("on_test_model_eval")
-    on_validation_end, on_test_end = _ends("on_validation_end"), _ends("on_test_end")
-    on_test_start, configure_model = _own_first("on_test_start"), _own_first("configure_model")
-    on_validation_epoch_end, on_test_epoch_end = _own_last("on_validation_epoch_end"), _own_last("on_test_epoch_end")
+    validation_step = _step("validation_step", "test")
+    test_step = _step("test_step", "test")
+    on_train_epoch_start = _own_first("on_train_epoch_start")
+    on_validation_start = _own_first("on_validation_start")
+    on_validation_model_eval = _evaluates("on_validation_model_eval")
+    on_test_model_eval = _evaluates("on_test_model_eval")
+    on_validation_end = _ends("on_validation_end")
+    on_test_end = _ends("on_test_end")
+    on_test_start = _own_first("on_test_start")
+    configure_model = _own_first("configure_model")
+    on_validation_epoch_end = _own_last("on_validation_epoch_end")
+    on_test_epoch_end = _own_last("on_test_epoch_end")
     teardown = _own_last("teardown")
 
     def forward(self, *args: Any, **options: Any) -> Any:

@@ -114,7 +114,7 @@ def _linear_axis(low: float, high: float) -> Axis:
     size = math.floor(math.log10(high / 4 - low / 4))
     margin = 0.04 * (high - low)
     low = max(0.0, low - margin) if low >= 0 else low - margin
-    high = high + margin
+    high += margin
 
     def multiples(step: float) -> range:
         return range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)

@@ -87,7 +87,7 @@ class Point:
         self.step = steps[-1]
         self.mean = mean
         self.n_finite = n
-        self.n_seen = self.n_seen + len(losses)
+        self.n_seen += len(losses)
 
     def merge(self, later: Point) -> Point:
         """Merge this point and a later one."""

@@ -151,18 +151,17 @@ def image_html(png: bytes, alt: str) -> str:
 
 
 # -- what trainer.show has shown
-_SHOWN = "nbtrain-shown"  # the CSS class of a slider
 SHOWN_BYTES = 1_500_000  # of all pictures in a page
 _MAX_STOPS = 60  # of a slider
 _RULES = (
-    f".{_SHOWN} .stops{{display:flex;max-width:480px}}"
-    f".{_SHOWN} label{{flex:1 1 0;min-width:0;height:20px;margin:0;position:relative;cursor:pointer}}"
-    f".{_SHOWN} label::before{{content:'';position:absolute;left:0;right:0;top:9px;height:2px;background:currentColor;opacity:.35}}"
-    f".{_SHOWN} label::after{{content:'';position:absolute;left:50%;top:7px;width:2px;height:6px;background:currentColor;opacity:.5}}"
-    f".{_SHOWN} label:has(:checked)::after{{left:calc(50% - 7px);top:3px;width:14px;height:14px;border-radius:7px;opacity:1;"
+    ".nbtrain-shown .stops{display:flex;max-width:480px}"
+    ".nbtrain-shown label{flex:1 1 0;min-width:0;height:20px;margin:0;position:relative;cursor:pointer}"
+    ".nbtrain-shown label::before{content:'';position:absolute;left:0;right:0;top:9px;height:2px;background:currentColor;opacity:.35}"
+    ".nbtrain-shown label::after{content:'';position:absolute;left:50%;top:7px;width:2px;height:6px;background:currentColor;opacity:.5}"
+    ".nbtrain-shown label:has(:checked)::after{left:calc(50% - 7px);top:3px;width:14px;height:14px;border-radius:7px;opacity:1;"
     "background:var(--jp-brand-color1,#1976d2)}"
-    f".{_SHOWN} label:hover::after{{opacity:1}} .{_SHOWN} label:has(:focus-visible){{outline:1px solid currentColor}}"
-    f".{_SHOWN} input{{position:absolute;opacity:0;margin:0}} .{_SHOWN} .frames>*{{display:none}}"
+    ".nbtrain-shown label:hover::after{opacity:1} .nbtrain-shown label:has(:focus-visible){outline:1px solid currentColor}"
+    ".nbtrain-shown input{position:absolute;opacity:0;margin:0} .nbtrain-shown .frames>*{display:none}"
 )
 
 
@@ -171,8 +170,8 @@ def _histogram_svg(one: Shown) -> str:
     c = one.content
     box = Area(4, 16, 316, 92)
     counts = c["counts"]
-    n = len(c["counts"])
-    highest = max(c["counts"])
+    n = len(counts)
+    highest = max(counts)
     frame = Frame(box, 0, n, Axis(0, highest or 1, (), ()))
     outline = [(0, 0), *((x, count) for i, count in enumerate(counts) for x in (i, i + 1)), (n, 0)]
     parts = [path(frame.at(outline), "train"), path(frame.at([(0, 0), (n, 0)]), "base")]
@@ -221,7 +220,7 @@ def _slider_html(shown: Sequence[Shown], kept: Sequence[Shown]) -> str:
         body = f'<div class="stops">{stops}</div><div class="frames">{frames}</div>'
     elif not kept:
         body = f'<div>{name} <span style="{QUIET}">{n} in all</span></div>'
-    return f'<form method="dialog" class="{_SHOWN}" style="margin:6px 0">{body}</form>'  # a separate group of radio buttons
+    return f'<form method="dialog" class="nbtrain-shown" style="margin:6px 0">{body}</form>'  # a separate group of radio buttons
 
 
 def shown_html(shown: Sequence[Shown], n_bytes: int = SHOWN_BYTES, *, newest: bool = False) -> str:
@@ -234,7 +233,7 @@ def shown_html(shown: Sequence[Shown], n_bytes: int = SHOWN_BYTES, *, newest: bo
     sheet = ""
     if n_stops > 1:
         child = ":nth-child({0})"
-        rule = f".{_SHOWN}:has(.stops>{child} :checked)>.frames>{child}{{{{display:block!important}}}}"
+        rule = f".nbtrain-shown:has(.stops>{child} :checked)>.frames>{child}{{{{display:block!important}}}}"
         sheet = f"<style>{' '.join([_RULES, *(rule.format(i + 1) for i in range(n_stops))])}</style>"
     return sheet + "\n".join(map(_slider_html, groups.values(), kept))
 
@@ -371,9 +370,11 @@ def record_html(
     `name`: that of the run among others.
     """
     live = live if board.is_on or has_slider else None  # what stays is the same in every execution
-    live_class, parts = "", []
+    live_class = ""
+    parts = []
     if live is not None:
-        live_class, parts = f' class="{live.name}"', [live.rules_html]
+        live_class = f' class="{live.name}"'
+        parts = [live.rules_html]
     parts.append(f'<div style="{_ONE_LINE}"><strong>{escape(title_line(board, name))}</strong></div>')
     if board.is_on:
         parts += _live_parts(board, live, gap)

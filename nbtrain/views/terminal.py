@@ -257,9 +257,8 @@ class View:
 def validation_line(event: Event) -> str:
     """`epoch 3, batch 250/500: val_loss 0.1234 · val_acc 0.9`."""
     row = event.data["row"]
-    p = event.progress
     _, *numbers = named_cells(row)
-    return f"epoch {row['epoch']}, batch {place_words(p)[1].removeprefix('valid ')}: {' · '.join(numbers)}"
+    return f"epoch {row['epoch']}, batch {place_words(event.progress)[1].removeprefix('valid ')}: {' · '.join(numbers)}"
 
 
 class StreamView(View):

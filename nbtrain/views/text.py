@@ -300,7 +300,9 @@ class Board:
         continues = bool(self.header) and p.run == self.progress.run
         self.before_s = max(0.0, self.total_s - p.elapsed_s)
         self.begun_s = self.begun_s or event.time_s
-        self.header, self.status, self.reason = dict(event.data), "running", ""
+        self.header = dict(event.data)
+        self.status = "running"
+        self.reason = ""
         self.speed = Speed(p.elapsed_s)
         self.tables.clear()
         self.place = RunPlace(self.place.first_epoch if continues else p.epoch)
@@ -498,12 +500,11 @@ def header_line(header: Mapping[str, Any], name: str) -> str:
 
 def place_words(progress: Progress) -> tuple[str, str]:
     """Which epoch and which batch: `epoch 3/10` and `251/500`."""
-    p = progress
-    batches = f"{p.batch}" if p.n_batches is None else f"{p.batch}/{p.n_batches}"
-    if p.phase == "test":
+    batches = f"{progress.batch}" if progress.n_batches is None else f"{progress.batch}/{progress.n_batches}"
+    if progress.phase == "test":
         return "test", batches
-    epoch = f"epoch {min(p.epoch + 1, p.n_epochs)}/{p.n_epochs}"
-    return epoch, f"valid {batches}" if p.phase == "valid" else batches
+    epoch = f"epoch {min(progress.epoch + 1, progress.n_epochs)}/{progress.n_epochs}"
+    return epoch, f"valid {batches}" if progress.phase == "valid" else batches
 
 
 def place_now(board: Board) -> Progress:
@@ -875,10 +876,10 @@ def record_table(board: Board, max_width: int, title: int = 99, *, is_short: boo
     """
     options = max_width, title, is_short or board.is_on
     if options not in board.tables:
-        has_lr = fixed_lr(board) is None
-        past = board.past_table
-        table = make_table(board.table, board.best, has_lr=has_lr, is_live=options[2], max_width=max_width, title=title, past=past)
-        board.tables[options] = table
+        board.tables[options] = make_table(
+            board.table, board.best, has_lr=fixed_lr(board) is None, is_live=options[2], max_width=max_width, title=title,
+            past=board.past_table,
+        )  # fmt: skip
     return board.tables[options]
 
 
@@ -888,7 +889,8 @@ def title_line(board: Board, name: str = "") -> str:
     `name`: that of the run among others. By default it is that of its folder; without one, when it started: `started 14:05`.
     """
     started = time.strftime("started %H:%M", time.localtime(board.begun_s)) if board.begun_s else ""
-    line, lr = header_line(board.header, name or board.name or started), None if board.is_on else fixed_lr(board)
+    line = header_line(board.header, name or board.name or started)
+    lr = None if board.is_on else fixed_lr(board)
     return line if lr is None else f"{line} · lr {format_value(lr)}"
 
 

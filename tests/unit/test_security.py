@@ -23,9 +23,9 @@ def test_every_command_is_in_the_table_of_what_is_safe() -> None:
 
 
 def test_packages_that_a_configuration_may_name_are_listed() -> None:
-    from nbtrain.config.trust import _CALLED, _CLASSES
+    from nbtrain.config.trust import _TRUSTED
 
-    packages = {name.partition(".")[0] for name in (*_CALLED, *_CLASSES)} - {"math"}
+    packages = {name.partition(".")[0] for name in (*_TRUSTED["called"], *_TRUSTED["classes"])} - {"math"}
     assert all(re.search(rf"\b{package}\b", TEXT) for package in packages)
 
 
