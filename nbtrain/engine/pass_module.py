@@ -35,6 +35,8 @@ from ..optim.step_watch import StepWatch
 from ..rng import random_state, set_random_state
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from nbtrain.base.trainer_base import TrainerBase
     from nbtrain.loops.error_guard import ErrorGuard
 
@@ -182,6 +184,10 @@ class PassModule(L.LightningModule):
         self._doubts: dict[Mode, str] = {}  # about the number of samples in the first batch that was counted in a mode
         self._losses: list[Tensor] = []  # of the newest batch, if it has several steps
         self._borrowed: list[Callable[[], Any]] = []  # restore what an evaluation changes: modes, the RNG state
+
+    def cpu(self) -> Self:
+        """Move to the CPU, as Lightning does after each use, unless it is there: then no tensor is looked at."""
+        return self if self.device.type == "cpu" else super().cpu()
 
     # -- what a step returns
     def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:
