@@ -156,6 +156,11 @@ def blot_out(text: str, *, code: bool = False) -> str:
     for name, value in environment_variables().items():
         if len(value) >= 6 and is_secret(name):
             text = text.replace(value, HIDDEN)
+    return _without_secrets(text, code)
+
+
+@functools.lru_cache(256)  # each run has the same code and arguments
+def _without_secrets(text: str, code: bool) -> str:
     text = _without_tokens(text)
     text = without_forms(text, _FORMS)
     lower = text.lower()

@@ -42,10 +42,10 @@ def _described(trainer: TrainerBase, n_epoch: int, loader: Any, valid_loader: An
     arguments = {name: value for name, value in trainer.given.items() if value is not None}
     run = {"mode": trainer.mode, "n_epoch": n_epoch, "loader": loader, "valid_loader": valid_loader}
     run |= {"set": changed} if (changed := _set_by_hand(trainer)) else {}
-    # Without the history, which grows, and what the addons of each trainer keep
+    # Without the history, which grows and is in the result, and what the addons of each trainer keep
     own_addons = [addon for addon in trainer.active_addons if type(addon) in type(trainer).addons and options(type(addon))]
     kept = {**vars(trainer), "_addons": own_addons}
-    own = (value for name, value in kept.items() if name not in trainer._internal)
+    own = (value for name, value in kept.items() if name not in trainer._internal and name not in ("result", "branches"))
     return arguments, run, [type(trainer), *own, *trainer.given.values(), loader, valid_loader]
 
 

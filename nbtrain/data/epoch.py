@@ -25,6 +25,10 @@ __all__ = ["with_epoch", "set_epoch", "keeps_epoch"]
 class _Search(Search):
     """The objects of a loader in which a user or a library may put a `set_epoch`; no models, and nothing that a function holds."""
 
+    def add(self, item: Any, path: str = "") -> None:
+        if not kind_of(item).is_leaf:  # such as the tensors of a list of batches
+            super().add(item, path)
+
     def visit(self, item: Any, path: str) -> None:
         if is_kind(item, LoaderWrapper):
             held = [] if item.continues else [item.reads]

@@ -35,6 +35,8 @@ from ..optim.step_watch import StepWatch
 from ..rng import random_state, set_random_state
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from nbtrain.base.trainer_base import TrainerBase
     from nbtrain.loops.error_guard import ErrorGuard
 
@@ -187,6 +189,10 @@ class PassModule(L.LightningModule):
     def _epoch_number(self) -> int:
         """The number of the epoch that is not finished, from 1."""
         return self.owner.train_state.counts.epoch + 1
+
+    def cpu(self) -> Self:
+        """Move to the CPU, as Lightning does after each use, unless it is there: then no tensor is looked at."""
+        return self if self.device.type == "cpu" else super().cpu()
 
     # -- what a step returns
     def add_output(self, mode: Mode, output: Mapping[str, Any], batch: Any) -> None:

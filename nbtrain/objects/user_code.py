@@ -5,11 +5,12 @@
 # %% ../../nbs/objects/user_code.ipynb #d1d3fc8d
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
@@ -18,9 +19,9 @@ from ..tracebacks import library_of, own_folder
 
 # %% auto #0
 __all__ = [
-    "is_kind",
     "own",
     "mro",
+    "is_kind",
     "state",
     "module_of",
     "name_of",
@@ -43,14 +44,9 @@ def is_kind(item: Any, kind: type | tuple[type, ...]) -> bool:
     return issubclass(type(item), kind)
 
 
-def own(kind: type) -> Mapping[str, Any]:
-    """The `__dict__` of a class: what it defines itself."""
-    return type.__getattribute__(kind, "__dict__")
-
-
-def mro(kind: type) -> tuple[type, ...]:
-    """A class and its bases, in Python's order."""
-    return type.__getattribute__(kind, "__mro__")
+# What a class defines itself, and a class and its bases in Python's order: without a call of a function written in Python
+own: Callable[[type], Mapping[str, Any]] = vars(type)["__dict__"].__get__
+mro: Callable[[type], tuple[type, ...]] = vars(type)["__mro__"].__get__
 
 
 def state(item: Any) -> dict[str, Any]:
@@ -64,12 +60,12 @@ def state(item: Any) -> dict[str, Any]:
 
 def module_of(item: Any) -> str:
     """The name of the module of a function, a class, or an object's class; of a module, its own name."""
-    if is_kind(item, ModuleType):
+    if is_kind(item, type):
+        name = type.__getattribute__(item, "__module__")  # a builtin class has it elsewhere
+    elif is_kind(item, ModuleType):
         name = state(item).get("__name__")
-    elif is_kind(item, FunctionType):
-        name = item.__module__
     else:
-        name = type.__getattribute__(item if is_kind(item, type) else type(item), "__module__")  # a builtin class has it elsewhere
+        name = item.__module__ if is_kind(item, FunctionType) else type.__getattribute__(type(item), "__module__")
     return name if isinstance(name, str) else ""
 
 
@@ -103,15 +99,23 @@ def user_frame(error: BaseException) -> tuple[FrameType, int] | None:
 
 def is_user_module(name: str) -> bool:
     """Whether the imported module `name` is the user's."""
+    if name == "__main__":
+        return True
     file = state(sys.modules[name]).get("__file__") if name in sys.modules else None
-    return name == "__main__" or (isinstance(file, str) and is_user_file(file))
+    return isinstance(file, str) and is_user_file(file)
+
+
+_BUILTINS = frozenset(id(item) for item in vars(builtins).values() if isinstance(item, type))
 
 
 def is_user(item: Any) -> bool:
     """Whether the function or class `item` is the user's."""
-    if is_kind(item, type):
-        name = module_of(item)  # exec with a new namespace makes classes of the module builtins
-        return is_user_module(name) if name in sys.modules and name != "builtins" else any(map(is_user, written_methods(item)))
+    if id(item) in _BUILTINS:
+        return False
+    if issubclass(type(item), type):
+        name = type.__getattribute__(item, "__module__")  # exec with a new namespace makes classes of the module builtins
+        is_known = isinstance(name, str) and name in sys.modules and name != "builtins"
+        return is_user_module(name) if is_known else any(map(is_user, written_methods(item)))
     if not is_generated(item.__code__.co_filename):
         return is_user_file(item.__code__.co_filename)
     name = item.__globals__.get("__name__")  # exec with a new namespace sets no name

@@ -21,6 +21,7 @@ __all__ = [
     "MOST_ITEMS",
     "MANY",
     "PLAIN",
+    "CONTAINERS",
     "WRAPPERS",
     "slots_of",
     "attributes_of",
@@ -40,7 +41,7 @@ __all__ = [
 MOST_OBJECTS, MOST_ITEMS = 10_000, 100_000  # of a walk, and of a container that it looks into
 MANY = 256  # items of a container; more are alike, as the samples of a dataset are
 PLAIN = (int, float, str, bool, type(None), complex, bytes)
-_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 WRAPPERS: dict[type, tuple[str, ...]] = {
     MethodType: ("__func__", "__self__"),
     staticmethod: ("__func__",),
@@ -71,9 +72,9 @@ def attributes_of(item: Any) -> dict[str, Any]:
 def base_of(item: Any) -> Any:
     """The kind of container that `item` is, whose methods read it without running those of a subclass; None for anything else."""
     kind = type(item)
-    if kind in _CONTAINERS or not issubclass(kind, _CONTAINERS):
-        return kind if kind in _CONTAINERS else None
-    return next(base for base in mro(kind) if base in _CONTAINERS)
+    if kind in CONTAINERS or not issubclass(kind, CONTAINERS):
+        return kind if kind in CONTAINERS else None
+    return next(base for base in mro(kind) if base in CONTAINERS)
 
 
 def held(item: Any) -> dict[Any, Any]:
@@ -120,10 +121,10 @@ def children_name() -> str:
 
 def parts(item: Any) -> Collection[Any]:
     """What a search for code looks into, of what `item` holds."""
-    found = held(item)
-    if base_of(item) is not None and len(found) > MANY:  # one of each class, and all functions and classes: the others are alike
+    found, is_container = held(item), base_of(item) is not None
+    if is_container and len(found) > MANY:  # one of each class, and all functions and classes: the others are alike
         return {id(one) if is_kind(one, (FunctionType, type, *WRAPPERS)) else type(one): one for one in found.values()}.values()
-    if base_of(item) is not None or is_kind(item, _WRAPPERS) or is_user(type(item)):
+    if is_container or is_kind(item, _WRAPPERS) or is_user(type(item)):
         return found.values()
     # The private attributes of a library's objects lead everywhere; but a torch module keeps its layers in one
     named = children_name(), "__wrapped__"

@@ -89,8 +89,9 @@ QuickTrainer.__name__ = L.Trainer.__name__  # it is in the names of the environm
 
 def make_pl_trainer(**arguments: Any) -> L.Trainer:
     """Make a `lightning.Trainer` with these arguments."""
-    if "SLURM_NTASKS" in os.environ and "strategy" not in arguments:  # a process that trains alone needs nothing of SLURM
-        arguments["plugins"] = [*as_list(arguments.get("plugins")), LightningEnvironment()]
+    is_alone = "strategy" not in arguments and "num_nodes" not in arguments
+    if is_alone and ("SLURM_NTASKS" in os.environ or not arguments.get("plugins")):
+        arguments["plugins"] = [*as_list(arguments.get("plugins")), LightningEnvironment()]  # nothing of SLURM or of others is looked for
     with quiet(), _LOCK:
         lightnings: dict[str, Any] = registry.__dict__  # the namespace of the module that searches
         before, lightnings["entry_points"] = lightnings["entry_points"], ENTRY_POINTS.find
@@ -118,29 +119,29 @@ _NOISE = (
 )
 _NOISY = f".*({'|'.join(map(re.escape, _NOISE))})"  # one filter in place of nine
 # Importing one of Lightning's other packages makes its logger that of all messages by rank
-_OTHERS = {"pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.rank_zero"}
+_LOGGERS = ("lightning.pytorch", "pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.rank_zero")
 
 
 class _Messages:
-    """The log level and warning filters of Lightning's messages. They are global, so the last of several concurrent uses restores them."""
+    """The filters of Lightning's messages and warnings. They are global, so the last of several concurrent uses ends them."""
 
     def __init__(self) -> None:
         self._lock, self._n_uses, self._before = threading.Lock(), 0, ExitStack()
+        self._n_loggers = 0  # of all packages, when Lightning's were last found
 
     def _is_due(self, record: logging.LogRecord) -> bool:
         return record.levelno >= logging.WARNING or not self._n_uses
 
     def reduce(self) -> None:
-        logger = logging.getLogger("lightning.pytorch")
+        names = logging.root.manager.loggerDict
         with self._lock:
             self._n_uses += 1
             if self._n_uses == 1:
                 self._before.enter_context(warnings.catch_warnings())
-                for name in _OTHERS & sys.modules.keys():
+            if self._n_loggers != len(names):  # filters that stay: setting a level would clear the caches of all loggers, in each run
+                for name in [name for name in names if name.startswith(_LOGGERS)]:
                     logging.getLogger(name).addFilter(self._is_due)
-                self._before.callback(logger.setLevel, logger.level)
-            if logger.level != logging.WARNING:  # setting a level clears the caches of all loggers
-                logger.setLevel(logging.WARNING)
+                self._n_loggers = len(names)
             warnings.filterwarnings("ignore", _NOISY)
 
     def restore(self) -> None:

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from torch import Tensor, nn
+
 from .source_file import Definition, SourceFile, cells, execution_number, is_cell, read_source
 from nbtrain.objects.user_code import (
     closure,
@@ -30,7 +32,7 @@ from nbtrain.objects.user_code import (
     state,
     written_methods,
 )
-from ..objects.walk import MOST_OBJECTS, PLAIN, Walk, parts
+from ..objects.walk import CONTAINERS, MOST_OBJECTS, PLAIN, Walk, parts
 
 # %% auto #0
 __all__ = ["CODELESS", "names_read", "modules_imported", "package_of", "chain", "chains_read", "find_function", "Reached", "reach"]
@@ -190,16 +192,20 @@ class Reached(Walk):
 
     def add_all(self, *items: Any) -> None:
         for item in items:
-            self.add(item)
+            kind = type(item)
+            is_bare = kind is Tensor or kind is nn.Parameter or (kind in CONTAINERS and not item)
+            if not is_bare:  # an optimizer holds three tensors for each parameter
+                self.add(item)
 
     def visit(self, item: Any, path: str) -> None:
         """Record `item`, and add its neighbours."""
-        if is_kind(item, FunctionType):
-            self._function(item)
-        elif is_kind(item, type):
+        kind = type(item)
+        if issubclass(kind, type):
             self._class(item)
+        elif issubclass(kind, FunctionType):
+            self._function(item)
         else:
-            self.add_all(type(item), *parts(item))
+            self.add_all(kind, *parts(item))
 
     def _function(self, function: FunctionType) -> None:
         variables = closure(function)

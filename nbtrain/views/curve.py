@@ -122,7 +122,8 @@ def _merged(points: Sequence[Point], n: int) -> list[Point]:
 
 def _extended(places: Places, step: int, value: float, n: int) -> list[tuple[int, float]]:
     """`places` up to `step`, and this one. Of more than `n`, half of them stay, spread evenly over the steps, and the newest."""
-    kept = [place for place in places if place[0] < step]
+    is_behind = not places or places[-1][0] < step  # nearly always: they are in the order of the steps
+    kept = list(places) if is_behind else [place for place in places if place[0] < step]
     if len(kept) >= n:
         gap = 2 * (step - kept[0][0]) / n
         kept = list({(place[0] - kept[0][0]) // gap: place for place in reversed(kept)}.values())[::-1]
