@@ -201,8 +201,7 @@ class _Frame:
         elif not self.keys:
             self.names.append(self.name)
         if _COMPARES.fullmatch(self.call):
-            self.said = self.name
-            self.said_at = self.n_items
+            self.said, self.said_at = self.name, self.n_items
         self.n_items += 1
         self.name = self.annotated = self.compared = ""
 
@@ -232,8 +231,7 @@ class Reader:
     def read(self) -> str:
         """The text without secrets in its strings and comments."""
         for match in _TOKENS.finditer(self.text):
-            kind = match.lastgroup
-            frame = self.frames[-1]
+            kind, frame = match.lastgroup, self.frames[-1]
             if kind == "name":
                 frame.name = match[0]
             elif kind == "mark":
@@ -257,8 +255,7 @@ class Reader:
                 frame.has_port = True
             elif kind == "start" or len(self.frames) == 1:
                 self.frames = [_Frame()]
-        text = []
-        end = 0
+        text, end = [], 0
         for start, (stop, new) in sorted(self.hidden.items()):
             text += [self.text[end:start], new]
             end = stop
@@ -302,8 +299,7 @@ class Reader:
         frame.name = ""
 
     def _open(self, text: str, frame: _Frame) -> None:
-        name = text[:-1]
-        opener = text[-1]
+        name, opener = text[:-1], text[-1]
         if name in (")", "]"):  # f(x)(y)
             self._close()
             frame = self.frames[-1]
@@ -336,8 +332,7 @@ class Reader:
 
     def _string(self, match: re.Match[str], frame: _Frame) -> None:
         n_quotes = len(re.match(r"\\?(?:\"{3}|'{3}|.)", match[0])[0])  # pyright: ignore[reportOptionalSubscript]
-        start = match.start() + n_quotes
-        end = match.end() - n_quotes
+        start, end = match.start() + n_quotes, match.end() - n_quotes
         text = self.text[start:end]
         if frame.annotated and self.text[max(0, match.start() - 8) : match.start()].rstrip(" rbfRBF").endswith(":"):
             frame.keys = [frame.annotated]
@@ -349,8 +344,7 @@ class Reader:
         else:
             self._replace(start, end, self._within(text))
         if _NAME.fullmatch(text) and is_secret(text):
-            frame.said = text
-            frame.said_at = frame.n_items
+            frame.said, frame.said_at = text, frame.n_items
         frame.name = text
         frame.compared = ""
         frame.strings.append((start, end))

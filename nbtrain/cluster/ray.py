@@ -371,8 +371,7 @@ class RayLaunch:
                 self._ray.kill(member, no_restart=False)
         job = self._job
         trainer = cast(Any, self._trainer)
-        before = self._n
-        n = _addon_of(trainer)._shrink_to(self._places_left(), trainer)
+        before, n = self._n, _addon_of(trainer)._shrink_to(self._places_left(), trainer)
         path = go_back(trainer, self._before, *job.loaders, between_epochs=n < before)
         lost = first_line(cause) if isinstance(cause, WorkerError) else f"Rank {cause.rank} has lost the others."
         fewer = ""
