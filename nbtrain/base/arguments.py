@@ -32,6 +32,7 @@ from ..data.several_loaders import n_batches
 from ..errors import ConfigError, OptionError, first_line, nearest
 from ..best import known_mode
 from ..events import MonitorMode
+from ..private.torch_parts import is_dense
 from ..optim.joint_optimizer import JointOptimizer, named_optimizers
 from ..objects.user_code import signature_of
 
@@ -56,6 +57,7 @@ __all__ = [
     "check_run",
     "check_optimizer",
     "need_automatic",
+    "check_state",
     "check_trained",
 ]
 
@@ -324,6 +326,18 @@ def need_automatic(trainer: TrainerProtocol, command: str, remedy: str) -> None:
     """Raise ConfigError for a `command` that makes the updates, if the steps of `trainer` make them by hand."""
     if not trainer.automatic_optimization:
         raise ConfigError(f"{command}: {trainer.title}.train_step makes its updates by hand.", remedy=remedy)
+
+
+def check_state(model: nn.Module, *, is_saved: bool) -> None:
+    """Raise ConfigError for a tensor of the model's state that can't be copied as weights are, or, if `is_saved`, not be in a file."""
+    for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, Tensor) or (is_dense(tensor) and not (is_saved and tensor.is_quantized)):
+            continue
+        kind = "nested" if tensor.is_nested else tensor.dtype if tensor.is_quantized else tensor.layout
+        raise ConfigError(
+            f"{name} of the {type(model).__name__} is a {kind} tensor, which can't be kept with the weights.",
+            remedy="register_buffer(..., persistent=False) leaves it out of them; or make it dense.",
+        )
 
 
 def check_trained(optimizer: Optimizer | None, model: nn.Module, attributes: Mapping[str, Any]) -> None:

@@ -39,7 +39,7 @@ def write_weights(trainer: TrainerProtocol, folder: Path) -> None:
     if in_checkpoints:
         with suppress(OSError):
             last.unlink()
-    elif all(bool(p.isfinite().all()) for p in trainer.model.parameters()):
+    elif all(bool(p.isfinite().all()) for p in trainer.model.parameters() if p.element_size() > 1):  # torch has none of an FP8
         write_safetensors(cpu_weights(trainer.model), last)
         newest.path = last
     else:

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..private.compiled_names import bare
-from ..private.torch_parts import BATCH_NORM, buffers_of, loads_itself
+from ..private.torch_parts import BATCH_NORM, buffers_of, loads_itself, takes_copies
 from .atomic import sync, written
 from .weight_files import Weights, find_weights
 from ..compat.weight_names import fit_names
@@ -197,11 +197,13 @@ def _sizes(shape: tuple[int, ...] | None) -> str:
 
 
 def _fit_buffers(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Give each buffer the shape of its saved value, because a buffer may have grown since the model was made."""
+    """Give each buffer memory for its saved value: it may have grown since the model was made, or be one that `expand` has made."""
     for path, part in model.named_modules():
         for name, buffer in buffers_of(part).items():
             saved = weights.get(f"{path}.{name}" if path else name)
-            if isinstance(saved, Tensor) and isinstance(buffer, Tensor) and saved.shape != buffer.shape:
+            if not isinstance(saved, Tensor) or not isinstance(buffer, Tensor):
+                continue
+            if saved.shape != buffer.shape or not takes_copies(buffer):
                 buffers_of(part)[name] = buffer.new_empty(saved.shape)
 
 

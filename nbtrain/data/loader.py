@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Sampler, Subset, TensorDataset
 
@@ -111,6 +111,13 @@ class LoaderWrapper:
     def batch_sampler(self) -> Any:
         """The loader's batch sampler."""
         return getattr(self.loader, "batch_sampler", None)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Let the error of an addon that reads more than batches, such as `loader.dataset`, say what to do."""
+        text = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if "loader" in vars(self) and hasattr(innermost(self), name):
+            text += f": an addon has wrapped the loader already. If yours reads loader.{name}, name that one in its `before`."
+        raise AttributeError(text)
 
 
 class LazyLoader(LoaderWrapper):

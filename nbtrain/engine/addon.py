@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
-from functools import cache, wraps
+from functools import wraps
 from itertools import combinations, count, permutations
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -68,22 +68,18 @@ def _with_known_options(addon: type[AddOnBase]) -> Callable[..., None]:
     """The constructor of `addon`, with a check for unknown options and for values that do not fit the option's annotation."""
     init = addon.__init__
 
-    @cache
-    def hints() -> dict[str, Any]:
-        spaces = {name: vars(sys.modules[_claimant(addon, name).__module__]) for name in options(addon)}
-        return {name: read_hint(field.type, spaces[name]) for name, field in options(addon).items()}
-
     @wraps(init)
     def checked(self: AddOnBase, *args: Any, **given: Any) -> None:
         try:
-            known = list(options(addon))
+            known = options(addon)
             for name in given.keys() - set(known):
                 raise OptionError(f"{addon.__name__} takes no option {name!r}.", remedy=nearest(name, known))
             if args:
                 raise OptionError(
                     f"{addon.__name__} takes options by name, got {args[0]!r}.", remedy=f"Known are: {', '.join(known) or 'none'}."
                 )
-            check_values(given, hints())
+            spaces = {name: vars(sys.modules[_claimant(addon, name).__module__]) for name in given}
+            check_values(given, {name: read_hint(known[name].type, space) for name, space in spaces.items()})
             init(self, **given)
         except Exception as error:
             shorten(error, init, (self,))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..private.torch_parts import buffers_of, children_of, copy_all, version_of
+from ..private.torch_parts import buffers_of, children_of, copy_all, takes_copies, version_of
 from ..engine.addon import AddOnBase
 from ..engine.pass_module import modules_beside
 from ..engine.protocol import TrainerProtocol
@@ -65,8 +65,8 @@ def restore_attributes(attributes: MutableMapping[str, Any], kept: Mapping[str, 
 
 def copy_back(tensor: Tensor, copy: Tensor) -> None:
     """Restore the values of `tensor` in place."""
-    if tensor.layout is torch.strided and 0 in tensor.stride() and tensor.numel() > 1:
-        return  # made by `expand`: in-place operations on it raise
+    if not takes_copies(tensor):
+        return
     if tensor.shape != copy.shape:  # a buffer that grew, such as an observer's
         tensor.resize_(copy.shape)
     if not torch.equal(tensor, copy):  # an in-place copy would invalidate its autograd graph

@@ -43,6 +43,8 @@ __all__ = [
     "compile_calls",
     "default_store",
     "compile_modes",
+    "is_dense",
+    "takes_copies",
     "flag_nonfinite",
     "find_step_hooks",
     "step_hooks_of",
@@ -181,6 +183,16 @@ def compile_modes() -> list[str] | None:
 # %% ../../nbs/private/torch_parts.ipynb #ec30894b
 version_of: Callable[[Tensor], Any] = attrgetter("_version") if hasattr(Tensor, "_version") else lambda tensor: object()  # none is the same
 is_view: Callable[[Tensor], bool] = methodcaller("_is_view") if hasattr(Tensor, "_is_view") else lambda tensor: True
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether it is neither sparse nor nested: these have no strides, and some have neither sizes nor comparisons."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def takes_copies(tensor: Tensor) -> bool:
+    """Whether values can be copied into it in place: those made by `expand`, or in inference mode, raise."""
+    return is_dense(tensor) and not tensor.is_inference() and (0 not in tensor.stride() or tensor.numel() <= 1)
 
 
 def _each(method: str, tensors: Sequence[Tensor], *others: Any) -> None:

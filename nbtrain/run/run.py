@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..base.arguments import check_optimizer, check_run, check_trained
+from ..base.arguments import check_optimizer, check_run, check_state, check_trained
 from ..base.operation import Operation
 from ..base.trainer_base import TrainerBase
 from ..data.several_loaders import Loaders
@@ -148,6 +148,8 @@ class Run:
         check_run(self.n_epoch, self.loader, self.valid_loader, evaluates=trainer.mode == "test")
         check_steps(trainer, self.n_epoch, self.valid_loader)
         if trainer.mode == "train":
+            if trainer.train_state.run == 0:
+                check_state(trainer.model, is_saved=trainer.save_path is not None)
             if not trainer.configures_optimizers:
                 trainer._join_optimizers()
                 check_optimizer(trainer.optimizer, trainer.model)

@@ -67,7 +67,7 @@ class Capture:
         """Copy the state for a place in memory."""
         states = self.trainer.states
         if states.setup is None:
-            states.setup = setup_of(self.trainer, states.given_loader(self.trainer))
+            states.setup = setup_of(self.trainer, states.given_loader)
         state = self.of_lightning | {"nbtrain": own_part(self.moment(whole=True)) | {"setup": states.setup | as_given(self.trainer)}}
         keep_weights(state, kept_weights(self.trainer))
         self.copied = snapshot(state, waits=False)

@@ -241,7 +241,7 @@ class Disk:
         own = own_part(at)
         states = self.trainer.states
         states.note_unsaved(self.trainer, *states.attributes.lost)
-        own["setup"] = setup_of(self.trainer, states.given_loader(self.trainer)) if self.trainer.mode == "train" else {}
+        own["setup"] = setup_of(self.trainer, states.given_loader) if self.trainer.mode == "train" else {}
         if own["finished"] is None and states.open_loader is not None:
             states.places = {name: own[name] for name in ("loader", "valid", "setup")}
         elif own["finished"] is None and states.places:  # the run was in other processes, or before this trainer

@@ -104,7 +104,7 @@ def _added(trainer: TrainerProtocol) -> dict[type[AddOnBase], AddOnBase]:
 
 def _gathered(addon: AddOnBase) -> dict[str, Any]:
     """The state of an addon without its options, as far as its pickle has it."""
-    state: Any = addon.__reduce_ex__(4)[2]
+    state: Any = addon.__reduce_ex__(4)[2] or {}  # None of an addon without attributes
     return {name: value for name, value in state.items() if name not in options(type(addon))}
 
 

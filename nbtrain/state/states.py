@@ -17,7 +17,6 @@ from ..engine.addon import StateService
 from ..engine.protocol import Ran, TrainerProtocol
 from ..errors import ConfigError
 from ..rng import random_state
-from ..run.data_module import is_data_source
 from .attribute_state import AttributeState
 from .kept_states import KeptStates, schedules_in
 from .settings import Setup, all_given
@@ -91,10 +90,10 @@ class States:
                 found.resume_at(place, own["random"] if own["random"] is not None else random_state())
         return found
 
-    def given_loader(self, trainer: StatefulTrainer) -> Any:
+    @property
+    def given_loader(self) -> Any:
         """The training loader of the run before addons wrapped it, as the next run is given it; the open one where that is not known."""
-        given = trainer.ran.loader if trainer.ran is not None else None
-        return self.open_loader if given is None or is_data_source(given) else given
+        return self.open_loader if self.loaders[0] is None else self.loaders[0]
 
     def keep_in_memory(self, trainer: TrainerProtocol, loader: Iterable[Any], valid_loader: Iterable[Any] | None) -> Iterable[Any]:
         """Return the loader that a run reads whose states are kept in memory."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import lightning as L
 import pytest
 import torch
@@ -284,6 +285,18 @@ def test_view_of_a_user_takes_the_place_of_nbtrains_and_draws_what_it_likes(kind
     trainer.lr_find(make_loader())
     trainer.show()
     assert "2  " in capsys.readouterr().out  # without a view, the history
+
+
+def test_an_addon_of_a_cell_goes_to_a_worker_and_checks_its_options_there() -> None:
+    class OfCell(AddOnBase):
+        """Is sent by value."""
+
+        n: int = 1
+
+    sent = cloudpickle.loads(cloudpickle.dumps(OfCell(n=2)))
+    assert sent.n == 2
+    with pytest.raises(OptionError, match="takes no option 'm'"):
+        type(sent)(m=1)
 
 
 def test_addon_without_options_lists_none() -> None:

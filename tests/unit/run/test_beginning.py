@@ -59,10 +59,33 @@ class Net(nn.Module):
         torch.manual_seed(0)
         self.out, self.extra, self.is_first = nn.Linear(3, 1), None, True
         self.register_buffer("ones", torch.ones(1).expand(3))  # in-place operations on it raise
+        self.register_buffer("graph", torch.eye(3).to_sparse(), persistent=False)
 
     def forward(self, x: Any) -> Any:
-        x = x * self.ones
+        x = (self.graph @ x.T).T * self.ones
         return self.out(x) if self.extra is None else self.out(x) + self.extra(x)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_tensor_that_cant_be_kept_with_the_weights_is_refused_before_the_run(tmp_path: Path) -> None:
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    for kind, tensor, path in (("torch.sparse_coo", torch.eye(3).to_sparse(), None), ("torch.qint8", quantized, tmp_path)):
+        model = nn.Linear(8, 1)
+        model.register_buffer("graph", tensor)
+        with pytest.raises(ConfigError, match=f"graph of the Linear is a {kind} tensor, which can't be kept"):
+            make_trainer(model=model, save_path=path).run(1, make_loader(8))
+
+
+def test_tensors_of_expand_and_of_8_bits_are_saved_and_loaded(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 1))
+    model.register_buffer("ones", torch.ones(1).expand(3))
+    model.register_parameter("scale", nn.Parameter(torch.ones(3).to(torch.float8_e4m3fn), requires_grad=False))
+    trainer = make_trainer(model=model, save_path=tmp_path, optimizer=torch.optim.SGD(model[0].parameters(), lr=0.1))
+    trainer.run(1, make_loader(8))
+    with torch.no_grad():
+        model.scale.zero_()
+    trainer.apply_weights()
+    assert trainer.model.scale.float().tolist() == trainer.model.ones.tolist() == [1, 1, 1]
 
 
 def _grow(net: Any, optimizer: Any) -> None:
