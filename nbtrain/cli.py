@@ -131,6 +131,18 @@ _JOB_OPTIONS = {  # of submit, and what they are read as
     "--cpus-per-task": int,
     "--mem-gb": float,
 }
+_FILES = "-f FILE [-f FILE] [--FIELD VALUE] [--FIELD!] [--devices N] [--print-config] [--trust]"
+_USAGE = {
+    "fit": f"{_FILES}\n       nbtrain fit NOTEBOOK [--NAME VALUE] [--devices N]",
+    "submit": "FILE [-f FILE] [--nodes N] [--gpus-per-node N] [--time HH:MM:SS] [--partition NAME] [--FIELD VALUE] [--FIELD!] [--trust]",
+    "validate": _FILES,
+    "test": _FILES,
+    "predict": f"{_FILES} -o PATH",
+    "plan": f"{_FILES} [--memory GB]",
+    "resume": "DIR [--FIELD VALUE] [--FIELD!] [--trust]",
+    "sweep": "-f FILE [-f FILE] [--FIELD VALUE,VALUE] [--FIELD FIRST..LAST] [--jobs N] [-o PATH] [--trust]",
+    "export": "NOTEBOOK [-o PATH]",
+}
 _TEXTS: dict[str, dict[str, Any]] = yaml.safe_load((resources.files("nbtrain") / "cli.yaml").read_text(encoding="utf-8"))
 
 
@@ -372,7 +384,7 @@ def _help(name: str) -> str:
     from nbtrain.config.schema import describe_fields
 
     command = _CONFIGURED[name]
-    usage = _TEXTS["usage"][name]
+    usage = _USAGE[name]
     examples = (command.__doc__ or "").partition(": ")[2].split(", ")
     options = [
         f"  {word:<20}  {meaning}" for word, meaning in _TEXTS["meanings"].items() if re.search(rf"{re.escape(word)}(?![\w,.])", usage)
