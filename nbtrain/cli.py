@@ -13,11 +13,8 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from . import __version__
 from .config.overrides import CommandLine, Override, read_command_line
@@ -143,7 +140,24 @@ _USAGE = {
     "sweep": "-f FILE [-f FILE] [--FIELD VALUE,VALUE] [--FIELD FIRST..LAST] [--jobs N] [-o PATH] [--trust]",
     "export": "NOTEBOOK [-o PATH]",
 }
-_TEXTS: dict[str, dict[str, Any]] = yaml.safe_load((resources.files("nbtrain") / "cli.yaml").read_text(encoding="utf-8"))
+_MEANINGS = {
+    "-f FILE": "a configuration in YAML; of several files the later ones win",
+    "--FIELD VALUE": "set a field or a value in one: --model.args.dim 32; $(a.b) in a value is replaced by that field's value",
+    "--FIELD VALUE,VALUE": "try each of these values",
+    "--FIELD FIRST..LAST": "try each of these whole numbers",
+    "--FIELD!": "remove a field",
+    "--NAME VALUE": "another value for a name that a cell sets",
+    "--devices N": "the number of devices to run on",
+    "--nodes N": "the number of machines (default: 1)",
+    "--gpus-per-node N": "the number of GPUs of each, with a process for each; --tasks-per-node N for processes without GPUs",
+    "--time HH:MM:SS": "the time limit of a job (default: an hour), after which it resumes in another one",
+    "--partition NAME": "SLURM's; also --account, --qos, --constraint, --cpus-per-task, --mem-gb, --name, and --cluster local",
+    "--memory GB": "the memory of a device (default: this machine's)",
+    "--jobs N": "the number of runs at a time (default: 1)",
+    "-o PATH": "where to write",
+    "--print-config": "print the whole configuration, and do nothing",
+    "--trust": "let the configuration name anything that can be imported: it may run any code",
+}
 
 
 def _count(line: CommandLine, name: str) -> int:
@@ -386,9 +400,7 @@ def _help(name: str) -> str:
     command = _CONFIGURED[name]
     usage = _USAGE[name]
     examples = (command.__doc__ or "").partition(": ")[2].split(", ")
-    options = [
-        f"  {word:<20}  {meaning}" for word, meaning in _TEXTS["meanings"].items() if re.search(rf"{re.escape(word)}(?![\w,.])", usage)
-    ]
+    options = [f"  {word:<20}  {meaning}" for word, meaning in _MEANINGS.items() if re.search(rf"{re.escape(word)}(?![\w,.])", usage)]
     parts = [
         f"usage: nbtrain {name} {usage}",
         f"{_summary(command)}.",
@@ -436,15 +448,38 @@ def _completion(arguments: argparse.Namespace) -> None:
     from nbtrain.config.schema import describe_fields
 
     fields = [line.split()[0] for line in describe_fields() if line.startswith("  --")]
-    commands = [*_CONFIGURED, *map(_name, _PLAIN), "--version"]
+    commands = [*_CONFIGURED, *map(_name, _ARGUMENTS), "--version"]
     configured = [name for name in _CONFIGURED if name != "export"]
     options = [*_OPTIONS, *_SWITCHES, *fields]
     print(_COMPLETION.format(commands=" ".join(commands), configured="|".join(configured), options=" ".join(options)))
 
 
 # %% ../nbs/cli.ipynb #a0d2eef8
-# The other commands
-_PLAIN = (_completion, _demo, _show, _diff, _follow, _compare, _report, _merge, _import, _neptune_export)
+# The other commands, with their arguments: a help text, and for an option its default, or the type of one without a default
+_ARGUMENTS: dict[Callable[[argparse.Namespace], None], dict[str, tuple[Any, ...]]] = {
+    _completion: {},
+    _demo: {
+        "--epochs": ("epochs to train", 10),
+        "--save-path": ("folder for run folders", "runs/digits"),
+        "--seed": ("seed of all random number generators", 0),
+    },
+    _show: {"run": ("a run folder, or a folder of run folders (then the newest)",)},
+    _diff: {"a": ("a run folder, as for show",), "b": ("another one",)},
+    _follow: {"run": ("a run folder, as for show",)},
+    _compare: {"runs": ("run folders, as for show",), "--output": ("a PNG, or an HTML page", "compare.png")},
+    _report: {"runs": ("run folders, or folders of them (then all)",), "--output": ("the page to write", "report.html")},
+    _merge: {
+        "state": ("a checkpoint folder, or a run folder (then its newest checkpoint)",),
+        "out": ("a Lightning checkpoint such as whole.ckpt; without a suffix a folder of safetensors",),
+    },
+    _import: {
+        "path": ("a checkpoint, the folder of one, or tables of Neptune",),
+        "-o --output": ("folder for run folders", "runs/imported"),
+        "--epoch": ("its finished epochs, if the files don't say", int),
+        "--trust": ("unpickle Python objects in the files, which may run any code", bool),
+    },
+    _neptune_export: {"folder": ("a folder with .neptune in it, such as a run folder",)},
+}
 
 
 def _name(command: Callable[..., Any]) -> str:
@@ -458,14 +493,24 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, configured in _CONFIGURED.items():
         commands.add_parser(name, help=_summary(configured), add_help=False)
-    for command in _PLAIN:
+    for command, arguments in _ARGUMENTS.items():
         found = commands.add_parser(_name(command), help=command.__doc__)
         found.set_defaults(command=command)
-        for words, known in _TEXTS["arguments"][_name(command)].items():
-            if "type" in known:
-                known = known | {"type": int}  # which a YAML file can't name
-            found.add_argument(*words.split(), **known)
+        for words, (text, *default) in arguments.items():
+            _add_argument(found, words, text, *default)
     return parser
+
+
+def _add_argument(parser: argparse.ArgumentParser, words: str, text: str, default: Any = None) -> None:
+    names = words.split()
+    if default is bool:
+        parser.add_argument(*names, action="store_true", help=text)
+    elif default is int:
+        parser.add_argument(*names, type=int, help=text)
+    elif default is not None:
+        parser.add_argument(*names, type=type(default), default=default, help=f"{text} (default: %(default)s)")
+    else:
+        parser.add_argument(words, nargs="+" if words == "runs" else None, help=text)
 
 
 # %% ../nbs/cli.ipynb #397eb2a7
