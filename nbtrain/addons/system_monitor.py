@@ -122,7 +122,7 @@ class _Monitor(PassCallback):
             values |= {f"lr_{i}": float(group["lr"]) for i, group in enumerate(groups, start=1) if "lr" in group}
         # Clipping records the norm, before it clips
         if not any(isinstance(addon, GradientClipAddon) and addon.gradient_clip for addon in self.trainer.active_addons):
-            values["grad_norm"] = total_norm(p.grad for p in parameters_in(self.trainer.optimizer) if p.grad is not None)
+            values["grad_norm"] = total_norm(p.grad for p in parameters_in(optimizer) if p.grad is not None)
         logged = current_results(module.trainer)
         others = {metric.meta.name for key, metric in (logged or {}).items() if key not in self._logged}  # keys are "hook.name"
         for name, value in {**values, **memory(self.trainer.device)}.items():
