@@ -121,7 +121,7 @@ class HealAddon(AddOnBase):
                 f"In step {step + 1} {what}, and the run was healed {self.n_heals} times before.",
                 remedy="Lower the learning rate, clip the gradients, or give max_heals=; rewind(step=...) goes back by hand.",
             )
-        self.n_heals = self.n_heals + 1
+        self.n_heals += 1
         copy = self.copies[0]
         trainer.model.load_state_dict(copy["model"])
         groups = optimizer.state_dict()["param_groups"]  # the rates continue

@@ -602,8 +602,7 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     @property
     def states(self) -> Any:
         """The states that were kept of the runs, and the one that the next run continues from."""
-        service: Any = self._required_service(StateService)
-        return service.states
+        return self._required_service(StateService).states  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def view(self) -> View | None:

@@ -86,7 +86,7 @@ def _large(module: nn.Module) -> tuple[list[nn.Module], int]:
     for child in module.children() if not isinstance(module, nn.MultiheadAttention) else ():  # it reads the weights of its child directly
         inner, n = _large(child)
         found = [*found, *inner]
-        rest = rest + n
+        rest += n
     if isinstance(module, nn.MultiheadAttention):
         rest = sum(p.numel() for p in module.parameters())
     return ([*found, module], 0) if rest >= _LARGE and not isinstance(module, _CONTAINERS) else (found, rest)

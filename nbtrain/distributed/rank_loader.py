@@ -59,7 +59,7 @@ def check_lengths(lengths: list[int | None]) -> None:
     )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class DealtSampler(Sampler[list[int]]):
     """A batch sampler for one rank. Appends the share of each batch to `shares`. `look` is called with the first round.
 

@@ -154,8 +154,7 @@ class OwnEvaluationLoop(EvaluationLoop):
         combined: Any = self._combined_loader
         self._has_run = False
         self.batch_progress.reset_on_run()
-        epochs: Any = pl_trainer.fit_loop.epoch_progress.current
-        epoch = epochs.processed
+        epoch: int = pl_trainer.fit_loop.epoch_progress.current.processed  # pyright: ignore[reportAttributeAccessIssue]
         if self._trainer_fn is not TrainerFn.FITTING:
             epoch = module.owner.train_state.counts.epoch
         loaders = combined.flattened

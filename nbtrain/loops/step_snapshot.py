@@ -144,7 +144,8 @@ class Contents(Walk):
         self.rest: dict[int, tuple[Any, Any]] = {}
         self.copies: dict[int, tuple[Tensor, int, Tensor | None]] = {}  # tensors, each with its version and its copy
         self.always: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that are copied each time
-        self._known, self._marked = self.copies, self.rest
+        self._known = self.copies
+        self._marked = self.rest
         if before is not None:
             self.always, self._known, self._marked = before.always, before.copies, before.rest
 
@@ -156,7 +157,8 @@ class Contents(Walk):
 
     def keep(self, item: Any) -> Mapping[Any, Any]:
         """Copy what `item` holds. Returns the objects in it."""
-        kind, base = kind_of(item), base_of(item)
+        kind = kind_of(item)
+        base = base_of(item)
         if base is not None:
             return self._keep_container(item, base)
         if is_kind(item, Tensor):

@@ -205,7 +205,8 @@ def outside_names(function: Any) -> list[str]:
 
 
 def _by_default(function: FunctionType) -> dict[str, Any]:
-    code, values = function.__code__, function.__defaults__ or ()
+    code = function.__code__
+    values = function.__defaults__ or ()
     named = dict(zip(code.co_varnames[code.co_argcount - len(values) : code.co_argcount], values)) | (function.__kwdefaults__ or {})
     return {name: value for name, value in named.items() if not kind_of(value).is_plain}
 
@@ -306,7 +307,8 @@ class Search(Walk):
 
     def is_open(self, item: Any) -> bool:
         """Whether to look into `item`."""
-        kind, base = kind_of(item), base_of(item)
+        kind = kind_of(item)
+        base = base_of(item)
         if kind.is_end:
             return False
         if self.libraries:
@@ -350,7 +352,8 @@ def plain_values(holder: Any, budget: list[int], most_items: int = MOST_ITEMS, m
     """
     if is_kind(holder, (MethodType, partial, tuple, set, frozenset)):
         return {}
-    found, items = {}, holder_items(holder)
+    found = {}
+    items = holder_items(holder)
     if len(items) > most_items:
         return {}
     for key, value in items.items():

@@ -59,7 +59,8 @@ def _call_of_class(scheduler: Any) -> str:
     kind = scheduler
     options: list[str] = []
     if isinstance(scheduler, functools.partial):
-        kind, options = scheduler.func, [*map(repr, scheduler.args), *(f"{name}={value!r}" for name, value in scheduler.keywords.items())]
+        kind = scheduler.func
+        options = [*map(repr, scheduler.args), *(f"{name}={value!r}" for name, value in scheduler.keywords.items())]
     if not isinstance(kind, type) or kind.__module__ != "torch.optim.lr_scheduler":
         return ""
     return f"{kind.__name__}({', '.join(['optimizer', *(options or ['...'])])})"
@@ -155,7 +156,8 @@ def is_marked(optimizer: Any) -> bool:
 
 def mark_step(optimizer: Any) -> None:
     """Wrap the step of a copied optimizer as torch's schedulers do: a copy loses it, and their first step would warn."""
-    step, weak = type(optimizer).step, ref(optimizer)
+    step = type(optimizer).step
+    weak = ref(optimizer)
 
     @functools.wraps(step)
     def marked(*args: Any, **options: Any) -> Any:

@@ -84,7 +84,8 @@ class Untrained:
     def after_batch(self, step: int) -> None:
         """A batch is finished, and `step` updates are."""
         if self._n_looks < 2 and step > self._seen:
-            self._n_looks, self._seen = self._n_looks + 1, step
+            self._n_looks += 1
+            self._seen = step
             if self._n_looks == 1:
                 self._look_at_gradients()
             else:
@@ -133,4 +134,5 @@ class Untrained:
                 "The optimizer has parameters of no module of the model or the trainer, as of a head that was replaced, and trains "
                 f"nothing with them: of shape {listed(lost)}."
             )
-        self._without, self._outside = [], []
+        self._without = []
+        self._outside = []

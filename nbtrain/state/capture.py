@@ -28,7 +28,7 @@ __all__ = ["Capture", "n_finished", "own_part", "from_outside"]
 
 
 # %% ../../nbs/state/capture.ipynb #9e7b42c4
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Capture:
     """The state of a run after `finished` batches of the open epoch; None between two epochs.
 
