@@ -63,10 +63,6 @@ class EntryPoints:
             self._key = key
         return found
 
-    def clear(self) -> None:
-        """Search again at the next use."""
-        self._key, self._found = None, {}
-
 
 ENTRY_POINTS = EntryPoints()
 

@@ -85,11 +85,7 @@ class RunSinks:
         if state != "paused":
             self.lock()
         listener(state)
-        if state == "paused" and self.trainer.launcher is None:
-            self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
+        if state == "paused" and self.trainer.launcher is None and self._lock is not None:
             self._lock.release()
 
     def open(self, *, validates: bool) -> None:
