@@ -38,9 +38,9 @@ BOUNDS = {  # over the plain loop
     "an epoch of one batch": 625,
     "an epoch of one batch, with a validation": 1_215,
     "predict(x)": 910,
-    "run_batch(batch)": 8_010,
-    "evaluate([batch])": 8_575,
-    "run(1, [batch])": 14_090,
+    "run_batch(batch)": 7_900,
+    "evaluate([batch])": 8_450,
+    "run(1, [batch])": 13_960,
 }
 MODULE_BOUND = 0  # a step of a LightningModule, over Lightning's own
 TRAINER_BOUND = 395  # a `lightning.Trainer` as each run makes it
