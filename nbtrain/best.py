@@ -41,7 +41,7 @@ _UP = (
 _MIN, _MAX = frozenset(_DOWN.split()), frozenset(_UP.split())
 
 
-@functools.lru_cache(1024)  # each epoch of a record that is read asks it
+@functools.lru_cache(1024)  # called for each epoch of a record that is read
 def known_mode(monitor: str) -> MonitorMode | None:
     """Whether lower ("min") or higher ("max") values of the metric `monitor` are better; None if its exact name is unknown."""
     name = re.sub("^((train|val|eval|test)_)+", "", monitor).partition("/")[0]  # without a loader's name, as in val_loss/hard

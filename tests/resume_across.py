@@ -97,6 +97,8 @@ def _fitting(settings: dict[str, Any]) -> dict[str, Any]:
         settings |= {"accumulate": 1}
     if settings["who"] == "by hand" and settings["averages"] == "SWA":  # the package before counts its pass for batch norm backwards
         settings |= {"averages": "EMA"}
+    if settings["schedule"] == "each batch" and (settings["who"] == "by hand" or settings["accumulate"] != 1):
+        settings |= {"schedule": "none"}  # now it steps once an update; the package before steps it at each batch of a window
     return settings | {"limits": limits}
 
 

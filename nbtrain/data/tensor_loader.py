@@ -67,7 +67,7 @@ class Frame(Protocol):
 
 def is_array(value: object) -> bool:
     """Whether `value` is a NumPy array, or a pandas DataFrame or Series."""
-    return isinstance(value, (np.ndarray, Frame)) and not isinstance(value, Tensor)
+    return type(value) is not list and isinstance(value, (np.ndarray, Frame)) and not isinstance(value, Tensor)
 
 
 def as_tensor(value: np.ndarray | Frame) -> Tensor:

@@ -9,8 +9,8 @@ import gc
 import re
 import sys
 import threading
-from collections.abc import Iterator
 from functools import partial
+from traceback import walk_stack
 from types import CellType, FrameType, FunctionType, GeneratorType, MethodType
 from typing import Any
 from weakref import WeakSet, ref
@@ -43,12 +43,6 @@ _CONTAINERS = (dict, list, tuple, set, CellType, MethodType, partial)
 _DEPTH = 4  # containers in containers
 
 
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
 def _is_of_library(item: Any) -> bool:
     """Whether it is an object or a function of the libraries that run the training."""
     if isinstance(item, GeneratorType):
@@ -65,7 +59,7 @@ def _is_space(item: Any) -> bool:
 
 def is_reachable(trainer: TrainerBase, thread: threading.Thread) -> bool:
     """Whether anything refers to `trainer` except its run, which waits in `thread`."""
-    running = [frame for ident, top in sys._current_frames().items() if ident != thread.ident for frame in _stack(top)]
+    running = [frame for ident, top in sys._current_frames().items() if ident != thread.ident for frame, _ in walk_stack(top)]
     running = [frame for frame in running if frame.f_globals.get("__name__") != __name__]
     if any(value is trainer for frame in running for value in frame.f_locals.values()):
         return True

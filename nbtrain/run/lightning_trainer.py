@@ -63,15 +63,12 @@ class EntryPoints:
             self._key = key
         return found
 
-    def clear(self) -> None:
-        """Search again at the next use."""
-        self._key, self._found = None, {}
-
 
 ENTRY_POINTS = EntryPoints()
 
 # %% ../../nbs/run/lightning_trainer.ipynb #82710f6c
 _LOCK = threading.Lock()
+_init: Callable[..., None] = inspect.unwrap(L.Trainer.__init__)
 
 
 class QuickTrainer(L.Trainer):
@@ -80,7 +77,8 @@ class QuickTrainer(L.Trainer):
     __signature__ = inspect.signature(L.Trainer)
 
     def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
+        is_set = "PL_TRAINER_" in " ".join(os.environ)  # Lightning would look for 41 variables, by their names
+        (L.Trainer.__init__ if is_set else _init)(self, **arguments)
         use_quick_signals(self)
 
 

@@ -178,13 +178,10 @@ class Run:
         self.pauses = pauses_on_error(trainer)
         if trainer.save_path is not None:
             self.sinks.claim()
-        if trainer.train_state.run == 0 and trainer.seed is not None and self._is_fresh():
+        continues = trainer.open_session is not None or trainer._required_service(StateService).restored is not None
+        if trainer.train_state.run == 0 and trainer.seed is not None and not continues:
             self.beginning.before.callback(set_random_state, random_state())  # of all devices
             seed_all(trainer.seed)
-
-    def _is_fresh(self) -> bool:
-        """Whether it continues no session and no restored state."""
-        return self.trainer.open_session is None and self.trainer._required_service(StateService).restored is None
 
     @explain_exhausted()
     def _open(self) -> None:

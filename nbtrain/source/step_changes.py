@@ -123,7 +123,8 @@ class _Search(Walk):
             held = attributes_of(item)
             if is_user(type(item)):
                 self.add_owner(type(item), held)
-            self.add(held.get(children_name()))
+            if layers := held.get(children_name()):
+                self.add(layers)
 
     def _function(self, function: FunctionType, label: str) -> None:
         label = label or function.__qualname__.replace("<locals>.", "")
