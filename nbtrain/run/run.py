@@ -126,7 +126,6 @@ class Run:
         assert isinstance(result, RunResult)
         return result
 
-    @explain_exhausted()
     def _get_ready(self, background: bool) -> None:
         """Check everything that can be checked before the run begins. Until then it is an operation of this thread."""
         self.operation.begin()
@@ -187,7 +186,6 @@ class Run:
         """Whether it continues no session and no restored state."""
         return self.trainer.open_session is None and self.trainer._required_service(StateService).restored is None
 
-    @explain_exhausted()
     def _open(self) -> None:
         """Show the run, and begin its record. If that fails, the trainer of a new run is left as it was."""
         session = self.trainer.open_session if self.trainer.mode == "train" else None

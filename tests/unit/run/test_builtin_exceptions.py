@@ -133,7 +133,7 @@ def make(due: Raises) -> Any:
 
 
 SIGNS = ("Exception", "StopIteration", "SystemExit", "GeneratorExit")
-BEFORE = ("loggers of an addon", "callbacks of an addon", "setup")  # a loop
+BEFORE = ("setup",)  # a loop
 PLACES = ("train_step", "test_step", "forward", "metric_on_epoch_end", "hook", "callback", "callback in a validation", "closure", "loader")
 
 
