@@ -24,7 +24,6 @@ from ..engine.train_state import Mode
 from ..errors import ConfigError, RunStopped
 from ..events import Status
 from ..history.history import RunResult
-from ..loops.batch_ways import explain_exhausted
 from ..remote_errors import own_errors
 from ..rng import random_state, seed_all, set_random_state
 from .contradictions import Planned, contradictions
@@ -247,8 +246,7 @@ class Run:
         trainer, launcher, is_over = self.trainer, self.trainer.launcher, False
         self.operation.begin()  # in this thread from now on
         try:
-            ignored, recorded = workers_ignore_interrupts(self.loader, self.valid_loader), self.outcome.records_errors(self.beginning)
-            with ignored, recorded, own_errors(), explain_exhausted():
+            with workers_ignore_interrupts(self.loader, self.valid_loader), self.outcome.records_errors(self.beginning), own_errors():
                 if launcher is None:
                     run = Execution(trainer, self.n_epoch, self.loader, self.valid_loader, pauses=self.pauses, beginning=self.beginning)
                     status, reason = run.execute(self.arguments)
