@@ -5,8 +5,7 @@
 # %% ../../nbs/loops/batch_ways.ipynb #batc0002
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial, wraps
 from types import TracebackType
 from typing import Any
@@ -22,7 +21,7 @@ from ..data.batch import is_out_of_memory, out_of_memory
 from ..engine.callback import PassCallback
 from ..engine.precision import CONTEXTS
 from ..engine.step_module import StepModule
-from ..errors import StepError, ran_out
+from ..errors import ran_out
 from ..objects.user_code import user_frame
 from ..private.lightning_parts import OneStreamDDP, compresses_gradients
 
@@ -30,7 +29,7 @@ Hook = Callable[..., Any]
 _MONITORING = (EarlyStopping, Checkpoint)  # at the end of an epoch they come after the module, which may log what they read
 
 # %% auto #0
-__all__ = ["Hook", "has_profiler", "labelled", "Listeners", "resume_epoch", "is_plain", "Ways", "explain_exhausted", "explain_errors"]
+__all__ = ["Hook", "has_profiler", "labelled", "Listeners", "resume_epoch", "is_plain", "Ways", "explain_errors"]
 
 
 # %% ../../nbs/loops/batch_ways.ipynb #batc0004
@@ -243,20 +242,6 @@ class Ways:
 
 
 # %% ../../nbs/loops/batch_ways.ipynb #batc0013
-def _exhausted(error: StopIteration) -> StepError:
-    found = user_frame(error)
-    return ran_out("a hook or a callback", f"{found[0].f_code.co_name}, line {found[1]}" if found is not None else "")
-
-
-@contextmanager
-def explain_exhausted() -> Iterator[None]:
-    """A context that raises StepError for a StopIteration of a hook or an addon, as `explain_errors` does."""
-    try:
-        yield
-    except StopIteration as error:
-        raise _exhausted(error) from error
-
-
 class explain_errors:
     """Raises OutOfMemory where a batch was too large for the device. A BatchSizeFinder gets torch's error, which it looks for.
 
@@ -275,7 +260,9 @@ class explain_errors:
         if results is not None:
             batch, results.batch = results.batch, None
         if isinstance(error, StopIteration):
-            raise _exhausted(error) from error
+            found = user_frame(error)
+            where = f"{found[0].f_code.co_name}, line {found[1]}" if found is not None else ""
+            raise ran_out("a hook or a callback", where) from error
         if isinstance(error, RuntimeError) and is_out_of_memory(error) and pl_trainer.callbacks:  # a trial of the finder has none
             batches = loop.batch_progress.current  # one that was on its way to the device is not counted yet
             place = f"epoch {pl_trainer.current_epoch + 1}, batch {batches.ready + (batches.ready == batches.completed)}"

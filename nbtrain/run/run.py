@@ -24,7 +24,6 @@ from ..engine.train_state import Mode
 from ..errors import ConfigError, RunStopped
 from ..events import Status
 from ..history.history import RunResult
-from ..loops.batch_ways import explain_exhausted
 from ..remote_errors import own_errors
 from ..rng import random_state, seed_all, set_random_state
 from .contradictions import Planned, contradictions
@@ -125,7 +124,6 @@ class Run:
             raise self.operation.stopped(f" at {self.trainer.recorder.place}") from None
         return result  # pyright: ignore[reportReturnType]
 
-    @explain_exhausted()
     def _get_ready(self, background: bool) -> None:
         """Check everything that can be checked before the run begins. Until then it is an operation of this thread."""
         self.operation.begin()
@@ -183,7 +181,6 @@ class Run:
             self.beginning.before.callback(set_random_state, random_state())  # of all devices
             seed_all(trainer.seed)
 
-    @explain_exhausted()
     def _open(self) -> None:
         """Show the run, and begin its record. If that fails, the trainer of a new run is left as it was."""
         session = self.trainer.open_session if self.trainer.mode == "train" else None
@@ -244,8 +241,7 @@ class Run:
         trainer, launcher, is_over = self.trainer, self.trainer.launcher, False
         self.operation.begin()  # in this thread from now on
         try:
-            ignored, recorded = workers_ignore_interrupts(self.loader, self.valid_loader), self.outcome.records_errors(self.beginning)
-            with ignored, recorded, own_errors(), explain_exhausted():
+            with workers_ignore_interrupts(self.loader, self.valid_loader), self.outcome.records_errors(self.beginning), own_errors():
                 if launcher is None:
                     run = Execution(trainer, self.n_epoch, self.loader, self.valid_loader, pauses=self.pauses, beginning=self.beginning)
                     status, reason = run.execute(self.arguments)

@@ -12,7 +12,7 @@ import torch
 from samples import make_trainer
 from torch import nn
 
-from nbtrain import AddOnBase, StepError, Trainer
+from nbtrain import StepError, Trainer
 from nbtrain.addons.hooks import HooksAddon
 from nbtrain.errors import RunStopped
 
@@ -90,20 +90,8 @@ class Calls(L.Callback):
         self.due.at("callback in a validation")
 
 
-class Contributes(AddOnBase):
-    """Raises where it contributes to a run."""
-
-    def lightning_loggers(self, trainer: Any) -> Any:
-        trainer.due.at("loggers of an addon")
-        return []
-
-    def callbacks(self, trainer: Any) -> Any:
-        trainer.due.at("callbacks of an addon")
-        return []
-
-
 class Steps(Trainer):
-    due = Raises("", ValueError())
+    due: Raises
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         self.due.at("train_step")
@@ -125,7 +113,7 @@ def make(due: Raises) -> Any:
     optimizer.due = due
     hooks = {"after_optimizer_step": lambda trainer: due.at("hook")}
     trainer = make_trainer(
-        Steps.add_on(HooksAddon, Contributes), model=model, optimizer=optimizer, hooks=hooks,
+        Steps.add_on(HooksAddon), model=model, optimizer=optimizer, hooks=hooks,
         lightning={"callbacks": [Calls(due)], "num_sanity_val_steps": 0},
     )  # fmt: skip
     trainer.due = due
@@ -133,7 +121,7 @@ def make(due: Raises) -> Any:
 
 
 SIGNS = ("Exception", "StopIteration", "SystemExit", "GeneratorExit")
-BEFORE = ("loggers of an addon", "callbacks of an addon", "setup")  # a loop
+BEFORE = ("setup",)  # a loop
 PLACES = ("train_step", "test_step", "forward", "metric_on_epoch_end", "hook", "callback", "callback in a validation", "closure", "loader")
 
 
