@@ -28,6 +28,7 @@ __all__ = [
     "host_states",
     "set_host_states",
     "random_state",
+    "same_random",
     "set_random_state",
     "device_generator",
     "keep_random",
@@ -155,6 +156,19 @@ def random_state(*, devices: bool = True) -> dict[str, Any]:
             several = getattr(module, "get_rng_state_all", None)  # mps has one device
             state[f"torch.{accelerator.type}"] = [module.get_rng_state()] if several is None else several()
     return state
+
+
+def same_random(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    """Whether two states that `random_state` returned are equal."""
+    return left.keys() == right.keys() and all(_as_values(left[name]) == _as_values(right[name]) for name in left)
+
+
+def _as_values(state: Any) -> Any:
+    if hasattr(state, "tolist"):  # a tensor or an array
+        return state.tolist()
+    if isinstance(state, dict):
+        return {name: _as_values(value) for name, value in state.items()}
+    return tuple(map(_as_values, state)) if isinstance(state, (tuple, list)) else state
 
 
 def set_random_state(state: dict[str, Any]) -> None:

@@ -26,11 +26,11 @@ from torch.utils.data import (
 from .loader_state import LoaderParts, LoaderState, find_parts, why_not_exact
 from ..errors import first_line
 from ..objects.search import MOST_NUMBERS, PASSING, kind_of
-from ..rng import keep_random, random_state
+from ..rng import keep_random, random_state, same_random
 from ..objects.walk import MOST_ITEMS
 
 # %% auto #0
-__all__ = ["same_random", "OrderCheck"]
+__all__ = ["OrderCheck"]
 
 # %% ../../nbs/data/order_check.ipynb #3e4a572b
 _N_DRAWN = 64
@@ -73,19 +73,6 @@ def _draw(sampler: Any) -> tuple[list[Any], bool]:
 
 def _plain(indices: Any) -> Any:
     return indices.tolist() if isinstance(indices, (Tensor, np.ndarray, np.generic)) else indices
-
-
-def same_random(left: dict[str, Any], right: dict[str, Any]) -> bool:
-    """Whether two random states are equal."""
-    return left.keys() == right.keys() and all(_as_values(left[name]) == _as_values(right[name]) for name in left)
-
-
-def _as_values(state: Any) -> Any:
-    if isinstance(state, (Tensor, np.ndarray)):
-        return state.tolist()
-    if isinstance(state, dict):
-        return {name: _as_values(value) for name, value in state.items()}
-    return tuple(map(_as_values, state)) if isinstance(state, (tuple, list)) else state
 
 
 # %% ../../nbs/data/order_check.ipynb #1f8b81d6

@@ -18,10 +18,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from ..private.torch_parts import end_workers, forget_iterator, iterator_of
 from .loader import BatchList, LoaderWrapper, StatefulLoader, gives_same
 from .loader_state import LoaderState
-from .order_check import OrderCheck, same_random
 from .stream import is_torchdata, lost_in_pass, loses_buffer, place_keeper, stream_of
 from ..errors import CheckpointError, ConfigError
-from ..rng import random_state, set_random_state
+from ..rng import random_state, same_random, set_random_state
 
 # %% auto #0
 __all__ = [
@@ -165,6 +164,8 @@ class ResumableLoader(LoaderWrapper):
     hands_on = True
 
     def __init__(self, loader: Iterable[Any]) -> None:
+        from nbtrain.data.order_check import OrderCheck
+
         super().__init__(loader)
         self.state = LoaderState(loader)
         self.check = OrderCheck(self.state)
@@ -343,6 +344,8 @@ class ValidLoader(LoaderWrapper):
     hands_on = True
 
     def __init__(self, loader: Iterable[Any]) -> None:
+        from nbtrain.data.order_check import OrderCheck
+
         super().__init__(loader)
         self.state = LoaderState(loader)
         self.check = OrderCheck(self.state)

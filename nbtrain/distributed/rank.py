@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from ..private.lightning_parts import compresses_gradients
 from ..data.loader import LoaderWrapper
-from ..data.order_check import same_random
 from ..data.several_loaders import is_several, parts_of
 from .own_shares import Data
 from .parallelism import Parallelism, SplitStrategy, gather
@@ -39,7 +38,7 @@ from ..engine.step_output import LeftOut, as_output
 from ..engine.train_state import Mode
 from ..errors import NbtrainError, WorkerError, first_line
 from ..events import Event
-from ..rng import random_state
+from ..rng import random_state, same_random
 
 # %% auto #0
 __all__ = ["RankCallback", "find_rank", "reduced", "InWorld", "WorkerEnvironment", "begin_copy", "InWorker"]

@@ -23,14 +23,13 @@ from ..private.lightning_parts import combined_mode, share_of
 from ..data.batch import batch_size
 from ..data.loader import BatchList, LazyLoader, LoaderWrapper, innermost, with_batch_sampler
 from ..data.loader_state import OF_RANK, LoaderState
-from ..data.order_check import same_random
 from ..data.several_loaders import is_several, parts_of
 from ..data.tensor_loader import TensorLoader
 from .own_shares import SAY_WHOSE, Data, are_own, digest, first_and_last, gives_own_share, parts_of_loader
 from .parallelism import gather
 from ..engine.meter import EpochLog, Meter, Scalar
 from ..errors import ConfigError
-from ..rng import derive_seed, random_state, seed_process, set_random_state
+from ..rng import derive_seed, random_state, same_random, seed_process, set_random_state
 
 # %% auto #0
 __all__ = ["deal", "check_lengths", "DealtSampler", "SeedByRank", "n_read", "RankLoader", "SampledLoader", "sampled_share", "RankMeter"]
@@ -258,8 +257,7 @@ class RankLoader(LoaderWrapper):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         made = memo[id(self)] = copy(self)
-        of_process = "group", "_is_passed"
-        vars(made).update({name: deepcopy(value, memo) for name, value in vars(self).items() if name not in of_process})
+        vars(made).update({name: deepcopy(value, memo) for name, value in vars(self).items() if name not in ("group", "_is_passed")})
         return made
 
     def __len__(self) -> int:

@@ -15,13 +15,12 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from ..data.loader import BatchList, LazyLoader, innermost
-from ..data.order_check import same_random
 from ..data.seeded_loader import SeededLoader
 from ..data.several_loaders import lazy, mode_of
 from ..data.task_loader import TaskLoader
 from ..data.tensor_loader import TensorLoader
 from ..remote_errors import raise_own
-from ..rng import random_state
+from ..rng import random_state, same_random
 
 if TYPE_CHECKING:
     from nbtrain.loops.error_guard import ErrorGuard

@@ -188,7 +188,7 @@ def _interruptible() -> Iterator[None]:
 def _end_workers(error: BaseException) -> None:
     """End the workers of the loader in which an error was raised: as garbage in a cycle each would hold up the process for 5 s.
 
-    Persistent workers are the loader's, and stay. An iterator that the error left half made may raise, too: `error` is to be seen.
+    Persistent workers are the loader's, and stay. An iterator that the error left half made may raise, too; `error` matters.
     """
     for frame, _ in walk_tb(error.__traceback__):
         with suppress(Exception):

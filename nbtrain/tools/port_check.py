@@ -21,12 +21,11 @@ from ..base.arguments import check_optimizer, check_run
 from ..base.operation import Operation, advance, operate
 from ..base.trainer_base import TrainerBase
 from ..data.loader import as_loader
-from ..data.order_check import same_random
 from ..data.resumable_loader import borrowed
 from ..data.several_loaders import is_several
 from ..engine.control import refuse_while_on
 from ..errors import ConfigError
-from ..rng import seed_all
+from ..rng import same_random, seed_all
 from ..run.data_module import is_data_source
 from .scratch_trainer import copy_trainer, scratch_trainer, train_copy
 from .step_trace import Digest, StepTrace, TracedStep

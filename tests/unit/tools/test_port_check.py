@@ -21,8 +21,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
 from nbtrain import AccumulationAddon, ConfigError, check_port
-from nbtrain.data.order_check import same_random
-from nbtrain.rng import random_state
+from nbtrain.rng import random_state, same_random
 from nbtrain.tools.port_check import PortCheck
 from nbtrain.tools.step_trace import digest
 
