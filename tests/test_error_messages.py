@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import resource
@@ -145,6 +146,7 @@ def open_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for file in opened:
             os.close(file)
+    assert not any(isinstance(child, Worker) for child in multiprocessing.active_children())
 
 
 def fill_a_disk(trainer: Trainer, batch: Any) -> None:

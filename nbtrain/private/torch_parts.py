@@ -299,4 +299,8 @@ def end_workers(iterator: Any, *, also_persistent: bool = False) -> None:
     if type(iterator).__module__ != DataLoader.__module__ or not hasattr(iterator, "__del__"):  # only one with workers has that
         return
     if also_persistent or not getattr(iterator, "_persistent_workers", True):
-        iterator.__del__()  # ends them, and does nothing when it is called again
+        try:
+            iterator.__del__()  # ends them, and does nothing when it is called again
+        except Exception:  # of an iterator that an error has left half made: that error is to be shown
+            for worker in getattr(iterator, "_workers", ()):
+                worker.kill()

@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.metadata import entry_points
 from traceback import walk_tb
 from typing import Any
@@ -188,11 +188,10 @@ def _interruptible() -> Iterator[None]:
 def _end_workers(error: BaseException) -> None:
     """End the workers of the loader in which an error was raised: as garbage in a cycle each would hold up the process for 5 s.
 
-    Persistent workers are the loader's, and stay. An iterator that the error left half made may raise, too; `error` matters.
+    Persistent workers are the loader's, and stay.
     """
     for frame, _ in walk_tb(error.__traceback__):
-        with suppress(Exception):
-            end_workers(frame.f_locals.get("self"))
+        end_workers(frame.f_locals.get("self"))
 
 
 @contextmanager
