@@ -301,6 +301,6 @@ def end_workers(iterator: Any, *, also_persistent: bool = False) -> None:
     if also_persistent or not getattr(iterator, "_persistent_workers", True):
         try:
             iterator.__del__()  # ends them, and does nothing when it is called again
-        except Exception:  # of an iterator that an error has left half made: that error is to be shown
+        except Exception:  # of an iterator that an error has left half made: that error is the one shown
             for worker in getattr(iterator, "_workers", ()):
                 worker.kill()
