@@ -114,14 +114,14 @@ class _Parts(L.Callback):
     def _attempt(self, step: TrainStep, batch: Any, n: int) -> Mapping[str, Any] | None:
         """The output for `batch`; None if it ran out of memory and the parts can be smaller."""
         size = min(self.addon.n_at_once or n, n)
-        trainer: Any = self.trainer
-        parameters = [p for p in parameters_in(trainer.optimizer) if p.requires_grad]
+        assert self.trainer.optimizer is not None and self.trainer.module is not None
+        parameters = [p for p in parameters_in(self.trainer.optimizer) if p.requires_grad]
         total = _Sum(parameters, n, sums=self.addon.micro_reduction == "sum")
         try:
             for i, part in enumerate(split(batch, size)):
                 output = step(part)
                 if output is not None:
-                    total.add(output, min(size, n - i * size), trainer.module.trainer)
+                    total.add(output, min(size, n - i * size), self.trainer.module.trainer)
         except RuntimeError as error:
             if size > 1 and is_out_of_memory(error):
                 return None
@@ -441,8 +441,9 @@ class _Accumulate(_Windows):
         return found.loss_sum / (n_samples if self.addon.aggregate_outputs_fn is None else found.num_batches)
 
     def _notify_of(self, found: AggregatedOutputs, n_samples: int) -> None:
+        assert self._notify is not None
         is_known = found.loss_sum is not None and found.num_batches is not None
-        self._notify(found, self._reduced(found, n_samples) if is_known else None)  # pyright: ignore[reportOptionalCall]
+        self._notify(found, self._reduced(found, n_samples) if is_known else None)
 
     def _notify_of_validation(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *args: Any) -> None:
         if pl_trainer.sanity_checking:

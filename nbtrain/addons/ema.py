@@ -165,7 +165,8 @@ class EMAAddon(AddOnBase):
 
     def _take_back(self, model: nn.Module) -> None:
         """Restore the trained weights of the model."""
-        set_values(model, self._own)  # pyright: ignore[reportArgumentType]
+        assert self._own is not None
+        set_values(model, self._own)
         self._own = None
 
     def apply_average(self, trainer: TrainerProtocol) -> None:

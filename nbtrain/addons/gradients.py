@@ -27,7 +27,7 @@ from ..engine.callback import Notifier, active_callbacks, notifier
 from ..engine.protocol import TrainerProtocol
 from ..engine.step_module import StepModule
 from ..errors import ConfigError
-from ..optim.joint_optimizer import check_by_name
+from ..optim.joint_optimizer import JointOptimizer, check_by_name
 from ..annotations import PositiveInt, check_positive
 
 # %% auto #0
@@ -75,7 +75,8 @@ class _Clip(L.Callback):
 
     def on_before_optimizer_step(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         if isinstance(self.bound, Mapping):
-            joint: Any = pl_trainer.optimizers[0]
+            joint = pl_trainer.optimizers[0]
+            assert isinstance(joint, JointOptimizer)
             parts = [(part, self.bound.get(name, 0.0)) for name, part in joint.optimizers.items() if optimizer in (joint, part)]
         else:
             parts = [(optimizer, self.bound)]
@@ -200,7 +201,7 @@ class _Stats(L.Callback):
         for name, part in self._blocks.items():
             parameters = [p for p in part.parameters() if p.grad is not None]
             if parameters:
-                self._found[f"grad_norm.{name}"] = total_norm(p.grad for p in parameters)  # pyright: ignore[reportArgumentType]
+                self._found[f"grad_norm.{name}"] = total_norm(p.grad for p in parameters if p.grad is not None)
                 self._found[f"weight_norm.{name}"] = total_norm(p.detach() for p in parameters)
         for name, value in self._found.items():
             pl_module.record(name, value)
@@ -388,8 +389,8 @@ class SAMAddon(AddOnBase):
         return [_Uphill(self, trainer)]
 
     def wrap_step(self, trainer: TrainerProtocol, step: TrainStep) -> TrainStep:
-        (way,) = active_callbacks(trainer, _Uphill)
-        module: Any = trainer.module
+        (way,), module = active_callbacks(trainer, _Uphill), trainer.module
+        assert module is not None
 
         def sharp(batch: Any) -> Mapping[str, Any] | None:
             output = step(batch)

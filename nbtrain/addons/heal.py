@@ -85,7 +85,8 @@ class HealAddon(AddOnBase):
         return [_Watch(self, trainer)]
 
     def wrap_step(self, trainer: TrainerProtocol, step: TrainStep) -> TrainStep:
-        pl_trainer = trainer.module.trainer  # pyright: ignore[reportOptionalMemberAccess]
+        assert trainer.module is not None
+        pl_trainer = trainer.module.trainer
 
         def watched(batch: Any) -> Mapping[str, Any] | None:
             output = step(batch)
@@ -115,7 +116,8 @@ class HealAddon(AddOnBase):
     def _heal(self, trainer: TrainerProtocol, what: str) -> None:
         """Restore the older copy; drop the gradients, so that this update changes nothing. Raises StepError after `max_heals` times."""
         step = trainer.train_state.counts.step
-        optimizer: Any = trainer.optimizer
+        optimizer = trainer.optimizer
+        assert optimizer is not None
         if self.n_heals == self.max_heals:
             raise StepError(
                 f"In step {step + 1} {what}, and the run was healed {self.n_heals} times before.",

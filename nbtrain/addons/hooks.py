@@ -24,6 +24,7 @@ from ..engine.hooks import HOOKS, check_names
 from ..loops.training import is_window_closed
 from ..engine.meter import is_scalar
 from ..engine.protocol import TrainerProtocol
+from ..engine.step_module import StepModule
 from ..errors import ConfigError, add_note, first_line, nearest
 
 # %% auto #0
@@ -177,8 +178,8 @@ class _At:
 
     @property
     def val_metrics(self) -> dict[str, float]:
-        module: Any = self.module
-        return {name: value for name, value in module.epoch_metrics.items() if name.startswith("val_")}
+        assert isinstance(self.module, StepModule)
+        return {name: value for name, value in self.module.epoch_metrics.items() if name.startswith("val_")}
 
     @property
     def is_first(self) -> bool:

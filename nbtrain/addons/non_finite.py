@@ -87,7 +87,7 @@ class _Stop(Stopper):
     def on_train_batch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         # One process stops at once; several flush at different times, but must stop at the same batch
         if self._found if pl_trainer.world_size == 1 else (batch_idx + 1) % _EVERY == 0:
-            self.on_train_epoch_end(pl_trainer, pl_module)
+            self.stop_if(pl_trainer, bool(self._found), self._found.rstrip("."))
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.stop_if(pl_trainer, bool(self._found), self._found.rstrip("."))

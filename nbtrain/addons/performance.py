@@ -144,8 +144,8 @@ class _Compile(L.Callback):
         self.keywords = keywords
 
     def setup(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        module: Any = pl_module
-        compile_in_place(module.model, self.keywords)
+        assert isinstance(pl_module, StepModule)
+        compile_in_place(pl_module.model, self.keywords)
 
 
 class CompileAddon(AddOnBase):
@@ -328,7 +328,9 @@ def _places(module: L.LightningModule, optimizer: Optimizer) -> list[Any]:
 
 # %% ../../nbs/addons/performance.ipynb #e29101c1
 def _own_loop(pl_trainer: L.Trainer) -> OwnEpochLoop:
-    return pl_trainer.fit_loop.epoch_loop  # pyright: ignore[reportReturnType]
+    loop = pl_trainer.fit_loop.epoch_loop
+    assert isinstance(loop, OwnEpochLoop)
+    return loop
 
 
 class GraphedTraining:
@@ -425,7 +427,8 @@ class _Graphed(PassCallback):
             self._say(reason)
             return
         if self.steps is None:
-            self.steps = GraphedTraining(graphs, pl_trainer, pl_module, self.addon.graph_warmup)  # pyright: ignore[reportArgumentType]
+            assert graphs is not None and isinstance(pl_module, StepModule)
+            self.steps = GraphedTraining(graphs, pl_trainer, pl_module, self.addon.graph_warmup)
         self.steps.begin_epoch()
         _own_loop(pl_trainer).whole_step = self.steps
 

@@ -21,11 +21,11 @@ from .hooks import HooksAddon
 from ..engine.addon import AddOnBase, ScheduleService
 from ..engine.callback import PassCallback, active_callbacks
 from ..engine.protocol import TrainerProtocol
-from ..engine.step_module import is_whole_epoch
+from ..engine.step_module import StepModule, is_whole_epoch
 from ..events import Plan
 from ..objects.walk import is_plain
 from ..errors import ConfigError, kept_instead
-from ..optim.joint_optimizer import JointScheduler
+from ..optim.joint_optimizer import JointOptimizer, JointScheduler
 from ..private.torch_parts import parts_of_schedule
 from nbtrain.optim.resolved_schedule import (
     other_schedule,
@@ -268,25 +268,25 @@ class _Step(PassCallback):
 
     def _follow(self, planned: int | None, total: int | None, epoch: int) -> None:
         """Continue a run that has become longer or shorter on the schedule of its new length."""
-        optimizer: Any = self.trainer.optimizer
+        assert self.trainer.optimizer is not None
         if is_factory(self.scheduler):
             self._schedule.skip(self._update - self._begin["update"], epoch - self._first_epoch)
         else:
             saved = self._saved or {}
             check_length(self.scheduler, saved["last_epoch"], _OF_FACTORY)
             self._schedule.follow(saved)
-        scale_lr(optimizer, self.addon.factor)
+        scale_lr(self.trainer.optimizer, self.addon.factor)
         self.trainer.recorder.note(
             f"The schedule was planned for {planned} updates, and the run now has {total}: it follows the new plan from here on."
         )
 
     def _continue(self, saved: dict[str, Any], edited: Mapping[str, tuple[Any, Any]], options: list[dict[str, Any]]) -> None:
         """Continue the `saved` schedule, with the `options` of the optimizer's groups before this one was made."""
-        optimizer: Any = self.trainer.optimizer
+        assert self.trainer.optimizer is not None
         for name, (was, now) in edited.items():
             self.trainer.recorder.note(kept_instead(name, was, now, "schedule"))
         self._schedule.scheduler.load_state_dict(saved)
-        for group, values in zip(optimizer.param_groups, options):  # a scheduler's constructor sets its first learning rate
+        for group, values in zip(self.trainer.optimizer.param_groups, options):  # a scheduler's constructor sets its first learning rate
             set_group_lr(group, values.pop("lr"))
             group.update(values)
 
@@ -379,10 +379,10 @@ class _Step(PassCallback):
 
     def on_train_epoch_end(self, pl_trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if is_whole_epoch(pl_module) and not self._is_replaced:
-            module: Any = pl_module
+            assert isinstance(pl_module, StepModule)
             self._follow_updates(pl_trainer)  # a window may end with its epoch, after its last batch
             monitor = self.trainer.train_state.history.monitor
-            metrics = module.epoch_metrics
+            metrics = pl_module.epoch_metrics
             falls_back = monitor == "val_loss" and not pl_trainer.enable_validation
             self._schedule.end_epoch(metrics.get(monitor, metrics.get("train_loss") if falls_back else None))
 
@@ -427,7 +427,8 @@ class SchedulerAddon(AddOnBase, ScheduleService):
             callback.scale(factor)
 
     def scale_part(self, trainer: TrainerProtocol, part: str, factor: float) -> None:
-        optimizer = trainer.optimizer.optimizers[part]  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+        assert isinstance(trainer.optimizer, JointOptimizer)
+        optimizer = trainer.optimizer.optimizers[part]
         made = next((callback.schedule for callback in active_callbacks(trainer, _Step)), self.scheduler)
         if is_factory(made):
             set_initial_lrs(optimizer, [rate * factor for rate in initial_lrs(optimizer)])
@@ -444,7 +445,8 @@ class SchedulerAddon(AddOnBase, ScheduleService):
         scale_lr(optimizer, factor)
 
     def set_next(self, trainer: TrainerProtocol, lr: float) -> None:
-        optimizer: Any = trainer.optimizer
+        optimizer = trainer.optimizer
+        assert optimizer is not None
         if is_factory(self.scheduler):
             rates = initial_lrs(optimizer)
             set_initial_lrs(optimizer, [lr * (rate / rates[0]) if rates[0] else lr for rate in rates])

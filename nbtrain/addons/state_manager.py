@@ -203,7 +203,8 @@ class StateManagerAddon(KeptStatesAddon):
             path = disk.save_outside()
         else:
             keeper = next(c for c in at.pl_trainer.callbacks if isinstance(c, StateKeeper))  # pyright: ignore[reportAttributeAccessIssue]
-            disk: Any = keeper.disk
+            assert keeper.disk is not None
+            disk = keeper.disk
             path = keeper.save_between(at.pl_trainer)
         disk.writer.wait()
         for error in disk.writer.take_errors():
@@ -304,7 +305,8 @@ class StateManagerAddon(KeptStatesAddon):
         keys = [callback.state_key for callback in as_list(trainer.lightning.get("callbacks"))]
         world = world_of(trainer)
         folder, checkpoint = world.agree(partial(write_run, run, self._saves_to, keys))
-        self.restore(trainer, checkpoint, continues=True, without=without)  # pyright: ignore[reportArgumentType]
+        assert checkpoint is not None
+        self.restore(trainer, checkpoint, continues=True, without=without)
         if world.is_first:
             print(report(run, folder))
         return folder

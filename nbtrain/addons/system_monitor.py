@@ -114,15 +114,15 @@ class _Monitor(PassCallback):
         seconds = sums.wait_s + sums.step_s
         return {"wait_share": sums.wait_s / max(seconds, 1e-9)} | sums.rates(seconds)
 
-    def _measure(self, module: Any) -> None:
-        optimizer: Any = self.trainer.optimizer
+    def _measure(self, module: L.LightningModule) -> None:
+        assert isinstance(module, StepModule) and self.trainer.optimizer is not None
         values: dict[str, float | Tensor] = dict(self._rates(self.window))
-        groups = optimizer.param_groups
+        groups = self.trainer.optimizer.param_groups
         if len(groups) > 1:  # each row has the rate of the first group anyway
             values |= {f"lr_{i}": float(group["lr"]) for i, group in enumerate(groups, start=1) if "lr" in group}
         # Clipping records the norm, before it clips
         if not any(isinstance(addon, GradientClipAddon) and addon.gradient_clip for addon in self.trainer.active_addons):
-            values["grad_norm"] = total_norm(p.grad for p in parameters_in(optimizer) if p.grad is not None)
+            values["grad_norm"] = total_norm(p.grad for p in parameters_in(self.trainer.optimizer) if p.grad is not None)
         logged = current_results(module.trainer)
         others = {metric.meta.name for key, metric in (logged or {}).items() if key not in self._logged}  # keys are "hook.name"
         for name, value in {**values, **memory(self.trainer.device)}.items():

@@ -333,7 +333,11 @@ def check_state(model: nn.Module, *, is_saved: bool) -> None:
     for name, tensor in model.state_dict().items():
         if not isinstance(tensor, Tensor) or (is_dense(tensor) and not (is_saved and tensor.is_quantized)):
             continue
-        kind = "nested" if tensor.is_nested else tensor.dtype if tensor.is_quantized else tensor.layout
+        kind: Any = tensor.layout
+        if tensor.is_nested:
+            kind = "nested"
+        elif tensor.is_quantized:
+            kind = tensor.dtype
         raise ConfigError(
             f"{name} of the {type(model).__name__} is a {kind} tensor, which can't be kept with the weights.",
             remedy="register_buffer(..., persistent=False) leaves it out of them; or make it dense.",

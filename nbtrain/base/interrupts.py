@@ -121,7 +121,8 @@ def _end_unless_left(signum: int, frame: Any) -> None:
 
     torchrun and SLURM send SIGTERM to the workers, too. After the run the parent ends them with it.
     """
-    parent: Any = multiprocessing.parent_process()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
     with suppress(OSError):  # it is gone
         status = Path(f"/proc/{parent.pid}/status").read_text()
         handled = int(status.partition("SigCgt:")[2].split()[0], 16)

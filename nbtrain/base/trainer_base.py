@@ -593,7 +593,8 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
             root, fork = self.made_in / self.save_path, self.origin.fork
             make = partial(open_run_folder, root) if fork is None else partial(open_branch_folder, root, fork)
             self.origin.open(self.world.agree(make))
-        return self.run_dir  # pyright: ignore[reportReturnType]
+        assert self.run_dir is not None
+        return self.run_dir
 
     def _use_newest(self, *loaders: Any, steps: type[Any] | None = None) -> None:
         """Use the newest definitions of your code, or the class `steps`."""
@@ -602,7 +603,8 @@ class TrainerBase(Composable, TracebackKeeper, Listed):
     @property
     def states(self) -> Any:
         """The states that were kept of the runs, and the one that the next run continues from."""
-        return self._required_service(StateService).states  # pyright: ignore[reportAttributeAccessIssue]
+        service: Any = self._required_service(StateService)
+        return service.states
 
     @property
     def view(self) -> View | None:

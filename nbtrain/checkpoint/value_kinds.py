@@ -71,7 +71,7 @@ _PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {  # of the values of exact
     UUID: lambda value: [str(value)],
     bytearray: lambda value: [bytes(value)],
     timedelta: attrgetter("days", "seconds", "microseconds"),
-    timezone: timezone.__getinitargs__,  # pyright: ignore[reportAttributeAccessIssue]
+    timezone: lambda value: value.__getinitargs__(),
     date: attrgetter("year", "month", "day"),
     datetime: attrgetter("year", "month", "day", *_CLOCK),
     time: attrgetter(*_CLOCK),

@@ -233,10 +233,11 @@ class LoaderState:
         It is loaded as the pass began, because it may say no more than how many samples of a sampler's order were read. The caller
         restores the random state.
         """
+        assert self.keeper is not None
         workers = () if self.is_within_pass else place.get("workers", ())
         self.put({**begin["place"], "own": None, "values": self.beside(begin["place"].get("values", {})), "workers": workers})
         set_random_state(begin["random"])
-        self.keeper.load_state_dict(place["own"])  # pyright: ignore[reportOptionalMemberAccess]
+        self.keeper.load_state_dict(place["own"])
         batches = iter(self.loader)
         self.put({**place, "own": None, "values": self.beside(place.get("values", {}))}, workers=False)
         return batches

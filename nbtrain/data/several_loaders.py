@@ -74,7 +74,8 @@ def _limited(n: int | None, limit: int | float | None) -> int | None:
 def lazy(loader: Any) -> Any:
     """`loader`, or each of several, for Lightning, which calls `iter` once more to see that it can: its `__iter__` must not work then."""
     if isinstance(loader, CombinedLoader):
-        return CombinedLoader(lazy(loader.iterables), combined_mode(loader))  # pyright: ignore[reportArgumentType]
+        mode: Any = combined_mode(loader)
+        return CombinedLoader(lazy(loader.iterables), mode)
     if isinstance(loader, Mapping):
         return {name: lazy(one) for name, one in loader.items()}
     if isinstance(loader, (list, tuple)):

@@ -161,7 +161,8 @@ class SplitStrategy(ModelParallelStrategy):
             self._gathers = True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        return self._whole(self.lightning_module.state_dict())  # pyright: ignore[reportOptionalMemberAccess]
+        assert self.lightning_module is not None
+        return self._whole(self.lightning_module.state_dict())
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return self._whole(optimizer.state_dict())

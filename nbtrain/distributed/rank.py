@@ -74,7 +74,8 @@ class _Carrier:
 
     def unload(self) -> list[float]:
         """The means of the numbers, after a backward pass in which the ranks have exchanged gradients."""
-        return self.place.grad.tolist()  # pyright: ignore[reportOptionalMemberAccess]
+        assert self.place.grad is not None
+        return self.place.grad.tolist()
 
 
 # %% ../../nbs/distributed/rank.ipynb #carrier4
@@ -148,8 +149,8 @@ class RankCallback(L.Callback):
 
     def _wait(self, agreement: Agreement) -> None:
         """Pause the run. Each rank executes commands that arrive meanwhile, in order, independently of the others."""
-        module: Any = self.trainer.module
-        notify(module.trainer, "on_paused")
+        assert self.trainer.module is not None
+        notify(self.trainer.module.trainer, "on_paused")
         self.trainer.recorder.change("paused")
         while True:
             command = self._commands.popleft() if self._commands else agreement.next(self._is_leaving)
@@ -161,7 +162,7 @@ class RankCallback(L.Callback):
                 break
         self.trainer.recorder.change("running")
         if command is None or command[0] == "running":
-            notify(module.trainer, "on_resumed")
+            notify(self.trainer.module.trainer, "on_resumed")
 
     def _is_leaving(self) -> bool:
         """Whether a pause ends without a command."""
@@ -199,7 +200,8 @@ class RankCallback(L.Callback):
         """Shard the trainer's model over the ranks, once, if the strategy does that. Called in Lightning's `configure_model`."""
         if isinstance(module.trainer.strategy, SplitStrategy) and not self._is_split:
             self._is_split = True
-            mesh: Any = module.device_mesh  # Lightning has made it just before
+            mesh = module.device_mesh
+            assert mesh is not None  # Lightning has made it just before
             self.parallelism.split(self.trainer.model, self.trainer.optimizer, mesh)
 
     def before_wrapping(self, module: L.LightningModule) -> None:
@@ -207,7 +209,8 @@ class RankCallback(L.Callback):
 
         On a device the host would wait for them. There they are a message between the hosts, which goes beside the device's work.
         """
-        strategy: Any = module.trainer.strategy
+        strategy = module.trainer.strategy
+        assert isinstance(strategy, DDPStrategy)
         is_averaged = not compresses_gradients(strategy)  # it may compress gradients, or leave them local
         if module.automatic_optimization and strategy.root_device.type == "cpu" and is_averaged:
             dtype = next((p.dtype for p in module.parameters() if p.requires_grad), torch.float32)  # those of a dtype are one message
@@ -245,7 +248,8 @@ class RankCallback(L.Callback):
             self._sending.wait()
             share, left_out = self._sent.tolist()
         else:
-            share, left_out = self._carrier.unload()  # pyright: ignore[reportOptionalMemberAccess]
+            assert self._carrier is not None
+            share, left_out = self._carrier.unload()
         return share if left_out else 1.0
 
     # -- Lightning's hooks

@@ -160,7 +160,8 @@ class _Worker:
             start_new_session=True,  # Jupyter signals the whole process group of the kernel
         )
         theirs.close()
-        self.output: Any = self.process.stdout
+        assert self.process.stdout is not None
+        self.output = self.process.stdout
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self.is_open = True  # False at the end of the output
         self.has_threads = False  # whether it waits for threads before it ends, such as one of a late logger

@@ -373,8 +373,9 @@ class PassModule(L.LightningModule):
         modes = EvaluationModes(self, *others)
         self._borrowed.append(modes.restore)
         if pl_trainer.model is not self or not modes.evaluate():
-            for root in (pl_trainer.model, *others):
-                root.eval()  # pyright: ignore[reportOptionalMemberAccess]
+            roots: list[Any] = [pl_trainer.model, *others]
+            for root in roots:
+                root.eval()
 
     on_validation_model_eval = on_test_model_eval = on_predict_model_eval = begin_evaluation
 

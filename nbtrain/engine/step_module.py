@@ -265,7 +265,8 @@ class StepModule(PassModule):
     test_step = validation_step
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.predict(batch)  # pyright: ignore[reportOptionalCall]
+        assert self.predict is not None
+        return self.predict(batch)
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Lightning's `log`, faster for a number that was logged before in this epoch; with several loaders, under the loader's name.

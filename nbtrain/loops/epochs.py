@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from ..data.epoch import with_epoch
 from ..engine.callback import BoundaryCallback, callbacks_of
 from ..engine.logged import publish
+from ..engine.step_module import StepModule
 from ..private.lightning_loops import FitLoop
 from .batch_ways import explain_errors, resume_epoch
 from .fetcher import LiveFetcher, length_of, limits_of, live
@@ -42,14 +43,16 @@ class OwnFitLoop(FitLoop):
         fetcher = self._data_fetcher
         super().setup_data()
         if self._data_fetcher is not fetcher:  # a new loader
-            combined: Any = self._combined_loader
+            assert self._combined_loader is not None
             self._data_fetcher: Any = live(self._data_fetcher)
-            self._epoch_setters = [setter for loader in combined.flattened for setter in with_epoch(loader)]
+            self._epoch_setters = [setter for loader in self._combined_loader.flattened for setter in with_epoch(loader)]
             self._val_check_batch = self.trainer.val_check_batch
 
     def on_run_start(self) -> None:
         super().on_run_start()
-        self.epoch_loop.module = self.trainer.lightning_module  # pyright: ignore[reportAttributeAccessIssue]
+        module = self.trainer.lightning_module
+        assert isinstance(module, StepModule)
+        self.epoch_loop.module = module
 
     def on_advance_start(self) -> None:
         with explain_errors(self.epoch_loop):
@@ -74,8 +77,8 @@ class OwnFitLoop(FitLoop):
 
     def expect(self) -> None:
         """Read the length of the epoch from the loaders, for bars, plans and shares of an epoch. Set its limit and validations."""
-        pl_trainer, fetcher = self.trainer, self._data_fetcher
-        combined: Any = self._combined_loader
+        pl_trainer, combined, fetcher = self.trainer, self._combined_loader, self._data_fetcher
+        assert combined is not None and combined._iterator is not None
         limit = pl_trainer.limit_train_batches
         limits = limits_of(limit, combined)
         combined.limits = combined._iterator.limits = limits  # of the pass that is open, and of those that follow

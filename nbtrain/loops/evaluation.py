@@ -114,7 +114,8 @@ class OwnEvaluationLoop(EvaluationLoop):
         self.stage = "test" if self._stage is RunningStage.TESTING else "validation"
 
     def run(self) -> list[dict[str, Any]]:
-        module: Any = self.trainer.lightning_module
+        module = self.trainer.lightning_module
+        assert isinstance(module, StepModule)
         self.module = module
         if self._combined_loader is not None:
             self._expect(self._combined_loader)
@@ -149,12 +150,12 @@ class OwnEvaluationLoop(EvaluationLoop):
 
     def reset(self) -> None:
         """What Lightning's does; each loader is read to its end, or to a limit that the user gave."""
-        pl_trainer = self.trainer
-        module = self.module
-        combined: Any = self._combined_loader
+        pl_trainer, combined, module = self.trainer, self._combined_loader, self.module
+        assert combined is not None
         self._has_run = False
         self.batch_progress.reset_on_run()
-        epoch: int = pl_trainer.fit_loop.epoch_progress.current.processed  # pyright: ignore[reportAttributeAccessIssue]
+        epochs: Any = pl_trainer.fit_loop.epoch_progress.current
+        epoch = epochs.processed
         if self._trainer_fn is not TrainerFn.FITTING:
             epoch = module.owner.train_state.counts.epoch
         loaders = combined.flattened

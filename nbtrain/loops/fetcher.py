@@ -34,7 +34,8 @@ def only_iterator(combined: CombinedLoader) -> Iterator[Any] | None:
     """The iterator of the one loader in `combined`; None if there are several, or one in a list."""
     if len(combined.flattened) != 1 or combined.iterables is not combined.flattened[0]:
         return None
-    return combined._iterator.iterators[0]  # pyright: ignore[reportOptionalMemberAccess]
+    assert combined._iterator is not None
+    return combined._iterator.iterators[0]
 
 
 def ends_at_length(loader: Any) -> bool:

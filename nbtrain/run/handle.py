@@ -90,13 +90,11 @@ class RunThread:
             press.join()
         if self.error is not None:
             raise self.error
-        by_hand = self.is_ended_by_hand
-        is_late = self._came_late
-        self.is_ended_by_hand = False
-        self._came_late = False
+        assert self.result is not None
+        by_hand, is_late, self.is_ended_by_hand, self._came_late = self.is_ended_by_hand, self._came_late, False, False
         if by_hand or is_late:
-            raise ended_by_hand(self.result, place, kept, is_late=is_late)  # pyright: ignore[reportArgumentType]
-        return self.result  # pyright: ignore[reportReturnType]
+            raise ended_by_hand(self.result, place, kept, is_late=is_late)
+        return self.result
 
     def interrupt(self) -> None:
         """Handle ■ in another thread, because a signal handler may have interrupted anything, and a pause updates the view."""
@@ -131,7 +129,8 @@ class RunThread:
     def _train(self, grad: bool, device: torch.device) -> None:
         try:
             with torch.set_grad_enabled(grad), torch.device(device) if device.type != "cpu" else nullcontext():
-                self.result = self._work()  # pyright: ignore[reportOptionalCall]
+                assert self._work is not None
+                self.result = self._work()
         except BaseException as error:
             self.error = error
         finally:

@@ -22,6 +22,8 @@ from ..engine.callback import notify
 from ..engine.control import Boundary, say_late
 from ..loops.own_loops import loops_of, refuse_in_your_trainer
 from ..engine.protocol import TrainerProtocol
+from ..engine.step_module import StepModule
+from ..optim.joint_optimizer import JointOptimizer
 from ..errors import ConfigError, OptionError, first_line, nearest
 from ..history.history import RunResult
 from ..optim.schedulers import is_factory, rate_of_next, scale_lr
@@ -111,7 +113,7 @@ def _try_options(kind: type[Optimizer], present: dict[str, Any], options: Mappin
 _LATER = "Set it some batches later."
 
 
-def set_options(trainer: TrainerBase, options: dict[str, Any]) -> None:
+def set_options(trainer: TrainerProtocol, options: dict[str, Any]) -> None:
     """Change the optimizer's options, such as `lr` or `weight_decay`, between two batches. If the run has none left, say so."""
     is_on = trainer.control.state != "idle"
     changes, is_last = trainer.control.do(lambda at: _set_options(trainer, options, at))
@@ -127,15 +129,15 @@ def _has_no_batch(trainer: TrainerProtocol, at: Boundary | None) -> bool:
     return (is_last_epoch and is_last_batch(at.pl_trainer)) or at.pl_trainer.global_step == at.pl_trainer.max_steps
 
 
-def _set_options(trainer: TrainerBase, options: dict[str, Any], at: Boundary | None) -> tuple[str, bool]:
+def _set_options(trainer: TrainerProtocol, options: dict[str, Any], at: Boundary | None) -> tuple[str, bool]:
     """Returns what has changed, in words, and whether no batch of a run follows."""
-    optimizer: Any = trainer.optimizer
+    assert trainer.optimizer is not None
     is_last = _has_no_batch(trainer, at)
-    changes = []
-    before_all = {}
+    changes, before_all = [], {}
     for name, value in options.items():
         if isinstance(value, Mapping):  # of several optimizers
-            before_all[name] = {part: _present(optimizer.optimizers[part], name) for part in value}
+            assert isinstance(trainer.optimizer, JointOptimizer)
+            before_all[name] = {part: _present(trainer.optimizer.optimizers[part], name) for part in value}
             if name == "lr" and (still := [part for part, rate in before_all[name].items() if rate == 0]):
                 raise ConfigError(f"The learning rate of {still[0]} is 0 here, so its schedule can't be scaled.", remedy=_LATER)
             for part, new in value.items():
@@ -143,14 +145,14 @@ def _set_options(trainer: TrainerBase, options: dict[str, Any], at: Boundary | N
                 if name == "lr":
                     _scale_part(trainer, part, new / before)
                 else:
-                    _set_groups(optimizer.optimizers[part], name, new)
+                    _set_groups(trainer.optimizer.optimizers[part], name, new)
                 changes.append(f"{name} of {part} {format_value(before)} → {format_value(new)}")
             continue
-        before = before_all[name] = _present(optimizer, name)
+        before = before_all[name] = _present(trainer.optimizer, name)
         if name == "lr":
             _set_lr(trainer, before, value, is_last=is_last)
         else:
-            _set_groups(optimizer, name, value)
+            _set_groups(trainer.optimizer, name, value)
         changes.append(f"{name} {format_value(before)} → {format_value(value)}")
     trainer.recorder.mark(", ".join(changes))
     if trainer.module is not None:
@@ -169,24 +171,26 @@ def _set_groups(optimizer: Optimizer, name: str, value: Any) -> None:
         group[name] = tuple(value) if isinstance(group.get(name), tuple) else value
 
 
-def _scale_part(trainer: TrainerBase, part: str, factor: float) -> None:
+def _scale_part(trainer: TrainerProtocol, part: str, factor: float) -> None:
     """Multiply the learning rate of one of several optimizers, and all later ones."""
+    assert isinstance(trainer, TrainerBase) and isinstance(trainer.optimizer, JointOptimizer)
     if (schedule := trainer._service(ScheduleService)) is not None:
         schedule.scale_part(trainer, part, factor)
     else:
-        scale_lr(trainer.optimizer.optimizers[part], factor)  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+        scale_lr(trainer.optimizer.optimizers[part], factor)
 
 
 def _set_next(trainer: TrainerBase, lr: float) -> None:
     """Set the learning rate that the next run begins with."""
-    optimizer: Any = trainer.optimizer
+    assert trainer.optimizer is not None
     if (schedule := trainer._service(ScheduleService)) is not None:
         schedule.set_next(trainer, lr)
     else:
-        scale_lr(optimizer, lr / rate_of_next(optimizer.param_groups[0]["lr"]))
+        scale_lr(trainer.optimizer, lr / rate_of_next(trainer.optimizer.param_groups[0]["lr"]))
 
 
-def _set_lr(trainer: TrainerBase, before: float, lr: float, *, is_last: bool) -> None:
+def _set_lr(trainer: TrainerProtocol, before: float, lr: float, *, is_last: bool) -> None:
+    assert isinstance(trainer, TrainerBase)
     is_of_next = not trainer.origin.continues
     if trainer.module is not None:  # the schedule of a factory ends with its run
         is_of_next = is_last and is_factory(trainer.given.get("scheduler"))
@@ -195,7 +199,8 @@ def _set_lr(trainer: TrainerBase, before: float, lr: float, *, is_last: bool) ->
         return
     if before == 0:
         raise ConfigError("The learning rate is 0 here, so its schedule can't be scaled.", remedy=_LATER)
-    scale_lr(trainer.optimizer, lr / before)  # pyright: ignore[reportArgumentType]
+    assert trainer.optimizer is not None
+    scale_lr(trainer.optimizer, lr / before)
     trainer._scale_schedules(lr / before)
 
 
@@ -211,8 +216,8 @@ def validate_now(trainer: TrainerProtocol) -> dict[str, float] | None:
 def _validate(trainer: TrainerProtocol, at: Boundary | None) -> dict[str, float]:
     if at is None:
         raise ConfigError("The run ended before it could be validated.", remedy="evaluate(loader) validates without a run.")
-    loops: Any = loops_of(at.pl_trainer)
-    module: Any = at.pl_trainer.lightning_module
+    loops, module = loops_of(at.pl_trainer), at.pl_trainer.lightning_module
+    assert loops is not None and isinstance(module, StepModule)
     if not at.pl_trainer.enable_validation:
         raise ConfigError("This run has no valid_loader.", remedy="Give one to run().")
     module.isolate_validation()

@@ -122,7 +122,8 @@ class Run:
             result = self.start()
         except RunStopped:
             raise self.operation.stopped(f" at {self.trainer.recorder.place}") from None
-        return result  # pyright: ignore[reportReturnType]
+        assert isinstance(result, RunResult)
+        return result
 
     def _get_ready(self, background: bool) -> None:
         """Check everything that can be checked before the run begins. Until then it is an operation of this thread."""

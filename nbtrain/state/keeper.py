@@ -136,9 +136,8 @@ class StateKeeper(Checkpoint, BoundaryCallback, PassCallback):
         return Capture(self.trainer, pl_trainer, finished, in_shards=self.disk is not None and self.disk.in_shards)
 
     def _after_batch(self, pl_trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        disk: Any = self.disk
-        triggers = disk.triggers
-        validates = disk.options.validate_on_save
+        assert self.disk is not None
+        triggers, validates = self.disk.triggers, self.disk.options.validate_on_save
         may_end = pl_trainer.should_stop or pl_trainer.max_steps >= 0
         if not (may_end or triggers.counts_updates or self._owed is not None or (validates and is_last_batch(pl_trainer))):
             return

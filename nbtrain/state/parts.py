@@ -173,18 +173,18 @@ def _load_optimizer(at: Moment, _: None) -> None:
 
 
 def _load_callbacks(at: Moment, _: None) -> None:
-    pl_trainer: Any = at.pl_trainer
-    known = {callback.state_key for callback in pl_trainer.callbacks}
-    state = {**(at.state or {})}
+    assert at.pl_trainer is not None and at.state is not None
+    callbacks: list[L.Callback] = at.pl_trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+    known, state = {callback.state_key for callback in callbacks}, {**at.state}
     if "callbacks" in state:  # without those of our private callbacks that an earlier version had, of which Lightning would warn
         state["callbacks"] = {key: value for key, value in state["callbacks"].items() if key in known or key[0] != "_"}
-    load_callbacks(pl_trainer, state)
+    load_callbacks(at.pl_trainer, state)
 
 
 def _load_precision(at: Moment, _: None) -> None:
-    pl_trainer: Any = at.pl_trainer
-    plugin = pl_trainer.precision_plugin
-    plugin.load_state_dict((at.state or {}).get(type(plugin).__qualname__, {}))
+    assert at.pl_trainer is not None and at.state is not None
+    plugin: Any = at.pl_trainer.precision_plugin
+    plugin.load_state_dict(at.state.get(type(plugin).__qualname__, {}))
 
 
 def _load_loop(at: Moment, _: None) -> None:

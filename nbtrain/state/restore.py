@@ -214,8 +214,8 @@ def check_optimizer(trainer: TrainerProtocol, state: Mapping[str, Any], path: Pa
     groups = state["optimizer_states"][0].get("param_groups") if trainer.optimizer is not None else None
     if groups is None or state["nbtrain"].get("groups"):  # an optimizer made of several, or the groups are restored, too
         return
-    optimizer: Any = trainer.optimizer
-    saved, given = ([len(group["params"]) for group in part] for part in (groups, optimizer.param_groups))
+    assert trainer.optimizer is not None
+    saved, given = ([len(group["params"]) for group in part] for part in (groups, trainer.optimizer.param_groups))
     if saved != given:
         saved, given = (", ".join(map(str, sizes)) for sizes in (saved, given))
         raise CheckpointError(

@@ -209,7 +209,7 @@ def persistent(**options: Any) -> DataLoader[Any]:
 def test_persistent_workers_continue_in_the_next_run() -> None:
     found = []
     for runs in ((2,), (1, 1)):
-        gc.collect()  # workers of loaders that nobody holds end with them
+        gc.collect()  # ends the workers of loaders that are no longer used
         trainer, loader, valid = make(), persistent(shuffle=True), persistent()
         torch.manual_seed(1)
         for n_epoch in runs:
