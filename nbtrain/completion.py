@@ -51,7 +51,9 @@ class Listed:
             raise UnknownAttribute(partial(self._about_missing, name))
 
         def __getitem__(self, name: Any) -> Any:
-            raise TypeError(f"{type(self).__name__} has no [{name!r}].\n  {self._remedy_of(name)}".rstrip())
+            title = type(self).__name__
+            remedy = self._remedy_of(name)
+            raise TypeError(f"{title} has no [{name!r}].\n  {remedy}" if remedy else f"{title!r} object is not subscriptable")
 
 
 # %% ../nbs/completion.ipynb #a3747260

@@ -116,7 +116,9 @@ class LoaderWrapper:
         """Let the error of an addon that reads more than batches, such as `loader.dataset`, say what to do."""
         text = f"{type(self).__name__!r} object has no attribute {name!r}"
         if "loader" in vars(self) and hasattr(innermost(self), name):
-            text += f": an addon has wrapped the loader already. If yours reads loader.{name}, name that one in its `before`."
+            text += (
+                f": an addon has wrapped the loader already. One that reads loader.{name} must come first: name the other in its `before`."
+            )
         raise AttributeError(text)
 
 

@@ -72,6 +72,8 @@ def test_unknown_attribute_of_a_history_and_of_a_result_names_the_nearest_one() 
     for read in (lambda: result.train_loss, lambda: result["train_loss"]):  # type: ignore[attr-defined, index]
         with pytest.raises((AttributeError, TypeError), match=r"Read result.metrics\['train_loss'\], the one of the last epoch"):
             read()
+    with pytest.raises(TypeError, match="'RunResult' object is not subscriptable"):
+        list(result)  # type: ignore[call-overload]
 
 
 def test_error_in_a_property_of_yours_is_its_own() -> None:
